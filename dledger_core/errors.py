@@ -1,0 +1,380 @@
+"""Every error that users and drivers see, as one tree.
+
+::
+
+    DLedgerError                      code, retriable, outcome_unknown, exit_code
+    |- ConfigError (ValueError)       an option, a peers string, a file of settings
+    |- RaftError
+    |  |- NotLeaderError              retriable; leader_id
+    |  |- ProposalDroppedError        retriable; nothing was appended
+    |  |- LeadershipLostError         outcome_unknown
+    |  |- TransferringError           retriable; leadership is being handed over
+    |  '- UnknownGroupError
+    |- ProducerError
+    |  |- FencedError                 a newer epoch or run exists
+    |  |- ProducerUnknownError        sequence > 0 of a producer the log does not know
+    |  |- SequenceGapError            a sequence was skipped
+    |  |- SequenceConflictError       a repeated sequence with other content
+    |  '- TransactionError            aborted, or committed with other content
+    |- StorageError                   exit code 4
+    |  |- CorruptRecordError          path, position: damaged bytes, never served
+    |  |- StoreMismatchError          another group's, node's or log's store; exit code 3
+    |  |- StoreBusyError              another process holds the store; exit code 3
+    |  |- DiskFailedError             the first write or sync error stops the node
+    |  '- DiskFullError               retriable
+    |- ProtocolError                  the other side sent what it may not; connection is closed
+    '- ClientError
+       |- NoLeaderError               retriable
+       |- UnreachableError            retriable; no peer answered
+       |- RequestTimedOutError        outcome_unknown
+       |- BusyError                   retriable; retry_after_ms
+       |- BehindError                 retriable; the replica has not reached min_commit
+       |- IndexOutOfRangeError        first_index, last_index
+       '- BadRequestError             the request itself is wrong
+
+    InvariantViolationError (AssertionError)   NOT a DLedgerError: no retry loop can swallow it
+
+An error says *what* is wrong, *where*, with which *values*, and what to do (*remedy*). All of it lives in
+``args``, so errors pickle (Spark workers) and cross the wire (``to_wire`` / ``error_from_wire``).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "BadRequestError",
+    "BehindError",
+    "BusyError",
+    "ClientError",
+    "ConfigError",
+    "CorruptRecordError",
+    "DLedgerError",
+    "DiskFailedError",
+    "DiskFullError",
+    "FencedError",
+    "IndexOutOfRangeError",
+    "InvariantViolationError",
+    "LeadershipLostError",
+    "NoLeaderError",
+    "NotLeaderError",
+    "ProducerError",
+    "ProducerUnknownError",
+    "ProposalDroppedError",
+    "ProtocolError",
+    "RaftError",
+    "RequestTimedOutError",
+    "SequenceConflictError",
+    "SequenceGapError",
+    "StorageError",
+    "StoreBusyError",
+    "StoreMismatchError",
+    "TransactionError",
+    "TransferringError",
+    "UnknownGroupError",
+    "UnreachableError",
+    "error_from_wire",
+    "invariant",
+]
+
+
+class DLedgerError(Exception):
+    """Base of all errors; ``str(error)`` is one line for people.
+
+    Args:
+        what: what is wrong, without a trailing period.
+        where: file, address or option it is about; may be empty.
+        remedy: what to do next; may be empty.
+        values: numbers and names worth showing, msgpack-able; read back as ``error.values["name"]``.
+    """
+
+    code: ClassVar[int] = 500
+    name: ClassVar[str] = "INTERNAL"
+    retriable: ClassVar[bool] = False
+    outcome_unknown: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 3
+
+    def __init__(
+        self, what: str, where: str = "", remedy: str = "", values: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(what, where, remedy, values or {})
+
+    @property
+    def what(self) -> str:
+        """What is wrong."""
+        return str(self.args[0])
+
+    @property
+    def where(self) -> str:
+        """File, address or option the error is about."""
+        return str(self.args[1])
+
+    @property
+    def remedy(self) -> str:
+        """What to do next."""
+        return str(self.args[2])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Numbers and names behind the message."""
+        values: dict[str, Any] = self.args[3]
+        return values
+
+    def __str__(self) -> str:
+        shown = " ".join(f"{key}={value}" for key, value in self.values.items())
+        text = f"[{self.name}] {self.what}"
+        if self.where:
+            text += f" at {self.where}"
+        if shown:
+            text += f" ({shown})"
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+    def to_wire(self) -> dict[str, Any]:
+        """Returns the msgpack map that ``error_from_wire`` turns back into this error."""
+        return {
+            "code": self.code,
+            "what": self.what,
+            "where": self.where,
+            "remedy": self.remedy,
+            "values": self.values,
+        }
+
+
+class ConfigError(DLedgerError, ValueError):
+    """A setting is wrong; nothing was started or written."""
+
+    code = 640
+    name = "CONFIG"
+
+
+class RaftError(DLedgerError):
+    """The group cannot do it now."""
+
+
+class NotLeaderError(RaftError):
+    """The node is not the group's leader; ``leader_id`` in values may name it (or be None)."""
+
+    code = 404
+    name = "NOT_LEADER"
+    retriable = True
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader as far as the answering node knows."""
+        return self.values.get("leader_id")
+
+
+class ProposalDroppedError(RaftError):
+    """The proposal was not appended."""
+
+    code = 504
+    name = "PROPOSAL_DROPPED"
+    retriable = True
+
+
+class LeadershipLostError(RaftError):
+    """The leader stepped down after it appended: the batch may or may not commit."""
+
+    code = 501
+    name = "LEADERSHIP_LOST"
+    outcome_unknown = True
+
+
+class TransferringError(RaftError):
+    """Leadership is being handed over; appends are refused for the moment."""
+
+    code = 506
+    name = "LEADER_TRANSFERRING"
+    retriable = True
+
+
+class UnknownGroupError(RaftError):
+    """The node does not host the group."""
+
+    code = 400
+    name = "UNKNOWN_GROUP"
+
+
+class ProducerError(DLedgerError):
+    """The producer or transaction table refuses the append; nothing was appended."""
+
+
+class FencedError(ProducerError):
+    """A newer epoch of the producer, or a newer run of the query, exists."""
+
+    code = 601
+    name = "FENCED"
+
+
+class ProducerUnknownError(ProducerError):
+    """The log knows nothing of a producer that continues at a sequence above 0."""
+
+    code = 602
+    name = "PRODUCER_UNKNOWN"
+
+
+class SequenceGapError(ProducerError):
+    """One or more sequences were skipped."""
+
+    code = 603
+    name = "SEQUENCE_GAP"
+
+
+class SequenceConflictError(ProducerError):
+    """A repeated sequence carries other content, or is too old to compare."""
+
+    code = 604
+    name = "SEQUENCE_CONFLICT"
+
+
+class TransactionError(ProducerError):
+    """The transaction is aborted, or committed with other content."""
+
+    code = 605
+    name = "TRANSACTION"
+
+
+class StorageError(DLedgerError):
+    """The store cannot serve or take data."""
+
+    code = 414
+    name = "DISK_ERROR"
+    exit_code = 4
+
+
+class CorruptRecordError(StorageError):
+    """Damaged bytes below what was durable; never served, never cut."""
+
+    code = 620
+    name = "CORRUPT"
+
+
+class StoreMismatchError(StorageError):
+    """The directory belongs to another group, node, log or program."""
+
+    code = 621
+    name = "STORE_MISMATCH"
+    exit_code = 3
+
+
+class StoreBusyError(StorageError):
+    """Another process has the store open."""
+
+    code = 622
+    name = "STORE_BUSY"
+    exit_code = 3
+
+
+class DiskFailedError(StorageError):
+    """A write or sync failed; the node stops and the store is suspect."""
+
+    code = 623
+    name = "DISK_FAILED"
+
+
+class DiskFullError(StorageError):
+    """The disk is nearly full; appends are refused, reads go on."""
+
+    code = 415
+    name = "DISK_FULL"
+    retriable = True
+
+
+class ProtocolError(DLedgerError):
+    """The other side sent something malformed or not allowed; the connection is closed."""
+
+    code = 630
+    name = "PROTOCOL"
+
+
+class ClientError(DLedgerError):
+    """A request failed on its way."""
+
+
+class NoLeaderError(ClientError):
+    """No node leads the group at the moment."""
+
+    code = 650
+    name = "NO_LEADER"
+    retriable = True
+
+
+class UnreachableError(ClientError):
+    """No peer answered."""
+
+    code = 651
+    name = "UNREACHABLE"
+    retriable = True
+
+
+class RequestTimedOutError(ClientError):
+    """No answer in time: the request may or may not have taken effect."""
+
+    code = 502
+    name = "TIMED_OUT"
+    outcome_unknown = True
+
+
+class BusyError(ClientError):
+    """The node has too much in flight; retry after ``retry_after_ms`` in values."""
+
+    code = 503
+    name = "BUSY"
+    retriable = True
+
+
+class BehindError(ClientError):
+    """The replica has not reached the requested commit index."""
+
+    code = 610
+    name = "BEHIND"
+    retriable = True
+
+
+class IndexOutOfRangeError(ClientError):
+    """The index is not (or no longer) in the log; values hold first_index and last_index."""
+
+    code = 410
+    name = "INDEX_OUT_OF_RANGE"
+
+
+class BadRequestError(ClientError, ValueError):
+    """The request itself is wrong, for example a body above the bound."""
+
+    code = 411
+    name = "BAD_REQUEST"
+
+
+class InvariantViolationError(AssertionError):
+    """A safety property is broken: the replica stops at once."""
+
+
+def invariant(condition: bool, message: str, **values: Any) -> None:  # noqa: FBT001
+    """Raises InvariantViolationError unless ``condition``; not stripped by ``python -O``."""
+    if not condition:
+        shown = " ".join(f"{key}={value}" for key, value in values.items())
+        raise InvariantViolationError(f"{message} ({shown})" if shown else message)
+
+
+def _tree(base: type[DLedgerError]) -> dict[int, type[DLedgerError]]:
+    found: dict[int, type[DLedgerError]] = {}
+    for kind in base.__subclasses__():
+        if "code" in vars(kind):
+            found[kind.code] = kind
+        found.update(_tree(kind))
+    return found
+
+
+_BY_CODE = _tree(DLedgerError)
+
+
+def error_from_wire(fields: dict[str, Any]) -> DLedgerError:
+    """Returns the error that ``to_wire`` described; an unknown code becomes a plain DLedgerError."""
+    kind = _BY_CODE.get(fields.get("code", 0), DLedgerError)
+    values = fields.get("values")
+    return kind(
+        str(fields.get("what", "unspecified error")),
+        str(fields.get("where", "")),
+        str(fields.get("remedy", "")),
+        dict(values) if isinstance(values, dict) else {},
+    )

@@ -1,0 +1,41 @@
+"""Names for the numbers and strings that must never be swapped.
+
+Each is a ``NewType``: mypy rejects a swap and nothing is paid at run time.
+"""
+
+from typing import Final, NewType
+
+__all__ = [
+    "NO_INDEX",
+    "NO_TERM",
+    "GroupName",
+    "Index",
+    "NodeId",
+    "Position",
+    "QueueOffset",
+    "Term",
+]
+
+Index = NewType("Index", int)
+"""Position of an entry in the log, from 0."""
+
+Term = NewType("Term", int)
+"""Raft term, from 0 (a one-node Java group stays in term 0)."""
+
+Position = NewType("Position", int)
+"""Byte offset in a group's data files. RocketMQ's physical offset is position + 48."""
+
+QueueOffset = NewType("QueueOffset", int)
+"""Slot number in a RocketMQ consume queue."""
+
+NodeId = NewType("NodeId", str)
+"""Name of a server process, unique in its peers string; contains no ``-``."""
+
+GroupName = NewType("GroupName", str)
+"""Name of one Raft group, which is one replicated log."""
+
+NO_INDEX: Final = Index(-1)
+"""The index before the first entry of an empty log."""
+
+NO_TERM: Final = Term(-1)
+"""The term of ``NO_INDEX``; below every real term."""
