@@ -80,11 +80,9 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
             )
         peers.append(Peer(NodeId(node_id), host.strip("[]"), int(port)))
     if not peers:
-        raise ConfigError(
-            "the peers string is empty", "peers", "name at least one node: n0-127.0.0.1:40911"
-        )
+        raise ConfigError("the peers string is empty", "peers", "name at least one node: n0-127.0.0.1:40911")
     for what, seen in (
-        ("node id", [p.node_id for p in peers]),
+        ("node id", [str(p.node_id) for p in peers]),
         ("address", [p.address for p in peers]),
     ):
         twice = next((value for value in seen if seen.count(value) > 1), None)
@@ -109,7 +107,7 @@ def check_group_name(name: str) -> str:
     return name
 
 
-def _check(ok: bool, what: str, option: str) -> None:  # noqa: FBT001
+def _check(ok: bool, what: str, option: str) -> None:
     if not ok:
         raise ConfigError(what, option, "correct the setting and start again")
 

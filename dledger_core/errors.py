@@ -94,9 +94,7 @@ class DLedgerError(Exception):
     outcome_unknown: ClassVar[bool] = False
     exit_code: ClassVar[int] = 3
 
-    def __init__(
-        self, what: str, where: str = "", remedy: str = "", values: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, what: str, where: str = "", remedy: str = "", values: dict[str, Any] | None = None) -> None:
         super().__init__(what, where, remedy, values or {})
 
     @property
@@ -349,7 +347,7 @@ class InvariantViolationError(AssertionError):
     """A safety property is broken: the replica stops at once."""
 
 
-def invariant(condition: bool, message: str, **values: Any) -> None:  # noqa: FBT001
+def invariant(condition: bool, message: str, **values: Any) -> None:
     """Raises InvariantViolationError unless ``condition``; not stripped by ``python -O``."""
     if not condition:
         shown = " ".join(f"{key}={value}" for key, value in values.items())

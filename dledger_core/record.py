@@ -51,6 +51,7 @@ __all__ = [
     "RECORD_SCHEMA",
     "TIME_MASK",
     "Columns",
+    "Payload",
     "Records",
     "encode",
     "index_records",
@@ -127,6 +128,11 @@ class Columns:
         return len(self.bodies) + HEADER_BYTES * self.count
 
     @classmethod
+    def empty(cls) -> Columns:
+        """Returns columns without entries."""
+        return cls(np.empty(0, np.uint32), np.empty(0, np.uint32), b"")
+
+    @classmethod
     def from_bodies(cls, bodies: Sequence[Buffer] | pa.Array | pa.ChunkedArray) -> Columns:
         """Makes columns and computes the CRCs.
 
@@ -159,7 +165,7 @@ class Columns:
                 f"bodies of Arrow type {array.type} cannot be appended", "bodies", "use binary"
             ) from None
         if not len(array):
-            return cls(np.empty(0, np.uint32), np.empty(0, np.uint32), b"")
+            return cls.empty()
         _, offset_buffer, data = array.buffers()
         offsets = np.frombuffer(offset_buffer, np.int64, len(array) + 1, array.offset * 8)
         lengths = np.diff(offsets).astype(np.uint32)
@@ -170,9 +176,52 @@ class Columns:
         """Raises CorruptRecordError if a body does not match its CRC."""
         wrong = checksum.first_mismatch(self.bodies, self.lengths, self.crcs)
         if wrong is not None:
-            raise CorruptRecordError(
-                "a body does not match its CRC", f"entry {wrong} of the batch", "send it again"
-            )
+            raise CorruptRecordError("a body does not match its CRC", f"entry {wrong} of the batch", "send it again")
+
+
+class Payload:
+    """Content of one batch while it passes through the core: proposed columns, then placed records.
+
+    A leader's own batch starts as columns (plus a control entry) and gets its records when the log places it;
+    a batch from the network or the disk starts with records. Set once, by the log's ``stage``.
+
+    Attributes:
+        columns: the data entries, or None for a batch that came as records.
+        control: body of the leading control entry, or None.
+        magic: magic of the control entry.
+        records: the encoded batch once it has an index, a term and a position.
+    """
+
+    __slots__ = ("columns", "control", "magic", "records")
+
+    def __init__(
+        self,
+        columns: Columns | None = None,
+        *,
+        control: bytes | None = None,
+        magic: int = MAGIC_CONTROL,
+        records: Records | None = None,
+    ) -> None:
+        self.columns = columns
+        self.control = control
+        self.magic = magic
+        self.records = records
+
+    @property
+    def count(self) -> int:
+        """Number of entries, the control entry included."""
+        if self.records is not None:
+            return self.records.count
+        data = self.columns.count if self.columns is not None else 0
+        return data + (self.control is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        if self.records is not None:
+            return self.records.nbytes
+        data = self.columns.record_bytes if self.columns is not None else 0
+        return data + (HEADER_BYTES + len(self.control) if self.control is not None else 0)
 
 
 def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -> memoryview:
@@ -281,9 +330,7 @@ class Records:
     @cached_property
     def bodies(self) -> memoryview:
         """The concatenated bodies of all records."""
-        return slices_of(
-            [self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES
-        )
+        return slices_of([self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES)
 
     def slice(self, start: int, stop: int) -> Records:
         """Returns records ``start`` to ``stop`` (counted from 0 in this run), sharing memory."""
@@ -396,14 +443,10 @@ def _encode_few(
     first_index, term, mark = fields
     pieces: list[Buffer] = []
     view, start, last = memoryview(bodies), 0, len(lengths) - 1
-    for i, (at, length, crc) in enumerate(
-        zip(positions.tolist(), lengths.tolist(), crcs.tolist(), strict=True)
-    ):
+    for i, (at, length, crc) in enumerate(zip(positions.tolist(), lengths.tolist(), crcs.tolist(), strict=True)):
         marked = mark | BATCH_END if i == last else mark
         magic = magics[0 if i == 0 else 1]
-        pieces.append(
-            _STRUCT.pack(magic, length + 48, first_index + i, term, at, marked, crc, length)
-        )
+        pieces.append(_STRUCT.pack(magic, length + 48, first_index + i, term, at, marked, crc, length))
         if i == 0 and control is not None:
             pieces.append(control)
         else:
@@ -460,9 +503,7 @@ def index_records(records: Records) -> npt.NDArray[Any]:
     return out
 
 
-def to_arrow(
-    records: Records, keep: npt.NDArray[np.bool_] | None = None, *, magic: bool = False
-) -> pa.RecordBatch:
+def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, magic: bool = False) -> pa.RecordBatch:
     """Returns checked records as a RecordBatch of READ_SCHEMA, or RECORD_SCHEMA with ``magic``.
 
     Args:
@@ -477,9 +518,7 @@ def to_arrow(
     blob = slices_of([records.data], lengths, 0, starts + HEADER_BYTES)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    body = pa.Array.from_buffers(
-        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
-    )
+    body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
     millis = (headers["mark"] & np.uint64(TIME_MASK)).astype(np.int64)
     timestamp = pa.array(millis * 1000, pa.int64(), mask=millis == 0)
     arrays = [

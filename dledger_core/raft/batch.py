@@ -20,8 +20,8 @@ class Batch:
         count: number of entries, at least 1.
         term: term of all of them.
         nbytes: bytes of the payload, for flow control only.
-        payload: the driver's own object; the core passes it on and never looks inside. ``None`` marks the NOOP
-            that a new leader appends: the driver fills in its content.
+        payload: the driver's own object; the core passes it on and never looks inside. The NOOP of a
+            new leader is made by the factory that the driver gave.
     """
 
     first_index: Index
