@@ -1,0 +1,135 @@
+"""The producer table: which appends the log already holds.
+
+A pure function of the log's control entries, so every replica, and every restart from a snapshot and the tail,
+arrives at the same table. It makes a repeated append return its first result and refuses everything that would
+break the sequence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dledger_core.errors import FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
+from dledger_core.ids import Index
+
+__all__ = ["Appended", "ProducerEntry", "ProducerTable"]
+
+REMEMBERED_COUNT: Final = 16
+EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
+PRODUCERS_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """One append of a producer: its sequence, the data entries' range (inclusive) and the CRC of their CRCs."""
+
+    sequence: int
+    first_index: Index
+    last_index: Index
+    crc: int
+
+
+@dataclass(slots=True)
+class ProducerEntry:
+    """What is known of one producer: its epoch and newest appends, oldest first."""
+
+    epoch: int
+    time_ms: int
+    appends: deque[Appended] = field(default_factory=lambda: deque(maxlen=REMEMBERED_COUNT))
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence that is expected next."""
+        return self.appends[-1].sequence + 1 if self.appends else 0
+
+
+class ProducerTable:
+    """Producers by id, least recently active first. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._producers: OrderedDict[str, ProducerEntry] = OrderedDict()
+
+    def get(self, producer_id: str) -> ProducerEntry | None:
+        """Returns what is known of a producer."""
+        return self._producers.get(producer_id)
+
+    def check(self, producer_id: str, epoch: int, sequence: int, crc: int) -> Appended | None:
+        """Decides about an append before it is proposed.
+
+        Returns:
+            The first result if it is a repeat; None if it is the next one.
+
+        Raises:
+            FencedError: a newer epoch exists.
+            ProducerUnknownError: the producer is unknown and the sequence is above 0.
+            SequenceGapError: sequences were skipped.
+            SequenceConflictError: a repeat with other content, or too old to compare.
+        """
+        entry = self._producers.get(producer_id)
+        about = {"producer_id": producer_id, "epoch": epoch, "sequence": sequence}
+        if entry is None or epoch > entry.epoch:
+            if sequence == 0:
+                return None
+            if entry is None:
+                raise ProducerUnknownError(
+                    "the log does not know this producer", "", "start a new producer id at sequence 0", about
+                )
+            raise SequenceGapError("a new epoch starts at sequence 0", "", "", about)
+        if epoch < entry.epoch:
+            raise FencedError(
+                "a newer epoch of this producer exists", "", "stop this instance", about | {"current": entry.epoch}
+            )
+        if sequence == entry.next_sequence:
+            return None
+        if sequence > entry.next_sequence:
+            raise SequenceGapError(
+                "a sequence was skipped", "", "append the missing ones first", about | {"expected": entry.next_sequence}
+            )
+        found = next((a for a in entry.appends if a.sequence == sequence), None)
+        if found is None or found.crc != crc:
+            what = "a repeated sequence carries other content" if found else "the sequence is too old to compare"
+            raise SequenceConflictError(what, "", "use a new producer id", about)
+        return found
+
+    def apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
+        """Takes in a committed ``producer`` control entry.
+
+        Args:
+            fields: its map.
+            index: its index; its data entries follow.
+            time_ms: its append time.
+        """
+        producer_id, epoch = str(fields["p"]), int(fields["e"])
+        entry = self._producers.get(producer_id)
+        if entry is None or epoch > entry.epoch:
+            entry = self._producers[producer_id] = ProducerEntry(epoch, time_ms)
+        entry.time_ms = time_ms
+        entry.appends.append(
+            Appended(int(fields["s"]), Index(index + 1), Index(index + int(fields["n"])), int(fields["c"]))
+        )
+        self._producers.move_to_end(producer_id)
+        self._expire(time_ms)
+
+    def _expire(self, now_ms: int) -> None:
+        while self._producers:
+            oldest = next(iter(self._producers.values()))
+            if now_ms - oldest.time_ms <= EXPIRY_MS and len(self._producers) <= PRODUCERS_MAX:
+                return
+            self._producers.popitem(last=False)
+
+    def snapshot(self) -> list[Any]:
+        """Returns the table as msgpack-able lists, in order of activity."""
+        return [
+            [key, e.epoch, e.time_ms, [[a.sequence, a.first_index, a.last_index, a.crc] for a in e.appends]]
+            for key, e in self._producers.items()
+        ]
+
+    def restore(self, rows: list[Any]) -> None:
+        """Replaces the table by what ``snapshot`` returned."""
+        self._producers.clear()
+        for key, epoch, time_ms, appends in rows:
+            entry = ProducerEntry(epoch, time_ms)
+            entry.appends.extend(Appended(s, Index(first), Index(last), crc) for s, first, last, crc in appends)
+            self._producers[key] = entry

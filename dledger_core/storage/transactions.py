@@ -1,0 +1,232 @@
+"""The transaction table: which entries belong to open, committed or lost attempts.
+
+Like the producer table a pure function of the log's control entries. A transaction is a Spark micro-batch in one
+group. Each task attempt appends under its own uuid; the ``commit`` entry lists the winning ranges. From it follow:
+
+* the *visible end*: where the oldest open transaction begins. ``read_committed`` readers stop there;
+* the *losers*: ranges of attempts that did not win. ``read_committed`` readers leave them out.
+
+Fencing: a run of a query that appears first retires the run before it; a retired run may neither append nor commit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import FencedError, TransactionError
+from dledger_core.ids import Index
+
+__all__ = ["OpenTransaction", "TransactionTable"]
+
+COMMITTED_REMEMBERED: Final = 64
+RETIRED_REMEMBERED: Final = 16
+QUERIES_MAX: Final = 10_000
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class OpenTransaction:
+    """A transaction with attempts in the log and neither commit nor abort.
+
+    Attributes:
+        first_index: its oldest control entry; nothing from here on is visible.
+        begin_ms: append time of that entry.
+        run_id: run that wrote last.
+        parts: ranges of data entries appended so far, one per append.
+    """
+
+    first_index: Index
+    begin_ms: int
+    run_id: str
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Query:
+    """Runs of one query and its newest committed transactions."""
+
+    run_id: str = ""
+    retired: list[str] = field(default_factory=list)
+    committed: OrderedDict[int, list[Part]] = field(default_factory=OrderedDict)
+
+
+class TransactionTable:
+    """Transactions and losers of one log. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._open: dict[Key, OpenTransaction] = {}
+        self._queries: OrderedDict[str, _Query] = OrderedDict()
+        self._losers: list[tuple[int, int]] = []
+
+    @property
+    def open(self) -> dict[Key, OpenTransaction]:
+        """Open transactions by (query id, batch id)."""
+        return self._open
+
+    @property
+    def losers_count(self) -> int:
+        """Entries that lost, in the whole log."""
+        return sum(end - start for start, end in self._losers)
+
+    def visible_end(self, end: int) -> Index:
+        """Returns where ``read_committed`` readers stop, given the end of the committed log."""
+        return Index(min([end, *(t.first_index for t in self._open.values())]))
+
+    def losers(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns the losers' half-open ranges that overlap [start, end), in order."""
+        at = max(bisect_left(self._losers, (start, start)) - 1, 0)
+        found = []
+        while at < len(self._losers) and self._losers[at][0] < end:
+            if self._losers[at][1] > start:
+                found.append(self._losers[at])
+            at += 1
+        return found
+
+    def state(self, key: TransactionId) -> tuple[str, list[Part]]:
+        """Returns ``unknown``, ``open`` or ``committed`` and the parts appended or won."""
+        query = self._queries.get(key.query_id)
+        if query is not None and key.batch_id in query.committed:
+            return "committed", query.committed[key.batch_id]
+        found = self._open.get((key.query_id, key.batch_id))
+        return ("open", found.parts) if found is not None else ("unknown", [])
+
+    def check_attempt(self, key: TransactionId) -> None:
+        """Decides about an attempt's append.
+
+        Raises:
+            FencedError: its run was retired by a newer one.
+            TransactionError: the transaction is committed already.
+        """
+        self._check_run(key)
+        if self.state(key)[0] == "committed":
+            raise TransactionError("the transaction is committed already", "", "write nothing", _about(key))
+
+    def check_commit(self, key: TransactionId, parts: Sequence[Part]) -> bool:
+        """Decides about a commit; returns True if it is done already.
+
+        Raises:
+            FencedError: its run was retired.
+            TransactionError: committed with other parts, or parts that are not (any more) in the log.
+        """
+        state, known = self.state(key)
+        if state == "committed":
+            if sorted(known) != sorted(parts):
+                raise TransactionError("the transaction is committed with other content", "", "", _about(key))
+            return True
+        self._check_run(key)
+        missing = set(parts) - set(known)
+        if missing:
+            raise TransactionError(
+                "a part of the transaction is not in the log: it was aborted meanwhile",
+                "",
+                "write the micro-batch again",
+                _about(key) | {"part": list(min(missing))},
+            )
+        return False
+
+    def _check_run(self, key: TransactionId) -> None:
+        query = self._queries.get(key.query_id)
+        if query is not None and key.run_id and key.run_id in query.retired:
+            raise FencedError(
+                "a newer run of this query writes to the log", "", "stop this run", _about(key) | {"run": key.run_id}
+            )
+
+    def apply_attempt(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
+        """Takes in a committed ``attempt`` control entry at ``index``; its data entries follow."""
+        key = _key(fields)
+        rows = int(fields["n"])
+        part = Part(index + 1, index + rows, rows, int(fields.get("c", 0)))
+        query = self._query(key.query_id)
+        if key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
+            self._lose([part])
+            return
+        self._enter_run(query, key.run_id)
+        found = self._open.setdefault((key.query_id, key.batch_id), OpenTransaction(index, time_ms, key.run_id))
+        found.run_id = key.run_id
+        found.parts.append(part)
+
+    def apply_commit(self, fields: dict[str, Any]) -> None:
+        """Takes in a committed ``commit`` control entry."""
+        key = _key(fields)
+        won = [Part(*part) for part in fields["parts"]]
+        query = self._query(key.query_id)
+        if key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
+            return
+        found = self._open.pop((key.query_id, key.batch_id), None)
+        self._enter_run(query, key.run_id)
+        if found is not None:
+            self._lose(part for part in found.parts if part not in set(won))
+        query.committed[key.batch_id] = won
+        while len(query.committed) > COMMITTED_REMEMBERED:
+            query.committed.popitem(last=False)
+
+    def apply_abort(self, fields: dict[str, Any]) -> None:
+        """Takes in a committed ``abort`` control entry: all parts of the open transaction lose."""
+        key = _key(fields)
+        found = self._open.pop((key.query_id, key.batch_id), None)
+        if found is not None:
+            self._lose(found.parts)
+
+    def _query(self, query_id: str) -> _Query:
+        query = self._queries.setdefault(query_id, _Query())
+        self._queries.move_to_end(query_id)
+        while len(self._queries) > QUERIES_MAX:
+            self._queries.popitem(last=False)
+        return query
+
+    def _enter_run(self, query: _Query, run_id: str) -> None:
+        if run_id and run_id != query.run_id:
+            if query.run_id:
+                query.retired = [*query.retired, query.run_id][-RETIRED_REMEMBERED:]
+            query.run_id = run_id
+
+    def _lose(self, parts: Iterable[Part]) -> None:
+        added = [(part.first, part.last + 1) for part in parts if part.rows]
+        if not added:
+            return
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*self._losers, *added]):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        self._losers = merged
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns the table as a msgpack-able map."""
+        return {
+            "open": [
+                [*key, t.first_index, t.begin_ms, t.run_id, [list(p) for p in t.parts]] for key, t in self._open.items()
+            ],
+            "queries": [
+                [name, q.run_id, q.retired, [[b, [list(p) for p in parts]] for b, parts in q.committed.items()]]
+                for name, q in self._queries.items()
+            ],
+            "losers": [list(pair) for pair in self._losers],
+        }
+
+    def restore(self, fields: dict[str, Any]) -> None:
+        """Replaces the table by what ``snapshot`` returned."""
+        self._open = {
+            (q, b): OpenTransaction(Index(first), begin, run, [Part(*p) for p in parts])
+            for q, b, first, begin, run, parts in fields["open"]
+        }
+        self._queries = OrderedDict(
+            (name, _Query(run, list(retired), OrderedDict((b, [Part(*p) for p in parts]) for b, parts in committed)))
+            for name, run, retired, committed in fields["queries"]
+        )
+        self._losers = [(start, end) for start, end in fields["losers"]]
+
+
+def _key(fields: dict[str, Any]) -> TransactionId:
+    return TransactionId(str(fields["q"]), int(fields["b"]), str(fields.get("r", "")))
+
+
+def _about(key: TransactionId) -> dict[str, Any]:
+    return {"query_id": key.query_id, "batch_id": key.batch_id}
