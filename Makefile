@@ -1,0 +1,43 @@
+# The project's commands, the same for people and for CI. `make demo` and `make test` fetch what they need first.
+BIN := .venv/bin
+READY := .venv/.installed
+QUICK := not spark and not integration and not notebook and not sim and not slow
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint bench clean
+
+help:
+	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
+	@echo 'make test    all checks and all tests, as CI runs them'
+	@echo 'make check   the quick part: format, lint, types, imports, unit tests; under a minute'
+	@echo 'make bench   append throughput of three nodes on this machine'
+	@echo 'make clean   remove caches and build outputs; .venv stays'
+
+# Made again only when pyproject.toml is newer than the stamp, so that a second run starts at once and works offline.
+$(READY): pyproject.toml
+	@.ci/venv
+
+demo: $(READY)
+	@.ci/java $(BIN)/dledger demo $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff format --check --quiet . || { echo 'error: run .venv/bin/ruff format .' >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: lint
+	@.ci/java .ci/scratch $(BIN)/python -m pytest --no-leftovers $(ARGS)
+
+check: lint
+	@$(BIN)/python -m pytest -q -m '$(QUICK)' $(ARGS)
+
+bench: $(READY)
+	@$(BIN)/dledger perf append $(ARGS)
+
+clean:
+	@rm -rf build dist dledger.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+		spark-warehouse metastore_db derby.log
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +

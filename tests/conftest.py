@@ -1,0 +1,129 @@
+"""What holds for every test run: no silent skips under CI, at least one test, no process and no file left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+RUN_MARK = "DLEDGER_TEST_RUN"
+"""Every process started by the tests inherits this variable, so even one whose parent died is found."""
+
+_ran = pytest.StashKey[set[str]]()
+_before = pytest.StashKey[set[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("dledger")
+    ci = os.environ.get("CI", "").lower() in {"1", "true"}
+    group.addoption("--no-skips", action="store_true", default=ci, help="a skipped test fails (default under CI=true)")
+    group.addoption("--no-leftovers", action="store_true", help="fail if the run leaves new files in the checkout")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[RUN_MARK] = uuid.uuid4().hex
+    config.stash[_ran] = set()
+    if config.getoption("--no-leftovers"):
+        config.stash[_before] = _files()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--no-skips"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and --no-skips is set: {report.longrepr}"
+    if report.when == "call" and not report.skipped:
+        item.config.stash[_ran].add(item.nodeid)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and collector.config.getoption("--no-skips"):
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} skipped, and --no-skips is set: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    if config.option.collectonly:
+        return
+    _stop_spark()
+    problems = [f"still running: {process}" for process in _processes_left()]
+    if _before in config.stash:
+        problems += [f"left behind: {path}" for path in sorted(_files() - config.stash[_before])]
+    if exitstatus == pytest.ExitCode.OK and not config.stash[_ran]:
+        problems.append("no test ran: all were skipped")
+    if problems:
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line("")
+            for problem in problems:
+                reporter.write_line(problem, red=True)
+        if exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _files() -> set[str]:
+    """Files that git neither tracks nor ignores; empty outside a git checkout."""
+    command = ["git", "-C", str(CHECKOUT), "status", "--porcelain", "--untracked-files=all"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {line[3:] for line in done.stdout.splitlines()}
+
+
+def _stop_spark() -> None:
+    """Ends the JVM that PySpark would keep until this interpreter exits."""
+    import sys
+
+    context = sys.modules.get("pyspark.core.context")
+    gateway = getattr(getattr(context, "SparkContext", None), "_gateway", None)
+    if gateway is None:
+        return
+    context.SparkContext._gateway = context.SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=30)
+
+
+def _processes_left(patience_s: float = 5.0) -> list[str]:
+    """Processes of this run that outlive it; those that are just ending get a moment."""
+    deadline = time.monotonic() + patience_s
+    left = _marked()
+    while left and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.2)
+        left = _marked()
+    return [_describe(process) for process in left]
+
+
+def _marked() -> list[psutil.Process]:
+    mine = os.environ[RUN_MARK]
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(RUN_MARK) == mine:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"pid {process.pid}: {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return f"pid {process.pid}"

@@ -1,0 +1,73 @@
+"""The habits that conftest enforces, each tried on a small test session of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+SKIPPED = "import pytest\ndef test_fine():\n    pass\ndef test_java():\n    pytest.skip('no Java')\n"
+ORPHAN = (
+    "import subprocess, sys\n"
+    "def test_forgets():\n"
+    '    code = \'import subprocess, sys; subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])\'\n'
+    "    subprocess.run([sys.executable, '-c', code], check=True)\n"
+)
+
+
+def session(tmp_path: Path, test: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "conftest.py").write_text(
+        CONFTEST.read_text().replace("patience_s: float = 5.0", "patience_s: float = 0.3")
+    )
+    (tmp_path / "test_it.py").write_text(test)
+    environment = {key: value for key, value in os.environ.items() if key != "CI"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        *arguments,
+        str(tmp_path),
+    ]
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("test", "arguments", "code", "said"),
+    [
+        (SKIPPED, [], 0, "1 passed, 1 skipped"),
+        (SKIPPED, ["--no-skips"], 1, "1 failed, 1 passed"),
+        ("import pytest\npytest.skip('no Java', allow_module_level=True)\n", ["--no-skips"], 2, "1 error"),
+        (SKIPPED, ["-k", "java"], 1, "no test ran"),
+        (SKIPPED, ["-k", "nothing"], 5, "2 deselected"),
+    ],
+)
+def test_skips_and_empty_runs_fail(tmp_path: Path, test: str, arguments: list[str], code: int, said: str) -> None:
+    done = session(tmp_path, test, *arguments)
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout
+
+
+def test_an_orphaned_process_fails_the_run(tmp_path: Path) -> None:
+    import psutil
+
+    done = session(tmp_path, ORPHAN)
+    pid = int(done.stdout.split("still running: pid ")[1].split(":")[0])
+    psutil.Process(pid).kill()
+    assert done.returncode == 1
+
+
+def test_a_stray_file_fails_the_run(tmp_path: Path) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    stray = "from pathlib import Path\ndef test_litters():\n    Path(__file__).with_name('stray.txt').write_text('x')\n"
+    done = session(tests, stray, "--no-leftovers")
+    assert done.returncode == 1
+    assert "left behind: tests/stray.txt" in done.stdout
