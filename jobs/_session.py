@@ -1,0 +1,207 @@
+"""The one place where a SparkSession is built.
+
+Usage::
+
+    from jobs._session import spark_session
+
+    with spark_session("ingest") as spark:
+        register(spark)
+        ...
+
+It works alike under plain ``python`` and ``spark-submit``: in both Delta's jar is there, without ``--packages``.
+Settings given to ``spark-submit`` win over the defaults here. A session that is already active (a notebook, a test)
+is used as it is and left running. Versions are checked before a JVM starts, so that what is missing is one clear
+``ConfigError`` and not a Java stack trace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["JAVA_VERSIONS", "SPARK_VERSION", "check_versions", "find_java", "spark_session"]
+
+SPARK_VERSION: Final = "4.2"
+JAVA_VERSIONS: Final = (17, 21)
+_DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_DEFAULTS: Final = {
+    "spark.sql.extensions": _DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+@contextmanager
+def spark_session(
+    app_name: str, *, driver_memory: str = "1g", settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Yields a session with Delta, in UTC, and stops it at the end if it was made here.
+
+    Args:
+        app_name: name of the application.
+        driver_memory: heap of the driver; with a local master it runs the tasks too. Ignored under spark-submit,
+            which has started the JVM already.
+        settings: more Spark settings; they win over the defaults, spark-submit's own win over both.
+
+    Raises:
+        ConfigError: PySpark, delta-spark or Java is missing or of a version that was not tried.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+        check_versions()
+        from pyspark.sql import SparkSession
+
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            yield active
+            return
+        spark = _start(app_name, {**_DEFAULTS, "spark.driver.memory": driver_memory, **(settings or {})})
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def check_versions() -> None:
+    """Checks what a session needs and points JAVA_HOME at a fitting Java if it does not yet.
+
+    Raises:
+        ConfigError: one line that says what is missing.
+    """
+    install = "install the project with its extra 'spark'"
+    try:
+        import delta
+        import pyspark
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed", "Python environment", install) from None
+    del delta
+    if not pyspark.__version__.startswith(SPARK_VERSION + "."):
+        found = {"found": pyspark.__version__}
+        raise ConfigError(f"PySpark {SPARK_VERSION}.x is needed", "Python environment", install, found)
+    if not _under_spark_submit():
+        os.environ["JAVA_HOME"] = str(find_java())
+
+
+def find_java() -> Path:
+    """Returns the home of a Java 17 or 21: JAVA_HOME, then ``java`` on PATH, then the system's usual folder.
+
+    Raises:
+        ConfigError: there is none; names what was found instead.
+    """
+    found: dict[str, Any] = {}
+    for home in _java_homes():
+        version = _java_version(home)
+        if version in JAVA_VERSIONS:
+            return home
+        if version is not None:
+            found[str(home)] = version
+    raise ConfigError(
+        "Java 17 or 21 is needed",
+        "JAVA_HOME and PATH",
+        "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it",
+        found,
+    )
+
+
+def _java_homes() -> Iterator[Path]:
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"])
+    on_path = shutil.which("java")
+    if on_path is not None:
+        yield Path(on_path).resolve().parent.parent
+    yield from sorted(Path("/usr/lib/jvm").glob("*"))
+
+
+def _java_version(home: Path) -> int | None:
+    """Major version of the Java at ``home``, or None if there is none."""
+    java = home / "bin" / "java"
+    if not java.is_file():
+        return None
+    try:
+        text = (home / "release").read_text(encoding="utf-8", errors="replace")
+        version = text.partition('JAVA_VERSION="')[2]
+    except OSError:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        version = done.stderr.partition('version "')[2]
+    major = version.removeprefix("1.").partition('"')[0].partition(".")[0]
+    return int(major) if major.isdigit() else None
+
+
+def _under_spark_submit() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _start(app_name: str, settings: dict[str, str]) -> SparkSession:
+    from delta import configure_spark_with_delta_pip
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    # Workers import this project from where the driver found it, with the driver's interpreter.
+    python_path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+    os.environ["PYTHONPATH"] = python_path
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings |= {"spark.pyspark.python": sys.executable, "spark.executorEnv.PYTHONPATH": python_path}
+    builder = SparkSession.builder.appName(app_name)
+    if _under_spark_submit():
+        SparkContext._ensure_initialized()  # connects to spark-submit's JVM, which knows what it was given
+        given = SparkConf()
+        settings = {key: value for key, value in settings.items() if not given.contains(key)}
+        settings |= _add_delta_jars(given)
+    else:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings.setdefault("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
+        builder = configure_spark_with_delta_pip(builder)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _add_delta_jars(given: Any) -> dict[str, str]:
+    """Loads Delta into the JVM that spark-submit has started; returns the setting that gives it to executors.
+
+    spark-submit resolves ``spark.jars.packages`` before it starts the program, so setting it here would come too
+    late. This does what spark-submit would have done: resolve through Ivy, add to the driver's class loader.
+    """
+    from delta import configure_spark_with_delta_pip
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    jvm: Any = SparkContext._jvm  # PySpark has no public way to the JVM before a context exists
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        loader.loadClass(_DELTA_EXTENSION)
+        return {}
+    except Py4JJavaError:
+        pass
+    options = configure_spark_with_delta_pip(SparkSession.Builder())._options
+    ivy = given.get("spark.jars.ivy", "")
+    repositories = given.get("spark.jars.repositories", "")
+    jars = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(
+        True, "", options["spark.jars.packages"], repositories, ivy or None, jvm.scala.Option.apply(None)
+    )
+    paths = [str(jars.apply(i)) for i in range(jars.size())]
+    for path in paths:
+        loader.addURL(jvm.java.io.File(path).toURI().toURL())
+    earlier = given.get("spark.jars", "")
+    return {"spark.jars": ",".join(filter(None, [earlier, *paths]))}
