@@ -1,0 +1,290 @@
+"""One connection between two sides that speak our protocol: frames in and out, hello first.
+
+A connection belongs to the event loop that made it. Handlers are plain callbacks: all frames of one read are
+delivered in one turn of the loop, without a task for any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, cast
+
+from dledger_core.checksum import Buffer
+from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError, error_from_wire
+from dledger_core.net.frame import Frame, FrameDecoder, encode_frame
+from dledger_core.net.hello import Hello
+from dledger_core.net.protocol import FRAME_BYTES_MAX, HELLO_BYTES_MAX, PREFACE, Type
+
+__all__ = ["Connection", "Handler", "ServerSide", "TransportStats"]
+
+WRITE_HIGH_BYTES: Final = 4 << 20
+WRITE_LOW_BYTES: Final = 1 << 20
+CLOSE_TIMEOUT_S: Final = 5.0
+_TLS_HANDSHAKE: Final = 0x16
+
+_log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What a side does with its connection; called from the event loop, must not block."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Takes one frame. Raising ProtocolError closes the connection."""
+
+    def on_close(self, connection: Connection, error: Exception | None) -> None:
+        """The connection is gone; called once, and only if hello had been accepted."""
+
+
+class ServerSide(Protocol):
+    """How a listening side answers hello."""
+
+    def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
+        """Returns our own hello and the connection's handler, or raises the error to answer with."""
+
+
+@dataclass(slots=True)
+class TransportStats:
+    """Counts since start, for metrics.
+
+    Attributes:
+        accepted: connections whose hello was accepted.
+        refused: connections refused before that: garbage, TLS, a hello that came late or was not accepted.
+        protocol_errors: connections closed because of malformed input, before or after hello.
+    """
+
+    accepted: int = 0
+    refused: int = 0
+    protocol_errors: int = 0
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One side of a connection. Made by ``connect`` and ``serve`` only."""
+
+    def __init__(
+        self,
+        stats: TransportStats,
+        *,
+        server: ServerSide | None = None,
+        hello: Hello | None = None,
+        handler: Handler | None = None,
+        hello_timeout_s: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stats = stats
+        self._server = server
+        self._hello = hello
+        self._handler = handler
+        self._hello_timeout_s = hello_timeout_s
+        self._decoder = FrameDecoder(HELLO_BYTES_MAX)
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._timer: asyncio.TimerHandle | None = None
+        self._preface_done = server is None
+        self._writable: asyncio.Future[None] | None = None
+        self._connected = False
+        self._closing = False
+        self._error: Exception | None = None
+        self.closed: asyncio.Future[Exception | None] = self._loop.create_future()
+        self.accepted: asyncio.Future[None] = self._loop.create_future()
+        self.peer_hello: Hello = Hello()
+        self.version = 0
+        self.features: frozenset[str] = frozenset()
+        self.peer_address = ""
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed.done() else "closing" if self._closing else "open"
+        return f"<Connection {self.peer_address} {state}>"
+
+    # --- for users ------------------------------------------------------------------------------------------------
+
+    def send(self, header: dict[str, Any], *payload: Buffer) -> None:
+        """Queues one frame; payload buffers must not change afterwards. Does nothing once closed."""
+        self.send_buffers(encode_frame(header, *payload))
+
+    def send_buffers(self, buffers: list[Buffer]) -> None:
+        """Queues a frame that is encoded already (or several). Does nothing once closed."""
+        if self._closing:
+            return
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can still be sent."""
+        return not self._closing
+
+    @property
+    def write_buffer_bytes(self) -> int:
+        """Bytes queued that the kernel has not taken yet."""
+        return 0 if self.closed.done() else self._transport.get_write_buffer_size()
+
+    async def drained(self) -> None:
+        """Waits while more is queued than is good (4 MiB); returns at once otherwise, and when closed."""
+        if self._writable is not None and not self.closed.done():
+            await asyncio.shield(self._writable)
+
+    def pause_reading(self) -> None:
+        """Stops reading from the socket; frames that were read already (at most one buffer) still come."""
+        if not self._closing:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads on after ``pause_reading``."""
+        if not self._closing:
+            self._transport.resume_reading()
+
+    def close(self, error: Exception | None = None) -> None:
+        """Sends what is queued and closes; ``closed`` and ``on_close`` then tell ``error``."""
+        if self._closing:
+            return
+        self._closing = True
+        self._error = error
+        self._cancel_timer()
+        if self._connected:
+            self._transport.close()
+            self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Closes at once; what is queued is lost."""
+        self._closing = True
+        self._error = self._error or error
+        if self._connected and not self.closed.done():
+            self._transport.abort()
+
+    # --- called by the transport ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Starts hello."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._connected = True
+        if self._closing:  # closed before it was made
+            self._transport.abort()
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer = transport.get_extra_info("peername")
+        self.peer_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        self._timer = self._loop.call_later(self._hello_timeout_s, self._hello_late)
+        if self._hello is not None:
+            self._transport.write(PREFACE)
+            self.send(self._hello.to_header())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns the memory to receive into."""
+        del sizehint
+        return self._decoder.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Delivers every frame that is complete now."""
+        decoder = self._decoder
+        decoder.buffer_updated(nbytes)
+        try:
+            if not self._preface_done and not self._take_preface():
+                return
+            while not self._closing and (frame := decoder.next_frame()) is not None:
+                if self._handler is not None and self.version:
+                    self._handler.on_frame(self, frame)
+                else:
+                    self._on_hello_frame(frame)
+        except ProtocolError as error:
+            self._refuse(error)
+
+    def pause_writing(self) -> None:
+        """The queue of bytes to send is long."""
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """The queue of bytes to send is short again."""
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells everybody who waits, once."""
+        self._closing = True
+        self._cancel_timer()
+        self.resume_writing()
+        error = self._error or exc
+        if self.closed.done():
+            return
+        self.closed.set_result(error)
+        if not self.accepted.done():
+            self.accepted.set_exception(error or UnreachableError("the connection closed during hello"))
+            self.accepted.exception()  # marks it as seen: on a listening side nobody waits for it
+        elif self._handler is not None:
+            self._handler.on_close(self, error)
+
+    # --- hello ----------------------------------------------------------------------------------------------------
+
+    def _take_preface(self) -> bool:
+        """Whether the preface is complete; anything else than ours is refused at its first wrong byte."""
+        have = bytes(self._decoder.buffered[: len(PREFACE)])
+        if have[0] == _TLS_HANDSHAKE:
+            raise ProtocolError("the other side speaks TLS, which is not set up here", self.peer_address)
+        if have[:4] != PREFACE[: min(len(have), 4)]:
+            raise ProtocolError("not our protocol", self.peer_address, "", {"first_bytes": have.hex()})
+        if len(have) < len(PREFACE):
+            return False
+        if have != PREFACE:
+            raise ProtocolError("unknown preface version", self.peer_address, "", {"version": have[4]})
+        self._decoder.skip(len(PREFACE))
+        self._preface_done = True
+        return True
+
+    def _on_hello_frame(self, frame: Frame) -> None:
+        kind = frame.header["t"]
+        if self._server is not None:
+            if kind != Type.HELLO:
+                raise ProtocolError("the first frame is not a hello", self.peer_address, "", {"type": kind})
+            self._answer_hello(self._server, Hello.from_header(frame.header))
+        elif kind == Type.FAILURE:
+            fields = frame.header.get("e")
+            self.abort(error_from_wire(fields if isinstance(fields, dict) else {}))
+        elif kind == Type.HELLO_OK:
+            self._accept(Hello.from_header(frame.header))
+        else:
+            raise ProtocolError("hello was not answered", self.peer_address, "", {"type": kind})
+
+    def _answer_hello(self, server: ServerSide, hello: Hello) -> None:
+        try:
+            answer, handler = server.on_hello(self, hello)
+        except DLedgerError as error:
+            self.send({"t": Type.FAILURE, "e": error.to_wire()})
+            self._stats.refused += 1
+            _log.warning("refused hello from %s: %s", self.peer_address, error)
+            self.close(error)
+            return
+        self._handler = handler
+        self.send(answer.to_answer())
+        self._accept(replace(hello, versions=answer.versions, features=answer.features, credential=None))
+
+    def _accept(self, theirs: Hello) -> None:
+        self.peer_hello = theirs
+        self.version, self.features = theirs.versions[0], theirs.features
+        self._cancel_timer()
+        self._decoder.raise_bound(FRAME_BYTES_MAX)
+        self._stats.accepted += 1
+        self.accepted.set_result(None)
+
+    def _hello_late(self) -> None:
+        self._refuse(ProtocolError("no hello in time", self.peer_address, "", {"seconds": self._hello_timeout_s}))
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self._stats.protocol_errors += 1
+        if not self.version:
+            self._stats.refused += 1
+        _log.warning("closing the connection with %s: %s", self.peer_address, error)
+        self.abort(error)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,223 @@
+"""Frames as bytes, without I/O: what ``protocol`` describes is made and taken apart here.
+
+The decoder hands out the memory the socket shall read into (``get_buffer``), so that small frames cost one read
+for many of them and a large payload is received straight into memory of its own. Payloads handed out belong to the
+receiver for ever: nothing is overwritten later.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+
+from dledger_core.checksum import Buffer, crc32
+from dledger_core.errors import ProtocolError
+from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+
+__all__ = ["ARRAY_LENGTH_MAX", "LARGE_PAYLOAD_BYTES", "RECEIVE_BYTES", "Frame", "FrameDecoder", "encode_frame"]
+
+LARGE_PAYLOAD_BYTES: Final = 64 << 10
+"""A payload above this is received into its own memory."""
+RECEIVE_BYTES: Final = 128 << 10
+"""Size of the receive buffer for everything else."""
+ARRAY_LENGTH_MAX: Final = 16_384
+"""Bound on an array or map in a header; msgpack takes memory for the claimed length before it reads an element."""
+
+_PREFIX = struct.Struct(">III")
+_PREFIX_BYTES = _PREFIX.size
+_AFTER_LENGTH_BYTES = 8
+_SMALL_PAYLOAD_BYTES = 4096
+_EMPTY = memoryview(b"")
+_pack = msgpack.Packer(use_bin_type=True, buf_size=64 << 10).pack
+
+
+class Frame(NamedTuple):
+    """One message: its header (``t`` is its number) and its raw payload."""
+
+    header: dict[str, Any]
+    payload: memoryview
+
+
+def encode_frame(header: dict[str, Any], *payload: Buffer) -> list[Buffer]:
+    """Returns the buffers of one frame, in order, the payload's own ones unchanged.
+
+    Raises:
+        ProtocolError: the header or the frame is above its bound, or the header holds what msgpack cannot carry.
+    """
+    try:
+        packed = _pack(header)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"a header cannot be packed: {error}", "header") from None
+    payload_bytes = 0
+    for part in payload:
+        payload_bytes += part.nbytes if isinstance(part, memoryview) else len(part)
+    length = _AFTER_LENGTH_BYTES + len(packed) + payload_bytes
+    if len(packed) > HEADER_BYTES_MAX or length > FRAME_BYTES_MAX:
+        values = {"header_bytes": len(packed), "bytes": length, "bound": FRAME_BYTES_MAX}
+        raise ProtocolError("a frame to send is too large", "", "send less at once", values)
+    head = _PREFIX.pack(length, len(packed), crc32(packed)) + packed
+    if payload_bytes <= _SMALL_PAYLOAD_BYTES:
+        return [b"".join((head, *payload)) if payload else head]
+    return [head, *payload]
+
+
+def _unpack_header(packed: Buffer) -> dict[str, Any]:
+    size = len(packed)
+    count = min(size, ARRAY_LENGTH_MAX)
+    try:
+        header = msgpack.unpackb(
+            packed,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=count,
+            max_map_len=count,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a header is not msgpack: {error}", "frame") from None
+    if not isinstance(header, dict) or type(header.get("t")) is not int:
+        raise ProtocolError("a header is not a map with a message number", "frame")
+    return header
+
+
+class FrameDecoder:
+    """Turns received bytes into frames; every length is checked before memory is taken for it.
+
+    Either copy bytes in with ``receive_data``, or read into ``get_buffer()`` and tell ``buffer_updated``; then call
+    ``next_frame`` until it returns None. After a ProtocolError the decoder is of no further use.
+
+    Args:
+        max_bytes: bound on a frame's length field.
+    """
+
+    __slots__ = ("_begin", "_end", "_filled", "_header", "_large", "_view", "max_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._view = memoryview(bytearray(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES)))
+        self._begin = 0  # of the bytes not yet consumed
+        self._end = 0
+        self._large: memoryview | None = None
+        self._filled = 0
+        self._header: dict[str, Any] = {}
+
+    @property
+    def buffered(self) -> memoryview:
+        """The bytes received and not yet consumed (a large payload under way is not among them)."""
+        return self._view[self._begin : self._end]
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether a frame has been received in part."""
+        return self._large is not None or self._end > self._begin
+
+    def skip(self, count: int) -> None:
+        """Consumes ``count`` buffered bytes that are no frame (the preface)."""
+        self._begin += count
+
+    def get_buffer(self) -> memoryview:
+        """Returns memory, at least one byte, for the next bytes from the socket."""
+        if self._large is not None:
+            return self._large[self._filled :]
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        if self._end == len(self._view):
+            self._make_room(self._end - self._begin + 1)
+        return self._view[self._end :]
+
+    def buffer_updated(self, count: int) -> None:
+        """Takes note of ``count`` bytes written to the memory that ``get_buffer`` returned."""
+        if self._large is not None:
+            self._filled += count
+        else:
+            self._end += count
+
+    def receive_data(self, data: Buffer) -> None:
+        """Copies bytes in, for those who hold them already."""
+        rest = memoryview(data)
+        if self._large is not None:
+            taken = min(len(rest), len(self._large) - self._filled)
+            self._large[self._filled : self._filled + taken] = rest[:taken]
+            self._filled += taken
+            rest = rest[taken:]
+        if self._end + len(rest) > len(self._view):
+            self._make_room(self._end - self._begin + len(rest))
+        self._view[self._end : self._end + len(rest)] = rest
+        self._end += len(rest)
+
+    def raise_bound(self, max_bytes: int) -> None:
+        """Sets a higher bound from the next frame on, and takes the memory to receive many frames at once."""
+        self.max_bytes = max_bytes
+        self._make_room(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
+
+    def _make_room(self, needed: int) -> None:
+        """Moves what is buffered to the front, of a larger buffer if ``needed`` bytes do not fit this one."""
+        kept = self._end - self._begin
+        view = self._view
+        if needed > len(view):
+            target = min(RECEIVE_BYTES, self.max_bytes + _PREFIX_BYTES)
+            view = memoryview(bytearray(max(needed, target)))
+            view[:kept] = self._view[self._begin : self._end]
+        elif self._begin:
+            view[:kept] = bytes(view[self._begin : self._end])
+        self._view, self._begin, self._end = view, 0, kept
+
+    def next_frame(self) -> Frame | None:
+        """Returns the next complete frame, or None until more bytes come.
+
+        Raises:
+            ProtocolError: a bound is broken, or the header is damaged.
+        """
+        if self._large is not None:
+            return self._next_large(self._large)
+        begin, have = self._begin, self._end - self._begin
+        if have < _PREFIX_BYTES:
+            self._ensure(_PREFIX_BYTES)
+            return None
+        length, header_bytes, header_crc = _PREFIX.unpack_from(self._view, begin)
+        payload_bytes = length - _AFTER_LENGTH_BYTES - header_bytes
+        if length > self.max_bytes or not 0 < header_bytes <= HEADER_BYTES_MAX or payload_bytes < 0:
+            values = {"length": length, "header_bytes": header_bytes, "bound": self.max_bytes}
+            raise ProtocolError("a frame's lengths are out of bounds", "frame", "", values)
+        body = _PREFIX_BYTES + header_bytes
+        large = payload_bytes > LARGE_PAYLOAD_BYTES
+        needed = body if large else body + payload_bytes
+        if have < needed:
+            self._ensure(needed)
+            return None
+        packed = self._view[begin + _PREFIX_BYTES : begin + body]
+        if crc32(packed) != header_crc:
+            raise ProtocolError("a header does not match its CRC", "frame")
+        header = _unpack_header(packed)
+        if large:
+            return self._start_large(header, begin + body, payload_bytes)
+        self._begin = begin + needed
+        if not payload_bytes:
+            return Frame(header, _EMPTY)
+        # A copy, because the receive buffer is used again.
+        return Frame(header, memoryview(bytes(self._view[begin + body : begin + needed])))
+
+    def _ensure(self, needed: int) -> None:
+        if self._begin + needed > len(self._view):
+            self._make_room(needed)
+
+    def _start_large(self, header: dict[str, Any], begin: int, payload_bytes: int) -> Frame | None:
+        # numpy's memory is not zeroed first; it is handed out only when every byte of it was received.
+        large = np.empty(payload_bytes, np.uint8).data
+        here = min(self._end - begin, payload_bytes)
+        large[:here] = self._view[begin : begin + here]
+        self._begin = begin + here
+        self._header, self._large, self._filled = header, large, here
+        return self._next_large(large)
+
+    def _next_large(self, large: memoryview) -> Frame | None:
+        if self._filled < len(large):
+            return None
+        frame = Frame(self._header, large)
+        self._header, self._large, self._filled = {}, None, 0
+        return frame
