@@ -1,0 +1,223 @@
+"""A real cluster on loopback: one process per node, for trying, tests and demos."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dledger_core.client import Client
+from dledger_core.config import Peer, check_group_name, format_peers
+from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
+from dledger_core.ids import NodeId
+from dledger_core.server.node import STOP_WITH_STDIN
+
+__all__ = ["LocalCluster"]
+
+
+class LocalCluster:
+    """Three (or more) ``dledger serve`` processes on free loopback ports.
+
+    A context manager: entering starts the nodes and waits for a leader of every group, leaving stops them and
+    removes the directory if it was a temporary one. The nodes also stop when this process dies. Methods may be
+    called from any thread, but not at the same time.
+
+    Args:
+        nodes: number of nodes.
+        directory: where stores and logs go; None = a temporary folder.
+        groups: names of the groups.
+        server_options: options of ``dledger serve``, with underscores: ``data_segment_bytes=1 << 20``.
+
+    Raises:
+        ConfigError: an option is wrong, or a node does not start; the message ends with what it printed.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        directory: str | Path | None = None,
+        groups: tuple[str, ...] = ("default",),
+        **server_options: Any,
+    ) -> None:
+        if nodes < 1:
+            raise ConfigError("a cluster has at least one node", "nodes", "use 3")
+        self._groups = tuple(check_group_name(group) for group in groups)
+        self._options = server_options
+        self._temporary = directory is None
+        self._directory = Path(tempfile.mkdtemp(prefix="dledger-") if directory is None else directory).absolute()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        ports = _free_ports(nodes)
+        self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def peers(self) -> str:
+        """The peers string."""
+        return format_peers(self._peers)
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """The nodes' ids."""
+        return tuple(peer.node_id for peer in self._peers)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups' names."""
+        return self._groups
+
+    @property
+    def directory(self) -> Path:
+        """Where stores and the nodes' logs lie."""
+        return self._directory
+
+    def store_path(self, node_id: str, group: str = "default") -> Path:
+        """Returns the store directory of a node's group."""
+        return self._directory / group / f"dledger-{node_id}"
+
+    def log_path(self, node_id: str) -> Path:
+        """Returns the file that holds what the node printed."""
+        return self._directory / f"{node_id}.log"
+
+    def pid(self, node_id: str) -> int:
+        """Returns the process id of a running node."""
+        return self._process(node_id).pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Starts all nodes and waits until every group has a leader."""
+        try:
+            for peer in self._peers:
+                self._spawn(peer)
+            for group in self._groups:
+                self.leader(group, timeout_s=timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stops all nodes; a temporary directory is removed."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for node_id in list(self._processes):
+            self._reap(node_id)
+        if self._temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def leader(self, group: str = "default", timeout_s: float = 30.0) -> str:
+        """Returns the id of the group's leader; waits for one.
+
+        Raises:
+            NoLeaderError: none within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        with Client(self.peers, group, timeout_ms=2000) as client:
+            while True:
+                self._check_alive()
+                with contextlib.suppress(DLedgerError):
+                    metadata = client.metadata()
+                    known = {node.node_id for node in metadata.nodes if node.role == "leader"}
+                    if metadata.leader_id is not None and metadata.leader_id in known:
+                        return metadata.leader_id
+                if time.monotonic() > deadline:
+                    raise NoLeaderError(f"group {group} has no leader", str(self._directory), "look at the nodes' logs")
+                time.sleep(0.05)
+
+    def kill(self, node_id: str) -> None:
+        """Ends a node with SIGKILL."""
+        process = self._process(node_id)
+        process.kill()
+        self._reap(node_id)
+
+    def stop(self, node_id: str) -> None:
+        """Ends a node in an orderly way."""
+        self._process(node_id).terminate()
+        self._reap(node_id)
+
+    def pause(self, node_id: str) -> None:
+        """Freezes a node (SIGSTOP)."""
+        self._process(node_id).send_signal(signal.SIGSTOP)
+
+    def resume(self, node_id: str) -> None:
+        """Lets a frozen node go on."""
+        self._process(node_id).send_signal(signal.SIGCONT)
+
+    def restart(self, node_id: str) -> None:
+        """Starts a node again that was killed or stopped; a running one is stopped first."""
+        if node_id in self._processes:
+            self.stop(node_id)
+        self._spawn(next(peer for peer in self._peers if peer.node_id == node_id))
+
+    # --- processes -------------------------------------------------------------------------------------------
+
+    def _spawn(self, peer: Peer) -> None:
+        command = [sys.executable, "-m", "dledger_core.cli", "serve"]
+        command += ["--self-id", peer.node_id, "--peers", self.peers, "--dir", str(self._directory)]
+        for group in self._groups:
+            command += ["--group", group]
+        for name, value in self._options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        with self.log_path(peer.node_id).open("ab") as log:
+            self._processes[peer.node_id] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, STOP_WITH_STDIN: "1"},
+            )
+
+    def _process(self, node_id: str) -> subprocess.Popen[bytes]:
+        process = self._processes.get(node_id)
+        if process is None:
+            known = ", ".join(self.node_ids)
+            raise ConfigError(f"node {node_id} does not run", "node_id", f"the nodes are {known}")
+        return process
+
+    def _reap(self, node_id: str) -> None:
+        process = self._processes.pop(node_id)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def _check_alive(self) -> None:
+        for node_id, process in self._processes.items():
+            if process.poll() is not None:
+                printed = self.log_path(node_id).read_text(errors="replace").strip().splitlines()
+                raise ConfigError(
+                    f"node {node_id} ended with exit code {process.returncode}: {printed[-1] if printed else ''}",
+                    str(self.log_path(node_id)),
+                    "see there",
+                )
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,62 @@
+"""Settings of one server process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dledger_core.config import Peer, RaftConfig, StorageConfig, check_group_name
+from dledger_core.errors import ConfigError
+from dledger_core.ids import NodeId
+
+__all__ = ["ServerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What ``run`` needs to know.
+
+    Attributes:
+        self_id: this node's id in ``peers``.
+        peers: all nodes, this one included; bootstraps empty stores.
+        groups: names of the groups this node hosts.
+        directory: root; a group's store is ``<directory>/<group>/dledger-<self_id>``.
+        host: address to listen on; None = the one in ``peers``.
+        tick_ms: length of a tick.
+        inflight_bytes_max: bytes of appends and answers that the node holds at most; more is answered BUSY.
+        transaction_timeout_ms: an open transaction older than this, by log time, is aborted by the leader.
+    """
+
+    self_id: NodeId
+    peers: tuple[Peer, ...]
+    groups: tuple[str, ...] = ("default",)
+    directory: Path = Path("dledger-data")
+    host: str | None = None
+    tick_ms: int = 20
+    raft: RaftConfig = field(default_factory=RaftConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    inflight_bytes_max: int = 256 << 20
+    transaction_timeout_ms: int = 15 * 60 * 1000
+
+    def __post_init__(self) -> None:
+        if self.self_id not in {p.node_id for p in self.peers}:
+            raise ConfigError(
+                f"self-id {self.self_id} is not in the peers string",
+                "self-id",
+                f"use one of {', '.join(p.node_id for p in self.peers)}",
+            )
+        if not self.groups or len(set(self.groups)) != len(self.groups):
+            raise ConfigError("name at least one group, each once", "group", "correct the setting and start again")
+        for group in self.groups:
+            check_group_name(group)
+        if self.tick_ms < 1:
+            raise ConfigError("must be at least 1", "tick_ms", "correct the setting and start again")
+
+    @property
+    def me(self) -> Peer:
+        """This node."""
+        return next(p for p in self.peers if p.node_id == self.self_id)
+
+    def store_path(self, group: str) -> Path:
+        """Returns the store directory of a group."""
+        return self.directory / group / f"dledger-{self.self_id}"

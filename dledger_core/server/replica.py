@@ -1,0 +1,320 @@
+"""One group on one node: the Ready loop that joins the Raft core, the log, the tables and the network.
+
+Everything here runs on the node's event loop; only ``DiskWriter`` has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from dledger_core import control
+from dledger_core.config import RaftConfig
+from dledger_core.errors import NotLeaderError, invariant
+from dledger_core.ids import Index, NodeId
+from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, SoftState
+from dledger_core.record import BATCH_END, HEADER_BYTES, MAGIC_CONTROL, TIME_MASK, Payload
+from dledger_core.server.disk import DiskWriter
+from dledger_core.storage import CommitLog
+
+__all__ = ["Replica"]
+
+_LOG = logging.getLogger(__name__)
+_HEADER = struct.Struct(">iiqqqQIi")
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """A control entry that is staged and waits for its commit."""
+
+    index: Index
+    time_ms: int
+    body: bytes
+
+
+class Replica:
+    """A group's replica on this node.
+
+    Args:
+        group: the group's name.
+        node_id: this node.
+        configuration: the voters.
+        config: Raft's settings.
+        log: the opened store; closed by ``close``.
+        send: called with (group, message) for every message to a peer.
+        on_failed: called once when the replica cannot go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        node_id: NodeId,
+        configuration: Configuration,
+        config: RaftConfig,
+        log: CommitLog,
+        send: Callable[[str, Message], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self.group = group
+        self.node_id = node_id
+        self.log = log
+        self.tables = log.load_tables()
+        self._send = send
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._controls: deque[_Control] = deque()
+        self._scheduled = False
+        self._failed = False
+        self._readers: set[asyncio.Future[None]] = set()
+        self._reads: dict[int, asyncio.Future[Index | None]] = {}
+        self._next_read = 1
+        self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
+        self.before_ready: list[Callable[[], None]] = []
+        self.on_commit: list[Callable[[Index], None]] = []
+        self.on_role: list[Callable[[SoftState], None]] = []
+        self._load_controls()
+        self._leading_from: Index | None = None
+        self.raft = RawNode(
+            node_id=node_id,
+            configuration=configuration,
+            config=config,
+            store=log,
+            hard_state=log.hard_state,
+            commit_index=log.commit_index,
+            random=Random(),  # spreads election timeouts, no secret
+            noop_payload=self._noop_payload,
+        )
+        self.commit_index = log.commit_index
+        self._apply_controls(self.commit_index)
+        self._disk = DiskWriter(log, self._loop, self._persisted, self._fail)
+
+    def _load_controls(self) -> None:
+        start, end = Index(max(self.tables.applied_index + 1, self.log.first_index())), self.log.last_index() + 1
+        for index, time_ms, magic, body in self.log.control_entries(start, Index(end)):
+            if magic == MAGIC_CONTROL:
+                self._controls.append(_Control(index, time_ms, body))
+
+    @property
+    def profile_b(self) -> bool:
+        """Whether control entries may be written."""
+        return self.log.config.profile == "B"
+
+    def _noop_payload(self, first_index: Index) -> tuple[object, int]:
+        body = control.pack({"k": "log", "u": uuid.uuid4().hex}) if first_index == 0 else b""
+        return Payload(control=body), HEADER_BYTES + len(body)
+
+    # --- input -----------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One tick of the clock."""
+        self._guard(self.raft.tick)
+
+    def step(self, message: Message) -> None:
+        """A message from a peer."""
+        self._guard(lambda: self.raft.step(message))
+
+    def propose(self, payload: Payload) -> Batch:
+        """Appends a batch as leader; raises NotLeaderError, TransferringError or ProposalDroppedError."""
+        batch = self.raft.propose(payload, payload.count, payload.nbytes)
+        self.schedule()
+        return batch
+
+    def schedule(self) -> None:
+        """Runs the Ready loop at the end of this loop turn, so that whatever arrives in the turn goes together."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _guard(self, function: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
+            self._fail(error)
+            return
+        if self.raft.has_ready():
+            self.schedule()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = True
+            _LOG.critical("group %s on %s stops: %s", self.group, self.node_id, error)
+            self._on_failed(error)
+
+    # --- the Ready loop --------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        self._guard(self._turn)
+
+    def _turn(self) -> None:
+        for prepare in self.before_ready:
+            prepare()
+        while self.raft.has_ready():
+            self._handle(self.raft.ready())
+
+    def _handle(self, ready: Ready) -> None:
+        if ready.truncate_from is not None:
+            self.log.stage_truncate(ready.truncate_from)
+            while self._controls and self._controls[-1].index >= ready.truncate_from:
+                self._controls.pop()
+        now_ms = time.time_ns() // 1_000_000
+        for batch in ready.batches:
+            self.log.stage(batch, now_ms)
+            self._note_control(batch)
+        for message in ready.messages:
+            self._send(self.group, message)
+        if ready.must_persist or self._disk.busy:
+            self._disk.submit(ready)
+        else:
+            self._finish(ready)
+        if ready.committed is not None:
+            self._committed(Index(ready.committed[1] - 1))
+        if ready.soft_state is not None:
+            self._role_changed(ready.soft_state)
+        for read in ready.reads:
+            waiter = self._reads.pop(read.request_id, None)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(read.index)
+
+    def _persisted(self, readys: list[Ready]) -> None:
+        for ready in readys:
+            self._guard(lambda ready=ready: self._finish(ready))  # type: ignore[misc]
+        self._wake_readers()
+
+    def _finish(self, ready: Ready) -> None:
+        for message in ready.persisted_messages:
+            self._send(self.group, message)
+        self.raft.advance(ready.number)
+
+    def _note_control(self, batch: Batch) -> None:
+        payload = batch.payload
+        invariant(isinstance(payload, Payload) and payload.records is not None, "a staged batch has no records")
+        assert isinstance(payload, Payload)
+        assert payload.records is not None
+        view = memoryview(payload.records.data)
+        magic, size, index, _, _, mark, _, _ = _HEADER.unpack_from(view)
+        if magic == MAGIC_CONTROL:
+            time_ms = (mark & ~BATCH_END) & TIME_MASK
+            self._controls.append(_Control(Index(index), time_ms, bytes(view[HEADER_BYTES:size])))
+
+    def _committed(self, commit_index: Index) -> None:
+        self.commit_index = commit_index
+        self._apply_controls(commit_index)
+        for notify in self.on_commit:
+            notify(commit_index)
+        self._wake_readers()
+
+    def _apply_controls(self, commit_index: Index) -> None:
+        while self._controls and self._controls[0].index <= commit_index:
+            entry = self._controls.popleft()
+            self.tables.apply(entry.index, entry.time_ms, entry.body)
+        if self.tables.log_uuid is not None and self.log.log_uuid is None:
+            self.log.adopt_uuid(self.tables.log_uuid)
+
+    def _role_changed(self, soft_state: SoftState) -> None:
+        if soft_state.role is Role.LEADER and self.soft_state.role is not Role.LEADER:
+            self._leading_from = Index(self.raft.status().last_index)
+        elif soft_state.role is not Role.LEADER:
+            self._leading_from = None
+        self.soft_state = soft_state
+        _LOG.info(
+            "group %s: %s is %s in term %d, leader %s",
+            self.group,
+            self.node_id,
+            soft_state.role.value,
+            soft_state.term,
+            soft_state.leader_id,
+        )
+        for notify in self.on_role:
+            notify(soft_state)
+        self._wake_readers()
+
+    # --- what services ask -----------------------------------------------------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads the group."""
+        return self.soft_state.role is Role.LEADER
+
+    @property
+    def leader_ready(self) -> bool:
+        """Whether this node leads and has committed an entry of its term, so that its tables are complete."""
+        if not self.is_leader:
+            return False
+        return self._leading_from is None or self.commit_index >= self._leading_from or not self.profile_b
+
+    def not_leader(self) -> NotLeaderError:
+        """Returns the error that points to the leader."""
+        leader = self.soft_state.leader_id
+        hint = f"ask {leader}" if leader and leader != self.node_id else "retry"
+        return NotLeaderError(
+            f"{self.node_id} does not lead group {self.group}", "", hint, {"leader_id": leader, "group": self.group}
+        )
+
+    @property
+    def readable_end(self) -> Index:
+        """End (exclusive) of what is committed and durable here."""
+        return Index(min(self.commit_index, self.log.last_index()) + 1)
+
+    @property
+    def visible_end(self) -> Index:
+        """End (exclusive) of what ``read_committed`` shows."""
+        return self.tables.transactions.visible_end(self.readable_end)
+
+    async def wait_progress(self, timeout_s: float) -> None:
+        """Waits until something became readable, the role changed, or the time is over."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._readers.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._readers.discard(waiter)
+
+    def _wake_readers(self) -> None:
+        if self._readers:
+            readers, self._readers = self._readers, set()
+            for waiter in readers:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def read_index(self, timeout_s: float) -> Index:
+        """Returns an index up to which reads are linearizable; raises NotLeaderError."""
+        number, self._next_read = self._next_read, self._next_read + 1
+        waiter: asyncio.Future[Index | None] = self._loop.create_future()
+        self._reads[number] = waiter
+        try:
+            self.raft.read_index(number)
+            self.schedule()
+            async with asyncio.timeout(timeout_s):
+                index = await waiter
+        except TimeoutError:
+            index = None
+        finally:
+            self._reads.pop(number, None)
+        if index is None:
+            raise self.not_leader()
+        return index
+
+    def save_checkpoint(self) -> None:
+        """Queues a checkpoint: durable index, commit index and, at rolls, the tables."""
+        commit_index = self.commit_index
+        self._disk.run(lambda: self.log.save_checkpoint(commit_index))
+
+    async def close(self) -> None:
+        """Writes what is queued and closes the store."""
+        await asyncio.to_thread(self._disk.close)
+        self.log.save_tables(self.tables.snapshot())
+        self.log.close(self.commit_index)
