@@ -1,0 +1,124 @@
+"""The transaction table: visible end, losers, idempotent commit, fencing of runs."""
+
+import pytest
+
+from dledger_core import control
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import FencedError, TransactionError
+from dledger_core.storage.tables import LogTables
+from dledger_core.storage.transactions import TransactionTable
+
+T0 = TransactionId("q", 0, "run1")
+
+
+def attempt(table: TransactionTable, index: int, rows: int, key: TransactionId = T0, crc: int = 5) -> Part:
+    fields = {"q": key.query_id, "b": key.batch_id, "r": key.run_id, "a": "u", "n": rows, "c": crc}
+    table.apply_attempt(fields, index, 1000 + index)
+    return Part(index + 1, index + rows, rows, crc)
+
+
+def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0) -> None:
+    fields = {"q": key.query_id, "b": key.batch_id, "r": key.run_id, "parts": [list(p) for p in parts]}
+    table.apply_commit(fields)
+
+
+def test_an_open_transaction_bounds_the_visible_end():
+    table = TransactionTable()
+    assert table.visible_end(50) == 50
+    attempt(table, 10, 5)
+    assert table.visible_end(50) == 10
+    assert table.state(T0)[0] == "open"
+
+
+def test_commit_makes_winners_visible_and_losers_skipped():
+    table = TransactionTable()
+    won = attempt(table, 10, 5)
+    attempt(table, 20, 5)
+    also_won = attempt(table, 30, 2)
+    commit(table, [won, also_won])
+    assert table.visible_end(50) == 50
+    assert table.losers(0, 50) == [(21, 26)]
+    assert table.losers(22, 23) == [(21, 26)]
+    assert table.losers(26, 50) == []
+    assert table.losers_count == 5
+
+
+def test_a_repeated_commit_is_recognised_and_another_content_refused():
+    table = TransactionTable()
+    won = attempt(table, 10, 5)
+    assert table.check_commit(T0, [won]) is False
+    commit(table, [won])
+    assert table.check_commit(T0, [won]) is True
+    with pytest.raises(TransactionError):
+        table.check_commit(T0, [])
+
+
+def test_late_attempts_of_a_committed_transaction_lose():
+    table = TransactionTable()
+    won = attempt(table, 10, 5)
+    commit(table, [won])
+    with pytest.raises(TransactionError):
+        table.check_attempt(T0)
+    attempt(table, 40, 3)  # was in flight when the commit was appended
+    assert table.visible_end(60) == 60
+    assert table.losers(0, 60) == [(41, 44)]
+
+
+def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
+    table = TransactionTable()
+    part = attempt(table, 10, 5)
+    table.apply_abort({"q": "q", "b": 0})
+    assert table.visible_end(50) == 50
+    assert table.losers(0, 50) == [(11, 16)]
+    with pytest.raises(TransactionError):
+        table.check_commit(T0, [part])
+    commit(table, [part])
+    assert table.state(T0)[0] == "unknown"
+    again = attempt(table, 60, 5)
+    commit(table, [again])
+    assert table.state(T0) == ("committed", [again])
+
+
+def test_a_new_run_retires_the_old_one():
+    table = TransactionTable()
+    attempt(table, 10, 5)
+    newer = T0._replace(run_id="run2")
+    part = attempt(table, 20, 5, newer)
+    with pytest.raises(FencedError):
+        table.check_attempt(T0)
+    with pytest.raises(FencedError):
+        table.check_commit(T0, [])
+    attempt(table, 30, 5)  # the old run's, in flight
+    commit(table, [part], newer)
+    assert table.losers(0, 50) == [(11, 16), (31, 36)]
+
+
+def test_an_empty_micro_batch_commits():
+    table = TransactionTable()
+    assert table.check_commit(T0, []) is False
+    commit(table, [])
+    assert table.state(T0) == ("committed", [])
+
+
+def test_tables_are_the_same_from_a_snapshot_and_the_tail():
+    entries = [
+        (0, {"k": "log", "u": "abc"}),
+        (1, {"k": "producer", "p": "p", "e": 0, "s": 0, "n": 2, "c": 1}),
+        (4, {"k": "attempt", "q": "q", "b": 0, "r": "r", "a": "u", "n": 2, "c": 3}),
+        (7, {"k": "commit", "q": "q", "b": 0, "r": "r", "parts": [[5, 6, 2, 3]]}),
+        (8, {"k": "attempt", "q": "q", "b": 1, "r": "r", "a": "u", "n": 2, "c": 3}),
+        (11, {"k": "some later version's kind"}),
+    ]
+    whole = LogTables()
+    for index, fields in entries:
+        whole.apply(index, 1000 + index, control.pack(fields))
+    for cut in range(len(entries) + 1):
+        part = LogTables()
+        for index, fields in entries[:cut]:
+            part.apply(index, 1000 + index, control.pack(fields))
+        restored = LogTables.restore(part.snapshot())
+        for index, fields in entries:  # repeats are ignored
+            restored.apply(index, 1000 + index, control.pack(fields))
+        assert restored.snapshot() == whole.snapshot()
+    assert whole.log_uuid == "abc"
+    assert LogTables.restore(b"\0" + whole.snapshot()[1:]).applied_index == -1
