@@ -1,0 +1,196 @@
+"""``dledger doctor``: what this machine lacks to run nodes, clients and Spark, and what to do about it.
+
+Spark is looked at from outside (package metadata, child processes): the core never imports PySpark.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pkgutil
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from dledger_core.cli.options import Format, examples, format_option, peers_option
+from dledger_core.cli.output import say, show_rows
+from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.config import Peer, parse_peers
+from dledger_core.errors import ConfigError
+
+__all__ = ["doctor"]
+
+_PYSPARK = "4.2."
+_DELTA = "4.4.0"
+_DELTA_JAR = f"*delta-spark_4.2_2.13*{_DELTA}.jar"
+_JAVA = (17, 21)
+_CONNECT_TIMEOUT_S = 2.0
+_FREE_BYTES_MIN = 1 << 30
+_WITH_SPARK = "pip install 'dledger[spark]'"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: ``result`` is ok, note (nothing to worry about) or wrong."""
+
+    what: str
+    result: str
+    found: str
+    remedy: str = ""
+
+
+@click.command(
+    epilog=examples(
+        "dledger doctor",
+        "dledger doctor --peers 'n0-10.0.0.1:40911;n1-10.0.0.2:40911' --self-id n0 --dir /var/lib/dledger",
+    )
+)
+@peers_option(required=False)
+@click.option("--self-id", help="With --peers: this machine is to run that node, so its port must be free.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), default=Path(), help="Where stores are to lie. [default: .]"
+)
+@format_option
+def doctor(peers: str | None, self_id: str | None, directory: Path, output: Format) -> int:
+    """Check Python, packages, Java, Spark, Delta, ports, peers and the directory; exit 1 if something is wrong."""
+    nodes = parse_peers(peers) if peers else ()
+    if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
+        raise ConfigError(f"self-id {self_id} is not in the peers string", "--self-id", "name one of the peers")
+    checks = [
+        _python(),
+        *_packages(),
+        *_spark(),
+        *_data_sources(),
+        _directory(directory),
+        *(_port_free(peer) if peer.node_id == self_id else _reachable(peer) for peer in nodes),
+    ]
+    show_rows([asdict(check) for check in checks], output)
+    wrong = sum(check.result == "wrong" for check in checks)
+    say(f"{wrong} of {len(checks)} checks found something wrong" if wrong else "all is well")
+    return EXIT_FINDING if wrong else 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+
+
+def _packages() -> Iterator[Check]:
+    for requirement in importlib.metadata.requires("dledger") or ():
+        if "extra ==" in requirement:
+            continue
+        name = re.split(r"[~=<>!\[ ;]", requirement, maxsplit=1)[0]
+        version = _version(name)
+        if version is None:
+            yield Check(name, "wrong", "not installed", f"pip install '{requirement}'")
+        else:
+            yield Check(name, "ok", version)
+
+
+def _spark() -> Iterator[Check]:
+    pyspark, delta = _version("pyspark"), _version("delta-spark")
+    yield _pinned("PySpark", pyspark, _PYSPARK, bool(pyspark and pyspark.startswith(_PYSPARK)))
+    yield _pinned("delta-spark", delta, _DELTA, delta == _DELTA)
+    yield _java(needed=pyspark is not None)
+    python = os.environ.get("PYSPARK_PYTHON")
+    if python and shutil.which(python) != sys.executable:
+        yield Check("PYSPARK_PYTHON", "wrong", python, f"export PYSPARK_PYTHON={sys.executable}")
+    jar = next((path for path in Path.home().glob(".ivy2*/**/" + _DELTA_JAR)), None)
+    if jar:
+        yield Check("Delta jar", "ok", str(jar))
+    else:
+        yield Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
+
+
+def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> Check:
+    if version is None:
+        return Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
+    if not fits:
+        return Check(what, "wrong", version, f"this version of dledger works with {wanted.rstrip('.')}: {_WITH_SPARK}")
+    return Check(what, "ok", version)
+
+
+def _java(*, needed: bool) -> Check:
+    home = os.environ.get("JAVA_HOME")
+    path = f"{home}/bin/java" if home else shutil.which("java")
+    remedy = "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
+    result = "wrong" if needed else "note"
+    if path is None:
+        return Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
+    try:
+        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except OSError as error:
+        return Check("Java", result, f"{path}: {error.strerror}", remedy)
+    match = re.search(r'version "(\d+)[^"]*"', done.stderr)
+    if match is None or int(match[1]) not in _JAVA:
+        return Check("Java", result, f"{match[0] if match else 'unknown version'} at {path}", remedy)
+    return Check("Java", "ok", f"{match[0]} at {path}")
+
+
+def _data_sources() -> Iterator[Check]:
+    """One broken ``pyspark_*`` module silently disables discovery of all of them."""
+    if _version("pyspark") is None:
+        return
+    names = sorted({info.name for info in pkgutil.iter_modules() if info.name.startswith("pyspark_")})
+    for name in names:
+        command = [sys.executable, "-c", f"import {name}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["unknown"])[-1]
+            yield Check(
+                name, "wrong", f"cannot be imported: {reason}", "repair or remove it: Spark then skips them all"
+            )
+        else:
+            yield Check(name, "ok", "importable")
+    if "pyspark_dledger" not in names:
+        yield Check("pyspark_dledger", "note", "not on the path", "call spark_connector.register(spark)")
+
+
+def _directory(directory: Path) -> Check:
+    what = f"directory {directory.resolve()}"
+    existing = next(path for path in (directory.resolve(), *directory.resolve().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        return Check(what, "wrong", f"not writable: {error.strerror}", "choose another --dir or change its owner")
+    free = shutil.disk_usage(existing).free
+    if free < _FREE_BYTES_MIN:
+        return Check(what, "wrong", f"{free / 1e9:.1f} GB free", "make room: a node needs at least 1 GiB")
+    return Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
+
+
+def _port_free(peer: Peer) -> Check:
+    what = f"port of {peer.node_id}"
+    family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((peer.host, peer.port))
+    except OSError as error:
+        return Check(what, "wrong", f"{peer.address}: {error.strerror}", "stop what uses it, or change peers")
+    return Check(what, "ok", f"{peer.address} is free")
+
+
+def _reachable(peer: Peer) -> Check:
+    what = f"peer {peer.node_id}"
+    try:
+        socket.create_connection((peer.host, peer.port), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
+    return Check(what, "ok", f"{peer.address} answers")

@@ -1,0 +1,143 @@
+"""``dledger perf``: measure a cluster with the real client; nothing is simulated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import uvloop
+
+from dledger_core.cli.options import Format, examples, format_option, peers_option
+from dledger_core.cli.output import say, show_facts
+from dledger_core.client import AsyncClient
+from dledger_core.config import BATCH_BYTES_MAX, check_group_name
+from dledger_core.errors import ConfigError
+from dledger_core.record import HEADER_BYTES, Columns
+
+__all__ = ["perf"]
+
+_WARM_UP_S = 1.0
+
+
+@dataclass
+class _Load:
+    """What to send, and what was measured."""
+
+    columns: Columns
+    in_flight: int
+    seconds: float
+    latencies_s: list[float] = field(default_factory=list)
+    took_s: float = 0.0
+
+    async def run(self, peers: str, group: str) -> None:
+        """Keeps ``in_flight`` requests going for ``seconds``, after a short warm-up that is not counted."""
+        async with AsyncClient(peers, group) as client:
+            await self._phase(client, min(_WARM_UP_S, self.seconds))
+            self.latencies_s.clear()
+            begun = time.perf_counter()
+            await self._phase(client, self.seconds)
+            self.took_s = time.perf_counter() - begun
+
+    async def _phase(self, client: AsyncClient, seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(self._sender(client, end) for _ in range(self.in_flight)))
+
+    async def _sender(self, client: AsyncClient, end: float) -> None:
+        while (begun := time.perf_counter()) < end:
+            await client.append_columns(self.columns)
+            self.latencies_s.append(time.perf_counter() - begun)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the figures."""
+        requests = len(self.latencies_s)
+        entries = requests * self.columns.count
+        millis = np.array(self.latencies_s) * 1000
+        p50, p99, worst = (round(float(q), 2) for q in np.quantile(millis, (0.5, 0.99, 1.0)))
+        return {
+            "entries": entries,
+            "seconds": round(self.took_s, 2),
+            "entries_per_s": round(entries / self.took_s),
+            "mb_per_s": round(requests * len(self.columns.bodies) / self.took_s / 1e6, 1),
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "max_ms": worst,
+            "requests": requests,
+            "entries_per_request": self.columns.count,
+        }
+
+
+@click.group()
+def perf() -> None:
+    """Measure throughput and latency."""
+
+
+@perf.command(epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json"))
+@peers_option(required=False)
+@click.option("--group", default="default", show_default=True, help="The group to append to.")
+@click.option("--size", type=click.IntRange(1), default=100, show_default=True, help="Bytes of an entry's body.")
+@click.option(
+    "--request-bytes", type=click.IntRange(1), default=1 << 20, show_default=True, help="Bytes of bodies in a request."
+)
+@click.option("--in-flight", type=click.IntRange(1), default=6, show_default=True, help="Requests under way at a time.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, help="How long to measure.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the own cluster's stores lie.")
+@format_option
+def append(
+    peers: str | None,
+    group: str,
+    size: int,
+    request_bytes: int,
+    in_flight: int,
+    seconds: float,
+    directory: Path | None,
+    output: Format,
+) -> None:
+    """Append random bodies as fast as the cluster takes them, each acknowledged by a majority.
+
+    Without --peers it starts three nodes of its own (with fdatasync, as always) and removes them afterwards.
+    """
+    check_group_name(group)
+    if peers is not None and directory is not None:
+        raise click.UsageError("--dir is for the own cluster; leave it out with --peers")
+    load = _Load(_random_columns(size, request_bytes), in_flight, seconds)
+    with ExitStack() as stack:
+        if peers is None:
+            peers = _own_cluster(stack, group, directory)
+        say(f"appending for {seconds:g} s ...")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(load.run(peers, group))
+    settings = {"size": size, "request_bytes": request_bytes, "in_flight": in_flight, "nodes": peers.count(";") + 1}
+    show_facts(load.facts() | settings, output, "append")
+
+
+def _own_cluster(stack: ExitStack, group: str, directory: Path | None) -> str:
+    from dledger_core.cluster import LocalCluster
+
+    say("starting three nodes ...")
+    cluster = stack.enter_context(LocalCluster(3, directory, (group,)))
+    cluster.leader(group)
+    return str(cluster.peers)
+
+
+def _random_columns(size: int, request_bytes: int) -> Columns:
+    """Returns one request of incompressible bodies; made once, so that making it is not measured."""
+    count = max(1, request_bytes // size)
+    if count * (size + HEADER_BYTES) > BATCH_BYTES_MAX:
+        raise ConfigError(
+            f"{count} entries of {size} bytes exceed a batch of {BATCH_BYTES_MAX} bytes",
+            "--request-bytes",
+            "choose a smaller request",
+        )
+    offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+    bodies = pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(count * size))]
+    )
+    return Columns.from_bodies(bodies)

@@ -1,0 +1,67 @@
+"""``dledger serve``: run one node in the foreground."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from dledger_core.cli.options import Format, examples, format_option
+from dledger_core.cli.output import show_facts
+from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+
+__all__ = ["serve"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _setting_options(command: _F) -> _F:
+    """Adds one flag per field of the settings; values are checked by the model, like those of the file."""
+    for name, field in reversed(ServeSettings.model_fields.items()):
+        default = "" if field.is_required() or field.default in (None, ()) else f"  [default: {_plain(field.default)}]"
+        command = click.option(
+            f"--{flag_of(name)}",
+            name,
+            multiple=isinstance(field.default, tuple),
+            envvar="DLEDGER_PEERS" if name == "peers" else None,
+            metavar=flag_of(name).upper().rsplit("-", 1)[-1],
+            help=f"{field.description}{default}",
+        )(command)
+    return command
+
+
+def _plain(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+@click.command(
+    epilog=examples(
+        "dledger serve --peers 'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913' --self-id n0",
+        "dledger serve --config n0.toml --log-level debug",
+    )
+)
+@_setting_options
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="TOML file; its keys are these flags without dashes in front."
+)
+@click.option("--check", is_flag=True, help="Check and show the settings, start nothing.")
+@format_option
+def serve(config: Path | None, check: bool, output: Format, **flags: Any) -> None:
+    """Run one node until SIGTERM or Ctrl-C; its log goes to stderr.
+
+    Flags override the file. Sizes may be written like 64MiB.
+    """
+    settings = read_settings(config, flags)
+    server_config = settings.server_config()
+    if check:
+        show_facts({flag_of(name): _plain(value) for name, value in settings}, output)
+        return
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    from dledger_core.server import run
+
+    run(server_config)

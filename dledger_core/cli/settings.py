@@ -1,0 +1,127 @@
+"""Settings of ``dledger serve``: one model for the flags and for the TOML file, whose keys are the flags' names."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
+
+from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES, RaftConfig, StorageConfig, parse_peers
+from dledger_core.errors import ConfigError
+from dledger_core.ids import NodeId
+from dledger_core.server.config import ServerConfig
+
+__all__ = ["ServeSettings", "flag_of", "read_settings"]
+
+
+def _names(value: Any) -> Any:
+    """A list of names may be written as one string with commas, or as a list of such strings."""
+    pieces = [value] if isinstance(value, str) else value
+    if isinstance(pieces, (list, tuple)) and all(isinstance(piece, str) for piece in pieces):
+        return tuple(name.strip() for piece in pieces for name in piece.split(",") if name.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+def flag_of(field: str) -> str:
+    """Returns the key and flag name of a field: ``self_id`` is ``self-id``."""
+    return field.replace("_", "-")
+
+
+class ServeSettings(BaseModel):
+    """What a node is told at start. Descriptions are the flags' help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=flag_of)
+
+    peers: str = Field(description="All nodes, this one included: 'n0-host:port;n1-host:port'.")
+    self_id: str = Field(description="This node's id in peers.")
+    group: Names = Field(("default",), description="Groups to host; repeat it or use commas.")
+    dir: Path = Field(Path("dledger-data"), description="Root directory; a store is DIR/GROUP/dledger-SELF_ID.")
+    host: str | None = Field(None, description="Address to listen on (default: the one in peers).")
+    profile: Literal["A", "B"] = Field("B", description="Disk profile; A is readable by RocketMQ's DLedger 0.3.1.2.")
+    durability: Literal["fsync", "page-cache"] = Field("fsync", description="What an acknowledged entry survives.")
+    data_segment_bytes: ByteSize = Field(ByteSize(DATA_SEGMENT_BYTES), description="Size of a data file.")
+    index_segment_bytes: ByteSize = Field(ByteSize(INDEX_SEGMENT_BYTES), description="Size of an index file.")
+    zero_ahead_bytes: ByteSize = Field(ByteSize(64 << 20), description="Zeros written ahead of the tail.")
+    tick_ms: int = Field(20, ge=1, description="Length of a tick.")
+    election_ms: int = Field(400, ge=1, description="A follower campaigns after this long to twice as long.")
+    heartbeat_ms: int = Field(60, ge=1, description="A leader sends heartbeats this often.")
+    preferred_leaders: Names = Field((), description="Nodes that should lead when caught up, best first.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
+
+    def server_config(self) -> ServerConfig:
+        """Returns the checked settings of the server; times become ticks.
+
+        Raises:
+            ConfigError: settings that do not fit each other.
+        """
+        election = max(1, self.election_ms // self.tick_ms)
+        return ServerConfig(
+            self_id=NodeId(self.self_id),
+            peers=parse_peers(self.peers),
+            groups=self.group,
+            directory=self.dir,
+            host=self.host,
+            tick_ms=self.tick_ms,
+            raft=RaftConfig(
+                election_ticks_min=election,
+                election_ticks_max=2 * election,
+                heartbeat_ticks=max(1, self.heartbeat_ms // self.tick_ms),
+                noop_on_election=self.profile == "B",
+                preferred_leaders=tuple(NodeId(name) for name in self.preferred_leaders),
+            ),
+            storage=StorageConfig(
+                data_segment_bytes=int(self.data_segment_bytes),
+                index_segment_bytes=int(self.index_segment_bytes),
+                profile=self.profile,
+                durability=self.durability,
+                zero_ahead_bytes=int(self.zero_ahead_bytes),
+            ),
+        )
+
+
+def read_settings(path: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
+    """Returns the settings of a TOML file overridden by flags.
+
+    Args:
+        path: the TOML file, or None.
+        flags: field name → value; None and empty mean "not given".
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong or missing value.
+    """
+    values = _read_toml(path) if path is not None else {}
+    values |= {flag_of(name): value for name, value in flags.items() if value not in (None, ())}
+    try:
+        return ServeSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0])
+        missing = first["type"] == "missing"
+        what = f"{key} is missing" if missing else f"{key} = {first['input']!r} is wrong: {first['msg']}"
+        given = any(flag_of(name) == key and value not in (None, ()) for name, value in flags.items())
+        where = f"--{key}" if given or path is None else str(path)
+        raise ConfigError(what, where, f"give --{key}, or {key} in the file of --config") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"the settings cannot be read: {error.strerror}", str(path), "check --config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a TOML file: {error}", str(path), "correct the file") from None
+    known = [flag_of(name) for name in ServeSettings.model_fields]
+    for key in values:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
+            raise ConfigError(f"unknown key {key!r}", str(path), hint)
+    return values

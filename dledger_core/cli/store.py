@@ -1,0 +1,85 @@
+"""``dledger dump`` and ``dledger verify``: look into store directories, read-only and without servers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dledger_core import open_store
+from dledger_core.cli.options import Format, examples, format_option
+from dledger_core.cli.output import EntryWriter, say, show_rows
+from dledger_core.cli.root import EXIT_FINDING
+
+__all__ = ["dump", "verify"]
+
+_CHUNK_ENTRIES = 10_000
+_directory = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command(
+    epilog=examples(
+        "dledger dump dledger-data/default/dledger-n0 --from 100 --to 120",
+        "dledger dump /var/lib/broker/dledger-n0 --format json",
+    )
+)
+@format_option
+@click.option("--from", "start", type=click.IntRange(0), help="First index to print (default: the store's first).")
+@click.option("--to", "end", type=click.IntRange(0), help="Stop before this index (default: the store's end).")
+@click.argument("store", type=_directory)
+def dump(output: Format, start: int | None, end: int | None, store: Path) -> None:
+    """Print the records of a STORE directory (the one that holds data/ and index/), control entries included.
+
+    Reads stores of this project and of Java DLedger, also while a node writes them.
+    """
+    reader = open_store(store)
+    begin = reader.first_index if start is None else start
+    stop = reader.last_index + 1 if end is None else min(end, reader.last_index + 1)
+    commit = "not recorded" if reader.commit_index is None else reader.commit_index
+    say(f"indexes {reader.first_index} to {reader.last_index}, commit index {commit}")
+    writer = EntryWriter(output, magic=True)
+    while begin < stop:
+        batch = reader.read(begin, min(begin + _CHUNK_ENTRIES, stop))
+        if not len(batch):
+            return
+        writer.write(batch)
+        begin = batch.column("index")[-1].as_py() + 1
+
+
+@click.command(
+    epilog=examples(
+        "dledger verify dledger-data/default/dledger-n0", "dledger verify dledger-data/*/dledger-* --format json"
+    )
+)
+@format_option
+@click.argument("stores", nargs=-1, required=True, type=_directory)
+def verify(output: Format, stores: tuple[Path, ...]) -> int:
+    """Check every record of STORES; exit 1 if anything is wrong. Changes nothing."""
+    rows: list[dict[str, Any]] = []
+    for store in stores:
+        say(f"verifying {store} ...")
+        report = open_store(store).verify()
+        rows.append(
+            {
+                "store": str(store),
+                "first_index": report.first_index,
+                "last_index": report.last_index,
+                "findings": [_finding(finding) for finding in report.findings],
+            }
+        )
+    if output == "json":
+        show_rows(rows, output)
+    else:
+        show_rows([row | {"findings": len(row["findings"])} for row in rows], output)
+        show_rows(
+            [{"store": row["store"], **finding} for row in rows for finding in row["findings"]], output, "findings"
+        )
+    return EXIT_FINDING if any(row["findings"] for row in rows) else 0
+
+
+def _finding(finding: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(finding) and not isinstance(finding, type):
+        return dataclasses.asdict(finding)
+    return {"finding": str(finding)}
