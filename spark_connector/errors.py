@@ -1,0 +1,244 @@
+"""Errors that a Spark user sees, each beginning with a stable code.
+
+Spark keeps only the text of a Python error, so the code leads the message, as Spark's own conditions do::
+
+    DLEDGER_OPTION                       an option is unknown or has a wrong value
+    DLEDGER_SCHEMA                       columns that cannot be read or written
+    DLEDGER_SPARK_VERSION                another Spark than the one this connector was made for
+    DLEDGER_CHECKPOINT                   an offset this version cannot read
+    DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
+    DLEDGER_DATA_LOSS.LOG_RECREATED      the log has another identity than the one in the checkpoint
+    DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry the query consumed is another one now
+    DLEDGER_DATA_LOSS.OFFSET_BEYOND_END  the log ends before what the query has consumed
+    DLEDGER_DATA_LOSS.GROUP_GONE         the checkpoint holds a group that the query does not read
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from dledger_core.errors import ConfigError, DLedgerError
+
+__all__ = [
+    "CheckpointError",
+    "DataLossError",
+    "GroupGoneError",
+    "LogRecreatedError",
+    "LossPolicy",
+    "OffsetBeyondEndError",
+    "OptionError",
+    "RetentionError",
+    "SchemaError",
+    "SparkVersionError",
+    "TermMismatchError",
+]
+
+_log = logging.getLogger("spark_connector")
+
+
+class OptionError(ConfigError):
+    """An option is unknown or has a wrong value; ``where`` names it."""
+
+    name = "DLEDGER_OPTION"
+
+
+class SchemaError(ConfigError):
+    """The columns do not fit."""
+
+    name = "DLEDGER_SCHEMA"
+
+
+class SparkVersionError(ConfigError):
+    """The PySpark in use is not the one this connector supports."""
+
+    name = "DLEDGER_SPARK_VERSION"
+
+
+class CheckpointError(DLedgerError):
+    """The checkpoint's offset cannot be used."""
+
+    code = 700
+    name = "DLEDGER_CHECKPOINT"
+
+
+class DataLossError(DLedgerError):
+    """Entries that the query should have read are gone, or are other entries now.
+
+    Args:
+        group: the log.
+        start: first index concerned.
+        end: index behind the last one concerned.
+        fact: one sentence that says what was found, without code and range.
+        cause: the likely reason.
+        resume: the index a new checkpoint should start from.
+    """
+
+    code = 701
+    name = "DLEDGER_DATA_LOSS"
+
+    def __init__(self, group: str, start: int, end: int, fact: str, cause: str, resume: int) -> None:
+        super().__init__(fact, f"group {group!r}", "", {"start": start, "end": end})
+        # Pickle calls the class with args, so args must be what __init__ takes.
+        self.args = (group, start, end, fact, cause, resume)
+
+    @property
+    def what(self) -> str:
+        """What was found."""
+        return str(self.args[3])
+
+    @property
+    def where(self) -> str:
+        """The group and the range of indexes."""
+        return f"group {self.args[0]!r} [{self.start}, {self.end})"
+
+    @property
+    def remedy(self) -> str:
+        """What to do next."""
+        return (
+            "To go on and accept it set failOnDataLoss=false; to start over use a new checkpoint with "
+            f'startingOffsets={{"{self.args[0]}": {self.args[5]}}}.'
+        )
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The range."""
+        return {"start": self.start, "end": self.end}
+
+    @property
+    def start(self) -> int:
+        """First index concerned."""
+        return int(self.args[1])
+
+    @property
+    def end(self) -> int:
+        """Index behind the last one concerned."""
+        return int(self.args[2])
+
+    def __str__(self) -> str:
+        group, _, _, fact, cause, _ = self.args
+        return f"[{self.name}] group '{group}': {fact}.\nCause: {cause}.\n{self.remedy}"
+
+
+class RetentionError(DataLossError):
+    """Entries below the log's first index were deleted before they were read."""
+
+    name = "DLEDGER_DATA_LOSS.RETENTION"
+
+    @classmethod
+    def of(cls, group: str, start: int, first_index: int, end: int | None = None) -> RetentionError:
+        """Makes the error for a reader at ``start`` of a log that begins at ``first_index`` (reading up to ``end``)."""
+        stop = first_index if end is None else min(first_index, end)
+        return cls(
+            group,
+            start,
+            stop,
+            f"entries [{start}, {stop}) ({stop - start} entries) are no longer stored; "
+            f"the first available index is {first_index}",
+            "retention deleted them before this query read them",
+            first_index,
+        )
+
+
+class LogRecreatedError(DataLossError):
+    """The log's uuid differs from the one in the offset."""
+
+    name = "DLEDGER_DATA_LOSS.LOG_RECREATED"
+
+    @classmethod
+    def of(cls, group: str, known: str, found: str, next_index: int, first_index: int, end: int) -> LogRecreatedError:
+        """Makes the error for an offset of log ``known`` at ``next_index`` that now finds log ``found``."""
+        return cls(
+            group,
+            next_index,
+            max(end, next_index),
+            f"the checkpoint is of log {known} up to index {next_index}, but the servers hold log {found} "
+            f"with indexes [{first_index}, {end})",
+            "the log was deleted and made anew, or the peers or the checkpoint belong to another cluster",
+            first_index,
+        )
+
+
+class TermMismatchError(DataLossError):
+    """The record before the offset is another one than was consumed."""
+
+    name = "DLEDGER_DATA_LOSS.TERM_MISMATCH"
+
+    @classmethod
+    def of(cls, group: str, next_index: int, known: object, found: object, first_index: int) -> TermMismatchError:
+        """Makes the error for an offset whose last consumed record was ``known`` and is ``found`` now."""
+        at = next_index - 1
+        return cls(
+            group,
+            at,
+            next_index,
+            f"entry {at} is not the one this query consumed (then {known}, now {found})",
+            "the log's history was rewritten: a store was restored from a backup, or it is another log",
+            first_index,
+        )
+
+
+class OffsetBeyondEndError(DataLossError):
+    """The offset lies behind the end of the log."""
+
+    name = "DLEDGER_DATA_LOSS.OFFSET_BEYOND_END"
+
+    @classmethod
+    def of(cls, group: str, next_index: int, end: int) -> OffsetBeyondEndError:
+        """Makes the error for an offset at ``next_index`` in a log that ends at ``end``."""
+        return cls(
+            group,
+            end,
+            next_index,
+            f"the query is at index {next_index} but the log ends at {end}: "
+            f"entries [{end}, {next_index}) ({next_index - end} entries) are missing",
+            "the log lost its tail or was made anew, or the offset was never in this log",
+            end,
+        )
+
+
+class GroupGoneError(DataLossError):
+    """A group of the checkpoint is not among the groups of the query."""
+
+    name = "DLEDGER_DATA_LOSS.GROUP_GONE"
+
+    @classmethod
+    def of(cls, group: str, next_index: int, reads: list[str]) -> GroupGoneError:
+        """Makes the error for a checkpoint with ``group`` while the query reads the groups ``reads``."""
+        return cls(
+            group,
+            next_index,
+            next_index,
+            f"the checkpoint holds this group up to index {next_index}, but the query reads {', '.join(reads)}",
+            "the option 'groups' was changed, or the checkpoint is of another query",
+            next_index,
+        )
+
+
+@dataclass(slots=True)
+class LossPolicy:
+    """What ``failOnDataLoss`` says: raise, or log a warning with the same text and count.
+
+    Attributes:
+        fail: raise on every loss.
+        events: losses that were let pass.
+        entries: entries known to be lost with them.
+    """
+
+    fail: bool
+    events: int = 0
+    entries: int = 0
+    _reported: set[tuple[str, str, int]] = field(default_factory=set)
+
+    def report(self, error: DataLossError, at: int | None = None) -> None:
+        """Raises ``error``, or logs and counts it, once for each index ``at`` of a reader (default: its start)."""
+        if self.fail:
+            raise error
+        key = (error.name, str(error.args[0]), error.start if at is None else at)
+        if key in self._reported:
+            return
+        self._reported.add(key)
+        self.events += 1
+        self.entries += max(0, error.end - error.start)
+        _log.warning("%s (failOnDataLoss=false: going on; %d losses so far)", error, self.events)

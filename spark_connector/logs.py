@@ -1,0 +1,326 @@
+"""One group's log as the connector sees it: from servers, or from a store directory without servers.
+
+Both kinds answer the same few questions: where does the log begin and end, which record lies before an index, and
+the entries of a range in chunks. Clients are kept per process, so executors reuse their connections between tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import pyarrow.compute as pc
+
+from dledger_core.errors import BehindError, DLedgerError, IndexOutOfRangeError, UnreachableError
+from spark_connector.errors import OptionError, RetentionError
+from spark_connector.offsets import Mark, check_of
+from spark_connector.options import DLedgerOptions
+from spark_connector.planning import Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dledger_core import Client, StoreReader
+
+__all__ = ["Bounds", "Chunk", "Log", "client_for", "open_log", "retrying"]
+
+_T = TypeVar("_T")
+_RETRY_PAUSE_S: Final = 0.1
+_STORE_CHUNK_ENTRIES: Final = 65_536
+
+_clients: dict[tuple[Any, ...], Client] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What can be read of a log now.
+
+    Attributes:
+        first: first stored index.
+        end: index behind the last readable entry, as the isolation says.
+        commit: commit index of the replica that said so; -1 for a store.
+        log: uuid of the log, None if it has none.
+    """
+
+    first: int
+    end: int
+    commit: int
+    log: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Data entries of a range and the index to go on from."""
+
+    batch: pa.RecordBatch
+    next_index: int
+
+
+class Log(Protocol):
+    """One group's log."""
+
+    group: str
+
+    def bounds(self) -> Bounds:
+        """Returns where the log begins and ends now."""
+
+    def mark(self, index: int) -> Mark:
+        """Returns what identifies the stored record at ``index``."""
+
+    def wait(self, next_index: int, timeout_ms: int) -> None:
+        """Returns when there may be entries at ``next_index``, at the latest after ``timeout_ms``."""
+
+    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
+        """Returns entries from ``start`` on, some at least if there are any, up to the range's end.
+
+        Args:
+            part: the range being read.
+            start: where to go on.
+            replica: a number that spreads tasks over the replicas.
+
+        Raises:
+            RetentionError: no replica holds ``start`` any more.
+        """
+
+
+def client_for(options: DLedgerOptions, group: str) -> Client:
+    """Returns this process's client for the group; made once and kept."""
+    from dledger_core import Client
+
+    key = (os.getpid(), options.peers, group, options.token, options.fetch_timeout_ms, options.protocol)
+    if key not in _clients:
+        _clients[key] = Client(
+            options.peers,
+            group,
+            token=options.token,
+            timeout_ms=options.fetch_timeout_ms,
+            protocol=options.protocol,  # type: ignore[arg-type]  # one of the two, checked with the options
+        )
+    return _clients[key]
+
+
+def retrying(call: Callable[[], _T], budget_ms: int, *, unknown_outcome: bool = False) -> _T:
+    """Calls ``call`` until it succeeds, the error is final or the time is used up.
+
+    Args:
+        call: what to do; the client has its own short retries.
+        budget_ms: no new try is made after this.
+        unknown_outcome: try again also where the failed call may have taken effect.
+    """
+    deadline = time.monotonic() + budget_ms / 1000
+    while True:
+        try:
+            return call()
+        except DLedgerError as error:
+            again = error.retriable or (unknown_outcome and error.outcome_unknown)
+            if not again or time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_PAUSE_S)
+
+
+def open_log(options: DLedgerOptions, group: str | None = None) -> Log:
+    """Opens the log of ``group`` as the options say; a store names its group itself."""
+    if options.path:
+        return StoreLog(options)
+    return ServerLog(options, group or options.groups[0])
+
+
+class ServerLog:
+    """A log on servers."""
+
+    def __init__(self, options: DLedgerOptions, group: str) -> None:
+        self.group = group
+        self._options = options
+        self._reached = False
+        self._serving: str | None = None
+
+    @property
+    def _client(self) -> Client:
+        return client_for(self._options, self.group)
+
+    def bounds(self) -> Bounds:
+        """Returns the widest view among the replicas that answer."""
+        # Before the first success a short wait: wrong peers should be reported at once, not after a minute.
+        budget = self._options.fetch_retry_ms if self._reached else min(5_000, self._options.fetch_retry_ms)
+        found = retrying(self._bounds, budget)
+        self._reached = True
+        return found
+
+    def _bounds(self) -> Bounds:
+        metadata = self._client.metadata()
+        nodes = [node for node in metadata.nodes if node.reachable]
+        if not nodes:
+            raise UnreachableError(f"no replica of group {self.group!r} answers", self._options.peers, "start it")
+        if self._options.isolation == "read_committed":
+            end, commit = max((node.visible_end, node.commit_index) for node in nodes)
+        else:
+            commit = max(node.commit_index for node in nodes)
+            end = commit + 1
+        first = min(node.first_index for node in nodes)
+        return Bounds(first=max(0, first), end=max(end, 0), commit=commit, log=metadata.log_uuid)
+
+    def mark(self, index: int) -> Mark:
+        """Reads the record at ``index`` from any replica."""
+        fetched = retrying(
+            lambda: self._client.records(index, index + 1, node=None, max_bytes=1), self._options.fetch_retry_ms
+        )
+        return _mark(fetched.batch, index, self.group)
+
+    def wait(self, next_index: int, timeout_ms: int) -> None:
+        """Waits at a server for an entry at ``next_index``; a failure only ends the wait."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        try:
+            self._client.fetch(
+                next_index,
+                next_index + 1,
+                max_bytes=1,
+                node=None,
+                consistency="committed",
+                isolation=self._options.isolation,
+                wait_ms=timeout_ms,
+            )
+        except DLedgerError:
+            time.sleep(max(0.0, deadline - time.monotonic()))
+
+    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
+        """Reads one chunk, trying one replica after the other until the time is used up."""
+        order = _ReplicaOrder(self._options.read_from, self._client, replica, self._serving)
+        deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
+        while True:
+            node = order.next()
+            try:
+                fetched = self._fetch(part, start, node)
+                if fetched.next_index > start:
+                    self._serving = node
+                    return Chunk(fetched.batch, fetched.next_index)
+                error: DLedgerError = BehindError(f"{node or 'a replica'} does not reach index {start} yet")
+            except IndexOutOfRangeError as failure:
+                first = int(failure.values.get("first_index", -1))
+                if start < first and order.all_tried:
+                    raise RetentionError.of(part.group, start, first, part.end) from failure
+                error = failure
+            except DLedgerError as failure:
+                if not (failure.retriable or failure.outcome_unknown):
+                    raise
+                error = failure
+            if order.all_tried:
+                if time.monotonic() >= deadline:
+                    raise error
+                time.sleep(_RETRY_PAUSE_S)
+
+    def _fetch(self, part: Range, start: int, node: str | None) -> Any:
+        return self._client.fetch(
+            start,
+            part.end,
+            max_bytes=self._options.fetch_max_bytes,
+            node=node,
+            consistency="committed",
+            isolation=self._options.isolation,
+            wait_ms=1_000,
+            min_commit=part.min_commit,
+        )
+
+
+class _ReplicaOrder:
+    """In which order a task asks the replicas: the preferred ones first, then the others, again and again."""
+
+    def __init__(self, read_from: str, client: Client, replica: int, serving: str | None) -> None:
+        self._read_from = read_from
+        self._client = client
+        self._replica = replica
+        # The replica that served the chunk before comes first: one that hangs costs its timeout only once.
+        self._queue: list[str | None] = [] if serving is None else [serving]
+        self._first_round_due = serving is not None
+
+    @property
+    def all_tried(self) -> bool:
+        """Whether each replica of this round was asked."""
+        return not self._queue and not self._first_round_due
+
+    def next(self) -> str | None:
+        if not self._queue:
+            self._queue = self._round()
+            self._first_round_due = False
+        return self._queue.pop(0)
+
+    def _round(self) -> list[str | None]:
+        if self._read_from.startswith("node:"):
+            return [self._read_from.removeprefix("node:")]
+        peers = [str(peer.node_id) for peer in self._client.peers]
+        turn = self._replica % len(peers)
+        order: list[str | None] = [*peers[turn:], *peers[:turn]]
+        if self._read_from == "any":
+            return order
+        leader = self._client.metadata().leader_id
+        order.sort(key=lambda node: (node == leader) != (self._read_from == "leader"))
+        return order
+
+
+class StoreLog:
+    """A log in a store directory, read as it lies there."""
+
+    def __init__(self, options: DLedgerOptions) -> None:
+        self._options = options
+        self._reader: StoreReader | None = None
+        self.group = options.groups[0] if options.groups_given else _group_of(options.path)
+
+    def _open(self) -> StoreReader:
+        from dledger_core import open_store
+
+        return open_store(self._options.path)
+
+    def bounds(self) -> Bounds:
+        """Opens the store anew, so a live one is seen to grow."""
+        self._reader = reader = self._open()
+        last = reader.last_index if reader.commit_index is None else min(reader.commit_index, reader.last_index)
+        return Bounds(first=max(0, reader.first_index), end=last + 1, commit=-1, log=reader.log_uuid)
+
+    def mark(self, index: int) -> Mark:
+        """Reads the record at ``index``."""
+        reader = self._reader or self._open()
+        return _mark(reader.read(index, index + 1), index, self.group)
+
+    def wait(self, next_index: int, timeout_ms: int) -> None:
+        """Looks for new entries every 100 ms."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while time.monotonic() < deadline and self.bounds().end <= next_index:
+            time.sleep(min(0.1, timeout_ms / 1000))
+
+    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
+        """Reads so many entries as make about ``fetchMaxBytes``."""
+        reader = self._reader = self._reader or self._open()
+        if start < reader.first_index:
+            raise RetentionError.of(part.group, start, reader.first_index, part.end)
+        stop = min(part.end, start + self._entries_per_chunk(reader, start, part.end))
+        batch = reader.read(start, stop)
+        return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), stop)
+
+    def _entries_per_chunk(self, reader: StoreReader, start: int, end: int) -> int:
+        """Guesses from the positions of a stretch how many entries make a chunk."""
+        if end - start <= 1:
+            return 1
+        last = min(end, start + _STORE_CHUNK_ENTRIES) - 1
+        positions = [int(reader.read(at, at + 1).column("position")[0].as_py()) for at in (start, last)]
+        size = max(1, (positions[1] - positions[0]) // (last - start))
+        return max(1, min(_STORE_CHUNK_ENTRIES, self._options.fetch_max_bytes // size))
+
+
+def _group_of(path: str) -> str:
+    directory = Path(path)
+    if not (directory / "data").is_dir():
+        raise OptionError(
+            f"{path} is not a store", "path", "name a node's store directory, the one that holds data/ and index/"
+        )
+    return directory.resolve().parent.name
+
+
+def _mark(batch: pa.RecordBatch, index: int, group: str) -> Mark:
+    at = pc.index(batch.column("index"), index).as_py()
+    if at < 0:
+        raise IndexOutOfRangeError(f"index {index} is not in the log", f"group {group!r}")
+    row = {name: batch.column(name)[at].as_py() for name in ("term", "position", "body")}
+    return Mark(row["term"], check_of(index, row["term"], row["position"], row["body"]))

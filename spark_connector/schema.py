@@ -1,0 +1,85 @@
+"""Columns of the data source, as Spark types and as the Arrow types Spark insists on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_connector.errors import SchemaError
+
+__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "arrow_schema", "check_read_schema", "schema_for"]
+
+_ENTRY: Final[tuple[tuple[str, DataType], ...]] = (
+    ("group", StringType()),
+    ("index", LongType()),
+    ("term", LongType()),
+    ("position", LongType()),
+    ("timestamp", TimestampType()),
+)
+_BODY: Final[tuple[tuple[str, DataType], ...]] = (("body", BinaryType()),)
+_MESSAGE: Final[tuple[tuple[str, DataType], ...]] = (
+    ("topic", StringType()),
+    ("queue_id", IntegerType()),
+    ("queue_offset", LongType()),
+    ("tags", StringType()),
+    ("keys", StringType()),
+    ("properties", MapType(StringType(), StringType())),
+    ("flag", IntegerType()),
+    ("sys_flag", IntegerType()),
+    ("born_timestamp", TimestampType()),
+    ("born_host", StringType()),
+    ("store_timestamp", TimestampType()),
+    ("store_host", StringType()),
+    ("msg_id", StringType()),
+    ("reconsume_times", IntegerType()),
+    ("prepared_transaction_offset", LongType()),
+    ("store_size", IntegerType()),
+    ("body_crc", IntegerType()),
+    ("tags_code", LongType()),
+    ("error", StringType()),
+)
+
+
+def _struct(columns: tuple[tuple[str, DataType], ...]) -> StructType:
+    return StructType([StructField(name, kind, True) for name, kind in columns])
+
+
+ENTRY_SCHEMA: Final = _struct(_ENTRY + _BODY)
+"""Columns with ``decode = none``."""
+
+MESSAGE_SCHEMA: Final = _struct(_ENTRY + _BODY + _MESSAGE)
+"""Columns with ``decode = message``."""
+
+
+def schema_for(decode: str) -> StructType:
+    """Returns the columns for the option ``decode``."""
+    return MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
+
+
+def arrow_schema(decode: str) -> pa.Schema:
+    """Returns the exact Arrow schema that Spark expects of the batches."""
+    return to_arrow_schema(schema_for(decode), timezone="UTC")
+
+
+def check_read_schema(schema: StructType, decode: str) -> None:
+    """Raises SchemaError if a user-given schema is not the source's own."""
+    found = [(column.name, column.dataType) for column in schema.fields]
+    if found != [(column.name, column.dataType) for column in schema_for(decode).fields]:
+        raise SchemaError(
+            f"the schema {schema.simpleString()} is not the one of this source",
+            "schema",
+            f"leave .schema() out; the columns are {schema_for(decode).simpleString()}",
+        )

@@ -1,0 +1,59 @@
+"""The data source ``dledger``: hands Spark the right reader or writer for the options."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from spark_connector.options import DLedgerOptions
+from spark_connector.schema import check_read_schema, schema_for
+
+__all__ = ["DLedgerDataSource"]
+
+
+class DLedgerDataSource(DataSource):
+    """``format("dledger")``: batch and stream, reading and writing."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "dledger"
+
+    def schema(self) -> StructType:
+        """Columns of a read; a wrong option fails here, before the query starts."""
+        return schema_for(DLedgerOptions.for_reading(self.options).decode)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Makes the batch reader."""
+        from spark_connector.batch_reader import DLedgerBatchReader
+
+        return DLedgerBatchReader(self._read_options(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Makes the stream reader."""
+        from spark_connector.stream_reader import DLedgerStreamReader
+
+        return DLedgerStreamReader(self._read_options(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Makes the batch writer: one transaction for each group."""
+        from spark_connector.batch_writer import DLedgerBatchWriter
+
+        return DLedgerBatchWriter(DLedgerOptions.for_writing(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Makes the stream writer: one transaction for each micro-batch and group."""
+        from spark_connector.stream_writer import DLedgerStreamWriter
+
+        return DLedgerStreamWriter(DLedgerOptions.for_writing(self.options), schema, overwrite)
+
+    def _read_options(self, schema: StructType) -> DLedgerOptions:
+        options = DLedgerOptions.for_reading(self.options)
+        check_read_schema(schema, options.decode)
+        return options

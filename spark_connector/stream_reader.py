@@ -1,0 +1,138 @@
+"""The stream source on the driver: which offsets a micro-batch covers.
+
+Spark asks for the initial offset twice before it writes anything down, so the answer is kept and the very first
+micro-batch is empty: it *pins* the start in the checkpoint. Offsets never go back. An idle query waits at the
+server instead of asking all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from spark_connector.logs import Bounds
+from spark_connector.offsets import GroupOffset, StreamOffset
+from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
+from spark_connector.planning import limit_ends
+from spark_connector.reading import RangesPartition, read_partition
+from spark_connector.tracking import Tracker
+
+__all__ = ["DLedgerStreamReader"]
+
+_POLL_MS_MAX: Final = 500
+
+
+class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver; ``read`` runs on executors, on a pickled copy that was never used here."""
+
+    def __init__(self, options: DLedgerOptions) -> None:
+        self._options = options
+        self._tracker: Tracker | None = None
+        self._initial: StreamOffset | None = None
+        self._pin_due = False
+        self._targets: dict[str, int] | None = None
+        self._reported: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["options"])  # type: ignore[misc]  # a copy starts afresh
+
+    @property
+    def tracker(self) -> Tracker:
+        """The logs of this query; made at first use, on the driver only."""
+        if self._tracker is None:
+            self._tracker = Tracker(self._options)
+        return self._tracker
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fixes the ends of this run."""
+        self._targets = {group: bounds.end for group, bounds in self._bounds().items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Returns the limit of the options."""
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Returns where a new query starts: the same answer however often it is asked."""
+        if self._initial is None:
+            bounds = self._bounds()
+            spec = self._options.starting_offsets or "latest"
+            starts = self.tracker.resolve(spec, bounds, LATEST)
+            self._initial = self.tracker.adopt(self.tracker.offset_at(starts, bounds), bounds)
+            self._pin_due = True
+        return self._initial.to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Returns the end of the next micro-batch; ``start`` itself if there is nothing new."""
+        begin = StreamOffset.from_json(start)
+        if self._pin_due:
+            self._pin_due = False
+            if begin == self._initial:
+                return start
+        bounds = self._bounds()
+        known = self.tracker.adopt(begin, bounds)
+        starts = {group: offset.next for group, offset in known.groups.items()}
+        if self._targets is None and not _behind(starts, bounds) and known == begin:
+            self.tracker.wait(starts, min(self._options.poll_ms, _POLL_MS_MAX))
+            bounds = self._bounds()
+        ends = limit_ends(starts, self._allowed(bounds), _most(limit))
+        # With failOnDataLoss=false a start may lie before the first index: the batch must get past the gap.
+        ends = {group: max(end, min(bounds[group].first, bounds[group].end)) for group, end in ends.items()}
+        ends = {group: max(ends[group], starts[group]) for group in ends}
+        moved = {group: end for group, end in ends.items() if end > starts[group]}
+        fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
+        return StreamOffset({**known.groups, **fresh}).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Returns the ends of the logs as last seen, for lag in Spark's progress."""
+        return self._reported
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plans [start, end); empty where a replayed first batch starts behind its end."""
+        self._pin_due = False  # Spark has an end, so its checkpoint holds the start already
+        begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        bounds = self._bounds()
+        known = self.tracker.adopt(begin, bounds)
+        ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
+        starts = {group: min(offset.next, ends[group]) for group, offset in known.groups.items()}
+        planned: list[InputPartition] = list(self.tracker.partitions(starts, ends, bounds))
+        return planned
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yields the partition's entries; runs on executors."""
+        assert isinstance(partition, RangesPartition)
+        return read_partition(partition, self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Does nothing: progress is kept in Spark's checkpoint alone."""
+
+    def _bounds(self) -> dict[str, Bounds]:
+        bounds = self.tracker.bounds()
+        ends = {group: GroupOffset(view.end, view.log) for group, view in bounds.items()}
+        self._reported = StreamOffset(ends).to_json()
+        return bounds
+
+    def _allowed(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
+        if self._targets is None:
+            return {group: view.end for group, view in bounds.items()}
+        return {group: min(view.end, self._targets.get(group, EARLIEST)) for group, view in bounds.items()}
+
+
+def _behind(starts: Mapping[str, int], bounds: Mapping[str, Bounds]) -> bool:
+    return any(bounds[group].end > start for group, start in starts.items())
+
+
+def _most(limit: ReadLimit) -> int | None:
+    return limit.max_rows if isinstance(limit, ReadMaxRows) else None

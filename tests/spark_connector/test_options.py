@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from spark_connector.errors import OptionError
+from spark_connector.options import DLedgerOptions
+
+PEERS = {"peers": "n0-127.0.0.1:1;n1-127.0.0.1:2"}
+
+
+def test_defaults_and_sparks_own_options() -> None:
+    options = DLedgerOptions.for_reading({**PEERS, "checkpointlocation": "/c", "queryname": "q"})
+    assert (options.groups, options.decode, options.isolation) == (("default",), "none", "read_committed")
+    assert options.fail_on_data_loss
+    assert options.starting_offsets is None
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "attribute", "expected"),
+    [
+        ("groups", " a, b,a", "groups", ("a", "b")),
+        ("STARTINGOFFSETS", "Earliest", "starting_offsets", "earliest"),
+        ("startingOffsets", '{"default": 12}', "starting_offsets", {"default": 12}),
+        ("startingOffsets", '{"default": "latest"}', "starting_offsets", {"default": -1}),
+        ("startingOffsets", '{"groups":{"default":{"next":7}},"v":1}', "starting_offsets", {"default": 7}),
+        ("endingOffsets", '{"default": -1}', "ending_offsets", {"default": -1}),
+        ("maxOffsetsPerTrigger", "500", "max_offsets_per_trigger", 500),
+        ("minPartitions", "4", "min_partitions", 4),
+        ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
+        ("readFrom", "Leader", "read_from", "leader"),
+        ("readFrom", "node:n1", "read_from", "node:n1"),
+        ("decode", "message", "decode", "message"),
+        ("isolation", "read_uncommitted", "isolation", "read_uncommitted"),
+        ("fetchMaxBytes", "1000", "fetch_max_bytes", 1000),
+    ],
+)
+def test_reading(name: str, value: str, attribute: str, expected: object) -> None:
+    assert getattr(DLedgerOptions.for_reading({**PEERS, name: value}), attribute) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "exactly one of the options peers and path"),
+        ({**PEERS, "path": "/store"}, "exactly one of the options peers and path"),
+        ({"peers": "n0=127.0.0.1"}, "malformed peer"),
+        ({**PEERS, "maxOffsetPerTriger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
+        ({**PEERS, "xyz": "5"}, "known options: decode"),
+        ({**PEERS, "group": "a"}, "not for reading at group; did you mean 'groups'?"),
+        ({**PEERS, "groups": ","}, "names no group"),
+        ({**PEERS, "groups": "a/b"}, "cannot name a group"),
+        ({**PEERS, "maxOffsetsPerTrigger": "-1"}, "wrong value '-1': it must be a whole number above 0"),
+        ({**PEERS, "maxOffsetsPerTrigger": "1e3"}, "whole number"),
+        ({**PEERS, "failOnDataLoss": "no"}, "true or false at failOnDataLoss"),
+        ({**PEERS, "startingOffsets": "newest"}, "earliest, latest or JSON"),
+        ({**PEERS, "startingOffsets": "[1]"}, "JSON like"),
+        ({**PEERS, "startingOffsets": '{"default": -3}'}, "must have an index"),
+        ({**PEERS, "startingOffsets": '{"default": true}'}, "must have an index"),
+        ({**PEERS, "startingOffsets": '{"other": 3}'}, "not among the groups default"),
+        ({**PEERS, "readFrom": "nearest"}, "any, leader, follower or node:ID"),
+        ({**PEERS, "decode": "json"}, "one of none, message"),
+        ({**PEERS, "token": " "}, "wrong value: it is empty"),
+        ({"path": "/store", "groups": "a,b"}, "a store holds one group"),
+    ],
+)
+def test_wrong_reading_options_say_what_and_what_to_do(options: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        DLedgerOptions.for_reading(options)
+    assert str(caught.value).startswith("[DLEDGER_OPTION] ")
+    assert said in str(caught.value)
+
+
+def test_writing() -> None:
+    options = DLedgerOptions.for_writing({**PEERS, "group": "orders", "path": "", "appendMaxBytes": "1000"})
+    assert (options.group, options.append_max_bytes) == ("orders", 1000)
+    for wrong in ({}, {**PEERS, "groups": "a"}, {**PEERS, "appendMaxBytes": str(8 << 20)}, {**PEERS, "decode": "none"}):
+        with pytest.raises(OptionError):
+            DLedgerOptions.for_writing(wrong)
