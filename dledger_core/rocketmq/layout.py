@@ -1,0 +1,121 @@
+"""Layout of RocketMQ's message records and consume queue units, and the Arrow schemas they become.
+
+A message record, all integers big-endian, hosts with 4 or 16 address bytes and a 4-byte port::
+
+    0   4  total size           40  8   born timestamp ms        76  8  prepared transaction offset
+    4   4  magic (V1 or V2)     48  8   born host (20: IPv6)     84  4  body length, body
+    8   4  body CRC             56  8   store timestamp ms           1  topic length (V2: 2), topic
+    12  4  queue id             64  8   store host (20: IPv6)        2  properties length, properties
+    16  4  flag                 72  4   reconsume times
+    20  8  queue offset
+    28  8  physical offset
+    36  4  system flag
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = [
+    "BODY_CRC_MASK",
+    "BORN_IPV6",
+    "COMPRESSED",
+    "COMPRESSION_MASK",
+    "COMPRESSION_SHIFT",
+    "CONSUME_QUEUE_SCHEMA",
+    "DELAY_LEVELS_MS",
+    "IPV6_EXTRA",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "MESSAGE_SCHEMA",
+    "NAME_END",
+    "PHYSICAL_OFFSET_DELTA",
+    "PROPERTY_END",
+    "RECORD_BYTES_MIN",
+    "SCHEDULE_TOPIC",
+    "STORE_IPV6",
+    "TRANSACTION_COMMIT",
+    "TRANSACTION_MASK",
+    "UNIT",
+    "V1_TOPIC_BYTES_MAX",
+]
+
+MAGIC_V1: Final = -626843481
+MAGIC_V2: Final = -626843477
+RECORD_BYTES_MIN: Final = 91
+IPV6_EXTRA: Final = 12
+V1_TOPIC_BYTES_MAX: Final = 127
+BODY_CRC_MASK: Final = 0x7FFFFFFF
+
+COMPRESSED: Final = 0x1
+TRANSACTION_MASK: Final = 0xC
+TRANSACTION_COMMIT: Final = 0x8
+BORN_IPV6: Final = 0x10
+STORE_IPV6: Final = 0x20
+COMPRESSION_MASK: Final = 0x700
+COMPRESSION_SHIFT: Final = 8
+
+NAME_END: Final = 1
+PROPERTY_END: Final = 2
+
+PHYSICAL_OFFSET_DELTA: Final = 48
+"""A message's physical offset is its entry's position plus the entry's header."""
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+_SECOND, _MINUTE, _HOUR = 1000, 60_000, 3_600_000
+DELAY_LEVELS_MS: Final = (
+    *(n * _SECOND for n in (1, 5, 10, 30)),
+    *(n * _MINUTE for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(n * _HOUR for n in (1, 2)),
+)
+"""RocketMQ's default ``messageDelayLevel``; level 1 comes first."""
+
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""One slot of a consume queue file."""
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("flag", pa.int32()),
+        ("sys_flag", pa.int32()),
+        ("born_timestamp", _TIMESTAMP),
+        ("born_host", pa.string()),
+        ("store_timestamp", _TIMESTAMP),
+        ("store_host", pa.string()),
+        ("msg_id", pa.string()),
+        ("reconsume_times", pa.int32()),
+        ("prepared_transaction_offset", pa.int64()),
+        ("physical_offset", pa.int64()),
+        ("store_size", pa.int32()),
+        ("body_crc", pa.int32()),
+        ("body", pa.binary()),
+        ("tags_code", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+"""Columns of ``decode_messages``."""
+
+CONSUME_QUEUE_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("physical_offset", pa.int64()),
+        ("size", pa.int32()),
+        ("tags_code", pa.int64()),
+        ("store_timestamp", _TIMESTAMP),
+        ("sys_flag", pa.int32()),
+        ("error", pa.string()),
+    ]
+)
+"""Columns of ``consume_queue_columns``."""

@@ -1,0 +1,160 @@
+"""Where the fields of each message record lie: every bound is checked here, once, before anything is read.
+
+``locate`` sieves a column of bodies; what passes can be read without further checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.rocketmq import layout
+from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, Rows, field
+
+__all__ = ["Located", "locate"]
+
+_BORN_HOST: Final = 48
+_REASONS: Final = (
+    "",
+    "null",
+    "shorter than a message record",
+    "no message magic",
+    "its size field differs from its length",
+    "its body length does not fit",
+    "its topic length does not fit",
+    "its properties length does not fit",
+)
+
+
+@dataclass(frozen=True)
+class Located:
+    """Records that passed, by the byte offsets of their parts; all arrays have shape (m,).
+
+    Attributes:
+        data: uint8, the bytes of the column.
+        rows: int64: which rows of the column they are, ascending.
+        reasons: uint8, shape (n,): 0 for a row that passed, else what is wrong (``reason_text``).
+        starts: begin of the record.
+        sizes: bytes of the record.
+        sys_flags: int32.
+        born_host: begin of the born host.
+        store_timestamp: begin of what follows the born host.
+        tail: begin of what follows the store host.
+        body: begin of the body; body_bytes its length.
+        topic: begin of the topic; topic_bytes its length.
+        properties: begin of the properties; properties_bytes their length.
+    """
+
+    data: Bytes
+    rows: IntArray
+    reasons: npt.NDArray[np.uint8]
+    starts: IntArray
+    sizes: IntArray
+    sys_flags: npt.NDArray[np.int32]
+    store_timestamp: IntArray
+    tail: IntArray
+    body: IntArray
+    body_bytes: IntArray
+    topic: IntArray
+    topic_bytes: IntArray
+    properties: IntArray
+    properties_bytes: IntArray
+
+    @property
+    def count(self) -> int:
+        """Number of records that passed."""
+        return len(self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row passed."""
+        return len(self.rows) == len(self.reasons)
+
+    @property
+    def born_host(self) -> IntArray:
+        """Begin of the born host."""
+        return self.starts + _BORN_HOST
+
+    @property
+    def store_host(self) -> IntArray:
+        """Begin of the store host."""
+        return self.store_timestamp + 8
+
+    def read(self, dtype: str, at: IntArray | int) -> npt.NDArray[Any]:
+        """Returns a number of each record, at absolute offsets or at one offset relative to its begin."""
+        return field(self.data, dtype, self.starts + at if isinstance(at, int) else at)
+
+    def reason_texts(self) -> list[str | None]:
+        """What is wrong with each row of the column, None for a row that passed."""
+        return [_REASONS[reason] or None for reason in self.reasons.tolist()]
+
+
+class _Sieve:
+    """Rows that have passed so far, with the columns computed for them."""
+
+    def __init__(self, rows: Rows) -> None:
+        n = len(rows.starts)
+        self.reasons = np.zeros(n, np.uint8)
+        self.columns: dict[str, Any] = {
+            "rows": np.arange(n, dtype=np.int64),
+            "starts": rows.starts,
+            "sizes": rows.lengths,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def drop(self, bad: BoolArray, reason: int) -> None:
+        if not bad.any():
+            return
+        self.reasons[self.columns["rows"][bad]] = reason
+        good = ~bad
+        self.columns = {name: column[good] for name, column in self.columns.items()}
+
+
+def locate(rows: Rows) -> Located:
+    """Finds the records among ``rows``: magic, sizes and lengths must agree to the byte."""
+    data, sieve = rows.data, _Sieve(rows)
+    if rows.present is not None:
+        sieve.drop(~rows.present, 1)
+    sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
+    magics = field(data, ">i4", sieve.starts + 4)
+    sieve.columns["wide"] = magics == layout.MAGIC_V2
+    sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)
+    sieve.drop(field(data, ">i4", sieve.starts) != sieve.sizes, 4)
+    _locate_hosts(data, sieve)
+    _locate_lengths(data, sieve)
+    columns = sieve.columns
+    del columns["wide"], columns["end"]
+    return Located(data, reasons=sieve.reasons, **columns)
+
+
+def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
+    flags = field(data, ">i4", sieve.starts + 36)
+    sieve.columns["sys_flags"] = flags
+    born = np.where(flags & layout.BORN_IPV6, 20, 8) if (flags & layout.BORN_IPV6).any() else 8
+    store = np.where(flags & layout.STORE_IPV6, 20, 8) if (flags & layout.STORE_IPV6).any() else 8
+    sieve.columns["store_timestamp"] = sieve.starts + _BORN_HOST + born
+    sieve.columns["tail"] = sieve.store_timestamp + 8 + store
+    sieve.columns["body"] = sieve.tail + 16
+    sieve.columns["end"] = sieve.starts + sieve.sizes
+    sieve.drop(sieve.body + 3 > sieve.end, 2)
+
+
+def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:
+    """A length is read only where it lies inside the record, and used only if what it counts does too."""
+    sieve.columns["body_bytes"] = field(data, ">i4", sieve.body - 4).astype(np.int64)
+    width = np.where(sieve.wide, 2, 1)
+    after = sieve.body + sieve.body_bytes + width + 2
+    sieve.drop((sieve.body_bytes < 0) | (after > sieve.end), 5)
+    sieve.columns["topic"] = sieve.body + sieve.body_bytes + np.where(sieve.wide, 2, 1)
+    narrow = field(data, ">i1", sieve.topic - 1).astype(np.int64)
+    # the byte before a V1 topic length is inside the record too, so reading it as two bytes is harmless
+    sieve.columns["topic_bytes"] = np.where(sieve.wide, field(data, ">i2", sieve.topic - 2), narrow)
+    sieve.drop((sieve.topic_bytes < 0) | (sieve.topic + sieve.topic_bytes + 2 > sieve.end), 6)
+    sieve.columns["properties"] = sieve.topic + sieve.topic_bytes + 2
+    sieve.columns["properties_bytes"] = field(data, ">i2", sieve.properties - 2).astype(np.int64)
+    sieve.drop((sieve.properties_bytes < 0) | (sieve.properties + sieve.properties_bytes != sieve.end), 7)
