@@ -1,0 +1,240 @@
+import contextlib
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dledger_core.checksum import crc32
+from dledger_core.errors import ProtocolError
+from dledger_core.net import codec
+from dledger_core.net.frame import Frame, FrameDecoder
+from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
+from dledger_core.raft.batch import Batch
+from dledger_core.raft.messages import (
+    AppendEntries,
+    AppendEntriesResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    RequestVote,
+    RequestVoteResponse,
+    TimeoutNow,
+)
+from dledger_core.record import Columns, Payload, encode
+
+indexes = st.integers(-1, (1 << 62))
+terms = st.integers(-1, 1 << 40)
+ends = {"sender": st.sampled_from(["n0", "n1"]), "target": st.sampled_from(["n2", "node.3"])}
+rounds = st.integers(0, 1 << 40)
+
+SMALL_MESSAGES = st.one_of(
+    st.builds(
+        RequestVote,
+        **ends,
+        term=terms,
+        last_index=indexes,
+        last_term=terms,
+        pre=st.booleans(),
+        transfer=st.booleans(),
+    ),
+    st.builds(RequestVoteResponse, **ends, term=terms, granted=st.booleans(), pre=st.booleans()),
+    st.builds(
+        AppendEntriesResponse,
+        **ends,
+        term=terms,
+        accepted=st.booleans(),
+        match_index=indexes,
+        hint_term=terms,
+        hint_first_index=indexes,
+        last_index=indexes,
+    ),
+    st.builds(Heartbeat, **ends, term=terms, commit_index=indexes, round=rounds),
+    st.builds(HeartbeatResponse, **ends, term=terms, round=rounds, last_index=indexes),
+    st.builds(TimeoutNow, **ends, term=terms),
+)
+
+
+def received(buffers):
+    decoder = FrameDecoder(FRAME_BYTES_MAX)
+    decoder.receive_data(b"".join(buffers))
+    frame = decoder.next_frame()
+    assert frame is not None
+    assert not decoder.in_frame
+    return frame
+
+
+@given(group=st.text(min_size=1, max_size=20), message=SMALL_MESSAGES)
+def test_small_messages_round_trip(group, message):
+    assert codec.frame_to_message(received(codec.message_to_frame(group, message))) == (group, message)
+
+
+@given(rows=st.lists(st.tuples(st.text(max_size=9), terms, indexes, rounds), min_size=1, max_size=20))
+def test_heartbeats_of_many_groups_share_a_frame(rows):
+    beats = [
+        (g, Heartbeat(sender="n0", target="n1", term=term, commit_index=commit, round=number))
+        for g, term, commit, number in rows
+    ]
+    answers = [
+        (g, HeartbeatResponse(sender="n1", target="n0", term=term, last_index=last, round=number))
+        for g, term, last, number in rows
+    ]
+    assert codec.frame_to_messages(received(codec.heartbeats_frame(beats))) == beats
+    assert codec.frame_to_messages(received(codec.heartbeat_responses_frame(answers))) == answers
+
+
+def make_append(counts, first=5, term=3, body=b"some body"):
+    batches, index = [], first
+    for number, count in enumerate(counts):
+        columns = Columns.from_bodies([body + bytes([number, i % 256]) for i in range(count)])
+        batch_term = term - 1 if number == 0 else term
+        run = encode(
+            columns,
+            first_index=index,
+            term=batch_term,
+            position=index * 100,
+            timestamp_ms=1_700_000_000_000,
+            segment_bytes=1 << 30,
+        )
+        batches.append(Batch(index, count, batch_term, run.nbytes, Payload(columns, records=run)))
+        index += count
+    return AppendEntries(
+        sender="n0",
+        target="n1",
+        term=term,
+        prev_index=first - 1,
+        prev_term=1,
+        commit_index=first - 1,
+        batches=tuple(batches),
+    )
+
+
+@settings(deadline=None)
+@given(counts=st.lists(st.integers(1, 40), max_size=5), first=st.integers(0, 1000))
+def test_append_entries_round_trip(counts, first):
+    message = make_append(counts, first)
+    group, got = codec.frame_to_message(received(codec.message_to_frame("g", message)))
+    assert group == "g"
+    assert replace(got, batches=()) == replace(message, batches=())
+    assert len(got.batches) == len(message.batches)
+    for ours, theirs in zip(message.batches, got.batches, strict=True):
+        assert (ours.first_index, ours.count, ours.term, ours.nbytes) == (
+            theirs.first_index,
+            theirs.count,
+            theirs.term,
+            theirs.nbytes,
+        )
+        assert bytes(ours.payload.records.data) == bytes(theirs.payload.records.data)
+        assert ours.payload.records.sizes.tolist() == theirs.payload.records.sizes.tolist()
+        theirs.payload.records.check(ours.first_index)
+
+
+def test_a_batch_without_records_is_not_sent():
+    batch = Batch(5, 1, 3, 10, Payload(Columns.from_bodies([b"x"])))
+    with pytest.raises(ProtocolError, match="not placed"):
+        codec.message_to_frame("g", replace(make_append([]), batches=(batch,)))
+
+
+def test_a_flipped_byte_in_the_payload_is_found():
+    frame = received(codec.message_to_frame("g", make_append([3, 20])))
+    for at in range(0, len(frame.payload), 7):
+        damaged = bytearray(frame.payload)
+        damaged[at] ^= 4
+        with pytest.raises(ProtocolError):
+            codec.frame_to_message(Frame(frame.header, memoryview(damaged)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"b": [[5, 3, 2], [9, 20, 3]]},
+        {"b": [[5, 0, 2], [5, 23, 3]]},
+        {"b": [[5, 3, 2], [8, 20, 9]]},
+        {"b": [[5, 3, 3], [8, 20, 2]]},
+        {"b": [[5, 3, 2]]},
+        {"b": [[5, 3, 3], [8, 20, 3]]},
+        {"b": [[5, 3], [8, 20]]},
+        {"b": [5, 3]},
+        {"b": {}},
+        {"n": 24},
+        {"n": 22},
+        {"n": -1},
+        {"n": None},
+        {"pi": 3},
+        {"k": 1},
+        {"k": None},
+        {"term": True},
+        {"term": 1 << 70},
+        {"s": None},
+        {"g": 5},
+        {"t": 999},
+        {"t": Type.READ},
+    ],
+    ids=str,
+)
+def test_inconsistent_append_entries_are_refused(change):
+    frame = received(codec.message_to_frame("g", make_append([3, 20])))
+    with pytest.raises(ProtocolError):
+        codec.frame_to_message(Frame(frame.header | change, frame.payload))
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=3), st.lists(st.integers(), max_size=4)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from([40, 41, 42, 43, 44, 45, 46, 1]),
+    fields=st.dictionaries(st.sampled_from(KEYS), values),
+    payload=st.binary(max_size=80),
+)
+def test_any_header_is_messages_or_a_protocol_error(kind, fields, payload):
+    with contextlib.suppress(ProtocolError):
+        codec.frame_to_messages(Frame({"t": kind, "s": "a", "to": "b", "g": "g", "term": 1} | fields, payload))
+
+
+bodies = st.lists(st.binary(max_size=40), max_size=30)
+
+
+@given(bodies)
+def test_columns_round_trip(items):
+    columns = Columns.from_bodies(items)
+    got = codec.parse_columns(memoryview(b"".join(codec.columns_payload(columns))), len(items))
+    assert got.lengths.tolist() == columns.lengths.tolist()
+    assert got.crcs.tolist() == columns.crcs.tolist()
+    assert bytes(got.bodies) == b"".join(items)
+    got.verify()
+
+
+@pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
+@given(payload=st.binary(max_size=200), n=st.integers(-2, 60))
+def test_any_payload_is_columns_or_a_protocol_error(parse, payload, n):
+    try:
+        got = parse(payload, n)
+    except ProtocolError:
+        return
+    assert got.count == n
+
+
+@pytest.mark.parametrize("n", [None, True, "1", 1.0, 1 << 40, -1])
+@pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
+def test_a_count_of_the_wrong_kind_is_a_protocol_error(parse, n):
+    with pytest.raises(ProtocolError):
+        parse(b"\0" * 16, n)
+
+
+def test_lengths_whose_sum_wraps_are_refused():
+    payload = struct.pack("<II", 0xFFFFFFFF, 1) + bytes(8)
+    with pytest.raises(ProtocolError, match="add up"):
+        codec.parse_columns(payload, 2)
+    with pytest.raises(ProtocolError, match="add up"):
+        codec.parse_records(struct.pack("<II", 0xFFFFFFFF, 49) + bytes(48), 2)
+
+
+def test_crc_of_the_payload_covers_sizes_and_records():
+    message = make_append([2])
+    frame = received(codec.message_to_frame("g", message))
+    assert frame.header["k"] == crc32(frame.payload)
+    assert np.frombuffer(frame.payload, "<u4", 2).tolist() == message.batches[0].payload.records.sizes.tolist()

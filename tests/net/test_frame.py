@@ -1,0 +1,175 @@
+import contextlib
+import struct
+import tracemalloc
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dledger_core.checksum import crc32
+from dledger_core.errors import ProtocolError
+from dledger_core.net.frame import LARGE_PAYLOAD_BYTES, RECEIVE_BYTES, Frame, FrameDecoder, encode_frame
+from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HELLO_BYTES_MAX
+
+FRAMES = [
+    ({"t": 10}, b""),
+    ({"t": 12, "r": 1, "g": "flüge", "n": None}, b"x"),
+    ({"t": 14, "h": [["g", 1, -1, 2]] * 300}, b"y" * 5000),
+    ({"t": 15, "r": 2}, bytes(range(256)) * 256),
+    ({"t": 15, "r": 3}, b"z" * (LARGE_PAYLOAD_BYTES + 1)),
+    ({"t": 15, "r": 4}, b"w" * 300_000),
+    ({"t": 12, "pad": "p" * 200_000}, b"after a header larger than the receive buffer"),
+    ({"t": 11}, b""),
+]
+
+
+def joined(frames):
+    return b"".join(b"".join(encode_frame(header, payload)) for header, payload in frames)
+
+
+def drain(decoder):
+    frames = []
+    while (frame := decoder.next_frame()) is not None:
+        frames.append(frame)
+    return frames
+
+
+def in_pieces(data, size, max_bytes=FRAME_BYTES_MAX):
+    """Decodes as a socket would deliver: at most ``size`` bytes at a time into the decoder's own memory."""
+    decoder, frames, at = FrameDecoder(max_bytes), [], 0
+    while at < len(data):
+        room = decoder.get_buffer()
+        assert len(room)
+        part = data[at : at + min(size, len(room))]
+        room[: len(part)] = part
+        decoder.buffer_updated(len(part))
+        at += len(part)
+        frames += drain(decoder)
+    return frames, decoder
+
+
+def raw_frame(header: bytes, payload: bytes = b"", crc: int | None = None) -> bytes:
+    length = 8 + len(header) + len(payload)
+    return struct.pack(">III", length, len(header), crc32(header) if crc is None else crc) + header + payload
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 11, 12, 13, 4096, RECEIVE_BYTES - 1, RECEIVE_BYTES, 1 << 24])
+def test_how_the_bytes_arrive_makes_no_difference(size):
+    few = FRAMES if size > 1 else FRAMES[:4]
+    frames, decoder = in_pieces(joined(few), size)
+    assert [(f.header, bytes(f.payload)) for f in frames] == few
+    assert not decoder.in_frame
+
+
+def test_bytes_copied_in_whole_give_the_same_frames():
+    decoder = FrameDecoder(FRAME_BYTES_MAX)
+    data = joined(FRAMES)
+    got = []
+    for start in range(0, len(data), 100_001):
+        decoder.receive_data(data[start : start + 100_001])
+        got += drain(decoder)
+    assert [(f.header, bytes(f.payload)) for f in got] == FRAMES
+
+
+def test_payloads_are_not_overwritten_by_later_frames():
+    frames, _ = in_pieces(b"".join(joined([({"t": 1}, bytes([i]) * 100)]) for i in range(200)) * 20, 50_000)
+    assert all(bytes(f.payload) == bytes([n % 200]) * 100 for n, f in enumerate(frames))
+
+
+def test_every_truncation_gives_only_whole_frames():
+    frames = FRAMES[:3]
+    data = joined(frames)
+    ends = [len(joined(frames[: n + 1])) for n in range(len(frames))]
+    for cut in range(len(data)):
+        got, decoder = in_pieces(data[:cut], 1 << 20)
+        assert len(got) == sum(end <= cut for end in ends)
+        assert decoder.in_frame == (cut > 0 and cut not in ends)
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        pytest.param(struct.pack(">III", 7, 1, 0), "bounds", id="length below the fixed part"),
+        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), "bounds", id="length above the bound"),
+        pytest.param(struct.pack(">III", 100, 93, 0), "bounds", id="header longer than the frame"),
+        pytest.param(struct.pack(">III", 100, 0, 0), "bounds", id="no header"),
+        pytest.param(struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), "bounds", id="header above the bound"),
+        pytest.param(raw_frame(b"\x81\xa1t\x01", crc=1), "CRC", id="damaged header"),
+        pytest.param(raw_frame(b"\xc1"), "msgpack", id="not msgpack"),
+        pytest.param(raw_frame(b"\x81\xa1t"), "msgpack", id="short msgpack"),
+        pytest.param(raw_frame(b"\x81\xa1t\x01\x00"), "msgpack", id="bytes behind the map"),
+        pytest.param(raw_frame(b"\x93\x01\x02\x03"), "map", id="a list"),
+        pytest.param(raw_frame(msgpack.packb({"t": "1"})), "map", id="number is a string"),
+        pytest.param(raw_frame(msgpack.packb({"r": 1})), "map", id="no number"),
+        pytest.param(raw_frame(msgpack.packb({1: 1})), "msgpack", id="integer key"),
+        pytest.param(raw_frame(msgpack.packb({"t": msgpack.ExtType(5, b"x")})), "msgpack", id="extension type"),
+        pytest.param(raw_frame(b"\x91" * 2000), "msgpack", id="deep nesting"),
+    ],
+)
+def test_malformed_input_is_a_protocol_error(data, complaint):
+    with pytest.raises(ProtocolError, match=complaint):
+        in_pieces(data, 1 << 20)
+
+
+def test_hello_bound_holds_until_it_is_raised():
+    data = joined([({"t": 1}, b"x" * 5000)])
+    with pytest.raises(ProtocolError, match="bounds"):
+        in_pieces(data, 1, HELLO_BYTES_MAX)
+    decoder = FrameDecoder(HELLO_BYTES_MAX)
+    decoder.receive_data(data[:3])
+    decoder.raise_bound(FRAME_BYTES_MAX)
+    decoder.receive_data(data[3:])
+    assert len(drain(decoder)) == 1
+
+
+def test_a_frame_above_the_bounds_is_not_sent():
+    with pytest.raises(ProtocolError, match="too large"):
+        encode_frame({"t": 1}, bytes(FRAME_BYTES_MAX))
+    with pytest.raises(ProtocolError, match="too large"):
+        encode_frame({"t": 1, "x": "y" * HEADER_BYTES_MAX})
+    with pytest.raises(ProtocolError, match="packed"):
+        encode_frame({"t": object()})
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", joined(FRAMES[:2])]), size=st.integers(1, 300))
+def test_garbage_is_frames_or_a_protocol_error(data, prefix, size):
+    try:
+        frames, _ = in_pieces(prefix + data, size, HELLO_BYTES_MAX)
+    except ProtocolError:
+        return
+    assert all(isinstance(frame, Frame) for frame in frames)
+
+
+HOSTILE = st.one_of(
+    st.binary(max_size=64).map(lambda tail: b"\xdd\xff\xff\xff\xff" + tail),
+    st.integers(1, 700).map(lambda n: b"\xdc\x0f\xff" * n),
+    st.integers(1, 700).map(lambda n: b"\xdf\x00\x00\x0f\xff\xa1t" * n),
+    st.binary(max_size=2000),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(header=HOSTILE)
+def test_a_hostile_header_takes_bounded_memory(header):
+    data = raw_frame(b"\x81\xa1t" + header)
+    tracemalloc.start()
+    try:
+        in_pieces(data, 1 << 20, HELLO_BYTES_MAX)
+    except ProtocolError:
+        pass
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+@settings(max_examples=200, deadline=None)
+@given(flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=3))
+def test_damaged_frames_are_frames_or_a_protocol_error(flips):
+    data = bytearray(joined(FRAMES[:3]))
+    for at, flip in flips:
+        data[at % len(data)] ^= flip
+    with contextlib.suppress(ProtocolError):
+        in_pieces(bytes(data), 1 << 20)

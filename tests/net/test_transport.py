@@ -1,0 +1,326 @@
+import asyncio
+import logging
+
+import pytest
+import uvloop
+
+from dledger_core.errors import BadRequestError, ConfigError, ProtocolError, UnreachableError
+from dledger_core.net.frame import encode_frame
+from dledger_core.net.protocol import PREFACE, Type
+from dledger_core.net.transport import Hello, connect, serve
+
+
+class Recorder:
+    """Keeps what arrives; may answer each frame with its payload."""
+
+    def __init__(self, echo=False):
+        self.frames, self.closed, self.echo = [], [], echo
+        self.changed = asyncio.Event()
+
+    def on_frame(self, connection, frame):
+        if frame.header.get("refuse"):
+            raise ProtocolError("not allowed")
+        self.frames.append(frame)
+        self.changed.set()
+        if self.echo:
+            connection.send({"t": frame.header["t"] + 1, "r": frame.header["r"]}, frame.payload)
+
+    def on_close(self, connection, error):
+        self.closed.append(error)
+        self.changed.set()
+
+    async def until(self, done):
+        async with asyncio.timeout(5):
+            while not done():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+CLIENT = Hello()
+NODE = Hello("peer", "n0", {"default": "uuid-1"}, features=frozenset({"a", "b"}))
+
+
+class Echo:
+    def __init__(self, accept=lambda hello: NODE, **options):
+        self.accept, self.options, self.handlers = accept, options, []
+
+    def handler_for(self, connection):
+        self.handlers.append(Recorder(echo=True))
+        return self.handlers[-1]
+
+    async def __aenter__(self):
+        self.server = await serve("127.0.0.1", 0, accept=self.accept, handler_for=self.handler_for, **self.options)
+        return self
+
+    async def __aexit__(self, *error):
+        await self.server.close()
+
+    async def connect(self, hello=CLIENT, handler=None):
+        handler = handler or Recorder()
+        connection = await connect("127.0.0.1", self.server.port, hello, handler, timeout_s=5)
+        return connection, handler
+
+    async def raw(self, data, eof=False):
+        """Sends bytes, returns what came back until the other side closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            writer.write(data)
+            if eof:
+                writer.write_eof()
+            async with asyncio.timeout(5):
+                return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def run(request):
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run_with(main):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(main)
+
+    return run_with
+
+
+def test_hello_is_negotiated_and_frames_flow(run):
+    async def main():
+        async with Echo() as node:
+            theirs = Hello("client", None, versions=(1, 7), features=frozenset({"b", "c"}), credential="secret")
+            connection, handler = await node.connect(theirs)
+            assert connection.version == 1
+            assert connection.features == {"b"}
+            assert connection.peer_hello.node_id == "n0"
+            assert connection.peer_hello.logs == {"default": "uuid-1"}
+            payloads = [b"", b"small", b"x" * 70_000, b"y" * 3_000_000]
+            for number, payload in enumerate(payloads):
+                connection.send({"t": 12, "r": number}, payload)
+            await handler.until(lambda: len(handler.frames) == 4)
+            assert [bytes(f.payload) for f in handler.frames] == payloads
+            (served,) = node.server.connections
+            assert served.peer_hello.role == "client"
+            assert served.peer_hello.credential is None
+            connection.close()
+            assert await connection.closed is None
+            await node.handlers[0].until(lambda: node.handlers[0].closed)
+            assert node.handlers[0].closed == [None]
+            assert handler.closed == [None]
+            assert not node.server.connections
+            connection.send({"t": 1})  # no effect, no error
+
+    run(main())
+
+
+def test_frames_of_one_read_are_delivered_in_one_turn(run):
+    async def main():
+        async with Echo() as node:
+            connection, _ = await node.connect()
+            turns = []
+            handler = node.handlers[0]
+            loop = asyncio.get_running_loop()
+            counter = 0
+
+            def tick():
+                nonlocal counter
+                counter += 1
+                loop.call_soon(tick)
+
+            original = handler.on_frame
+            handler.on_frame = lambda c, f: (turns.append(counter), original(c, f))
+            tick()
+            connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(50))])
+            await handler.until(lambda: len(handler.frames) == 50)
+            assert len(set(turns)) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x16\x03\x01\x00\xa5", "TLS"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not our protocol"),
+        (b"\x00\x00\x00\x10", "not our protocol"),
+        (b"DLGX\x01", "not our protocol"),
+        (b"DLGR\x09", "unknown preface"),
+        (PREFACE + b"\xff" * 40, "bounds"),
+        (PREFACE + b"".join(encode_frame({"t": 12, "r": 1})), "first frame"),
+        (PREFACE + b"".join(encode_frame({"t": 1, "v": "x"})), "malformed"),
+        (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "f": [], "role": "peer"})), "malformed"),
+        (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "pad": "x" * 5000})), "bounds"),
+    ],
+    ids=lambda v: repr(v[:12]),
+)
+def test_garbage_closes_that_connection_only(run, data, message, caplog):
+    async def main():
+        async with Echo() as node:
+            good, handler = await node.connect()
+            assert await node.raw(data) == b""
+            assert node.server.stats.protocol_errors == 1
+            assert node.server.stats.refused == 1
+            good.send({"t": 12, "r": 1}, b"still here")
+            await handler.until(lambda: handler.frames)
+            good.close()
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    assert message in caplog.text
+
+
+def test_a_client_that_leaves_during_hello_is_forgotten(run):
+    async def main():
+        async with Echo() as node:
+            assert await node.raw(PREFACE[:3], eof=True) == b""
+            assert not node.server.connections
+            assert not node.handlers
+
+    run(main())
+
+
+def test_hello_must_come_in_time(run):
+    async def main():
+        async with Echo(hello_timeout_s=0.05) as node:
+            assert await node.raw(b"DLG") == b""
+            assert node.server.stats.refused == 1
+
+    run(main())
+
+
+def test_a_refused_hello_reaches_the_client_as_the_servers_error(run):
+    def accept(hello):
+        raise BadRequestError("no such role", "hello", "", {"role": hello.role})
+
+    async def main():
+        async with Echo(accept) as node:
+            with pytest.raises(BadRequestError, match=r"no such role at hello, 127") as caught:
+                await node.connect()
+            assert caught.value.values == {"role": "client"}
+            assert node.server.stats.refused == 1
+
+    run(main())
+
+
+def test_no_common_version_is_told(run):
+    async def main():
+        async with Echo() as node:
+            with pytest.raises(ProtocolError, match="no protocol version in common"):
+                await node.connect(Hello(versions=(2,)))
+
+    run(main())
+
+
+def test_malformed_input_after_hello_closes_with_an_error(run):
+    async def main():
+        async with Echo() as node:
+            connection, handler = await node.connect()
+            connection.send({"t": 12, "r": 1, "refuse": True})
+            connection.send({"t": 12, "r": 2})
+            await handler.until(lambda: handler.closed)
+            assert not node.handlers[0].frames
+            assert isinstance(node.handlers[0].closed[0], ProtocolError)
+            assert node.server.stats.protocol_errors == 1
+            assert node.server.stats.refused == 0
+
+    run(main())
+
+
+def test_nobody_listens(run):
+    async def main():
+        async with Echo() as node:
+            port = node.server.port
+        with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}"):
+            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=2)
+
+    run(main())
+
+
+def test_a_silent_server_is_unreachable(run):
+    async def main():
+        done = asyncio.Event()
+
+        async def silent(reader, writer):
+            await done.wait()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnreachableError, match="no answer in time"):
+            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=0.1)
+        done.set()
+        server.close()
+        await server.wait_closed()
+
+    run(main())
+
+
+def test_a_server_that_speaks_something_else_is_an_error(run):
+    async def main():
+        async def other(reader, writer):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(other, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ProtocolError, match=f"127.0.0.1:{port}"):
+            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=2)
+        server.close()
+        await server.wait_closed()
+
+    run(main())
+
+
+def test_a_port_in_use_is_one_clear_error(run):
+    async def main():
+        async with Echo() as node:
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{node.server.port}"):
+                await serve("127.0.0.1", node.server.port, accept=lambda h: NODE, handler_for=node.handler_for)
+
+    run(main())
+
+
+def test_a_slow_reader_is_felt_by_the_sender(run):
+    async def main():
+        async with Echo() as node:
+            connection, _ = await node.connect()
+            (served,) = node.server.connections
+            handler = node.handlers[0]
+            handler.echo = False
+            served.pause_reading()
+            for number in range(32):
+                connection.send({"t": 12, "r": number}, bytes(1 << 20))
+            assert connection.write_buffer_bytes > 4 << 20
+            waiting = asyncio.ensure_future(connection.drained())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            served.resume_reading()
+            await asyncio.wait_for(waiting, 5)
+            await handler.until(lambda: len(handler.frames) == 32)
+            await connection.drained()
+            connection.close()
+
+    run(main())
+
+
+def test_drained_ends_when_the_connection_breaks(run):
+    async def main():
+        async with Echo() as node:
+            connection, handler = await node.connect()
+            (served,) = node.server.connections
+            served.pause_reading()
+            for number in range(32):
+                connection.send({"t": 12, "r": number}, bytes(1 << 20))
+            waiting = asyncio.ensure_future(connection.drained())
+            await asyncio.sleep(0)
+            served.abort()
+            await asyncio.wait_for(waiting, 5)
+            await handler.until(lambda: handler.closed)
+            assert connection.write_buffer_bytes == 0
+
+    run(main())
+
+
+def test_error_type_numbers_are_stable():
+    assert (Type.HELLO, Type.HELLO_OK, Type.FAILURE) == (1, 2, 3)
