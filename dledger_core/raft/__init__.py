@@ -1,0 +1,41 @@
+"""The Raft algorithm alone: messages, ticks and proposals in, ``Ready`` out. No clock, chance, I/O or threads."""
+
+from dledger_core.raft.batch import Batch, LogStore, TermRun
+from dledger_core.raft.messages import (
+    AppendEntries,
+    AppendEntriesResponse,
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    RequestVote,
+    RequestVoteResponse,
+    TimeoutNow,
+)
+from dledger_core.raft.node import ProgressStatus, RawNode, Status
+from dledger_core.raft.progress import ProgressState
+from dledger_core.raft.quorum import Configuration
+from dledger_core.raft.ready import HardState, ReadReady, Ready, Role, SoftState
+
+__all__ = [
+    "AppendEntries",
+    "AppendEntriesResponse",
+    "Batch",
+    "Configuration",
+    "HardState",
+    "Heartbeat",
+    "HeartbeatResponse",
+    "LogStore",
+    "Message",
+    "ProgressState",
+    "ProgressStatus",
+    "RawNode",
+    "ReadReady",
+    "Ready",
+    "RequestVote",
+    "RequestVoteResponse",
+    "Role",
+    "SoftState",
+    "Status",
+    "TermRun",
+    "TimeoutNow",
+]

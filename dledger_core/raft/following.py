@@ -1,0 +1,118 @@
+"""What a follower does with a leader's messages (Raft section 5.3)."""
+
+from __future__ import annotations
+
+from dledger_core.errors import ProtocolError, invariant
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId
+from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
+from dledger_core.raft.ready import Role
+from dledger_core.raft.state import RaftState
+
+__all__ = ["check_batches", "handle_append_entries", "handle_heartbeat", "refuse_append_entries", "refuse_heartbeat"]
+
+
+def check_batches(message: AppendEntries) -> None:
+    """Raises ProtocolError unless the batches continue (prev_index, prev_term) and each other."""
+    last_index, last_term = message.prev_index, message.prev_term
+    for batch in message.batches:
+        well_formed = last_index >= NO_INDEX and batch.first_index == last_index + 1 and batch.count >= 1
+        if not (well_formed and last_term <= batch.term <= message.term):
+            raise ProtocolError(
+                "batches of AppendEntries do not continue each other",
+                str(message.sender),
+                values={"first_index": batch.first_index, "after_index": last_index, "batch_term": batch.term},
+            )
+        last_index, last_term = batch.last_index, batch.term
+
+
+def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
+    """Takes the batches if the logs meet at prev_index, else says where they might."""
+    _follow(state, message.sender)
+    log = state.log
+    if not log.matches(message.prev_index, message.prev_term):
+        hint_term, hint_first_index = log.conflict_hint(message.prev_index)
+        state.send_dependent(
+            AppendEntriesResponse(
+                sender=state.node_id,
+                target=message.sender,
+                term=state.term,
+                accepted=False,
+                match_index=message.prev_index,
+                hint_term=hint_term,
+                hint_first_index=hint_first_index,
+                last_index=log.last_index,
+            )
+        )
+        return
+    log.merge(message.batches)
+    matched = message.batches[-1].last_index if message.batches else message.prev_index
+    # Not min(commit, last_index): entries behind ``matched`` may be another leader's (pitfall 2).
+    log.commit_to(min(message.commit_index, matched))
+    state.send_persisted(
+        AppendEntriesResponse(
+            sender=state.node_id,
+            target=message.sender,
+            term=state.term,
+            accepted=True,
+            match_index=max(matched, log.commit_index),
+            hint_term=NO_TERM,
+            hint_first_index=Index(log.last_index + 1),
+            last_index=log.last_index,
+        )
+    )
+
+
+def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
+    """Stays a follower and learns the commit index."""
+    _follow(state, message.sender)
+    log = state.log
+    # The leader names only what this node acknowledged. If it is not there, the disk broke its promise: commit
+    # nothing; the answer's last_index tells the leader to find out again what this node holds.
+    if message.commit_index <= log.last_index:
+        log.commit_to(message.commit_index)
+    state.send_dependent(_heartbeat_response(state, message))
+
+
+def refuse_append_entries(state: RaftState, message: AppendEntries) -> None:
+    """Answers a leader of a lower term, so that it learns the higher one."""
+    state.send_dependent(
+        AppendEntriesResponse(
+            sender=state.node_id,
+            target=message.sender,
+            term=state.term,
+            accepted=False,
+            match_index=message.prev_index,
+            hint_term=NO_TERM,
+            hint_first_index=Index(state.log.last_index + 1),
+            last_index=state.log.last_index,
+        )
+    )
+
+
+def refuse_heartbeat(state: RaftState, message: Heartbeat) -> None:
+    """Answers a leader of a lower term, so that it learns the higher one."""
+    state.send_dependent(_heartbeat_response(state, message))
+
+
+def _heartbeat_response(state: RaftState, message: Heartbeat) -> HeartbeatResponse:
+    return HeartbeatResponse(
+        sender=state.node_id,
+        target=message.sender,
+        term=state.term,
+        round=message.round,
+        last_index=state.log.durable_index,
+    )
+
+
+def _follow(state: RaftState, leader_id: NodeId) -> None:
+    """Takes the sender of a current-term leader's message for the leader."""
+    invariant(
+        state.role is not Role.LEADER and state.leader_id in (None, leader_id),
+        "two leaders in one term",
+        term=state.term,
+        known=state.leader_id,
+        other=leader_id,
+    )
+    if state.leader_id is None:
+        state.become_follower(state.term, leader_id)
+    state.election_elapsed = 0

@@ -1,0 +1,278 @@
+"""RawNode: the core's face. Inputs go in, ``ready`` hands out what to do, ``advance`` confirms that it is durable."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dledger_core.config import RaftConfig, RandomSource
+from dledger_core.errors import invariant
+from dledger_core.ids import NO_INDEX, Index, NodeId, Term
+from dledger_core.raft import election, leadership, raft, replication
+from dledger_core.raft.batch import Batch, LogStore
+from dledger_core.raft.log import RaftLog
+from dledger_core.raft.messages import Message
+from dledger_core.raft.progress import ProgressState
+from dledger_core.raft.quorum import Configuration
+from dledger_core.raft.ready import HardState, Ready, Role, SoftState
+from dledger_core.raft.state import NoopPayload, RaftState
+
+__all__ = ["ProgressStatus", "RawNode", "Status"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStatus:
+    """A leader's view of one member.
+
+    Attributes:
+        needs_reset: it needs entries that the leader has deleted; only a copy of a store helps.
+    """
+
+    match_index: Index
+    next_index: Index
+    state: ProgressState
+    active: bool
+    inflight_messages: int
+    inflight_bytes: int
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether the member cannot catch up from this leader's log."""
+        return self.state is ProgressState.NEEDS_RESET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """A replica at one moment; ``progress`` is empty unless it leads."""
+
+    node_id: NodeId
+    role: Role
+    term: Term
+    leader_id: NodeId | None
+    first_index: Index
+    last_index: Index
+    durable_index: Index
+    commit_index: Index
+    transferee: NodeId | None
+    progress: dict[NodeId, ProgressStatus]
+
+
+class RawNode:
+    """One replica of one group, without I/O, clock or threads; one event loop owns it.
+
+    A call that raises a DLedgerError leaves the state unchanged. InvariantViolationError means that a safety
+    property is broken: the replica must stop and must not be used again.
+
+    Args:
+        node_id: this node.
+        configuration: members of the group.
+        config: settings, times in ticks.
+        store: the durable log; see ``LogStore``.
+        hard_state: term and vote as recovered from disk.
+        commit_index: recovered lower bound.
+        random: the one source of chance.
+        noop_payload: makes (payload, nbytes) of the NOOP at an index.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        configuration: Configuration,
+        config: RaftConfig,
+        store: LogStore,
+        hard_state: HardState,
+        commit_index: Index,
+        random: RandomSource,
+        noop_payload: NoopPayload,
+    ) -> None:
+        log = RaftLog(store, commit_index=commit_index, recent_bytes_max=config.recent_bytes_max)
+        invariant(log.last_term <= hard_state.term, "the log is ahead of the term", last_term=log.last_term)
+        self._log = log
+        self._state = RaftState(
+            node_id=node_id,
+            configuration=configuration,
+            config=config,
+            log=log,
+            hard_state=hard_state,
+            random=random,
+            noop_payload=noop_payload,
+        )
+        self._number = 0
+        self._in_flight: deque[tuple[int, bool, HardState | None]] = deque()
+        self._persisting = 0
+        self._emitted_hard_state = hard_state
+        self._emitted_soft_state = self._soft_state()
+        self._emitted_commit_index = log.commit_index
+
+    def tick(self) -> None:
+        """Counts one tick."""
+        raft.tick(self._state, persisting=self._persisting > 0)
+
+    def step(self, message: Message) -> None:
+        """Takes a message from another member; raises ProtocolError if it is malformed."""
+        raft.step(self._state, message)
+
+    def propose(self, payload: object, count: int, nbytes: int) -> Batch:
+        """Appends ``count`` entries as one batch to the leader's log.
+
+        Raises:
+            NotLeaderError: another node leads, or none.
+            TransferringError: leadership is being handed over.
+        """
+        return leadership.propose(self._state, payload, count, nbytes)
+
+    def read_index(self, request_id: int) -> None:
+        """Asks for a linearizable read index; the answer comes in ``Ready.reads``. Raises NotLeaderError."""
+        leadership.read_index(self._state, request_id)
+
+    def transfer_leadership(self, target: NodeId) -> None:
+        """Starts to hand leadership over. Raises NotLeaderError, or BadRequestError for a node that cannot lead."""
+        leadership.transfer_leadership(self._state, target)
+
+    def campaign(self) -> None:
+        """Starts an election now; does nothing on a leader or a learner."""
+        election.campaign(self._state)
+
+    def step_down(self) -> None:
+        """Stops to lead or to campaign, in the same term."""
+        if self._state.role not in (Role.FOLLOWER, Role.LEARNER):
+            self._state.become_follower(self._state.term, None)
+
+    def report_unreachable(self, node_id: NodeId) -> None:
+        """Takes note that the connection to a member broke: what was on its way may be lost."""
+        progress = self._state.progress.get(node_id)
+        if progress is not None and progress.state is ProgressState.REPLICATE:
+            progress.become_probe(Index(progress.match_index + 1))
+            self._state.send_due = True
+
+    def compact(self, first_index: Index) -> None:
+        """Takes note that the store deleted all entries before ``first_index``."""
+        self._log.compact(first_index)
+
+    def term_at(self, index: Index) -> Term | None:
+        """Returns the term of an entry, or None if the log does not hold it."""
+        return self._log.term_at(index) if index != NO_INDEX else None
+
+    def status(self) -> Status:
+        """Returns the replica's state for people and metrics."""
+        state, log = self._state, self._log
+        return Status(
+            node_id=state.node_id,
+            role=state.role,
+            term=state.term,
+            leader_id=state.leader_id,
+            first_index=log.first_index,
+            last_index=log.last_index,
+            durable_index=log.durable_index,
+            commit_index=log.commit_index,
+            transferee=state.transferee,
+            progress={
+                member: ProgressStatus(
+                    progress.match_index,
+                    progress.next_index,
+                    progress.state,
+                    progress.active,
+                    progress.inflight_messages,
+                    progress.inflight_bytes,
+                )
+                for member, progress in state.progress.items()
+            },
+        )
+
+    def has_ready(self) -> bool:
+        """Returns whether ``ready`` has something to hand out."""
+        state, log, hard, soft = self._state, self._log, self._emitted_hard_state, self._emitted_soft_state
+        return bool(
+            state.messages
+            or state.persisted_messages
+            or state.send_due
+            or log.commit_index > self._emitted_commit_index
+            or log.has_output
+            or state.term != hard.term
+            or state.voted_for != hard.voted_for
+            or state.role is not soft.role
+            or state.leader_id != soft.leader_id
+            or state.reads.answers
+            or self._read_round_due()
+        )
+
+    def ready(self) -> Ready:
+        """Returns everything there is to do since the last call."""
+        state, log = self._state, self._log
+        if state.role is Role.LEADER:
+            leadership.flush(state)
+        state.send_due = False
+        self._number += 1
+        hard_state = self._take_hard_state()
+        truncate_from, batches = log.take_output(self._number)
+        ready = Ready(
+            number=self._number,
+            hard_state=hard_state,
+            truncate_from=truncate_from,
+            batches=batches,
+            messages=tuple(state.messages),
+            persisted_messages=tuple(state.persisted_messages),
+            committed=self._take_committed(),
+            reads=tuple(state.reads.answers),
+            soft_state=self._take_soft_state(),
+        )
+        state.messages.clear()
+        state.persisted_messages.clear()
+        state.reads.answers.clear()
+        self._in_flight.append((self._number, ready.must_persist, hard_state))
+        self._persisting += ready.must_persist
+        return ready
+
+    def advance(self, number: int) -> None:
+        """Takes note that all Readys up to ``number`` are durable and their persisted_messages sent."""
+        invariant(
+            bool(self._in_flight) and self._in_flight[0][0] <= number <= self._number,
+            "advance without such a Ready in flight",
+            number=number,
+            last_number=self._number,
+        )
+        state = self._state
+        while self._in_flight and self._in_flight[0][0] <= number:
+            _, persisted, hard_state = self._in_flight.popleft()
+            if persisted:
+                self._persisting -= 1
+                state.persist_elapsed = 0
+            if hard_state is not None:
+                state.durable_hard_state = hard_state
+        rose = self._log.persisted(number)
+        if state.role is Role.LEADER:
+            if rose and self._log.durable_index > self._log.commit_index:
+                replication.maybe_commit(state)
+        else:
+            election.maybe_count_self_vote(state)
+
+    def _read_round_due(self) -> bool:
+        reads = self._state.reads
+        return (
+            bool(reads.waiting) and not reads.in_round and self._log.term_at(self._log.commit_index) == self._state.term
+        )
+
+    def _take_hard_state(self) -> HardState | None:
+        state, emitted = self._state, self._emitted_hard_state
+        if state.term == emitted.term and state.voted_for == emitted.voted_for:
+            return None
+        self._emitted_hard_state = HardState(state.term, state.voted_for)
+        return self._emitted_hard_state
+
+    def _take_committed(self) -> tuple[Index, Index] | None:
+        start, end = Index(self._emitted_commit_index + 1), Index(self._log.commit_index + 1)
+        if start >= end:
+            return None
+        self._emitted_commit_index = self._log.commit_index
+        return start, end
+
+    def _soft_state(self) -> SoftState:
+        return SoftState(self._state.role, self._state.leader_id, self._state.term)
+
+    def _take_soft_state(self) -> SoftState | None:
+        soft_state = self._soft_state()
+        if soft_state == self._emitted_soft_state:
+            return None
+        self._emitted_soft_state = soft_state
+        return soft_state

@@ -1,0 +1,166 @@
+"""The leader's view of one other member: what it holds, what is on its way, how to go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from dledger_core.config import RaftConfig
+from dledger_core.ids import NO_INDEX, Index
+
+__all__ = ["Progress", "ProgressState"]
+
+
+class ProgressState(Enum):
+    """How the leader sends to a member."""
+
+    PROBE = "probe"
+    """One message at a time until the place where the logs meet is known."""
+    REPLICATE = "replicate"
+    """Several in flight."""
+    NEEDS_RESET = "needs-reset"
+    """It needs entries that the leader no longer holds."""
+
+
+class Progress:
+    """Invariant: ``match_index < next_index``.
+
+    Attributes:
+        match_index: last index known durable there and equal to the leader's.
+        next_index: first index of the next AppendEntries.
+        state: PROBE, REPLICATE or NEEDS_RESET.
+        active: heard of since the last quorum check.
+        probe_sent: in PROBE, a message is out and unanswered.
+        check_due: send an empty AppendEntries at ``next_index`` that only asks whether the logs meet there: in
+            REPLICATE to find a loss at the end of what was sent, in PROBE to ask again without the payload.
+        acked_round: highest heartbeat round echoed.
+    """
+
+    __slots__ = (
+        "_inflight",
+        "_watch_match",
+        "_watch_round",
+        "acked_round",
+        "active",
+        "check_due",
+        "inflight_bytes",
+        "is_voter",
+        "match_index",
+        "next_index",
+        "probe_sent",
+        "state",
+    )
+
+    def __init__(self, next_index: Index, *, is_voter: bool) -> None:
+        self.is_voter = is_voter
+        self.match_index = NO_INDEX
+        self.next_index = next_index
+        self.state = ProgressState.PROBE
+        self.active = True
+        self.probe_sent = False
+        self.check_due = False
+        self.acked_round = 0
+        self.inflight_bytes = 0
+        self._inflight: deque[tuple[Index, int]] = deque()
+        self._watch_round = 0
+        self._watch_match = NO_INDEX
+
+    @property
+    def inflight_messages(self) -> int:
+        """AppendEntries with batches that are not acknowledged."""
+        return len(self._inflight)
+
+    def is_full(self, config: RaftConfig) -> bool:
+        """Returns whether the window is used up; the last message may overshoot the bytes by its own size."""
+        return len(self._inflight) >= config.inflight_messages_max or self.inflight_bytes >= config.inflight_bytes_max
+
+    def sent(self, last_index: Index, nbytes: int) -> None:
+        """Takes note of an AppendEntries in REPLICATE that ends at ``last_index``."""
+        self._inflight.append((last_index, nbytes))
+        self.inflight_bytes += nbytes
+        self.next_index = Index(last_index + 1)
+
+    def become_probe(self, next_index: Index) -> None:
+        """Goes on one message at a time from ``next_index``."""
+        self.state = ProgressState.PROBE
+        self.next_index = max(next_index, Index(self.match_index + 1))
+        self.probe_sent = False
+        self._clear_inflight()
+
+    def become_needs_reset(self) -> None:
+        """Stops sending: the leader lacks what the member needs."""
+        self.state = ProgressState.NEEDS_RESET
+        self._clear_inflight()
+
+    def accepted(self, match_index: Index) -> bool:
+        """Takes note of an acknowledgement; returns whether ``match_index`` rose."""
+        rose = match_index > self.match_index
+        if rose:
+            self.match_index = match_index
+            inflight = self._inflight
+            while inflight and inflight[0][0] <= match_index:
+                self.inflight_bytes -= inflight.popleft()[1]
+            self.next_index = max(self.next_index, Index(match_index + 1))
+        if self.state is not ProgressState.REPLICATE and match_index >= self.match_index:
+            self.state = ProgressState.REPLICATE
+            self.next_index = Index(match_index + 1)
+            self.check_due = False
+        return rose
+
+    def refused(self, prev_index: Index, next_index: Index) -> bool:
+        """Takes note of a refusal and of where to go on; returns whether there is something to send now.
+
+        One loss makes the follower refuse all that was in flight behind it: only the first refusal counts, the
+        rest are stale.
+        """
+        if self.state is ProgressState.REPLICATE:
+            if prev_index <= self.match_index:
+                return False
+            self.become_probe(next_index)
+            return True
+        if self.state is ProgressState.PROBE and prev_index == self.next_index - 1:
+            before = self.next_index
+            self.become_probe(next_index)
+            # Asking the same again at once would be answered the same; the next heartbeat asks again.
+            self.probe_sent = self.next_index == before
+            return not self.probe_sent
+        return False
+
+    def watch(self, heartbeat_round: int) -> None:
+        """Remembers what was known when a heartbeat left, unless an older one is still unanswered."""
+        if self.acked_round >= self._watch_round:
+            self._watch_round = heartbeat_round
+            self._watch_match = self.match_index
+
+    def heard_heartbeat(self, heartbeat_round: int, last_index: Index, first_index: Index) -> bool:
+        """Takes note of a heartbeat's answer; returns whether there may be something to send.
+
+        Args:
+            heartbeat_round: the echoed round.
+            last_index: the member's last durable index when it answered.
+            first_index: first index that the leader still holds.
+        """
+        watched = heartbeat_round >= self._watch_round > self.acked_round
+        self.acked_round = max(self.acked_round, heartbeat_round)
+        if watched and last_index < self._watch_match:
+            # It lost what it had acknowledged (a disk without its promise): trust nothing, find out again.
+            self.match_index = NO_INDEX
+            self.become_probe(Index(last_index + 1))
+            return True
+        if self.state is ProgressState.REPLICATE:
+            stuck = watched and self.match_index == self._watch_match and bool(self._inflight)
+            self.check_due = stuck and last_index < self.next_index - 1
+            return self.check_due
+        if self.state is ProgressState.NEEDS_RESET:
+            if last_index + 1 < first_index:
+                return False
+            self.become_probe(Index(last_index + 1))
+            return True
+        self.probe_sent = False
+        self.check_due = True
+        return True
+
+    def _clear_inflight(self) -> None:
+        self._inflight.clear()
+        self.inflight_bytes = 0
+        self.check_due = False

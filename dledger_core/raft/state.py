@@ -1,0 +1,152 @@
+"""The state of one replica that all parts of the algorithm share, and the only code that changes term and vote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from dledger_core.config import RaftConfig, RandomSource
+from dledger_core.errors import invariant
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.log import RaftLog
+from dledger_core.raft.messages import Message
+from dledger_core.raft.progress import Progress
+from dledger_core.raft.quorum import Configuration
+from dledger_core.raft.reads import ReadQueue
+from dledger_core.raft.ready import HardState, Role
+
+__all__ = ["NoopPayload", "RaftState"]
+
+NoopPayload: TypeAlias = Callable[[Index], tuple[object, int]]
+
+
+class RaftState:
+    """Figure 2 of the Raft paper, plus what the extensions need.
+
+    Attributes:
+        term, voted_for: the hard state as of now; it may not be durable yet.
+        durable_hard_state: the hard state that a confirmed Ready has persisted.
+        election_elapsed: ticks since this node heard a leader, voted or campaigned; on a leader since its last
+            quorum check.
+        persist_elapsed: ticks since the disk last finished something, while it has something to do.
+        votes: answers in this campaign, by voter: a repeated answer is not a second vote.
+        progress: the other members, on a leader only.
+        heartbeat_round: number of the last heartbeat broadcast in this term.
+        send_due: there may be something to send to some member at the next Ready.
+        preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        configuration: Configuration,
+        config: RaftConfig,
+        log: RaftLog,
+        hard_state: HardState,
+        random: RandomSource,
+        noop_payload: NoopPayload,
+    ) -> None:
+        self.node_id = node_id
+        self.configuration = configuration
+        self.config = config
+        self.log = log
+        self.term: Term = hard_state.term
+        self.voted_for: NodeId | None = hard_state.voted_for
+        self.durable_hard_state = hard_state
+        self.noop_payload = noop_payload
+        self.role = self._passive_role()
+        self.leader_id: NodeId | None = None
+        self.election_elapsed = 0
+        self.heartbeat_elapsed = 0
+        self.persist_elapsed = 0
+        self.votes: dict[NodeId, bool] = {}
+        self.progress: dict[NodeId, Progress] = {}
+        self.reads = ReadQueue()
+        self.heartbeat_round = 0
+        self.send_due = False
+        self.transferee: NodeId | None = None
+        self.transfer_elapsed = 0
+        self.preferred_pause = 0
+        self.messages: list[Message] = []
+        self.persisted_messages: list[Message] = []
+        self._random = random
+        self.election_timeout = 0
+        self.reset_election_timer()
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node may campaign."""
+        return self.node_id in self.configuration.voters
+
+    @property
+    def is_hard_state_durable(self) -> bool:
+        """Whether term and vote of this moment are on disk."""
+        durable = self.durable_hard_state
+        return durable.term == self.term and durable.voted_for == self.voted_for
+
+    @property
+    def hears_leader(self) -> bool:
+        """Whether a leader was heard so recently that other candidates are ignored (vote stickiness)."""
+        if self.role is Role.LEADER:
+            return True
+        return self.leader_id is not None and self.election_elapsed < self.config.election_ticks_min
+
+    def reset_election_timer(self) -> None:
+        """Starts a new wait of random length."""
+        self.election_elapsed = 0
+        self.election_timeout = self._random.randrange(self.config.election_ticks_min, self.config.election_ticks_max)
+
+    def enter_term(self, term: Term, voted_for: NodeId | None) -> None:
+        """Moves to a higher term; the vote of a term changes here and in ``vote`` only."""
+        invariant(term > self.term, "terms never go back", term=term, current=self.term)
+        self.term = term
+        self.voted_for = voted_for
+
+    def vote(self, candidate: NodeId) -> None:
+        """Gives this term's one vote."""
+        invariant(
+            self.voted_for is None or self.voted_for == candidate,
+            "one vote per term",
+            term=self.term,
+            voted_for=self.voted_for,
+            candidate=candidate,
+        )
+        self.voted_for = candidate
+
+    def become_follower(self, term: Term, leader_id: NodeId | None) -> None:
+        """Follows ``leader_id``, or nobody yet, in ``term``."""
+        if term > self.term:
+            self.enter_term(term, None)
+        if self.role is Role.LEADER:
+            self._leave_leadership()
+        passive = self._passive_role()
+        if self.role is not passive or leader_id is not None:
+            self.reset_election_timer()
+        self.role = passive
+        self.leader_id = leader_id
+        self.votes = {}
+
+    def send(self, message: Message) -> None:
+        """Queues a message that may leave at once."""
+        self.messages.append(message)
+
+    def send_persisted(self, message: Message) -> None:
+        """Queues a message that leaves after all output so far is durable."""
+        self.persisted_messages.append(message)
+
+    def send_dependent(self, message: Message) -> None:
+        """Queues a message that depends on term and vote, but on no entry of the log."""
+        if self.is_hard_state_durable:
+            self.messages.append(message)
+        else:
+            self.persisted_messages.append(message)
+
+    def _passive_role(self) -> Role:
+        return Role.FOLLOWER if self.is_voter else Role.LEARNER
+
+    def _leave_leadership(self) -> None:
+        self.reads.fail()
+        self.progress = {}
+        self.transferee = None
+        self.send_due = False
