@@ -179,6 +179,7 @@ def test_inconsistent_append_entries_are_refused(change):
         codec.frame_to_message(Frame(frame.header | change, frame.payload))
 
 
+KEYS = [*"glhcbnkxm", "s", "to", "term", "li", "lt", "pre", "ok", "ht", "hi", "pi", "pt"]
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=3), st.lists(st.integers(), max_size=4)
 )
