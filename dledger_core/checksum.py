@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-__all__ = ["Buffer", "crc32", "crc32_column", "first_mismatch"]
+__all__ = ["Buffer", "crc32", "crc32_column", "crc32_list", "first_mismatch"]
 
 Buffer = bytes | bytearray | memoryview
 _U32 = npt.NDArray[np.uint32]

@@ -38,7 +38,7 @@ _WITH_SPARK = "pip install 'dledger[spark]'"
 
 
 @dataclass(frozen=True)
-class Check:
+class _Check:
     """One thing looked at: ``result`` is ok, note (nothing to worry about) or wrong."""
 
     what: str
@@ -85,63 +85,63 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _python() -> Check:
-    return Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+def _python() -> _Check:
+    return _Check("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[_Check]:
     for requirement in importlib.metadata.requires("dledger") or ():
         if "extra ==" in requirement:
             continue
         name = re.split(r"[~=<>!\[ ;]", requirement, maxsplit=1)[0]
         version = _version(name)
         if version is None:
-            yield Check(name, "wrong", "not installed", f"pip install '{requirement}'")
+            yield _Check(name, "wrong", "not installed", f"pip install '{requirement}'")
         else:
-            yield Check(name, "ok", version)
+            yield _Check(name, "ok", version)
 
 
-def _spark() -> Iterator[Check]:
+def _spark() -> Iterator[_Check]:
     pyspark, delta = _version("pyspark"), _version("delta-spark")
     yield _pinned("PySpark", pyspark, _PYSPARK, bool(pyspark and pyspark.startswith(_PYSPARK)))
     yield _pinned("delta-spark", delta, _DELTA, delta == _DELTA)
     yield _java(needed=pyspark is not None)
     python = os.environ.get("PYSPARK_PYTHON")
     if python and shutil.which(python) != sys.executable:
-        yield Check("PYSPARK_PYTHON", "wrong", python, f"export PYSPARK_PYTHON={sys.executable}")
+        yield _Check("PYSPARK_PYTHON", "wrong", python, f"export PYSPARK_PYTHON={sys.executable}")
     jar = next((path for path in Path.home().glob(".ivy2*/**/" + _DELTA_JAR)), None)
     if jar:
-        yield Check("Delta jar", "ok", str(jar))
+        yield _Check("Delta jar", "ok", str(jar))
     else:
-        yield Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
+        yield _Check("Delta jar", "note", "not in the Ivy cache", "Spark fetches it on first use; that needs a network")
 
 
-def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> Check:
+def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> _Check:
     if version is None:
-        return Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
+        return _Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
     if not fits:
-        return Check(what, "wrong", version, f"this version of dledger works with {wanted.rstrip('.')}: {_WITH_SPARK}")
-    return Check(what, "ok", version)
+        return _Check(what, "wrong", version, f"this version of dledger works with {wanted.rstrip('.')}: {_WITH_SPARK}")
+    return _Check(what, "ok", version)
 
 
-def _java(*, needed: bool) -> Check:
+def _java(*, needed: bool) -> _Check:
     home = os.environ.get("JAVA_HOME")
     path = f"{home}/bin/java" if home else shutil.which("java")
     remedy = "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
     result = "wrong" if needed else "note"
     if path is None:
-        return Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
+        return _Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:
-        return Check("Java", result, f"{path}: {error.strerror}", remedy)
+        return _Check("Java", result, f"{path}: {error.strerror}", remedy)
     match = re.search(r'version "(\d+)[^"]*"', done.stderr)
     if match is None or int(match[1]) not in _JAVA:
-        return Check("Java", result, f"{match[0] if match else 'unknown version'} at {path}", remedy)
-    return Check("Java", "ok", f"{match[0]} at {path}")
+        return _Check("Java", result, f"{match[0] if match else 'unknown version'} at {path}", remedy)
+    return _Check("Java", "ok", f"{match[0]} at {path}")
 
 
-def _data_sources() -> Iterator[Check]:
+def _data_sources() -> Iterator[_Check]:
     """One broken ``pyspark_*`` module silently disables discovery of all of them."""
     if _version("pyspark") is None:
         return
@@ -151,30 +151,30 @@ def _data_sources() -> Iterator[Check]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["unknown"])[-1]
-            yield Check(
+            yield _Check(
                 name, "wrong", f"cannot be imported: {reason}", "repair or remove it: Spark then skips them all"
             )
         else:
-            yield Check(name, "ok", "importable")
+            yield _Check(name, "ok", "importable")
     if "pyspark_dledger" not in names:
-        yield Check("pyspark_dledger", "note", "not on the path", "call spark_connector.register(spark)")
+        yield _Check("pyspark_dledger", "note", "not on the path", "call spark_connector.register(spark)")
 
 
-def _directory(directory: Path) -> Check:
+def _directory(directory: Path) -> _Check:
     what = f"directory {directory.resolve()}"
     existing = next(path for path in (directory.resolve(), *directory.resolve().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        return Check(what, "wrong", f"not writable: {error.strerror}", "choose another --dir or change its owner")
+        return _Check(what, "wrong", f"not writable: {error.strerror}", "choose another --dir or change its owner")
     free = shutil.disk_usage(existing).free
     if free < _FREE_BYTES_MIN:
-        return Check(what, "wrong", f"{free / 1e9:.1f} GB free", "make room: a node needs at least 1 GiB")
-    return Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
+        return _Check(what, "wrong", f"{free / 1e9:.1f} GB free", "make room: a node needs at least 1 GiB")
+    return _Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
 
 
-def _port_free(peer: Peer) -> Check:
+def _port_free(peer: Peer) -> _Check:
     what = f"port of {peer.node_id}"
     family = socket.AF_INET6 if ":" in peer.host else socket.AF_INET
     try:
@@ -182,15 +182,15 @@ def _port_free(peer: Peer) -> Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((peer.host, peer.port))
     except OSError as error:
-        return Check(what, "wrong", f"{peer.address}: {error.strerror}", "stop what uses it, or change peers")
-    return Check(what, "ok", f"{peer.address} is free")
+        return _Check(what, "wrong", f"{peer.address}: {error.strerror}", "stop what uses it, or change peers")
+    return _Check(what, "ok", f"{peer.address} is free")
 
 
-def _reachable(peer: Peer) -> Check:
+def _reachable(peer: Peer) -> _Check:
     what = f"peer {peer.node_id}"
     try:
         socket.create_connection((peer.host, peer.port), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         reason = error.strerror or str(error)
-        return Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
-    return Check(what, "ok", f"{peer.address} answers")
+        return _Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
+    return _Check(what, "ok", f"{peer.address} answers")

@@ -98,10 +98,10 @@ class EntryWriter:
         fields = {"index": row["index"], "term": row["term"], "position": row["position"]}
         if self._magic:
             fields["magic"] = row["magic"]
-        return json.dumps({**fields, "timestamp": time.isoformat() if time else None, **body_fields(row["body"])})
+        return json.dumps({**fields, "timestamp": time.isoformat() if time else None, **_body_fields(row["body"])})
 
 
-def body_fields(body: bytes) -> dict[str, str]:
+def _body_fields(body: bytes) -> dict[str, str]:
     """Returns a body for JSON: ``body`` if it is text, else ``body_base64``."""
     try:
         return {"body": body.decode()}

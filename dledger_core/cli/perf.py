@@ -79,7 +79,7 @@ def perf() -> None:
     """Measure throughput and latency."""
 
 
-@perf.command(epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json"))
+@perf.command("append", epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json"))
 @peers_option(required=False)
 @click.option("--group", default="default", show_default=True, help="The group to append to.")
 @click.option("--size", type=click.IntRange(1), default=100, show_default=True, help="Bytes of an entry's body.")
@@ -90,7 +90,7 @@ def perf() -> None:
 @click.option("--seconds", type=click.FloatRange(0.1), default=10.0, show_default=True, help="How long to measure.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the own cluster's stores lie.")
 @format_option
-def append(
+def _append(
     peers: str | None,
     group: str,
     size: int,

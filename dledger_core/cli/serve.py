@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ import click
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import show_facts
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.server import run
 
 __all__ = ["serve"]
 
@@ -62,6 +64,6 @@ def serve(config: Path | None, check: bool, output: Format, **flags: Any) -> Non
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    from dledger_core.server import run
-
-    run(server_config)
+    me = server_config.me
+    facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
+    run(server_config, lambda _node: show_facts(facts, output, "listening"))

@@ -53,6 +53,8 @@ class ServeSettings(BaseModel):
     election_ms: int = Field(400, ge=1, description="A follower campaigns after this long to twice as long.")
     heartbeat_ms: int = Field(60, ge=1, description="A leader sends heartbeats this often.")
     preferred_leaders: Names = Field((), description="Nodes that should lead when caught up, best first.")
+    inflight_bytes: ByteSize = Field(ByteSize(256 << 20), description="Appends held at most; more is answered BUSY.")
+    transaction_timeout_ms: int = Field(900_000, ge=1, description="Open transactions older than this are aborted.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
 
     def server_config(self) -> ServerConfig:
@@ -69,6 +71,8 @@ class ServeSettings(BaseModel):
             directory=self.dir,
             host=self.host,
             tick_ms=self.tick_ms,
+            inflight_bytes_max=int(self.inflight_bytes),
+            transaction_timeout_ms=self.transaction_timeout_ms,
             raft=RaftConfig(
                 election_ticks_min=election,
                 election_ticks_max=2 * election,

@@ -27,7 +27,7 @@ from dledger_core.server.replica import Replica
 from dledger_core.server.service import ClientService, Hosted
 from dledger_core.storage import CommitLog
 
-__all__ = ["NodeServer", "run"]
+__all__ = ["STOP_WITH_STDIN", "NodeServer", "run"]
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,0 +1,198 @@
+"""Rules of the code base that no linter knows: purity, sizes, names, exports, what lies where."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger_core import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("dledger_core", "spark_connector", "jobs")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PUBLIC_MODULES = [path for path in MODULES if path.parts[-2] != "jobs" and path.name != "__main__.py"]
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 40
+BANNED_WORDS = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+RAFT_MAY_IMPORT = {
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "operator",
+    "typing", "dledger_core.config", "dledger_core.errors", "dledger_core.ids", "dledger_core.raft",
+}  # fmt: skip
+TOP_LEVEL = {
+    "dledger_core", "spark_connector", "jobs", "notebooks", "tests",
+    "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "LICENSE",
+}  # fmt: skip
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, list[str], int]]:
+    """Yields (module, names taken from it, line) of every import statement, wherever it stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, [], node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            yield node.module or "", [alias.name for alias in node.names], node.lineno
+
+
+def declared(tree: ast.Module) -> list[str] | None:
+    """Returns the module's ``__all__``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def bound(tree: ast.Module) -> set[str]:
+    """Returns every name that the module's top level defines or imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.Module([part for part in tree.body if not isinstance(part, _DEFINITIONS)], [])):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names | {node.name for node in tree.body if isinstance(node, _DEFINITIONS)}
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Returns the function's lines without its signature and docstring: what a reader has to follow."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_the_raft_core_imports_nothing_that_does_io() -> None:
+    found = [
+        f"{path.name}:{line} imports {module}"
+        for path in (ROOT / "dledger_core/raft").rglob("*.py")
+        for module, _, line in imports(tree_of(path))
+        if not any(module == allowed or module.startswith(allowed + ".") for allowed in RAFT_MAY_IMPORT)
+    ]
+    assert found == []
+
+
+def test_modules_are_short() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in lengths.items() if lines >= MODULE_LINES_MAX} == {}
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{name_of(path)}.{node.name}": body_lines(node)
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and body_lines(node) > FUNCTION_LINES_MAX
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize("path", PUBLIC_MODULES, ids=name_of)
+def test_all_lists_exactly_the_public_functions_and_classes(path: Path) -> None:
+    tree = tree_of(path)
+    if len(tree.body) <= 1:
+        return  # a docstring alone
+    names = declared(tree)
+    assert names is not None, "the module has no __all__"
+    assert sorted(set(names)) == sorted(names), "a name occurs twice"
+    # A package's __init__ may make a name on demand (PEP 562).
+    lazy = any(getattr(node, "name", "") == "__getattr__" for node in tree.body)
+    assert lazy or set(names) <= bound(tree), "__all__ names what does not exist"
+    public = {node.name for node in tree.body if isinstance(node, _DEFINITIONS) and not node.name.startswith("_")}
+    assert public <= set(names), "a public function or class is missing in __all__"
+
+
+def test_only_exported_names_are_imported() -> None:
+    exported = {name_of(path): declared(tree_of(path)) for path in PUBLIC_MODULES}
+    found = [
+        f"{name_of(path)}:{line} takes {name} from {module}"
+        for path in MODULES
+        for module, names, line in imports(tree_of(path))
+        for name in names
+        if (known := exported.get(module)) is not None and name not in known and f"{module}.{name}" not in exported
+    ]
+    assert found == []
+
+
+def test_error_codes_are_unique_and_registered() -> None:
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    coded = [kind for kind in kinds if isinstance(kind, type) and "code" in vars(kind)]
+    assert [code for code, count in Counter(kind.code for kind in coded).items() if count > 1] == []
+    assert [name for name, count in Counter(kind.name for kind in coded).items() if count > 1] == []
+    for kind in coded:
+        assert type(errors.error_from_wire(kind("what").to_wire())) is kind
+
+
+def test_no_name_is_a_drawer_for_anything() -> None:
+    found = []
+    for path in [*MODULES, *(ROOT / "tests").rglob("*.py")]:
+        named = [path.stem, path.parent.name, *(n.name for n in ast.walk(tree_of(path)) if isinstance(n, ast.ClassDef))]
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in named if BANNED_WORDS & words(name)]
+    assert found == []
+
+
+def words(name: str) -> set[str]:
+    spaced = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+    return set(spaced.split("_"))
+
+
+def test_the_wheel_holds_every_package_and_nothing_else() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    mapped = setuptools["package-dir"]
+    folders = {name_of(path.parent / "__init__.py") for path in MODULES if path.parts[-2] != "jobs"}
+    folders -= {folder.replace("/", ".") for folder in mapped.values()}
+    assert sorted(setuptools["packages"]) == sorted(folders | set(mapped))
+
+
+def test_nothing_strays_at_the_top_level() -> None:
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    top = {name.split("/")[0] for name in tracked}
+    assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_notebooks_hold_no_outputs() -> None:
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            assert not cell.get("outputs"), f"{path.name} holds outputs; run .venv/bin/nbstripout {path.name}"
+            assert cell.get("execution_count") is None, f"{path.name} holds execution counts"
+
+
+def test_importing_the_core_loads_neither_server_nor_spark() -> None:
+    code = "import sys, dledger_core; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    unwanted = (
+        "dledger_core.server",
+        "dledger_core.cluster",
+        "dledger_core.cli",
+        "pyspark",
+        "delta",
+        "spark_connector",
+    )
+    assert [name for name in done.stdout.split() if name.startswith(unwanted)] == []
+
+
+def test_public_names_exist() -> None:
+    core = importlib.import_module("dledger_core")
+    assert {"AsyncClient", "Client", "LocalCluster", "open_store"} <= set(core.__all__)
+    assert [name for name in core.__all__ if not hasattr(core, name)] == []
+    assert set(core.__all__) <= set(dir(core))
