@@ -152,13 +152,19 @@ class TransactionTable:
         found.parts.append(part)
 
     def apply_commit(self, fields: dict[str, Any]) -> None:
-        """Takes in a committed ``commit`` control entry."""
+        """Takes in a committed ``commit`` control entry.
+
+        One that came too late (another commit, an abort or a newer run was first in the log) changes nothing.
+        """
         key = _key(fields)
         won = [Part(*part) for part in fields["parts"]]
         query = self._query(key.query_id)
         if key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
             return
-        found = self._open.pop((key.query_id, key.batch_id), None)
+        found = self._open.get((key.query_id, key.batch_id))
+        if set(won) - set(found.parts if found is not None else []):
+            return
+        self._open.pop((key.query_id, key.batch_id), None)
         self._enter_run(query, key.run_id)
         if found is not None:
             self._lose(part for part in found.parts if part not in set(won))
