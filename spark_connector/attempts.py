@@ -105,7 +105,7 @@ def abort_attempts(
 
 def _is_committed(client: Client, options: DLedgerOptions, transaction: TransactionId) -> bool:
     state = retrying(lambda: client.transaction(transaction), options.fetch_retry_ms, unknown_outcome=True)
-    return state.state == "committed"
+    return bool(state.state == "committed")
 
 
 class _GroupAttempt:

@@ -83,7 +83,9 @@ def _finish(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema:
     if options.decode == "message":
         from dledger_core.rocketmq import decode_messages
 
-        decoded = decode_messages(columns["body"])
+        decoded = decode_messages(
+            columns["body"], [name for name in schema.names if name not in columns or name == "body"]
+        )
         columns |= {name: decoded.column(name) for name in decoded.schema.names}
         if part.log is not None:  # a broker assigns queue offsets; in our logs the rebuild does
             columns["queue_offset"] = pa.nulls(batch.num_rows, pa.int64())

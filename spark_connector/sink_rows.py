@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -118,6 +118,5 @@ def _bodies(batch: pa.RecordBatch, shape: SinkShape) -> pa.Array:
         return batch.column("body").cast(pa.large_binary())
     from dledger_core.rocketmq import encode_messages
 
-    columns = {name: batch.column(name) for name in batch.schema.names if name != "group"}
-    columns["body"] = columns["body"].cast(pa.large_binary())
-    return encode_messages(**columns)
+    columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names if name != "group"}
+    return encode_messages(**{"queue_id": 0, **columns}).cast(pa.large_binary())

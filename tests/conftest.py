@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,6 +33,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ran] = set()
     if config.getoption("--no-leftovers"):
         config.stash[_before] = _files()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Generator[Any, None, None]:
+    """The one Spark session of a test run, with Delta; two tasks at a time, each tried up to three times."""
+    from jobs._session import spark_session
+
+    settings = {"spark.master": "local[2,3]", "spark.sql.shuffle.partitions": "2"}
+    with spark_session("tests", settings=settings) as session:
+        yield session
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,254 @@
+"""Streams logs into a Delta table, each entry exactly once.
+
+Delta's sink remembers which micro-batch of which query it holds, and the checkpoint says how far each log is read: a
+run that was killed anywhere goes on without loss and without doubles. The table has the source's columns.
+
+Usage::
+
+    python jobs/ingest.py --peers 'n0-127.0.0.1:40911;…' --table DIR --checkpoint DIR [--decode message]
+    spark-submit jobs/ingest.py …
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if __package__ in (None, ""):  # started as a script: make the project importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import click
+
+from dledger_core.errors import ConfigError, DLedgerError
+from jobs._cli import Outcome, connection_options, dry_run_option, parse_groups, progress, run_job, stop_requests
+from jobs._session import check_versions, spark_session
+
+if TYPE_CHECKING:
+    import threading
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["IngestPlan", "command", "main"]
+
+_POLL_S: Final = 1
+_STOP_PATIENCE_S: Final = 120.0
+_INTERVAL: Final = re.compile(r"\s*\d+\s*(milliseconds?|seconds?|minutes?|hours?)\s*\Z")
+_REPORT_EVERY_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestPlan:
+    """What to read and where to write it.
+
+    Attributes:
+        source: options of the data source.
+        table: directory of the Delta table.
+        checkpoint: directory of the query's checkpoint.
+        trigger: ``available-now`` or an interval like ``10 seconds``.
+    """
+
+    source: dict[str, str]
+    table: str
+    checkpoint: str
+    trigger: str
+
+
+@dataclass
+class _Totals:
+    """What the micro-batches so far add up to."""
+
+    rows: int = 0
+    batches: set[int] = field(default_factory=set)
+    start: dict[str, int] = field(default_factory=dict)
+    end: dict[str, int] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)
+
+    def take(self, query: StreamingQuery) -> bool:
+        """Adds the micro-batches that ended since the last call; returns whether there were any with rows."""
+        grown = False
+        for report in query.recentProgress:
+            number = int(report["batchId"])
+            if number in self.batches or not report["sources"]:
+                continue
+            source = report["sources"][0]
+            end = _next_indexes(source["endOffset"])
+            if not end or "addBatch" not in report["durationMs"]:
+                continue  # no micro-batch ran, Spark only says that the query is idle
+            self.batches.add(number)
+            self.rows += int(report["numInputRows"])
+            grown = grown or int(report["numInputRows"]) > 0
+            for group, index in (_next_indexes(source["startOffset"]) or end).items():
+                self.start.setdefault(group, index)
+            self.end = end
+            self.latest = _next_indexes(source.get("latestOffset")) or self.latest
+        return grown
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "batches": len(self.batches),
+            "offsets": {
+                group: {"from": self.start.get(group, end), "to": end, "latest": self.latest.get(group, end)}
+                for group, end in sorted(self.end.items())
+            },
+        }
+
+
+@click.command()
+@click.option("--peers", required=True, help="The servers: n0-host:port;n1-host:port;…")
+@click.option("--groups", default="default", show_default=True, help="Logs to read, separated by commas.")
+@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
+@click.option("--checkpoint", required=True, metavar="DIR", help="Directory that remembers how far the logs are read.")
+@click.option("--decode", type=click.Choice(["none", "message"]), default="none", show_default=True)
+@click.option("--starting-offsets", default="earliest", show_default=True, help="earliest, latest or JSON per group.")
+@click.option("--trigger", default="available-now", show_default=True, help='available-now or "10 seconds".')
+@click.option(
+    "--max-offsets-per-trigger", type=click.IntRange(min=1), help="At most this many indexes in a micro-batch."
+)
+@click.option("--max-bytes-per-trigger", type=click.IntRange(min=1), hidden=True)
+@click.option("--fail-on-data-loss/--no-fail-on-data-loss", default=True, show_default=True)
+@dry_run_option
+@connection_options
+def command(
+    peers: str,
+    groups: str,
+    table: str,
+    checkpoint: str,
+    decode: str,
+    starting_offsets: str,
+    trigger: str,
+    max_offsets_per_trigger: int | None,
+    max_bytes_per_trigger: int | None,
+    fail_on_data_loss: bool,
+    dry_run: bool,
+) -> Outcome:
+    """Streams logs into a Delta table, each entry exactly once."""
+    if max_bytes_per_trigger is not None:
+        raise ConfigError("--max-bytes-per-trigger is not available yet", "", "use --max-offsets-per-trigger")
+    check_versions()
+    source = {
+        "peers": peers,
+        "groups": ",".join(parse_groups(groups)),
+        "decode": decode,
+        "startingOffsets": starting_offsets,
+        "failOnDataLoss": str(fail_on_data_loss).lower(),
+    }
+    if max_offsets_per_trigger is not None:
+        source["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
+    plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger)
+    available = _check(plan)
+    if dry_run:
+        return Outcome({"status": "ok", "dry_run": True, "available": available, "table": table})
+    with spark_session("dledger-ingest") as spark:
+        return _run(spark, plan)
+
+
+def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
+    """Checks options and reachability before a JVM starts; returns what can be read per group."""
+    from spark_connector.options import DLedgerOptions
+    from spark_connector.tracking import Tracker
+
+    if plan.trigger != "available-now" and not _INTERVAL.match(plan.trigger):
+        raise ConfigError(f"wrong trigger {plan.trigger!r}", "--trigger", 'use available-now or "10 seconds"')
+    for name, directory in (("--table", plan.table), ("--checkpoint", plan.checkpoint)):
+        if "://" not in directory and Path(directory).is_file():
+            raise ConfigError(f"{directory} is a file", name, "name a directory")
+    options = DLedgerOptions.for_reading(plan.source)
+    bounds = Tracker(options).bounds()
+    return {group: {"start": view.first, "end": view.end} for group, view in sorted(bounds.items())}
+
+
+def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
+    from pyspark.errors import StreamingQueryException
+
+    from spark_connector import register
+
+    register(spark)
+    began = time.monotonic()
+    totals = _Totals()
+    with stop_requests() as stop:
+        query = _start(spark, plan)
+        try:
+            reason = _follow(query, totals, stop)
+        except StreamingQueryException as error:
+            raise DLedgerError(*_cause(str(error))) from None
+        finally:
+            query.stop()
+    totals.take(query)
+    summary = totals.summary() | {
+        "duration_s": round(time.monotonic() - began, 3),
+        "exit_reason": reason,
+        "query_id": str(query.id),
+        "table": plan.table,
+        "checkpoint": plan.checkpoint,
+    }
+    return Outcome(summary)
+
+
+def _start(spark: SparkSession, plan: IngestPlan) -> StreamingQuery:
+    rows = spark.readStream.format("dledger").options(**plan.source).load()
+    writer = rows.writeStream.format("delta").outputMode("append").option("checkpointLocation", plan.checkpoint)
+    if plan.trigger == "available-now":
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=plan.trigger)
+    return writer.start(plan.table)
+
+
+def _follow(query: StreamingQuery, totals: _Totals, stop: threading.Event) -> str:
+    """Reports until the query ends or is asked to stop; the micro-batch in hand is finished first."""
+    reported = 0.0
+    while not query.awaitTermination(_POLL_S):
+        if totals.take(query) and time.monotonic() - reported >= _REPORT_EVERY_S:
+            reported = time.monotonic()
+            lag = sum(max(0, totals.latest.get(group, end) - end) for group, end in totals.end.items())
+            progress(f"{totals.rows} rows in {len(totals.batches)} micro-batches, {lag} behind")
+        if stop.is_set():
+            progress("stopping after the micro-batch in hand")
+            _finish_batch(query)
+            return "stopped"
+    return "available data read"
+
+
+def _finish_batch(query: StreamingQuery) -> None:
+    last = _batch_number(query)
+    deadline = time.monotonic() + _STOP_PATIENCE_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        if _batch_number(query) != last:
+            return
+        query.awaitTermination(_POLL_S)
+
+
+def _batch_number(query: StreamingQuery) -> int:
+    last = query.lastProgress
+    return -1 if last is None else int(last["batchId"])
+
+
+def _next_indexes(offset: Any) -> dict[str, int]:
+    """Returns the index per group of an offset as Spark's progress shows it: a JSON text, or a map already."""
+    data = json.loads(offset) if isinstance(offset, str) else offset
+    return {group: int(entry["next"]) for group, entry in data["groups"].items()} if data else {}
+
+
+def _cause(text: str) -> tuple[str, str, str]:
+    """Returns the line of ours within Spark's long text, if there is one."""
+    found = re.search(
+        r"\[(?:DLEDGER_[A-Z_.]+|[A-Z_]+)\] [^\n]*(?:\nCause: [^\n]*\n[^\n]*)?", text[text.find("Error: ") :]
+    )
+    return (found.group(0) if found else text.strip().splitlines()[0], "", "")
+
+
+def main(run: Callable[..., Any] = run_job) -> None:
+    """Runs the job."""
+    run(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyspark
+import pytest
+
+from spark_connector import register
+from spark_connector.discovery import DefaultSource
+from spark_connector.errors import SparkVersionError
+
+
+def test_discovery_finds_the_source() -> None:
+    assert DefaultSource.name() == "dledger"
+
+
+def test_another_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "4.1.0")
+    with pytest.raises(SparkVersionError, match=r"\[DLEDGER_SPARK_VERSION\] PySpark 4.1.0 is installed"):
+        register(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "[DLEDGER_OPTION] give exactly one of the options peers and path"),
+        ({"peers": "n0-127.0.0.1:1", "maxOffsetPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
+        ({"path": "/nowhere/store"}, "is not a store"),
+    ],
+)
+def test_wrong_options_fail_before_the_query_starts(spark: Any, options: dict[str, str], said: str) -> None:
+    register(spark)
+    with pytest.raises(pyspark.errors.AnalysisException) as caught:
+        spark.read.format("dledger").options(**options).load().count()
+    assert said in str(caught.value)
