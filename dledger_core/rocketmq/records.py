@@ -40,7 +40,6 @@ class Located:
         starts: begin of the record.
         sizes: bytes of the record.
         sys_flags: int32.
-        born_host: begin of the born host.
         store_timestamp: begin of what follows the born host.
         tail: begin of what follows the store host.
         body: begin of the body; body_bytes its length.
