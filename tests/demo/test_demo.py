@@ -1,0 +1,84 @@
+"""The demo on fewer events: real nodes, a real failover, real Spark and Delta, everything compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dledger_core.cli.flights import FLIGHTS_COUNT, ORIGINS, flight_messages
+
+COMMAND = [sys.executable, "-m", "dledger_core.cli", "demo"]
+
+
+def test_the_flights_are_all_there_and_in_departure_order():
+    messages = flight_messages()
+    assert messages.num_rows == FLIGHTS_COUNT
+    departures = messages["born_timestamp"].to_pylist()
+    assert departures == sorted(departures)
+    for row in messages.slice(100_000, 50).to_pylist():
+        flight = json.loads(row["body"])
+        assert ORIGINS[row["queue_id"]] == flight["origin"]
+        assert (row["tags"], row["keys"], row["topic"]) == (flight["carrier"], flight["tailnum"], "departures")
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_moves_every_event_exactly_once_through_a_failover(tmp_path):
+    keep = tmp_path / "kept"
+    done = subprocess.run(
+        [*COMMAND, "--events", "30000", "--seconds", "5", "--keep", str(keep), "--format", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    facts = json.loads(done.stdout)
+    assert facts["rows_in_delta"] == facts["events"] == 30_000
+    assert facts["checks"]
+    assert all(facts["checks"].values())
+    assert facts["audit_verdict"] == "CONSISTENT"
+    assert facts["consume_queues"] == len(ORIGINS)
+    assert facts["seconds_without_leader"] > 0
+    assert (keep / "departures" / "_delta_log").is_dir()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_demo_cleans_up_when_it_is_interrupted(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "--seconds", "60"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    deadline = time.monotonic() + 60
+    while len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) != 0
+    assert len(children) >= 4
+    _, alive = psutil.wait_procs(children, 20)
+    assert alive == []
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("dledger")] == []
+
+
+@pytest.mark.integration
+def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path):
+    (tmp_path / "mine").write_text("x")
+    done = subprocess.run([*COMMAND, "--keep", str(tmp_path)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 3
+    assert "not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
