@@ -48,7 +48,9 @@ def append(
     producer_id: str | None,
     bodies: tuple[str, ...],
 ) -> None:
-    """Append entries; prints the range of their indexes once a majority holds them.
+    """Append entries and print their indexes.
+
+    It returns once a majority of the nodes holds them on disk.
 
     Without BODIES and --file, each line of stdin is an entry (without its newline).
     """

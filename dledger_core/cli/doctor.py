@@ -60,7 +60,10 @@ class _Check:
 )
 @format_option
 def doctor(peers: str | None, self_id: str | None, directory: Path, output: Format) -> int:
-    """Check Python, packages, Java, Spark, Delta, ports, peers and the directory; exit 1 if something is wrong."""
+    """Check that this machine can run nodes, clients and Spark.
+
+    Looks at Python, packages, Java, Spark, Delta, ports, peers and the directory; exit 1 if something is wrong.
+    """
     nodes = parse_peers(peers) if peers else ()
     if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
         raise ConfigError(f"self-id {self_id} is not in the peers string", "--self-id", "name one of the peers")

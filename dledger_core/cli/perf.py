@@ -79,7 +79,9 @@ def perf() -> None:
     """Measure throughput and latency."""
 
 
-@perf.command("append", epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json"))
+@perf.command(
+    "append", epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json")
+)
 @peers_option(required=False)
 @click.option("--group", default="default", show_default=True, help="The group to append to.")
 @click.option("--size", type=click.IntRange(1), default=100, show_default=True, help="Bytes of an entry's body.")

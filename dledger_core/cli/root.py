@@ -68,7 +68,7 @@ class _Root(click.Group):
         for name in self.list_commands(ctx):
             try:
                 command = self.get_command(ctx, name)
-                rows.append((name, command.get_short_help_str(90) if command else ""))
+                rows.append((name, command.get_short_help_str(60) if command else ""))
             except DLedgerError as error:
                 rows.append((name, f"({error.what})"))
         with formatter.section("Commands"):
@@ -86,7 +86,7 @@ class _Root(click.Group):
 
     def _run(self, *args: Any, **extra: Any) -> int:
         try:
-            code = super().main(*args, **extra | {"standalone_mode": False})
+            code = super().main(*args, **{"prog_name": "dledger"} | extra | {"standalone_mode": False})
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader of our output has seen enough; what is still buffered must not fail at exit.
@@ -127,6 +127,7 @@ def _line_of(error: Exception) -> tuple[str, int]:
 
 
 @click.group(
+    "dledger",
     cls=_Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="""\b

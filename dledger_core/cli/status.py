@@ -17,7 +17,10 @@ __all__ = ["status", "transfer"]
 @connection_options
 @format_option
 def status(peers: str, group: str, timeout: float, output: Format) -> int:
-    """Show each node's role and how far its log reaches; exit 1 if a node or the leader is missing."""
+    """Show the nodes of a group.
+
+    Each node's role and how far its log reaches; exit 1 if a node or the leader is missing.
+    """
     with connect(peers, group, timeout) as client:
         metadata = client.metadata()
     nodes = [dataclasses.asdict(node) for node in metadata.nodes]
@@ -39,7 +42,10 @@ def status(peers: str, group: str, timeout: float, output: Format) -> int:
 @format_option
 @click.argument("node_id")
 def transfer(peers: str, group: str, timeout: float, output: Format, node_id: str) -> None:
-    """Hand the group's leadership over to NODE_ID; no entry is lost and appends pause for a moment."""
+    """Hand leadership over to another node.
+
+    No entry is lost; appends pause for a moment.
+    """
     with connect(peers, group, timeout) as client:
         client.transfer_leadership(node_id)
     show_facts({"group": group, "leader_id": node_id}, output)

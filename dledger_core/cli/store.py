@@ -30,9 +30,10 @@ _directory = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--to", "end", type=click.IntRange(0), help="Stop before this index (default: the store's end).")
 @click.argument("store", type=_directory)
 def dump(output: Format, start: int | None, end: int | None, store: Path) -> None:
-    """Print the records of a STORE directory (the one that holds data/ and index/), control entries included.
+    """Print the records of a store directory.
 
-    Reads stores of this project and of Java DLedger, also while a node writes them.
+    STORE is the one that holds data/ and index/. Control entries are included. Stores of Java DLedger can be read
+    too, and all of them also while a node writes.
     """
     reader = open_store(store)
     begin = reader.first_index if start is None else start
@@ -56,7 +57,10 @@ def dump(output: Format, start: int | None, end: int | None, store: Path) -> Non
 @format_option
 @click.argument("stores", nargs=-1, required=True, type=_directory)
 def verify(output: Format, stores: tuple[Path, ...]) -> int:
-    """Check every record of STORES; exit 1 if anything is wrong. Changes nothing."""
+    """Check every record of store directories.
+
+    Exit 1 if anything is wrong. Changes nothing.
+    """
     rows: list[dict[str, Any]] = []
     for store in stores:
         say(f"verifying {store} ...")
