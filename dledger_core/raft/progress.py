@@ -148,8 +148,8 @@ class Progress:
             self.become_probe(Index(last_index + 1))
             return True
         if self.state is ProgressState.REPLICATE:
-            stuck = watched and self.match_index == self._watch_match and bool(self._inflight)
-            self.check_due = stuck and last_index < self.next_index - 1
+            # Nothing was acknowledged for a round trip: a message, an answer, or a slow disk. Ask, don't resend.
+            self.check_due = watched and self.match_index == self._watch_match and bool(self._inflight)
             return self.check_due
         if self.state is ProgressState.NEEDS_RESET:
             if last_index + 1 < first_index:

@@ -1,0 +1,124 @@
+"""A disk in memory that keeps exactly what a Ready persisted: the durable side of one simulated replica."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
+from dledger_core.raft import Batch, HardState, Ready, TermRun
+
+WriteOp: TypeAlias = HardState | Index | Batch
+"""One write in the order it reaches the disk: the hard state, a cut, a batch."""
+
+
+class MemoryStore:
+    """Implements ``LogStore``; ``apply`` is the disk's write, whole Readys or a part of one in order."""
+
+    def __init__(self, batches: Iterable[Batch] = (), *, hard_state: HardState | None = None) -> None:
+        self.batches: list[Batch] = []
+        self._firsts: list[int] = []
+        self._first_index = Index(0)
+        self._prev_term = NO_TERM
+        self.hard_state = hard_state or HardState(Term(0), None)
+        self.reads = 0
+        for batch in batches:
+            self._append(batch)
+
+    def first_index(self) -> Index:
+        return self._first_index
+
+    def last_index(self) -> Index:
+        return self.batches[-1].last_index if self.batches else Index(self._first_index - 1)
+
+    def term_runs(self) -> Sequence[TermRun]:
+        runs = [TermRun(Index(self._first_index - 1), self._prev_term)] if self._prev_term != NO_TERM else []
+        for batch in self.batches:
+            if not runs or runs[-1].term != batch.term:
+                runs.append(TermRun(batch.first_index, batch.term))
+        return runs
+
+    def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
+        self.reads += 1
+        at = self._at(start)
+        chosen, nbytes = [self.batches[at]], self.batches[at].nbytes
+        for batch in self.batches[at + 1 :]:
+            nbytes += batch.nbytes
+            if nbytes > max_bytes:
+                break
+            chosen.append(batch)
+        return chosen
+
+    def batch_at(self, index: Index) -> Batch | None:
+        """Returns the batch that holds ``index``, or None."""
+        if not self._first_index <= index <= self.last_index():
+            return None
+        return self.batches[self._at(index)]
+
+    def term_at(self, index: Index) -> Term:
+        """Returns the term of an entry, NO_TERM if it is not on disk."""
+        if index == self._first_index - 1:
+            return self._prev_term
+        batch = self.batch_at(index)
+        return batch.term if batch else NO_TERM
+
+    def copy(self) -> MemoryStore:
+        """Returns an independent disk with the same content."""
+        twin = MemoryStore(hard_state=self.hard_state)
+        twin.batches, twin._firsts = self.batches.copy(), self._firsts.copy()
+        twin._first_index, twin._prev_term = self._first_index, self._prev_term
+        return twin
+
+    def apply(self, ready: Ready) -> None:
+        """Writes all of a Ready."""
+        for write in writes_of(ready):
+            self.write(write)
+
+    def write(self, write: WriteOp) -> None:
+        """Performs one write."""
+        if isinstance(write, HardState):
+            assert write.term >= self.hard_state.term, "a term on disk went back"
+            self.hard_state = write
+        elif isinstance(write, Batch):
+            self._append(write)
+        else:
+            while self.batches and self.batches[-1].last_index >= write:
+                assert self.batches[-1].first_index >= write, "a batch was cut in two"
+                self.batches.pop()
+                self._firsts.pop()
+
+    def compact(self, first_index: Index) -> Index:
+        """Deletes whole batches before ``first_index``; returns the first index kept."""
+        kept = bisect_right(self._firsts, first_index) - 1
+        if kept > 0:
+            self._prev_term = self.batches[kept - 1].term
+            del self.batches[:kept]
+            del self._firsts[:kept]
+            self._first_index = self.batches[0].first_index
+        return self._first_index
+
+    def _append(self, batch: Batch) -> None:
+        assert batch.first_index == self.last_index() + 1, "a gap on disk"
+        self.batches.append(batch)
+        self._firsts.append(batch.first_index)
+
+    def _at(self, index: Index) -> int:
+        return bisect_right(self._firsts, index) - 1
+
+
+def writes_of(ready: Ready) -> Iterator[WriteOp]:
+    """Yields a Ready's writes in the order in which they reach the disk."""
+    if ready.hard_state is not None:
+        yield ready.hard_state
+    if ready.truncate_from is not None:
+        yield ready.truncate_from
+    yield from ready.batches
+
+
+def log_of(*terms: int, payload: str = "old") -> list[Batch]:
+    """Returns a log with one single-entry batch per term given: ``log_of(1, 1, 2)``."""
+    return [Batch(Index(at), 1, Term(term), 10, f"{payload}{term}.{at}") for at, term in enumerate(terms)]
+
+
+__all__ = ["NO_INDEX", "MemoryStore", "WriteOp", "log_of", "writes_of"]
