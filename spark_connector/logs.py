@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import pyarrow.compute as pc
 
 from dledger_core.errors import BehindError, DLedgerError, IndexOutOfRangeError, UnreachableError
-from spark_connector.errors import OptionError, RetentionError
+from spark_connector.errors import RetentionError
 from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
@@ -30,7 +30,6 @@ __all__ = ["Bounds", "Chunk", "Log", "client_for", "open_log", "retrying"]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S: Final = 0.1
-_STORE_CHUNK_ENTRIES: Final = 65_536
 
 _clients: dict[tuple[Any, ...], Client] = {}
 
@@ -265,8 +264,10 @@ class StoreLog:
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
-        self._reader: StoreReader | None = None
-        self.group = options.groups[0] if options.groups_given else _group_of(options.path)
+        self._reader = self._open()
+        # A Java store does not record its group; the directory above usually has its name.
+        recorded = self._reader.group or Path(options.path).resolve().parent.name
+        self.group = options.groups[0] if options.groups_given else recorded
 
     def _open(self) -> StoreReader:
         from dledger_core import open_store
@@ -275,14 +276,14 @@ class StoreLog:
 
     def bounds(self) -> Bounds:
         """Opens the store anew, so a live one is seen to grow."""
+        self._reader.close()
         self._reader = reader = self._open()
         last = reader.last_index if reader.commit_index is None else min(reader.commit_index, reader.last_index)
         return Bounds(first=max(0, reader.first_index), end=last + 1, commit=-1, log=reader.log_uuid)
 
     def mark(self, index: int) -> Mark:
         """Reads the record at ``index``."""
-        reader = self._reader or self._open()
-        return _mark(reader.read(index, index + 1), index, self.group)
+        return _mark(self._reader.read(index, index + 1), index, self.group)
 
     def wait(self, next_index: int, timeout_ms: int) -> None:
         """Looks for new entries every 100 ms."""
@@ -291,31 +292,15 @@ class StoreLog:
             time.sleep(min(0.1, timeout_ms / 1000))
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
-        """Reads so many entries as make about ``fetchMaxBytes``."""
-        reader = self._reader = self._reader or self._open()
-        if start < reader.first_index:
-            raise RetentionError.of(part.group, start, reader.first_index, part.end)
-        stop = min(part.end, start + self._entries_per_chunk(reader, start, part.end))
-        batch = reader.read(start, stop)
-        return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), stop)
-
-    def _entries_per_chunk(self, reader: StoreReader, start: int, end: int) -> int:
-        """Guesses from the positions of a stretch how many entries make a chunk."""
-        if end - start <= 1:
-            return 1
-        last = min(end, start + _STORE_CHUNK_ENTRIES) - 1
-        positions = [int(reader.read(at, at + 1).column("position")[0].as_py()) for at in (start, last)]
-        size = max(1, (positions[1] - positions[0]) // (last - start))
-        return max(1, min(_STORE_CHUNK_ENTRIES, self._options.fetch_max_bytes // size))
-
-
-def _group_of(path: str) -> str:
-    directory = Path(path)
-    if not (directory / "data").is_dir():
-        raise OptionError(
-            f"{path} is not a store", "path", "name a node's store directory, the one that holds data/ and index/"
-        )
-    return directory.resolve().parent.name
+        """Reads ``fetchMaxBytes`` at most, but one entry at least."""
+        try:
+            batch = self._reader.read(start, part.end, max_bytes=self._options.fetch_max_bytes)
+        except IndexOutOfRangeError as error:
+            if start >= self._reader.first_index:
+                raise
+            raise RetentionError.of(part.group, start, self._reader.first_index, part.end) from error
+        next_index = int(batch.column("index")[-1].as_py()) + 1
+        return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), next_index)
 
 
 def _mark(batch: pa.RecordBatch, index: int, group: str) -> Mark:

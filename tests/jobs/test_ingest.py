@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs._cli import run_job
+from jobs.ingest import command
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NEEDED = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Runs the job in this process; returns exit code, summary and stderr."""
+    with pytest.raises(SystemExit) as ended:
+        run_job(command, arguments)
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, json.loads(out.strip().splitlines()[-1]), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing option '--peers'"),
+        ([*NEEDED, "--trigger", "now"], "wrong trigger 'now' at --trigger"),
+        ([*NEEDED, "--peers", "nonsense"], "malformed peer 'nonsense'"),
+        ([*NEEDED, "--groups", ","], "malformed groups"),
+        ([*NEEDED, "--starting-offsets", "newest"], "earliest, latest or JSON"),
+        ([*NEEDED, "--checkpoint", __file__], "is a file at --checkpoint"),
+        ([*NEEDED, "--max-bytes-per-trigger", "5"], "not available yet"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line_and_code_3(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, summary, err = run(capsys, *arguments)
+    assert (code, summary["status"]) == (3, "error")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.integration
+def test_peers_out_of_reach_are_reported_before_a_jvm_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, summary, _ = run(capsys, *NEEDED)
+    assert (code, summary["error"]) == (3, "UNREACHABLE")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from dledger_core import LocalCluster
+
+    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20) as running:
+        yield running
+
+
+def append(cluster: Any, group: str, *bodies: bytes) -> None:
+    from dledger_core import Client
+
+    with Client(cluster.peers, group) as client:
+        client.append(bodies)
+
+
+def in_table(spark: Any, table: Path) -> list[tuple[str, bytes]]:
+    rows = spark.read.format("delta").load(str(table)).orderBy("group", "index").collect()
+    return [(row["group"], bytes(row["body"])) for row in rows]
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
+    spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table"
+    arguments = ["--peers", cluster.peers, "--groups", "a,b", "--table", str(table)]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--max-offsets-per-trigger", "60"]
+    append(cluster, "a", *(b"a-%03d" % number for number in range(90)))
+    append(cluster, "b", *(b"b-%03d" % number for number in range(30)))
+    code, plan, _ = run(capsys, *arguments, "--dry-run")
+    assert (code, plan["dry_run"], plan["available"]["b"]["start"]) == (0, True, 0)
+    assert not table.exists()
+    code, first, _ = run(capsys, *arguments)
+    assert (code, first["status"], first["rows"], first["exit_reason"]) == (0, "ok", 120, "available data read")
+    assert first["batches"] >= 3
+    assert first["offsets"]["a"]["from"] == 0
+    append(cluster, "a", b"a-090")
+    code, second, _ = run(capsys, *arguments)
+    assert (code, second["rows"]) == (0, 1)
+    assert second["offsets"]["a"]["from"] == first["offsets"]["a"]["to"]
+    expected = [("a", b"a-%03d" % number) for number in range(91)] + [("b", b"b-%03d" % number) for number in range(30)]
+    assert in_table(spark, table) == expected
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_sigterm_finishes_the_batch_in_hand(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    arguments = ["--peers", cluster.peers, "--groups", "b", "--table", str(table), "--trigger", "1 seconds"]
+    job = subprocess.Popen(
+        [
+            sys.executable,
+            str(CHECKOUT / "jobs" / "ingest.py"),
+            *arguments,
+            "--checkpoint",
+            str(tmp_path / "checkpoint"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        env={**os.environ, "SPARK_MASTER": "local[1]"},
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while not list((table / "_delta_log").glob("*1.json")) and time.monotonic() < deadline:
+            assert job.poll() is None
+            time.sleep(0.2)
+        job.send_signal(signal.SIGTERM)
+        out, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+        job.wait()
+    summary = json.loads(out.decode().strip().splitlines()[-1])
+    assert (job.returncode, summary["status"], summary["exit_reason"]) == (0, "ok", "stopped")
+    assert summary["rows"] == len(in_table(spark, table)) > 0

@@ -1,0 +1,48 @@
+"""A registered session and one cluster for the tests with real Spark; every test uses groups of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+GROUPS = tuple(f"g{number}" for number in range(24))
+
+
+@pytest.fixture(scope="session")
+def dledger(spark: Any) -> Any:
+    """The session, with the data source registered."""
+    from spark_connector import register
+
+    register(spark)
+    return spark
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Three nodes that host all of GROUPS."""
+    from dledger_core import LocalCluster
+
+    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def _fresh_groups() -> Iterator[str]:
+    return iter(GROUPS)
+
+
+@pytest.fixture
+def new_group(_fresh_groups: Iterator[str]) -> Any:
+    """Returns a function that names a group which no other test uses."""
+    return lambda: next(_fresh_groups)
+
+
+@pytest.fixture
+def log(cluster: Any, new_group: Any) -> Iterator[Any]:
+    """A client of a fresh group; ``log.group`` names it."""
+    from dledger_core import Client
+
+    with Client(cluster.peers, new_group()) as client:
+        yield client

@@ -1,0 +1,54 @@
+"""Writes real stores without servers: a log that grows, is made anew, or loses its beginning, as a test wants it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dledger_core import control
+from dledger_core.config import StorageConfig
+from dledger_core.ids import GroupName, Index, NodeId, Term
+from dledger_core.raft import Batch, HardState
+from dledger_core.record import Columns, Payload
+from dledger_core.storage import CommitLog
+
+_times = itertools.count(1_700_000_000_000, 1000)
+
+
+class StoreWriter:
+    """A store at ``<directory>/<group>/dledger-n0`` in which everything appended is committed at once."""
+
+    def __init__(self, directory: Path, *, group: str = "default", uuid: str | None = "log-1", term: int = 1) -> None:
+        self.path = directory / group / "dledger-n0"
+        config = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, zero_ahead_bytes=0)
+        self._log = CommitLog.open(self.path, group=GroupName(group), node_id=NodeId("n0"), config=config)
+        if uuid is not None and self._log.log_uuid is None:
+            self._log.adopt_uuid(uuid)
+        self.term = term
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._log.close(self._log.last_index())
+
+    @property
+    def end(self) -> int:
+        return self._log.last_index() + 1
+
+    def append(self, bodies: Sequence[bytes], *, noop: bool = False) -> None:
+        """Appends one batch, led by a control entry if ``noop``."""
+        payload = Payload(Columns.from_bodies(bodies), control=control.pack({}) if noop else None)
+        batch = Batch(Index(self.end), payload.count, Term(self.term), payload.nbytes, payload)
+        self._log.stage(batch, next(_times))
+        self._log.persist(HardState(Term(self.term), None), None, [batch])
+        self._log.save_checkpoint(self._log.last_index())
+
+    def append_numbers(self, count: int, text: str = "body") -> None:
+        """Appends ``count`` entries whose bodies tell their index."""
+        self.append([f"{text}-{index}".encode() for index in range(self.end, self.end + count)])

@@ -1,0 +1,341 @@
+"""The stream reader as a plain object, over a real store: Spark's calls in the orders Spark makes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from spark_connector.batch_reader import DLedgerBatchReader
+from spark_connector.errors import (
+    CheckpointError,
+    DataLossError,
+    GroupGoneError,
+    LogRecreatedError,
+    OffsetBeyondEndError,
+    OptionError,
+    RetentionError,
+    TermMismatchError,
+)
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading import RangesPartition
+from spark_connector.stream_reader import DLedgerStreamReader
+from tests.spark_connector.store_writer import StoreWriter
+
+QUICK = {"pollMs": "1", "fetchRetryMs": "1"}
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreWriter]:
+    with StoreWriter(tmp_path) as writer:
+        yield writer
+
+
+def make_reader(store: StoreWriter, **options: Any) -> DLedgerStreamReader:
+    texts = {name: str(value) for name, value in options.items()}
+    return DLedgerStreamReader(DLedgerOptions.for_reading({"path": str(store.path), **QUICK, **texts}))
+
+
+def next_of(offset: dict[str, Any], group: str = "default") -> int:
+    return int(offset["groups"][group]["next"])
+
+
+def indexes(reader: Any, partitions: list[Any]) -> list[int]:
+    """Reads the partitions as an executor would: on a pickled copy."""
+    executor = pickle.loads(pickle.dumps(reader))
+    found: list[int] = []
+    for partition in pickle.loads(pickle.dumps(partitions)):
+        for batch in executor.read(partition):
+            assert isinstance(batch, pa.RecordBatch)
+            found += batch.column("index").to_pylist()
+    return found
+
+
+class Engine:
+    """Makes Spark's calls and keeps Spark's two logs; a new reader is a restart."""
+
+    def __init__(self, limit: ReadLimit = ALL) -> None:
+        self.limit = limit
+        self.offsets: list[str] = []
+        self.commits = 0
+        self.read: list[int] = []
+
+    def start(self, reader: DLedgerStreamReader, *, crash_before_commit: bool = False) -> None:
+        """Plans and runs the next micro-batch, or replays one that was not committed."""
+        if self.commits == len(self.offsets):
+            begin = json.loads(self.offsets[-1]) if self.offsets else reader.initialOffset()
+            end = json.dumps(reader.latestOffset(begin, self.limit))
+            reader.reportLatestOffset()
+            if self.offsets and end == self.offsets[-1]:
+                return
+            self.offsets.append(end)
+        number = len(self.offsets) - 1
+        begin = json.loads(self.offsets[number - 1]) if number else reader.initialOffset()
+        rows = indexes(reader, reader.partitions(begin, json.loads(self.offsets[number])))
+        if not crash_before_commit:
+            self.commits += 1
+            self.read += rows
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+def test_a_log_that_grows_between_the_first_calls_loses_nothing(store: StoreWriter, starting: str, crash: bool) -> None:
+    store.append_numbers(10)
+    engine, reader = Engine(), make_reader(store, startingOffsets=starting)
+    first = 10 if starting == "latest" else 0
+    assert next_of(reader.initialOffset()) == first
+    store.append_numbers(5)
+    assert next_of(reader.latestOffset(reader.initialOffset(), ALL)) == first
+    reader = make_reader(store, startingOffsets=starting)
+    engine.start(reader, crash_before_commit=crash)
+    begun = next_of(json.loads(engine.offsets[0]))
+    if crash:
+        store.append_numbers(5)
+        reader = make_reader(store, startingOffsets=starting)
+    engine.start(reader)
+    engine.start(reader)
+    assert engine.read == list(range(begun, store.end))
+    assert begun == (15 if starting == "latest" else 0)
+
+
+def test_available_now_reads_to_the_end_at_its_start_in_bounded_batches(store: StoreWriter) -> None:
+    store.append_numbers(25)
+    engine = Engine(ReadMaxRows(10))
+    reader = make_reader(store, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+    assert reader.getDefaultReadLimit() == ReadMaxRows(10)
+    reader.prepareForTriggerAvailableNow()
+    store.append_numbers(5)
+    for _ in range(6):
+        engine.start(reader)
+    assert engine.read == list(range(25))
+    assert [next_of(json.loads(text)) for text in engine.offsets] == [0, 10, 20, 25]
+    again = make_reader(store)
+    again.prepareForTriggerAvailableNow()
+    engine.start(again)
+    assert engine.read == list(range(30))
+
+
+def test_a_replayed_first_batch_does_not_end_available_now_early(store: StoreWriter) -> None:
+    store.append_numbers(5)
+    engine = Engine()
+    engine.start(make_reader(store, startingOffsets="earliest"), crash_before_commit=True)
+    reader = make_reader(store, startingOffsets="earliest")
+    reader.prepareForTriggerAvailableNow()
+    engine.start(reader)
+    engine.start(reader)
+    assert engine.read == list(range(5))
+
+
+def test_offsets_never_go_back_and_an_idle_query_repeats_its_offset(store: StoreWriter) -> None:
+    store.append_numbers(5)
+    reader = make_reader(store, startingOffsets="earliest")
+    begin = reader.latestOffset(reader.initialOffset(), ALL)
+    end = reader.latestOffset(begin, ALL)
+    assert next_of(end) == 5
+    assert json.dumps(reader.latestOffset(end, ALL)) == json.dumps(end)
+    reader.prepareForTriggerAvailableNow()
+    store.append_numbers(5)
+    beyond = make_reader(store).latestOffset(end, ALL)
+    assert next_of(reader.latestOffset(beyond, ALL)) == 10
+    reported = reader.reportLatestOffset()
+    assert reported is not None
+    assert next_of(reported) == 10
+
+
+def test_control_entries_are_no_rows_and_offsets_count_them(store: StoreWriter) -> None:
+    store.append([b"a", b"b"], noop=True)
+    store.append([b"c"], noop=True)
+    reader = make_reader(store, startingOffsets="earliest")
+    end = reader.latestOffset(reader.latestOffset(reader.initialOffset(), ALL), ALL)
+    assert next_of(end) == 5
+    assert indexes(reader, reader.partitions(reader.initialOffset(), end)) == [1, 2, 4]
+
+
+def test_explicit_indexes_start_a_query(store: StoreWriter) -> None:
+    store.append_numbers(9)
+    reader = make_reader(store, startingOffsets='{"default": 4}')
+    begin = reader.latestOffset(reader.initialOffset(), ALL)
+    assert (next_of(begin), begin["groups"]["default"]["term"]) == (4, 1)
+    assert indexes(reader, reader.partitions(begin, reader.latestOffset(begin, ALL))) == [4, 5, 6, 7, 8]
+    with pytest.raises(OffsetBeyondEndError, match=r"\[9, 40\) \(31 entries\)"):
+        make_reader(store, startingOffsets='{"default": 40}').initialOffset()
+
+
+# --- losses ------------------------------------------------------------------------------------------------------
+
+
+def consumed(store: StoreWriter) -> dict[str, Any]:
+    """The checkpoint of a query that has read the whole store."""
+    reader = make_reader(store, startingOffsets="earliest")
+    return reader.latestOffset(reader.latestOffset(reader.initialOffset(), ALL), ALL)
+
+
+def other_store(tmp_path: Path, bodies: int, **options: Any) -> StoreWriter:
+    """What stands at the same place after the first log was deleted."""
+    shutil.rmtree(tmp_path / "default")
+    writer = StoreWriter(tmp_path, **options)
+    if bodies:
+        writer.append_numbers(bodies, "other")
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"bodies": 20, "uuid": "log-2"}, LogRecreatedError, "the checkpoint is of log log-1 up to index 10"),
+        ({"bodies": 20, "uuid": "log-1"}, TermMismatchError, "entry 9 is not the one this query consumed"),
+        ({"bodies": 20, "uuid": "log-1", "term": 2}, TermMismatchError, "entry 9 is not the one this query consumed"),
+        ({"bodies": 4, "uuid": "log-1"}, OffsetBeyondEndError, "entries [4, 10) (6 entries) are missing"),
+    ],
+)
+def test_a_checkpoint_of_another_log_is_an_error_and_on_request_a_counted_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], error: type[DataLossError], said: str
+) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+        checkpoint = consumed(store)
+    with other_store(tmp_path, **changes) as store:
+        with pytest.raises(error) as caught:
+            make_reader(store).latestOffset(checkpoint, ALL)
+        assert str(caught.value).startswith(f"[{error.name}] ")
+        assert said in str(caught.value)
+        tolerant = make_reader(store, failOnDataLoss="false")
+        with caplog.at_level(logging.WARNING, "spark_connector"):
+            end = tolerant.latestOffset(checkpoint, ALL)
+            assert next_of(tolerant.latestOffset(end, ALL)) == next_of(end) == max(10, store.end)
+        assert tolerant.tracker.policy.events == 1
+        assert said in caplog.text
+
+
+def test_a_deleted_prefix_is_named_exactly(store: StoreWriter, caplog: pytest.LogCaptureFixture) -> None:
+    store.append_numbers(4000)
+    reader = make_reader(store, startingOffsets='{"default": 10}')
+    begin = reader.latestOffset(reader.initialOffset(), ALL)
+    first = delete_first_segments(store.path)
+    assert first > 10
+    with pytest.raises(RetentionError, match=rf"\[10, {first}\) \({first - 10} entries\)"):
+        make_reader(store).latestOffset(begin, ALL)
+    tolerant = make_reader(store, failOnDataLoss="false")
+    end = tolerant.latestOffset(begin, ReadMaxRows(5))
+    with caplog.at_level(logging.WARNING, "spark_connector"):
+        partitions = tolerant.partitions(begin, end)
+    rest = tolerant.partitions(end, tolerant.latestOffset(end, ALL))
+    assert indexes(tolerant, partitions) + indexes(tolerant, rest) == list(range(first, 4000))
+    assert (tolerant.tracker.policy.events, tolerant.tracker.policy.entries) == (1, first - 10)
+
+
+def test_entries_deleted_between_plan_and_read(store: StoreWriter) -> None:
+    store.append_numbers(4000)
+    planned = make_batch_reader(store, minPartitions=1).partitions()
+    first = delete_first_segments(store.path)
+    with pytest.raises(RetentionError, match=rf"\[0, {first}\)"):
+        indexes(make_batch_reader(store), planned)
+    assert indexes(make_batch_reader(store, failOnDataLoss="false"), planned) == list(range(first, 4000))
+
+
+def delete_first_segments(path: Path) -> int:
+    """Deletes the oldest data file and the index files below it, as retention does; returns the first index left."""
+    from dledger_core import open_store
+
+    oldest = sorted((path / "data").iterdir())[0]
+    oldest.unlink()
+    first = open_store(path).first_index
+    for file in sorted((path / "index").iterdir()):
+        if (int(file.name) + (1 << 12)) // 32 <= first:
+            file.unlink()
+    return open_store(path).first_index
+
+
+def test_a_checkpoint_of_another_group_or_a_newer_version(store: StoreWriter) -> None:
+    store.append_numbers(3)
+    checkpoint = consumed(store)
+    foreign = {"groups": {"orders": checkpoint["groups"]["default"]}, "v": 1}
+    with pytest.raises(GroupGoneError, match=r"\[DLEDGER_DATA_LOSS.GROUP_GONE\] group 'orders'"):
+        make_reader(store).latestOffset(foreign, ALL)
+    with pytest.raises(CheckpointError, match="version 2"):
+        make_reader(store).latestOffset({**checkpoint, "v": 2}, ALL)
+
+
+# --- batch reader ------------------------------------------------------------------------------------------------
+
+
+def make_batch_reader(store: StoreWriter, **options: Any) -> DLedgerBatchReader:
+    texts = {name: str(value) for name, value in options.items()}
+    return DLedgerBatchReader(DLedgerOptions.for_reading({"path": str(store.path), **QUICK, **texts}))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, range(30)),
+        ({"startingOffsets": '{"default": 5}', "endingOffsets": '{"default": 9}'}, range(5, 9)),
+        ({"startingOffsets": '{"default": 30}'}, range(0)),
+        ({"minPartitions": 7, "fetchMaxBytes": 100}, range(30)),
+        ({"groups": "renamed"}, range(30)),
+    ],
+)
+def test_batch_ranges(store: StoreWriter, options: dict[str, Any], expected: range) -> None:
+    store.append_numbers(30)
+    reader = make_batch_reader(store, **options)
+    partitions = reader.partitions()
+    assert len(partitions) == (min(options.get("minPartitions", 1), len(expected)))
+    assert indexes(reader, partitions) == list(expected)
+    assert all(isinstance(partition, RangesPartition) for partition in partitions)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"startingOffsets": "latest"}, OptionError, "cannot use latest here at startingOffsets"),
+        ({"endingOffsets": '{"default": -2}'}, OptionError, "cannot use earliest here at endingOffsets"),
+        (
+            {"startingOffsets": '{"default": 5}', "endingOffsets": '{"default": 3}'},
+            OptionError,
+            "would end at 3, before its start 5",
+        ),
+        ({"startingOffsets": '{"default": 31}'}, OffsetBeyondEndError, "the log ends at 30"),
+        ({"endingOffsets": '{"default": 31}'}, OffsetBeyondEndError, "the log ends at 30"),
+    ],
+)
+def test_batch_bounds_that_do_not_fit(
+    store: StoreWriter, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    store.append_numbers(30)
+    with pytest.raises(error) as caught:
+        make_batch_reader(store, **options).partitions()
+    assert said in str(caught.value)
+
+
+def test_batches_have_exactly_the_schema_spark_checks(store: StoreWriter) -> None:
+    store.append([b"x" * 1000] * 40)
+    reader = make_batch_reader(store, fetchMaxBytes=8000)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert len(batches) > 3
+    names = ["group", "index", "term", "position", "timestamp", "body"]
+    kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.binary()]
+    assert all((batch.schema.names, batch.schema.types) == (names, kinds) for batch in batches)
+    assert pa.Table.from_batches(batches).column("body").to_pylist() == [b"x" * 1000] * 40
+
+
+def test_messages_are_decoded_and_other_bodies_have_an_error(store: StoreWriter) -> None:
+    from dledger_core.rocketmq import encode_messages
+
+    good = encode_messages("orders", 3, [b"one", b"two"], tags="t", keys="k", properties={"a": "b"}).to_pylist()
+    store.append([good[0], b"no message", good[1]])
+    reader = make_batch_reader(store, decode="message")
+    [batch] = [batch for part in reader.partitions() for batch in reader.read(part)]
+    rows = batch.to_pylist()
+    assert [row["body"] for row in rows] == [b"one", None, b"two"]
+    assert [row["topic"] for row in rows] == ["orders", None, "orders"]
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+    assert (rows[0]["tags"], rows[0]["queue_id"], rows[0]["queue_offset"]) == ("t", 3, None)
+    assert dict(rows[2]["properties"])["a"] == "b"
