@@ -369,12 +369,16 @@ class Records:
         wrong = None if bool(good.all()) else int(np.argmin(good))
         reason = "the record's header is damaged"
         if wrong is None and body_crc:
-            wrong, reason = self._first_bad_body(), "the body does not match its CRC"
+            wrong, reason = self.first_bad_body(), "the body does not match its CRC"
         if wrong is not None:
             at = f"index {first_index + wrong}"
             raise CorruptRecordError(reason, at, "", {"index": first_index + wrong})
 
-    def _first_bad_body(self) -> int | None:
+    def first_bad_body(self) -> int | None:
+        """Returns the place in this run of the first body that does not match its CRC, or None.
+
+        A CRC of 0 in a record whose mark is 0 (written by Java) means "not verifiable" and passes.
+        """
         headers = self.headers
         crcs = headers["crc"].astype(np.uint32)
         lengths = headers["length"].astype(np.int64)

@@ -1,0 +1,406 @@
+"""``CommitLog``: one replica's log on disk, as the Raft core and the node see it.
+
+Three kinds of callers, and what they may call:
+
+* the event loop stages (``stage``, ``stage_truncate``): batches get their place, nothing is read or written;
+* one writer thread persists (``persist``, ``save_checkpoint``, ``delete_prefix``), in the order of the Readys;
+* any thread reads what is durable.
+
+The first write or sync that fails is the last one: the log refuses to write from then on, because after a failed sync
+nobody knows what is on disk. Reading goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import (
+    CorruptRecordError,
+    DiskFailedError,
+    StoreMismatchError,
+    invariant,
+)
+from dledger_core.ids import NO_INDEX, Index, Position, Term
+from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.raft.ready import HardState
+from dledger_core.record import TIME_MASK, Payload, Records
+from dledger_core.storage import log_queries
+from dledger_core.storage.appender import Appender
+from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dledger_core.storage.files import File, Files, OsFiles
+from dledger_core.storage.hard_state import load_hard_state, save_hard_state
+from dledger_core.storage.index_file import IndexFile, term_runs
+from dledger_core.storage.layout import Layout, create_store, lock_store, open_identity, refuse
+from dledger_core.storage.log_meta import LogMeta, save_log_meta
+from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
+from dledger_core.storage.recovery import LogEnd, recover
+from dledger_core.storage.segments import Segments
+from dledger_core.storage.staging import StagedEnd, Staging, check_payload
+from dledger_core.storage.zero_ahead import ZeroAhead
+
+__all__ = ["CommitLog"]
+
+
+class CommitLog:
+    """One replica's durable log; made by ``open``."""
+
+    def __init__(self, files: Files, layout: Layout, meta: LogMeta, config: StorageConfig, lock: File) -> None:
+        self.config: Final = config
+        self._files = files
+        self._layout = layout
+        self._meta = meta
+        self._lock = lock
+        self._failure: DiskFailedError | None = None
+        self._cuts = 0
+        data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
+        index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
+        self._index = IndexFile(index)
+        self._reader = RecordReader(data, self._index, own_rules(meta))
+        self._checkpoint = load_checkpoint(files, layout.checkpoint)
+        end = recover(self._reader, self._index, meta, self._checkpoint, unsynced_bytes_max=config.unsynced_bytes_max)
+        self.recovered: Final[LogEnd] = end
+        self._first_index, self._last_index = end.first_index, end.last_index
+        self._hard_state = load_hard_state(files, layout.root, end.term)
+        recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
+        self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
+        self._appender = Appender(data, self._index, end.position, config.zero_ahead_bytes)
+        self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._end_of)
+        self._zero_ahead = ZeroAhead(self.zero_ahead)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path | str,
+        *,
+        group: str,
+        node_id: str,
+        config: StorageConfig | None = None,
+        files: Files | None = None,
+    ) -> CommitLog:
+        """Opens a store, or makes one where there is none; recovers from a crash.
+
+        Args:
+            directory: the store, ``<dir>/<group>/dledger-<node id>``.
+            group: the group it must belong to.
+            node_id: the node it must belong to.
+            config: segment sizes and profile count only for a new store; an old one keeps its own.
+            files: the file system.
+
+        Raises:
+            StoreMismatchError: the directory is another's, or no store; nothing was written.
+            StoreBusyError: another process has it open.
+            CorruptRecordError: the store is damaged; nothing was cut.
+            ConfigError: the directory cannot be made or written.
+        """
+        files, config, layout = files or OsFiles(), config or StorageConfig(), Layout(Path(directory))
+        try:
+            open_identity(files, layout, group=group, node_id=node_id)
+            lock = lock_store(files, layout)
+            try:
+                meta = open_identity(files, layout, group=group, node_id=node_id)
+                if meta is None:
+                    meta = create_store(files, layout, group=group, node_id=node_id, config=config)
+                files.mkdir(layout.data)
+                files.mkdir(layout.index)
+                log = cls(files, layout, meta, meta.effective(config), lock)
+                log._write_checkpoint()
+            except BaseException:
+                lock.close()
+                raise
+        except OSError as error:
+            refuse(error, layout.root)
+        return log
+
+    # What the node and the Raft core ask.
+
+    @property
+    def directory(self) -> Path:
+        """The store."""
+        return self._layout.root
+
+    @property
+    def hard_state(self) -> HardState:
+        """Term and vote, as last made durable."""
+        return self._hard_state
+
+    @property
+    def commit_index(self) -> Index:
+        """A lower bound on what is committed; after ``open`` the recorded one."""
+        return Index(self._commit_index)
+
+    @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log, or None while the node does not know it."""
+        return self._meta.log_uuid
+
+    @property
+    def failure(self) -> DiskFailedError | None:
+        """Why the log refuses to write, or None."""
+        return self._failure
+
+    def first_index(self) -> Index:
+        """See ``LogStore``."""
+        return Index(self._first_index)
+
+    def last_index(self) -> Index:
+        """See ``LogStore``."""
+        return Index(self._last_index)
+
+    def term_runs(self) -> Sequence[TermRun]:
+        """See ``LogStore``; found by bisecting the index."""
+        runs = term_runs(self._reader.term_at, self._first_index, self._last_index)
+        before = self._meta.previous_term
+        if before is not None and self._meta.first_index == self._first_index:
+            previous = TermRun(Index(self._first_index - 1), Term(before))
+            runs = [previous, *(run for run in runs if run.term != before)]
+        return runs
+
+    def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
+        """See ``LogStore``: whole checked batches, the first one containing ``start``."""
+        self._check_range(start, start + 1)
+        return log_queries.read_batches(self._reader, start, self._first_index, self._last_index + 1, max_bytes)
+
+    def read(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns durable records from ``start`` on, each checked: header, position, CRC.
+
+        Stops at ``end`` or before ``max_bytes`` is passed, but returns at least one record.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is not in the log.
+            CorruptRecordError: a record is damaged.
+        """
+        return self._read(start, end, max_bytes, body_crc=True)
+
+    def read_raw(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns records as ``read`` does, without checking bodies against their CRCs."""
+        return self._read(start, end, max_bytes, body_crc=False)
+
+    def _read(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
+        while True:
+            cuts = self._cuts
+            self._check_range(start, end)
+            upto = min(end, self._last_index + 1)
+            try:
+                return self._reader.read(start, upto, max_bytes, body_crc=body_crc)
+            except CorruptRecordError:
+                if cuts == self._cuts:  # else a truncation wiped the record meanwhile
+                    raise
+
+    def _check_range(self, start: int, end: int) -> None:
+        first, last = self._first_index, self._last_index
+        if not first <= start <= last or end <= start:
+            raise out_of_range(self._layout.root, start, end, first, last)
+
+    def index_at_time(self, timestamp_ms: int) -> Index:
+        """Returns the first entry appended at or after a time, or last_index + 1 if there is none."""
+        return Index(log_queries.index_at_time(self._reader, self._first_index, self._last_index + 1, timestamp_ms))
+
+    def position_of(self, index: int) -> Position:
+        """Returns where a record lies; for last_index + 1 the end of the log."""
+        if index == self._last_index + 1:
+            return Position(self._end_of(index - 1).position)
+        self._check_range(index, index + 1)
+        return Position(int(self._index.read(index, index + 1)["position"][0]))
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes between the first record and the end of the durable log."""
+        bases = self._reader.data.bases
+        return self._end_of(self._last_index).position - bases[0] if bases else 0
+
+    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
+        """Yields (index, append time in ms, magic, body) of the control entries in [start, end)."""
+        return log_queries.control_entries(self._reader, start, min(end, self._last_index + 1))
+
+    def check_payload(self, payload: Payload) -> None:
+        """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""
+        check_payload(payload, self.config)
+
+    # The event loop.
+
+    @property
+    def staged_end(self) -> Position:
+        """Where the last staged record ends."""
+        return self._staging.end
+
+    def stage(self, batch: Batch, now_ms: int) -> None:
+        """Gives a batch its place behind the staged end, without I/O.
+
+        A leader's own payload is encoded (``payload.records``), with an append time that never falls. Records that
+        came from elsewhere must continue the staged end exactly.
+
+        Raises:
+            BadRequestError: the payload does not fit the log.
+            CorruptRecordError: received records do not continue it.
+        """
+        self._staging.stage(batch, now_ms)
+
+    def stage_truncate(self, index: Index) -> None:
+        """Moves the staged end back to before entry ``index``."""
+        self._staging.truncate(index)
+
+    def _end_of(self, index: int) -> StagedEnd:
+        """Returns the end of the durable log as it is behind entry ``index``."""
+        if index < self._first_index:
+            bases = self._reader.data.bases
+            position = bases[0] if bases else self._meta.first_position
+            return StagedEnd(self._first_index, position, 0)
+        row = self._index.read(index, index + 1)[0]
+        header = self._reader.header_at(int(row["position"]))
+        time_ms = header[5] & TIME_MASK if header is not None else 0
+        return StagedEnd(index + 1, int(row["position"]) + int(row["size"]), time_ms)
+
+    # The writer thread.
+
+    def persist(self, hard_state: HardState | None, truncate_from: Index | None, batches: Sequence[Batch]) -> None:
+        """Makes a Ready's share durable: first the hard state, then the cut, then all batches with one sync.
+
+        Raises:
+            DiskFailedError: a write or sync failed, now or earlier.
+        """
+        with self._writing():
+            if hard_state is not None:
+                save_hard_state(self._files, self._layout.root, hard_state)
+                self._hard_state = hard_state
+            if truncate_from is not None:
+                self._truncate(truncate_from)
+            if batches:
+                self._append(tuple(batches))
+
+    def _append(self, batches: tuple[Batch, ...]) -> None:
+        bound = max(self.config.unsynced_bytes_max // 2, 1)
+        rolled = False
+        while batches:
+            taken, size = 1, batches[0].nbytes
+            while taken < len(batches) and size + batches[taken].nbytes <= bound:
+                size += batches[taken].nbytes
+                taken += 1
+            invariant(batches[0].first_index == self._last_index + 1, "a gap in the log", last=self._last_index)
+            rolled |= self._appender.append(batches[:taken])
+            if self.config.durability == "fsync" or self._appender.unsynced_bytes > bound:
+                self._appender.sync()
+            self._last_index = batches[taken - 1].last_index
+            self._staging.persisted(batches[:taken])
+            batches = batches[taken:]
+        if rolled:
+            self._write_checkpoint()
+        if self.config.zero_ahead_bytes:
+            self._zero_ahead.poke()
+
+    def _truncate(self, index: int) -> None:
+        last = self._last_index
+        if index > last:
+            return
+        invariant(index > self._commit_index, "a committed entry would be cut", index=index, commit=self._commit_index)
+        end = self._end_of(index - 1)
+        self._last_index = index - 1
+        self._cuts += 1
+        if self._checkpoint is not None and self._checkpoint.durable_index >= index:
+            self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
+        self._appender.cut(end.position, index, last + 1)
+
+    def save_checkpoint(self, commit_index: int) -> None:
+        """Records lower bounds on what is durable and committed; called now and then.
+
+        Raises:
+            DiskFailedError: a write or sync failed, now or earlier.
+        """
+        with self._writing():
+            self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
+            self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        self._appender.sync()
+        self._appender.sync_index()
+        last = self._last_index
+        checkpoint = Checkpoint(last, min(self._commit_index, last), self._end_of(last).position)
+        if checkpoint != self._checkpoint:
+            self._save(checkpoint)
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
+        self._checkpoint = checkpoint
+
+    def delete_prefix(self, index: int) -> Index:
+        """Drops data segments that lie wholly below ``index``; returns the new first index."""
+        with self._writing():
+            bases = self._reader.data.bases
+            heads = [(base, self._reader.header_at(base)) for base in bases[1:]]
+            keep = [(base, head[2]) for base, head in heads if head is not None and head[2] <= index]
+            if not keep:
+                return self.first_index()
+            base, first = keep[-1]
+            previous_term = int(self._index.read(first - 1, first)["term"][0])
+            meta = replace(self._meta, first_position=base, first_index=first, previous_term=previous_term)
+            self._save_meta(meta)
+            self._first_index = first
+            self._reader.data.drop([at for at in bases if at < base])
+            rows = self._index.segments
+            rows.drop([at for at in rows.bases if at + rows.segment_bytes <= first * 32])
+            return Index(first)
+
+    def adopt_uuid(self, uuid: str) -> None:
+        """Records the log's identity, once.
+
+        Raises:
+            StoreMismatchError: the store already belongs to another log.
+        """
+        if self._meta.log_uuid == uuid:
+            return
+        if self._meta.log_uuid is not None:
+            raise StoreMismatchError(
+                f"the store belongs to log {self._meta.log_uuid}, not {uuid}",
+                str(self._layout.root),
+                "start the node with an empty directory, or with the peers of its own log",
+            )
+        with self._writing():
+            self._save_meta(replace(self._meta, log_uuid=uuid))
+
+    def _save_meta(self, meta: LogMeta) -> None:
+        save_log_meta(self._files, self._layout.log_meta, meta)
+        self._meta = meta
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> DiskFailedError:
+        self._failure = self._failure or DiskFailedError(
+            f"writing failed: {error.strerror or error}",
+            str(error.filename or self._layout.root),
+            "check the disk, then start again; the store is suspect until it was verified",
+            {"errno": error.errno or 0},
+        )
+        return self._failure
+
+    def zero_ahead(self) -> bool:
+        """Zeroes one chunk ahead of the tail; returns whether there is more to do. Safe from any one thread."""
+        if self._failure is not None:
+            return False
+        try:
+            return self._appender.zero_ahead()
+        except OSError as error:
+            self._fail(error)
+            return False
+
+    def close(self, commit_index: int | None = None) -> None:
+        """Syncs, records a last checkpoint and lets go of the store; the log is not usable afterwards."""
+        self._zero_ahead.close()
+        try:
+            if self._failure is None:
+                self.save_checkpoint(self._commit_index if commit_index is None else commit_index)
+        finally:
+            self._reader.data.close()
+            self._index.segments.close()
+            self._lock.close()
+            self._failure = self._failure or DiskFailedError("the log is closed", str(self._layout.root))

@@ -1,0 +1,71 @@
+"""``currterm``: the term and the vote, in the text that DLedger writes, replaced atomically.
+
+Java writes a copy ``currterm.bak`` too and deletes the file before it renames the new one; so the copy is read, but
+only if the file itself is missing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import NodeId, Term
+from dledger_core.raft.ready import HardState
+from dledger_core.storage.files import Files
+
+__all__ = ["load_hard_state", "parse_properties", "read_properties", "save_hard_state"]
+
+_NAME = "currterm"
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Returns the pairs of a Java properties file, as far as DLedger uses the format."""
+    pairs = {}
+    for raw in text.splitlines():
+        line = raw.strip()
+        if not line or line[0] in "#!":
+            continue
+        key, _, value = line.partition("=")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def read_properties(files: Files, path: Path) -> dict[str, str] | None:
+    """Returns the pairs of ``path``, of its ``.bak`` if it is missing, or None if both are."""
+    data = files.read(path)
+    if data is None:
+        data = files.read(path.with_name(path.name + ".bak"))
+    return None if data is None else parse_properties(data.decode("utf-8", "replace"))
+
+
+def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:
+    """Returns what ``save_hard_state`` wrote; term 0 without a vote if nothing ever was.
+
+    Args:
+        files: the file system.
+        directory: the store.
+        last_term: term of the log's last entry, which the node must have known.
+
+    Raises:
+        CorruptRecordError: the file is gone, says nothing usable or is older than the log. Guessing could let a node
+            vote twice.
+    """
+    path = directory / _NAME
+    pairs = read_properties(files, path)
+    if pairs is None and last_term <= 0:
+        return HardState(Term(0), None)
+    term, vote = (pairs or {}).get("currTerm", ""), (pairs or {}).get("voteLeader", "")
+    if not (term.isascii() and term.isdigit() and int(term) >= last_term):
+        raise CorruptRecordError(
+            "the file is missing, older than the log or without a term, so the node may have voted without knowing it",
+            str(path),
+            "restore it, or remove the whole store and let the node catch up as an empty one",
+            {"term": term, "last_entry_term": last_term},
+        )
+    return HardState(Term(int(term)), NodeId(vote) if vote else None)
+
+
+def save_hard_state(files: Files, directory: Path, state: HardState) -> None:
+    """Writes ``currterm`` durably."""
+    text = f"voteLeader={state.voted_for or ''}\ncurrTerm={state.term}\n"
+    files.replace(directory / _NAME, text.encode())

@@ -1,0 +1,137 @@
+"""Where a store's files are, whose they are, and the first files of a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import ConfigError, StoreBusyError, StoreMismatchError
+from dledger_core.storage.files import File, Files
+from dledger_core.storage.log_meta import LogMeta, load_log_meta, save_log_meta
+
+__all__ = ["Layout", "create_store", "lock_store", "open_identity", "refuse"]
+
+_META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths of one store."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        """Folder of the data files."""
+        return self.root / "data"
+
+    @property
+    def index(self) -> Path:
+        """Folder of the index files."""
+        return self.root / "index"
+
+    @property
+    def meta(self) -> Path:
+        """Folder of what is ours alone."""
+        return self.root / "meta"
+
+    @property
+    def log_meta(self) -> Path:
+        """Identity of the log."""
+        return self.meta / "log.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Lower bound on what is durable and committed."""
+        return self.meta / "checkpoint"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a process has the store open."""
+        return self.meta / "lock"
+
+
+def refuse(error: OSError, path: Path) -> NoReturn:
+    """Raises the error for a store that cannot be opened or made at all."""
+    where = str(error.filename or path)
+    raise ConfigError(
+        f"the store cannot be opened: {error.strerror or error}",
+        where,
+        "check that the directory exists, is writable, and the disk has room",
+    ) from error
+
+
+def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> LogMeta | None:
+    """Looks whose store a directory holds, writing nothing.
+
+    Returns:
+        The identity of our own store, or None where a new one may be made.
+
+    Raises:
+        StoreMismatchError: it is another group's or node's, Java's, or no store at all.
+    """
+    meta = load_log_meta(files, layout.log_meta)
+    if meta is None:
+        _check_vacant(files, layout)
+        return None
+    for what, found, wanted in (("group", meta.group, group), ("node", meta.node_id, node_id)):
+        if found != wanted:
+            raise StoreMismatchError(
+                f"the store belongs to {what} {found!r}, not {wanted!r}",
+                str(layout.root),
+                f"start with the right {what}, or use another directory",
+            )
+    return meta
+
+
+def _check_vacant(files: Files, layout: Layout) -> None:
+    names = set(files.listdir(layout.root) or ())
+    left = names - {"meta"}
+    if "meta" in names and not set(files.listdir(layout.meta) or ()) <= _META_LEFTOVERS:
+        left.add("meta")
+    if not left:
+        return
+    if left & {"data", "index", "currterm", "checkpoint"}:
+        raise StoreMismatchError(
+            "the directory holds a store written by Java DLedger (it has no meta/log.json)",
+            str(layout.root),
+            "convert it first, or use another directory",
+        )
+    raise StoreMismatchError(
+        f"the directory is not empty and is no store (it holds {min(left)!r})",
+        str(layout.root),
+        "use an empty or a new directory",
+    )
+
+
+def lock_store(files: Files, layout: Layout) -> File:
+    """Takes the store's lock.
+
+    Raises:
+        StoreBusyError: another process has it.
+    """
+    files.mkdir(layout.meta)
+    try:
+        return files.lock(layout.lock)
+    except BlockingIOError:
+        holder = (files.read(layout.lock) or b"").decode("ascii", "replace").strip()
+        raise StoreBusyError(
+            "another process has the store open",
+            str(layout.lock),
+            "stop it first" + (f" (process {holder})" if holder else ""),
+        ) from None
+
+
+def create_store(files: Files, layout: Layout, *, group: str, node_id: str, config: StorageConfig) -> LogMeta:
+    """Makes an empty store. ``meta/log.json`` comes first: a crash leaves either nothing or a store of ours."""
+    meta = LogMeta(
+        profile=config.profile,
+        group=group,
+        node_id=node_id,
+        data_segment_bytes=config.data_segment_bytes,
+        index_segment_bytes=config.index_segment_bytes,
+    )
+    save_log_meta(files, layout.log_meta, meta)
+    return meta

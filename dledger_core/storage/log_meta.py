@@ -1,0 +1,92 @@
+"""``meta/log.json``: what a log is, fixed when it is made. The first file a new store gets, replaced atomically."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import StoreMismatchError
+from dledger_core.storage.files import Files
+
+__all__ = ["FORMAT_VERSION", "LogMeta", "load_log_meta", "save_log_meta"]
+
+FORMAT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMeta:
+    """Identity and constants of a log.
+
+    Attributes:
+        format_version: of the files; a reader refuses a higher one.
+        profile: ``A`` or ``B``.
+        log_uuid: made by the group's first leader; None until the node knows it.
+        group: name of the group.
+        node_id: the node whose store this is.
+        data_segment_bytes: size of a data file.
+        index_segment_bytes: size of an index file.
+        first_position: where the first data file starts.
+        first_index: index of the first entry at ``first_position``.
+        previous_term: term of the entry before ``first_index``, or None if unknown.
+        foreign_end: entries below were written by Java and may carry no mark and no CRC.
+    """
+
+    profile: Literal["A", "B"]
+    group: str
+    node_id: str
+    data_segment_bytes: int
+    index_segment_bytes: int
+    format_version: int = FORMAT_VERSION
+    log_uuid: str | None = None
+    first_position: int = 0
+    first_index: int = 0
+    previous_term: int | None = None
+    foreign_end: int = 0
+
+    def effective(self, config: StorageConfig) -> StorageConfig:
+        """Returns ``config`` with what the log has fixed: segment sizes and profile."""
+        return replace(
+            config,
+            profile=self.profile,
+            data_segment_bytes=self.data_segment_bytes,
+            index_segment_bytes=self.index_segment_bytes,
+        )
+
+
+def _parse(found: Any, path: Path) -> LogMeta:
+    if not isinstance(found, dict):
+        raise TypeError("not a map")
+    version = found.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise StoreMismatchError(
+            f"format version {version} is newer than this program's {FORMAT_VERSION}", str(path), "upgrade the program"
+        )
+    meta = LogMeta(**{field.name: found[field.name] for field in fields(LogMeta) if field.name in found})
+    for name in ("data_segment_bytes", "index_segment_bytes", "first_position", "first_index", "foreign_end"):
+        if not isinstance(getattr(meta, name), int) or getattr(meta, name) < 0:
+            raise TypeError(f"{name} is wrong")
+    meta.effective(StorageConfig())
+    return meta
+
+
+def load_log_meta(files: Files, path: Path) -> LogMeta | None:
+    """Returns the identity of the store, or None if it has none.
+
+    Raises:
+        StoreMismatchError: the file is malformed or of a newer version.
+    """
+    data = files.read(path)
+    if data is None:
+        return None
+    try:
+        return _parse(json.loads(data), path)
+    except (ValueError, TypeError) as error:
+        raise StoreMismatchError(f"the file is malformed: {error}", str(path), "restore it from a backup") from error
+
+
+def save_log_meta(files: Files, path: Path, meta: LogMeta) -> None:
+    """Replaces ``meta/log.json``, atomically and durably."""
+    files.replace(path, (json.dumps(asdict(meta), indent=2) + "\n").encode())

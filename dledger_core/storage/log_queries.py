@@ -1,0 +1,114 @@
+"""Questions about the durable log that are answered through the index: batches, control entries, times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from dledger_core import checksum
+from dledger_core.config import BATCH_BYTES_MAX
+from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import Index, Term
+from dledger_core.raft.batch import Batch
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA, TIME_MASK, Payload, Records
+from dledger_core.storage.record_reader import HEADER_STRUCT, RecordReader
+from dledger_core.storage.recovery import batch_ends
+
+__all__ = ["control_entries", "index_at_time", "read_batches"]
+
+_ROWS_PER_STEP: Final = 1 << 16
+_BACK_BYTES: Final = 1 << 20
+_BACK_COUNT: Final = 4096
+
+
+def read_batches(reader: RecordReader, start: int, first_index: int, end: int, max_bytes: int) -> list[Batch]:
+    """Returns whole batches, the first one containing ``start``; at least one, then as many as fit.
+
+    Args:
+        reader: the store.
+        start: an entry of the log.
+        first_index: the log's first entry.
+        end: the index behind its last one.
+        max_bytes: bound on the bytes of all batches.
+    """
+    begin = _batch_start(reader, start, first_index)
+    records = reader.read(begin, end, max_bytes)
+    ends = batch_ends(records)
+    if not len(ends) or begin + int(ends[0]) < start:
+        records = reader.read(begin, end, BATCH_BYTES_MAX + max_bytes)
+        ends = batch_ends(records)
+        upto = int(np.searchsorted(ends, start - begin)) + 1
+        ends = ends[:upto]
+    batches = []
+    first = 0
+    terms = records.headers["term"][ends].tolist()
+    for last, term in zip(ends.tolist(), terms, strict=True):
+        piece = records.slice(first, last + 1)
+        payload = Payload(records=piece)
+        batches.append(Batch(Index(begin + first), piece.count, Term(term), piece.nbytes, payload))
+        first = last + 1
+    return batches
+
+
+def _batch_start(reader: RecordReader, start: int, first_index: int) -> int:
+    """Returns the first entry of the batch that holds ``start``: the one behind the last batch end before it."""
+    if start > first_index and len(batch_ends(reader.read(start - 1, start, 1, body_crc=False))):
+        return start
+    at = start
+    while at > first_index:
+        low = max(first_index, at - _BACK_COUNT)
+        sizes = reader.index.read(low, at)["size"].astype(np.int64)
+        low = at - max(int(np.searchsorted(np.cumsum(sizes[::-1]), _BACK_BYTES)), 1)
+        ends = batch_ends(_read_all(reader, low, at))
+        if len(ends):
+            return low + int(ends[-1]) + 1
+        at = low
+    return first_index
+
+
+def _read_all(reader: RecordReader, start: int, end: int) -> Records:
+    return reader.read(start, end, 1 << 62, body_crc=False)
+
+
+def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
+    """Yields (index, append time, magic, body) of control entries; the index's column ``magic`` finds them."""
+    for low in range(start, end, _ROWS_PER_STEP):
+        rows = reader.index.read(low, min(low + _ROWS_PER_STEP, end))
+        for at in np.flatnonzero(rows["magic"] != MAGIC_DATA).tolist():
+            yield _control_entry(reader, low + at, int(rows["position"][at]), int(rows["size"][at]))
+
+
+def _control_entry(reader: RecordReader, index: int, position: int, size: int) -> tuple[Index, int, int, bytes]:
+    data = reader.data.read(position, size) if size >= HEADER_BYTES and reader.data.holds(position) else b""
+    if len(data) == size and size >= HEADER_BYTES:
+        magic, length, found, _, at, mark, crc, _ = HEADER_STRUCT.unpack_from(data)
+        body = data[HEADER_BYTES:]
+        known = mark != 0 or crc != 0
+        if (found, at, length) == (index, position, size) and (not known or checksum.crc32(body) == crc):
+            return Index(index), mark & TIME_MASK, magic, body
+    records = reader.read(index, index + 1, 1)  # raises if the data is damaged; else only the index row is
+    header = records.headers[0]
+    return Index(index), int(header["mark"]) & TIME_MASK, int(header["magic"]), bytes(records.bodies)
+
+
+def index_at_time(reader: RecordReader, first_index: int, end: int, timestamp_ms: int) -> int:
+    """Returns the first entry whose append time is at or after ``timestamp_ms``, or ``end``; by bisecting."""
+    low, high = first_index, end
+    while low < high:
+        middle = (low + high) // 2
+        row = reader.index.read(middle, middle + 1)[0]
+        header = reader.header_at(int(row["position"]))
+        if header is None or header[2] != middle:
+            raise CorruptRecordError(
+                "a record's header is damaged",
+                str(reader.data.path(int(row["position"]))),
+                "repair the store from a peer",
+                {"index": middle, "position": int(row["position"])},
+            )
+        if header[5] & TIME_MASK >= timestamp_ms:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,224 @@
+"""``open_store``: read-only access to a node's store, ours or Java's of both generations, live or at rest.
+
+No lock is taken and nothing is written, so it works on a running broker's own directory. What counts as the log's end
+is what the writer's own recovery would keep: the scan of the tail ends at the first invalid record (in a store of
+ours, at the last whole batch). The view is fixed when the store is opened; open it again to see more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
+from dledger_core.errors import StoreMismatchError
+from dledger_core.ids import GroupName, Index, NodeId
+from dledger_core.raft.batch import TermRun
+from dledger_core.record import Records, index_records, to_arrow
+from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
+from dledger_core.storage.files import Files, OsFiles
+from dledger_core.storage.hard_state import read_properties
+from dledger_core.storage.index_file import IndexFile, OverlaidIndex, agreement, term_runs
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.log_meta import LogMeta, load_log_meta
+from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
+from dledger_core.storage.recovery import batch_ends
+from dledger_core.storage.scan import Cursor, Rules, Scanner
+from dledger_core.storage.segments import Segments
+from dledger_core.storage.verify import StoreReport, verify_store
+
+__all__ = ["StoreReader", "open_store"]
+
+READ_BYTES: Final = 8 << 20
+_TAIL_SEGMENTS: Final = 3
+_JAVA_A: Final = Rules(blank="jump")
+_JAVA_B: Final = Rules(position_checked=False, blank="skip")
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Who wrote a store, and what it says about itself."""
+
+    writer: Literal["dledger-python", "java-a", "java-b"]
+    meta: LogMeta | None
+    checkpoint: Checkpoint | None
+    java_commit_index: int | None
+
+    @property
+    def rules(self) -> Rules:
+        if self.meta is not None:
+            return own_rules(self.meta)
+        return _JAVA_A if self.writer == "java-a" else _JAVA_B
+
+
+def _origin(files: Files, layout: Layout) -> _Origin:
+    meta = load_log_meta(files, layout.log_meta)
+    if meta is not None:
+        return _Origin("dledger-python", meta, load_checkpoint(files, layout.checkpoint), None)
+    pairs = read_properties(files, layout.root / "checkpoint")
+    if pairs is None:
+        return _Origin("java-b", None, None, None)
+    text = pairs.get("committedIndex", "")
+    return _Origin("java-a", None, None, int(text) if text.lstrip("-").isdigit() else None)
+
+
+def _segment_bytes(files: Files, directory: Path, recorded: int | None, default: int) -> int:
+    """Returns the size of the files in a folder: the recorded one, or that of the first file."""
+    if recorded is not None:
+        return recorded
+    names = [name for name in files.listdir(directory) or () if len(name) == 20 and name.isdigit()]
+    size = files.open(directory / names[0]).size() if names else 0
+    return size or default
+
+
+def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
+    """Opens a node's store for reading.
+
+    Args:
+        path: the directory that holds ``data/`` and ``index/``.
+        files: the file system.
+
+    Raises:
+        StoreMismatchError: there is no store.
+        CorruptRecordError: a data file is missing between others.
+    """
+    files, layout = files or OsFiles(), Layout(Path(path))
+    if files.listdir(layout.data) is None:
+        raise StoreMismatchError(
+            "no store is here (there is no data/)", str(layout.root), "name the directory that holds data/ and index/"
+        )
+    origin = _origin(files, layout)
+    meta = origin.meta
+    data_bytes = _segment_bytes(files, layout.data, meta.data_segment_bytes if meta else None, DATA_SEGMENT_BYTES)
+    index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
+    data = Segments.load(files, layout.data, data_bytes)
+    index = Segments.load(files, layout.index, index_bytes, gaps=True)
+    return StoreReader(layout, origin, data, IndexFile(index))
+
+
+class StoreReader:
+    """A read-only view of one store; made by ``open_store``. Reads are safe from any thread."""
+
+    def __init__(self, layout: Layout, origin: _Origin, data: Segments, index: IndexFile) -> None:
+        self._layout = layout
+        self._origin = origin
+        self._disk_index = index
+        self._index = OverlaidIndex(index)
+        self._reader = RecordReader(data, self._index, origin.rules)
+        found = self._reader.first_record()
+        fresh = origin.meta.first_index if origin.meta is not None else 0
+        self.first_index: Final = Index(fresh if found is None else found[0])
+        self.last_index: Final = Index(self._scan_tail())
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        return self._layout.root
+
+    @property
+    def writer(self) -> Literal["dledger-python", "java-a", "java-b"]:
+        """Who writes the store: we, or Java's generation A or B."""
+        return self._origin.writer
+
+    @property
+    def commit_index(self) -> Index | None:
+        """A recorded lower bound on what is committed; None if the store records none."""
+        checkpoint = self._origin.checkpoint
+        found = checkpoint.commit_index if checkpoint is not None else self._origin.java_commit_index
+        return None if found is None else Index(min(found, self.last_index))
+
+    @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log; None in a store that has none, like all of Java's."""
+        return self._origin.meta.log_uuid if self._origin.meta is not None else None
+
+    @property
+    def group(self) -> GroupName | None:
+        """The group; None in a store written by Java, which does not record it."""
+        return GroupName(self._origin.meta.group) if self._origin.meta is not None else None
+
+    @property
+    def node_id(self) -> NodeId | None:
+        """The node: recorded, or taken from the directory's name."""
+        if self._origin.meta is not None:
+            return NodeId(self._origin.meta.node_id)
+        name = self._layout.root.resolve().name
+        return NodeId(name.removeprefix("dledger-")) if name.startswith("dledger-") else None
+
+    def _scan_tail(self) -> int:
+        """Walks the tail, holds the index rows that the files do not have, and returns the last entry's index."""
+        start = self._tail_start()
+        last = (start.index if start.index is not None else self.first_index) - 1
+        scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, start)
+        for run in scanner.runs():
+            rows = index_records(run.records)
+            rows["position"] = run.positions
+            if self._index.first is None:
+                on_disk = self._disk_index.read(run.first_index, run.end_index)
+                wrong = np.flatnonzero(~agreement(on_disk, rows, magic=False))
+                if len(wrong):
+                    at = int(wrong[0])
+                    self._index.extend(run.first_index + at, rows[at:])
+            else:
+                self._index.extend(run.first_index, rows)
+            ends = batch_ends(run.records)
+            if len(ends):
+                last = run.first_index + int(ends[-1])
+        return last
+
+    def _tail_start(self) -> Cursor:
+        """Returns where the tail begins: behind the checkpoint, or at a segment whose head the index knows."""
+        data, checkpoint = self._reader.data, self._origin.checkpoint
+        vouched = checkpoint is not None and checkpoint.durable_index >= self.first_index
+        if checkpoint is not None and vouched and data.holds(checkpoint.position):
+            return Cursor(checkpoint.position, checkpoint.durable_index + 1)
+        if self._origin.meta is None:
+            for base in reversed(data.bases[: max(len(data.bases) - _TAIL_SEGMENTS + 1, 1)]):
+                header = self._reader.header_at(base)
+                if header is not None:
+                    row = self._disk_index.read(header[2], header[2] + 1)[0]
+                    same = (int(row["position"]), int(row["size"]), int(row["index"]), int(row["term"]))
+                    if same == (base, header[1], header[2], header[3]):
+                        return Cursor(base, header[2])
+        return Cursor(data.bases[0] if data.bases else 0)
+
+    def term_runs(self) -> list[TermRun]:
+        """Returns the runs of terms, in order."""
+        return term_runs(self._reader.term_at, self.first_index, self.last_index)
+
+    def read(self, start: int, end: int, *, max_bytes: int = READ_BYTES) -> pa.RecordBatch:
+        """Returns entries from ``start`` on, control entries included, with columns of RECORD_SCHEMA.
+
+        May end before ``end`` when ``max_bytes`` is reached, but holds at least one entry.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is not in the log.
+            CorruptRecordError: a record is damaged.
+        """
+        return to_arrow(self.records(start, end, max_bytes), magic=True)
+
+    def records(self, start: int, end: int, max_bytes: int = READ_BYTES) -> Records:
+        """Returns records as they lie on disk, checked; otherwise like ``read``."""
+        if not self.first_index <= start <= self.last_index or end <= start:
+            raise out_of_range(self._layout.root, start, end, self.first_index, self.last_index)
+        return self._reader.read(start, min(end, self.last_index + 1), max_bytes)
+
+    def verify(self) -> StoreReport:
+        """Reads everything and reports what is wrong; see ``Finding``."""
+        own = self._origin.meta is not None
+        return verify_store(self._reader, self._disk_index, self.first_index, self._origin.checkpoint, own=own)
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        self._reader.data.close()
+        self._disk_index.segments.close()
+
+    def __enter__(self) -> StoreReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

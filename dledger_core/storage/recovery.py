@@ -1,0 +1,261 @@
+"""What an own store's files amount to when it is opened: where the log ends, and whether it may be trusted.
+
+The data is the truth. What the checkpoint vouches for is only checked in samples (the head of each segment, the last
+durable record); from there on every record is checked. A bad record at or below the checkpoint, or further from the
+end of what was written than unsynced bytes can be, is damage: it is reported and nothing is cut. Any other is the torn
+tail of a crash: the log is cut back to its last whole batch. Index rows that disagree with the data are rewritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.record import BATCH_END, TIME_MASK, Records, index_records
+from dledger_core.storage.checkpoint import Checkpoint
+from dledger_core.storage.index_file import IndexFile, agreement
+from dledger_core.storage.log_meta import LogMeta
+from dledger_core.storage.record_reader import RecordReader, corrupt
+from dledger_core.storage.scan import Cursor, Run, Scanner, Stop, StopKind
+from dledger_core.storage.segments import Segments
+
+__all__ = ["LogEnd", "batch_ends", "cut_tail", "recover"]
+
+_CUT_BYTES_MAX = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The log's extent after recovery.
+
+    Attributes:
+        first_index: index of the first entry held, or of the first to come.
+        last_index: index of the last whole entry, or first_index - 1.
+        position: where the last record ends.
+        term: term of the last entry; 0 if there is none.
+        time_ms: append time of the last entry; 0 if unknown.
+        cut_bytes: bytes of a torn tail that were cut off.
+    """
+
+    first_index: int
+    last_index: int
+    position: int
+    term: int
+    time_ms: int
+    cut_bytes: int = 0
+
+
+def batch_ends(records: Records) -> npt.NDArray[np.int64]:
+    """Returns the places in ``records`` of the last entries of batches; without a mark each entry is its own batch."""
+    marks = records.headers["mark"].astype(np.uint64)
+    return np.flatnonzero(((marks & np.uint64(BATCH_END)) != 0) | (marks == 0))
+
+
+def cut_tail(data: Segments, position: int, written_end: int) -> None:
+    """Removes everything from ``position`` on, durably.
+
+    Back to front and in bounded steps: a crash in between leaves a shorter log with at most one torn step at its end.
+    """
+    data.drop([base for base in reversed(data.bases) if base >= position and base != data.bases[0]])
+    if not data.holds(position):
+        return
+    base = data.base_of(position)
+    stop = min(written_end, base + data.segment_bytes)
+    while stop > position:
+        start = max(position, stop - _CUT_BYTES_MAX)
+        data.zero(start, stop)
+        data.sync([base])
+        stop = start
+
+
+class _Recovery:
+    def __init__(self, reader: RecordReader, index: IndexFile, meta: LogMeta, unsynced_bytes_max: int) -> None:
+        self.reader = reader
+        self.data = reader.data
+        self.index = index
+        self.meta = meta
+        self.unsynced_bytes_max = unsynced_bytes_max
+
+    def run(self, checkpoint: Checkpoint | None) -> LogEnd:
+        if not self.data.bases:
+            self._refuse_loss(checkpoint, self.meta.first_position)
+            self.index.segments.drop(tuple(reversed(self.index.segments.bases)))
+            return LogEnd(self.meta.first_index, self.meta.first_index - 1, self.meta.first_position, 0, 0)
+        self._check_sizes()
+        head = self._head()
+        first = head.index
+        if first is None:
+            raise CorruptRecordError(
+                "the first record is damaged",
+                str(self.data.path(head.position)),
+                "repair the store from a peer, or restore it",
+                {"position": head.position},
+            )
+        end = LogEnd(first, first - 1, head.position, 0, 0)
+        if checkpoint is not None and checkpoint.durable_index >= first:
+            end = self._trusted(checkpoint, first)
+        elif checkpoint is not None and checkpoint.durable_index >= self.meta.first_index:
+            self._refuse_loss(checkpoint, head.position)
+        return self._tail(end)
+
+    def _refuse_loss(self, checkpoint: Checkpoint | None, position: int) -> None:
+        if checkpoint is not None and checkpoint.durable_index >= self.meta.first_index:
+            raise CorruptRecordError(
+                "data files are missing: the checkpoint vouches for more entries than the store holds",
+                str(self.data.path(position)),
+                "restore them, or repair from a peer",
+                {"durable_index": checkpoint.durable_index, "position": position},
+            )
+
+    def _check_sizes(self) -> None:
+        bases = self.data.bases
+        for base in bases:
+            size = self.data.size_of(base)
+            if size > self.data.segment_bytes or (size < self.data.segment_bytes and base != bases[-1]):
+                raise CorruptRecordError(
+                    f"the file has {size} bytes instead of {self.data.segment_bytes}",
+                    str(self.data.path(base)),
+                    "restore it, or repair from a peer",
+                    {"position": base + min(size, self.data.segment_bytes)},
+                )
+
+    def _head(self) -> Cursor:
+        """Returns the first record's place; its index is None if it cannot be known."""
+        base = self.data.bases[0]
+        if base == self.meta.first_position:
+            return Cursor(base, self.meta.first_index)
+        found = self.reader.first_record()
+        return Cursor(base, None) if found is None else Cursor(found[1], found[0])
+
+    def _trusted(self, checkpoint: Checkpoint, first: int) -> LogEnd:
+        """Samples what the checkpoint vouches for and returns its end."""
+        if not self.data.holds(checkpoint.position - 1):
+            self._refuse_loss(checkpoint, self.data.bases[-1])
+        self._check_heads(checkpoint)
+        if self._index_has_holes(first, checkpoint.durable_index):
+            self._reindex(Cursor(self.data.bases[0], first), checkpoint.position)
+        if self._durable_row_fits(checkpoint):
+            last = checkpoint.durable_index
+            record = self._durable_record(last)
+            if record is not None:
+                header = record.headers[0]
+                time = int(header["mark"]) & TIME_MASK
+                return LogEnd(first, last, checkpoint.position, int(header["term"]), time)
+        return self._walk_to(checkpoint, first)
+
+    def _index_has_holes(self, first: int, last: int) -> bool:
+        segments = self.index.segments
+        bases = range(segments.base_of(first * 32), last * 32 + 1, segments.segment_bytes)
+        return any(base not in segments.bases for base in bases)
+
+    def _durable_row_fits(self, checkpoint: Checkpoint) -> bool:
+        row = self.index.read(checkpoint.durable_index, checkpoint.durable_index + 1)[0]
+        return int(row["position"]) + int(row["size"]) == checkpoint.position
+
+    def _durable_record(self, last: int) -> Records | None:
+        try:
+            return self.reader.read(last, last + 1, 1)
+        except CorruptRecordError:
+            return None
+
+    def _walk_to(self, checkpoint: Checkpoint, first: int) -> LogEnd:
+        """Finds what is wrong in the last trusted segment: the index (rewritten) or the data (damage)."""
+        base = max(self.data.base_of(checkpoint.position - 1), self.data.bases[0])
+        header = self.reader.header_at(base)
+        if header is None:
+            raise corrupt(self.data, Stop(StopKind.HEADER, Cursor(base, None)))
+        run = self._reindex(Cursor(base, header[2]), checkpoint.position)
+        at = int(np.searchsorted(run.positions + run.records.sizes, checkpoint.position))
+        if run.first_index + at != checkpoint.durable_index:
+            raise corrupt(self.data, Stop(StopKind.INDEX, Cursor(checkpoint.position, checkpoint.durable_index)))
+        last = run.records.headers[at]
+        time = int(last["mark"]) & TIME_MASK
+        return LogEnd(first, checkpoint.durable_index, checkpoint.position, int(last["term"]), time)
+
+    def _check_heads(self, checkpoint: Checkpoint) -> None:
+        """Checks the first record of each segment, and that the index knows it; else rewrites that part of it."""
+        previous = -1
+        for base in self.data.bases:
+            if base >= checkpoint.position:
+                break
+            header = self.reader.header_at(base)
+            if header is None or header[2] <= previous:
+                raise corrupt(self.data, Stop(StopKind.HEADER, Cursor(base, None)))
+            previous = header[2]
+            row = self.index.read(previous, previous + 1)[0]
+            if (int(row["position"]), int(row["index"])) != (base, previous):
+                self._reindex(Cursor(base, previous), min(base + self.data.segment_bytes, checkpoint.position))
+
+    def _reindex(self, cursor: Cursor, upto: int) -> Run:
+        """Corrects the index of all records below position ``upto``; returns the run that reaches it."""
+        scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
+        for run in scanner.runs():
+            self._correct_index(run)
+            if run.end_position >= upto:
+                return run
+        stop = scanner.stop or Stop(StopKind.HEADER, cursor)
+        raise corrupt(self.data, Stop(stop.kind if stop.kind is not StopKind.END else StopKind.HEADER, stop.cursor))
+
+    def _correct_index(self, run: Run) -> None:
+        rows = index_records(run.records)
+        wrong = np.flatnonzero(~agreement(self.index.read(run.first_index, run.end_index), rows, magic=True))
+        if len(wrong):
+            first, stop = int(wrong[0]), int(wrong[-1]) + 1
+            self.index.write(run.first_index + first, rows[first:stop])
+
+    def _tail(self, end: LogEnd) -> LogEnd:
+        """Scans what nobody vouches for, decides between torn and damaged, and cuts a torn tail."""
+        cursor = Cursor(end.position, end.last_index + 1, end.term)
+        scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
+        for run in scanner.runs():
+            self._correct_index(run)
+            ends = batch_ends(run.records)
+            if len(ends):
+                at = int(ends[-1])
+                header = run.records.headers[at]
+                position = run.position + int(run.records.starts[at]) + int(run.records.sizes[at])
+                time = int(header["mark"]) & TIME_MASK
+                end = LogEnd(end.first_index, run.first_index + at, position, int(header["term"]), time)
+        stop = scanner.stop
+        bad = stop.cursor.position if stop is not None else end.position
+        written_end = self.data.written_end(end.position)
+        if written_end - bad > self.unsynced_bytes_max and stop is not None:
+            kind = stop.kind if stop.kind is not StopKind.END else StopKind.HEADER
+            raise corrupt(self.data, Stop(kind, stop.cursor))
+        self.data.fill_up(self.data.bases[-1])
+        cut_tail(self.data, end.position, written_end)
+        self._wipe_index(end.last_index)
+        return LogEnd(
+            end.first_index, end.last_index, end.position, end.term, end.time_ms, max(written_end - end.position, 0)
+        )
+
+    def _wipe_index(self, last_index: int) -> None:
+        segments = self.index.segments
+        if segments.bases:
+            segments.fill_up(segments.bases[-1])
+            behind = segments.written_end((last_index + 1) * 32)
+            self.index.cut(last_index + 1, -(-behind // 32))
+
+
+def recover(
+    reader: RecordReader,
+    index: IndexFile,
+    meta: LogMeta,
+    checkpoint: Checkpoint | None,
+    *,
+    unsynced_bytes_max: int,
+) -> LogEnd:
+    """Returns the extent of the log, after cutting a torn tail and correcting the index.
+
+    Raises:
+        CorruptRecordError: the store is damaged; no data was changed.
+    """
+    end = _Recovery(reader, index, meta, unsynced_bytes_max).run(checkpoint)
+    # What was found may never have been synced (a process can die between write and sync), yet counts as durable now.
+    known = reader.data.base_of(checkpoint.position) if checkpoint is not None else 0
+    reader.data.sync([base for base in reader.data.bases if base >= known])
+    index.segments.sync(index.segments.bases)
+    return end

@@ -1,0 +1,222 @@
+"""Reads a whole store and reports everything that is wrong with it, changing nothing.
+
+Unlike recovery it goes on behind a bad record: by its size, by the index, or at the next segment. What lies behind the
+last valid record is a torn tail (or what Java leaves behind when it truncates) unless the checkpoint vouches for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from dledger_core.ids import Index, Position
+from dledger_core.record import index_records
+from dledger_core.storage.checkpoint import Checkpoint
+from dledger_core.storage.index_file import IndexSource, agreement
+from dledger_core.storage.record_reader import RecordReader
+from dledger_core.storage.recovery import batch_ends
+from dledger_core.storage.scan import Cursor, Run, Scanner, Stop, StopKind
+
+__all__ = ["Finding", "FindingKind", "StoreReport", "verify_store"]
+
+FindingKind = Literal["CORRUPT", "INDEX_MISMATCH", "TERM_REGRESSION", "INDEX_GAP", "TORN_TAIL"]
+_SYNC_ROWS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong with a store.
+
+    Attributes:
+        kind: ``CORRUPT`` a record is damaged or missing; ``INDEX_MISMATCH`` the index does not say what the data says
+            (harmless, recovery rewrites it); ``TERM_REGRESSION`` a term below the one before; ``INDEX_GAP`` indexes
+            are missing; ``TORN_TAIL`` bytes behind the last whole batch, which recovery would cut.
+        severity: ``error`` or ``warning``.
+        start: first index concerned.
+        end: index behind the last one concerned.
+        path: the file.
+        position: where in the data.
+        message: what is wrong, for people.
+    """
+
+    kind: FindingKind
+    severity: Literal["error", "warning"]
+    start: Index
+    end: Index
+    path: str
+    position: Position
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What ``verify`` found.
+
+    Attributes:
+        first_index: the first entry held.
+        last_index: the last valid entry; ``first_index - 1`` if there is none.
+        findings: everything wrong, in log order.
+    """
+
+    first_index: Index
+    last_index: Index
+    findings: tuple[Finding, ...]
+
+
+class _Verifier:
+    def __init__(self, reader: RecordReader, index: IndexSource, checkpoint: Checkpoint | None, *, own: bool) -> None:
+        self.reader = reader
+        self.data = reader.data
+        self.index = index
+        self.checkpoint = checkpoint
+        self.own = own
+        self.findings: list[Finding] = []
+        self.first: int | None = None
+        self.end = 0
+        self.whole_end = 0
+        self.whole_position = 0
+        self.highest_term = 0
+        self.doubtful: Stop | None = None
+
+    def run(self, first_index: int) -> StoreReport:
+        self.end = self.whole_end = first_index
+        cursor: Cursor | None = Cursor(self.data.bases[0]) if self.data.bases else None
+        while cursor is not None:
+            scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
+            for run in scanner.runs():
+                self._see(run)
+            stop = scanner.stop or Stop(StopKind.END, scanner.cursor)
+            cursor = self._pass(stop)
+            if cursor is None:
+                self._finish(stop.cursor.position, stop.kind)
+        self._check_vouched()
+        first = first_index if self.first is None else self.first
+        findings = tuple(sorted(self.findings, key=lambda finding: (finding.position, finding.start)))
+        return StoreReport(Index(first), Index(self.whole_end - 1), findings)
+
+    def _see(self, run: Run) -> None:
+        """Takes note of valid records."""
+        if self.doubtful is not None and run.last_term >= self.highest_term:
+            self._settle_doubt()
+        if self.first is None:
+            self.first = run.first_index
+        if self.doubtful is None:
+            self.highest_term = max(self.highest_term, run.last_term)
+            self.end = run.end_index
+            ends = batch_ends(run.records)
+            if len(ends):
+                at = int(ends[-1])
+                self.whole_end = run.first_index + at + 1
+                self.whole_position = int(run.positions[at]) + int(run.records.sizes[at])
+        expected = index_records(run.records)
+        expected["position"] = run.positions
+        wrong = ~agreement(self.index.read(run.first_index, run.end_index), expected, magic=self.own)
+        if bool(wrong.any()):
+            self._index_mismatch(run, np.flatnonzero(wrong))
+
+    def _settle_doubt(self) -> None:
+        """The log goes on behind records of a lower term: they are part of it, and wrong."""
+        if self.doubtful is not None:
+            index = self.doubtful.cursor.index or 0
+            self._report("TERM_REGRESSION", index, index + 1, self.doubtful.cursor.position, StopKind.TERM.value)
+        self.doubtful = None
+
+    def _index_mismatch(self, run: Run, wrong: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        for piece in np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1):
+            start, end = run.first_index + int(piece[0]), run.first_index + int(piece[-1]) + 1
+            position = int(run.positions[int(piece[0])])
+            self._report("INDEX_MISMATCH", start, end, position, "the index does not say what the data says")
+
+    def _report(self, kind: FindingKind, start: int, end: int, position: int, message: str) -> None:
+        last = next((f for f in reversed(self.findings) if f.kind == kind), None)
+        if last is not None and last.end == start and last.message == message:
+            self.findings[self.findings.index(last)] = replace(last, end=Index(end))
+            return
+        severity: Literal["error", "warning"] = "warning" if kind in ("INDEX_MISMATCH", "TORN_TAIL") else "error"
+        path = self._index_path(start) if kind == "INDEX_MISMATCH" else self.data.path(position)
+        self.findings.append(Finding(kind, severity, Index(start), Index(end), str(path), Position(position), message))
+
+    def _index_path(self, start: int) -> Path:
+        segments = getattr(self.index, "segments", self.data)
+        found: Path = segments.path(start * 32)
+        return found
+
+    def _pass(self, stop: Stop) -> Cursor | None:
+        """Reports why a scan stopped and returns where to go on, or None at the end."""
+        cursor = stop.cursor
+        index = self.end if cursor.index is None else cursor.index
+        if stop.kind is StopKind.TERM and self.doubtful is None:
+            self.doubtful = stop
+            return Cursor(cursor.position, index)
+        if stop.kind is StopKind.TERM:
+            return Cursor(cursor.position, index)
+        if stop.kind is StopKind.INDEX:
+            header = self.reader.header_at(cursor.position)
+            if header is not None and header[2] > index:
+                self._report("INDEX_GAP", index, header[2], cursor.position, "entries are missing")
+                return Cursor(cursor.position, header[2], cursor.term)
+            return None
+        if self.data.written_end(cursor.position) == cursor.position:
+            return None
+        onward = self._behind(stop, index)
+        if onward is not None and onward.index is not None:
+            kind = stop.kind if stop.kind is not StopKind.END else StopKind.HEADER
+            self._report("CORRUPT", index, max(onward.index, index + 1), cursor.position, kind.value)
+        return onward
+
+    def _behind(self, stop: Stop, index: int) -> Cursor | None:
+        """Returns the next record behind a bad one that fits its index, or None."""
+        position = stop.cursor.position
+        rows = self.index.read(index, index + _SYNC_ROWS)
+        candidates = [(index + 1, position + stop.size)] if stop.size else []
+        own_row = rows[0]
+        if int(own_row["index"]) == index and int(own_row["position"]) == position:
+            candidates.append((index + 1, position + int(own_row["size"])))
+        known = np.flatnonzero((rows["index"] == np.arange(index, index + len(rows))) & (rows["position"] > position))
+        candidates += [(index + at, int(rows["position"][at])) for at in known.tolist()]
+        for expected, at in candidates:
+            header = self.reader.header_at(at)
+            if header is not None and header[2] == expected:
+                return Cursor(at, expected)
+        for base in self.data.bases:
+            header = self.reader.header_at(base) if base > position else None
+            if header is not None and header[2] > index:
+                return Cursor(base, header[2])
+        return None
+
+    def _finish(self, position: int, kind: StopKind) -> None:
+        """Judges what lies behind the last valid record."""
+        if self.doubtful is not None:
+            position, kind = self.doubtful.cursor.position, StopKind.TERM
+        start = position if self.whole_end == self.end else self.whole_position
+        behind = self.data.written_end(start) - start
+        blank = self.data.read(start, 4) == b"\xff\xff\xff\xff" if self.data.holds(start) else False
+        if behind > 0 and not blank and not self._is_vouched(start):
+            message = f"{behind} bytes behind the last whole batch ({kind.value})"
+            self._report("TORN_TAIL", self.whole_end, max(self.end, self.whole_end + 1), start, message)
+
+    def _is_vouched(self, position: int) -> bool:
+        return self.checkpoint is not None and position < self.checkpoint.position
+
+    def _check_vouched(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.durable_index >= self.whole_end:
+            end, position = self.checkpoint.durable_index + 1, self.whole_position
+            self._report("CORRUPT", self.whole_end, end, position, "durable entries are damaged or missing")
+
+
+def verify_store(
+    reader: RecordReader, index: IndexSource, first_index: int, checkpoint: Checkpoint | None, *, own: bool
+) -> StoreReport:
+    """Scans a store from its first record to its last.
+
+    Args:
+        reader: the store.
+        index: its index as it lies on disk.
+        first_index: what an empty store begins with.
+        checkpoint: what is vouched for, or None.
+        own: written by us, so the index's column ``magic`` counts.
+    """
+    return _Verifier(reader, index, checkpoint, own=own).run(first_index)
