@@ -1,0 +1,174 @@
+"""The rebuild of consume queues: the pure parts, the transformations, and whole runs on a broker's stores."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.rocketmq import encode_messages
+from jobs import rebuild_consume_queue
+from jobs._cli import run_job
+from jobs._consume_queue import TABLE_COLUMNS, TABLE_SCHEMA, UNIT_SCHEMA, assign_offsets, keep_one, unit_batches
+from jobs.rebuild_consume_queue import RebuildPlan, rebuild
+from tests.rocketmq import golden
+
+
+def entries(bodies: list[bytes], group: str = "default", first: int = 0) -> pa.RecordBatch:
+    indexes = list(range(first, first + len(bodies)))
+    columns = {"group": [group] * len(bodies), "index": indexes, "position": [i * 1000 for i in indexes]}
+    return pa.RecordBatch.from_pydict({**columns, "body": pa.array(bodies, pa.binary())})
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(SystemExit) as stopped:
+        run_job(rebuild_consume_queue.command, arguments)
+    return int(stopped.value.code), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_units_of_entries() -> None:
+    bodies = encode_messages("T", [1, 2, 3, 4], [b"a", b"b", b"c", b"d"], "TagA", sys_flag=[0, 4, 8, 12]).to_pylist()
+    (batch,) = unit_batches([entries([*bodies, b"no message"], first=7)])
+    assert batch.schema.names == [*TABLE_COLUMNS, "skipped"]
+    rows = batch.to_pylist()
+    assert [row["skipped"] for row in rows] == [
+        None,
+        "prepared_or_rolled_back",
+        None,
+        "prepared_or_rolled_back",
+        "not_messages",
+    ]
+    assert [row["index"] for row in rows] == [7, 8, 9, 10, 11]
+    assert (rows[0]["position"], rows[0]["size"], rows[0]["tags_code"]) == (7048, len(bodies[0]), 2598919)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ((), "Missing option '--table'"),
+        (("--table", "t"), "exactly one of --peers and --store"),
+        (("--table", "t", "--store", "s", "--peers", "p"), "exactly one of --peers and --store"),
+        (("--table", "t", "--store", "s", "--groups", "a"), "a store holds one group"),
+        (("--table", "t", "--store", "s", "--files", "f"), "--files is not available yet"),
+        (("--table", "t", "--store", "s", "--compare", "f"), "--compare is not available yet"),
+        (("--table", "t", "--store", "s", "--tls-ca", "f"), "--tls-ca is not available yet"),
+        (("--table", "t", "--store", "s", "--protocol", "dledger-java"), "is not available yet"),
+        (("--table", "t", "--peers", "nonsense"), "malformed peer"),
+        (("--table", __file__, "--store", "s"), "is a file"),
+        (("--table", str(Path(__file__).parent), "--store", "s"), "is no Delta table"),
+        (("--table", "t", "--store", "/nowhere"), "/nowhere"),
+        (("--table", "t", "--unknown", "s"), "No such option"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line_and_exit_code_3(
+    arguments: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, summary = run(capsys, *arguments)
+    assert code == 3
+    assert part in summary["message"]
+    assert "\n" not in summary["message"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
+    chance = random.Random(5)
+    indexes = sorted(chance.sample(range(5_000), 800))
+    rows = [("g", f"T{chance.randrange(2)}", chance.randrange(3), None, 0, 0, 0, None, i) for i in indexes]
+    chance.shuffle(rows)
+    placed = assign_offsets(spark.createDataFrame(rows, TABLE_SCHEMA), range_entries=64)
+    found = {row["index"]: row["queue_offset"] for row in placed.collect()}
+    counts: Counter[tuple[str, int]] = Counter()
+    for row in sorted(rows, key=lambda row: row[-1]):
+        assert found.pop(row[-1]) == counts[row[1:3]]
+        counts[row[1:3]] += 1
+    assert not found
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("on_duplicate", ["first", "last"])
+def test_a_slot_that_two_messages_claim(spark: Any, on_duplicate: str) -> None:
+    rows = [("g", "T", 0, offset, 0, 0, 0, None, index) for index, offset in enumerate([0, 1, 1, 2, 0])]
+    kept = keep_one(spark.createDataFrame(rows, TABLE_SCHEMA), on_duplicate).collect()
+    expected = {0: 0, 1: 1, 2: 3} if on_duplicate == "first" else {0: 4, 1: 2, 2: 3}
+    assert {row["queue_offset"]: row["index"] for row in kept} == expected
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_entries_become_units_in_spark(spark: Any) -> None:
+    bodies = list(golden.messages(golden.THREE).values())
+    frame = spark.createDataFrame(entries(bodies).to_pylist(), "`group` string, index long, position long, body binary")
+    units = frame.mapInArrow(unit_batches, UNIT_SCHEMA)
+    assert units.where("skipped is null").count() == len(bodies)
+
+
+def units_of(spark: Any, table: Path) -> set[tuple[Any, ...]]:
+    rows = spark.read.format("delta").load(str(table)).collect()
+    return {
+        (row["topic"], row["queue_id"], row["queue_offset"], row["position"], row["size"], row["tags_code"])
+        for row in rows
+    }
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("name", [golden.THREE, golden.REUSED])
+def test_a_brokers_store(name: str, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table equals RocketMQ's own rebuild; queue offsets given out twice are reported."""
+    store = golden.extract(name, "n0/dledger-n0", tmp_path)
+    table = tmp_path / "table"
+    code, summary = run(capsys, "--store", str(store), "--table", str(table))
+    expected = {
+        (unit["topic"], *(unit[key] for key in ("queueId", "queueOffset", "physicalOffset", "size", "tagsCode")))
+        for unit in golden.units(name)
+    }
+    assert units_of(spark, table) == expected
+    assert summary["rows"] == len(expected)
+    assert summary["queues"] == len({unit[:2] for unit in expected})
+    assert (summary["start"], summary["end"]) == (0, len(golden.messages(name)))
+    assert summary["dense"] is True
+    assert summary["skipped"]["not_messages"] == 0
+    assert summary["duplicate_slots"] == len(golden.messages(name)) - len(expected)
+    assert code == (1 if summary["duplicate_slots"] else 0)
+    clustering = spark.sql(f"describe detail delta.`{table}`").first()["clusteringColumns"]
+    assert clustering == ["topic", "queue_id"]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_a_second_run_replaces_the_table(spark: Any, tmp_path: Path) -> None:
+    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
+    for end in (50, 40):
+        plan = RebuildPlan(
+            source={"path": str(store)}, ranges={"n0": (0, end)}, foreign=True, table=str(tmp_path / "table")
+        )
+        outcome = rebuild(spark, plan)
+        assert outcome.summary["rows"] + outcome.summary["duplicate_slots"] == end
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_a_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
+    spark.range(3).write.format("delta").save(str(tmp_path / "table"))
+    code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"))
+    assert code == 3
+    assert "a table of something else" in summary["message"]
+    assert spark.read.format("delta").load(str(tmp_path / "table")).count() == 3
+
+
+def test_dry_run_reads_the_extent_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
+    code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"), "--dry-run")
+    assert (code, summary["dry_run"], summary["start"], summary["end"]) == (0, True, 0, 229)
+    assert not (tmp_path / "table").exists()
