@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from dledger_core.client import Client
 from dledger_core.config import check_group_name, parse_peers
+
+if TYPE_CHECKING:
+    from dledger_core.client import Client
 
 __all__ = ["Format", "connect", "connection_options", "examples", "format_option", "group_names", "peers_option"]
 
@@ -85,4 +87,7 @@ def examples(*lines: str) -> str:
 
 def connect(peers: str, group: str, timeout: float) -> Client:
     """Returns a client for the common connection options."""
+    # Imported here so that commands that need no client, above all doctor, do not depend on it.
+    from dledger_core.client import Client
+
     return Client(peers, group, timeout_ms=int(timeout * 1000))
