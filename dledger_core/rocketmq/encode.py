@@ -19,7 +19,8 @@ from dledger_core.rocketmq.properties import build_properties
 __all__ = ["encode_messages"]
 
 _TOPIC_BYTES_MAX: Final = 32767
-_RECORD_BYTES_MAX: Final = (1 << 31) - 1
+_RECORDS_BYTES_MAX: Final = (1 << 31) - 1
+_IPV6_HOST_BYTES: Final = 20
 _HEAD: Final = np.dtype(
     [
         ("size", ">i4"),
@@ -89,6 +90,7 @@ def encode_messages(
     text = build_properties(n, _optional(tags, n, "tags"), _optional(keys, n, "keys"), _map(properties, n))
     blob = rows_of(bodies)
     now = time.time_ns() // 1_000_000
+    hosts = _hosts(born_host, n), _hosts(store_host, n)
     head = np.zeros(n, _HEAD)
     head["magic"] = np.where(topic_bytes > layout.V1_TOPIC_BYTES_MAX, layout.MAGIC_V2, layout.MAGIC_V1)
     head["body_crc"] = checksum.crc32_column(blob.data.data, blob.lengths) & np.uint32(layout.BODY_CRC_MASK)
@@ -96,25 +98,34 @@ def encode_messages(
     head["flag"] = _integers(flag, n, "flag", pa.int32())
     head["queue_offset"] = _integers(queue_offset, n, "queue_offset", pa.int64())
     head["physical_offset"] = _integers(physical_offset, n, "physical_offset", pa.int64())
+    head["sys_flag"] = _flags(sys_flag, hosts)
     head["born_timestamp"] = _millis(born_timestamp, n, "born_timestamp", now)
     tail = np.zeros(n, _TAIL)
     tail["reconsume_times"] = _integers(reconsume_times, n, "reconsume_times", pa.int32())
     tail["prepared"] = _integers(prepared_transaction_offset, n, "prepared_transaction_offset", pa.int64())
     tail["body_bytes"] = blob.lengths
     stored = _millis(store_timestamp, n, "store_timestamp", now).astype(">i8")
-    hosts = _hosts(born_host, n), _hosts(store_host, n)
-    host_bytes = [rows_of(column).lengths for column in hosts]
-    flags = _integers(sys_flag, n, "sys_flag", pa.int32()) & ~(layout.BORN_IPV6 | layout.STORE_IPV6)
-    flags |= np.where(host_bytes[0] == 20, layout.BORN_IPV6, 0) | np.where(host_bytes[1] == 20, layout.STORE_IPV6, 0)
-    head["sys_flag"] = flags
-    topic_length, text_length = _topic_lengths(topic_bytes), _text_lengths(text)
-    parts = [_fixed(head), hosts[0], _fixed(stored), hosts[1], _fixed(tail), bodies]
-    parts += [topic_length, topics.cast(pa.binary()), text_length, text.cast(pa.binary())]
-    sizes = np.sum([rows_of(part).lengths for part in parts], axis=0, dtype=np.int64)
-    if int(sizes.sum()) > _RECORD_BYTES_MAX:
+    texts = [_topic_lengths(topic_bytes), topics.cast(pa.binary()), _text_lengths(text), text.cast(pa.binary())]
+    return _join(head, [hosts[0], _fixed(stored), hosts[1], _fixed(tail), bodies, *texts])
+
+
+def _join(head: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
+    """Sets the sizes and lays the parts of each record one behind the other."""
+    sizes = np.full(len(head), _HEAD.itemsize, np.int64)
+    for part in parts:
+        sizes += rows_of(part).lengths
+    if int(sizes.sum()) > _RECORDS_BYTES_MAX:
         raise BadRequestError("records of more than 2 GiB", "messages", "encode fewer at a time")
     head["size"] = sizes
-    return pc.binary_join_element_wise(*parts, b"")
+    return pc.binary_join_element_wise(_fixed(head), *parts, b"")
+
+
+def _flags(value: Any, hosts: tuple[pa.BinaryArray, pa.BinaryArray]) -> IntArray:
+    """The system flags, with the IPv6 bits as the hosts' lengths demand."""
+    flags = _integers(value, len(hosts[0]), "sys_flag", pa.int32())
+    for bit, column in zip((layout.BORN_IPV6, layout.STORE_IPV6), hosts, strict=True):
+        flags = np.where(rows_of(column).lengths == _IPV6_HOST_BYTES, flags | bit, flags & ~bit)
+    return flags
 
 
 def _body_rows(body: Any) -> pa.Array:
