@@ -25,7 +25,11 @@ __all__ = ["EntryWriter", "say", "show_facts", "show_rows"]
 
 _UNCUT_WIDTH = 1000
 _BODY_SHOWN = 160
-_CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {10: "\\n", 9: "\\t", 13: "\\r"}
+_CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    10: "\\n",
+    9: "\\t",
+    13: "\\r",
+}
 _ADDRESSES = re.compile("index|term|end|start|position|port|pid")
 """Numbers that people copy are shown without separators."""
 _MAGIC = {1: "data", 2: "control", 3: "membership"}

@@ -28,7 +28,9 @@ def status(peers: str, group: str, timeout: float, output: Format) -> int:
         show_facts({"group": group, "leader_id": metadata.leader_id, "term": metadata.term, "nodes": nodes}, output)
     else:
         leader = metadata.leader_id or "none"
-        show_rows(nodes, output, f"group {group}: leader {leader}, term {metadata.term}")
+        # What an unreachable node did not say is shown as "-".
+        shown = [{k: None if v == -1 and not node["reachable"] else v for k, v in node.items()} for node in nodes]
+        show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}")
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     if missing:
         say(f"not reachable: {', '.join(missing)}")

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from dledger_core import open_store
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import EntryWriter, say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.storage import open_store
 
 __all__ = ["dump", "verify"]
 
@@ -35,18 +35,18 @@ def dump(output: Format, start: int | None, end: int | None, store: Path) -> Non
     STORE is the one that holds data/ and index/. Control entries are included. Stores of Java DLedger can be read
     too, and all of them also while a node writes.
     """
-    reader = open_store(store)
-    begin = reader.first_index if start is None else start
-    stop = reader.last_index + 1 if end is None else min(end, reader.last_index + 1)
-    commit = "not recorded" if reader.commit_index is None else reader.commit_index
-    say(f"indexes {reader.first_index} to {reader.last_index}, commit index {commit}")
-    writer = EntryWriter(output, magic=True)
-    while begin < stop:
-        batch = reader.read(begin, min(begin + _CHUNK_ENTRIES, stop))
-        if not len(batch):
-            return
-        writer.write(batch)
-        begin = batch.column("index")[-1].as_py() + 1
+    with open_store(store) as reader:
+        begin = reader.first_index if start is None else start
+        stop = reader.last_index + 1 if end is None else min(end, reader.last_index + 1)
+        commit = "not recorded" if reader.commit_index is None else reader.commit_index
+        say(f"indexes {reader.first_index} to {reader.last_index}, commit index {commit}")
+        writer = EntryWriter(output, magic=True)
+        while begin < stop:
+            batch = reader.read(begin, min(begin + _CHUNK_ENTRIES, stop))
+            if not len(batch):
+                return
+            writer.write(batch)
+            begin = batch.column("index")[-1].as_py() + 1
 
 
 @click.command(
@@ -64,13 +64,14 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
     rows: list[dict[str, Any]] = []
     for store in stores:
         say(f"verifying {store} ...")
-        report = open_store(store).verify()
+        with open_store(store) as reader:
+            report = reader.verify()
         rows.append(
             {
                 "store": str(store),
                 "first_index": report.first_index,
                 "last_index": report.last_index,
-                "findings": [_finding(finding) for finding in report.findings],
+                "findings": [dataclasses.asdict(finding) for finding in report.findings],
             }
         )
     if output == "json":
@@ -81,9 +82,3 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
             [{"store": row["store"], **finding} for row in rows for finding in row["findings"]], output, "findings"
         )
     return EXIT_FINDING if any(row["findings"] for row in rows) else 0
-
-
-def _finding(finding: Any) -> dict[str, Any]:
-    if dataclasses.is_dataclass(finding) and not isinstance(finding, type):
-        return dataclasses.asdict(finding)
-    return {"finding": str(finding)}

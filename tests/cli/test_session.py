@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(3, tmp_path_factory.mktemp("cluster"), ("default", "empty")) as cluster:
+    with LocalCluster(
+        3, tmp_path_factory.mktemp("cluster"), ("default", "empty"), data_segment_bytes=4 << 20
+    ) as cluster:
         yield cluster
 
 
@@ -113,6 +116,19 @@ def test_dump_and_verify_while_the_node_runs(cluster: LocalCluster) -> None:
     (report,) = facts("verify", store)
     assert report["findings"] == []
     assert report["last_index"] >= appended["last_index"]
+
+
+def test_verify_finds_a_flipped_bit(cluster: LocalCluster, tmp_path: Path) -> None:
+    facts("append", "--peers", cluster.peers, "x" * 1000)
+    store = tmp_path / "dledger-copy"
+    shutil.copytree(cluster.store_path(cluster.leader()), store)
+    segment = min((store / "data").iterdir())
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"hello")] ^= 1
+    segment.write_bytes(content)
+    (report,) = json.loads(call("verify", str(store), "--format", "json", code=1))
+    assert "CORRUPT" in {finding["kind"] for finding in report["findings"]}
+    assert "CORRUPT" in call("verify", str(store), code=1)
 
 
 def test_perf_measures(cluster: LocalCluster) -> None:
