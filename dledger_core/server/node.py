@@ -173,7 +173,7 @@ class NodeServer:
     # --- connections -----------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        logs = {group: hosted.replica.log.log_uuid for group, hosted in self._hosted.items()}
+        logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
         return Hello(role="peer", node_id=self._config.self_id, logs=logs)
 
     def _accept(self, hello: Hello) -> Hello:
@@ -190,7 +190,7 @@ class NodeServer:
     def _check_logs(self, hello: Hello) -> None:
         for group, theirs in hello.logs.items():
             hosted = self._hosted.get(group)
-            ours = hosted.replica.log.log_uuid if hosted is not None else None
+            ours = hosted.replica.log_uuid if hosted is not None else None
             if theirs is not None and ours is not None and theirs != ours:
                 raise StoreMismatchError(
                     f"{hello.node_id} holds another log of group {group}",

@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from dledger_core import control
@@ -73,6 +74,8 @@ class Replica:
         self._controls: deque[_Control] = deque()
         self._scheduled = False
         self._failed = False
+        self._tables_saved_at = log.data_bytes
+        self._uuid_recorded = log.log_uuid is not None
         self._readers: set[asyncio.Future[None]] = set()
         self._reads: dict[int, asyncio.Future[Index | None]] = {}
         self._next_read = 1
@@ -92,15 +95,20 @@ class Replica:
             random=Random(),  # spreads election timeouts, no secret
             noop_payload=self._noop_payload,
         )
+        self._disk = DiskWriter(log, self._loop, self._persisted, self._fail)
         self.commit_index = log.commit_index
         self._apply_controls(self.commit_index)
-        self._disk = DiskWriter(log, self._loop, self._persisted, self._fail)
 
     def _load_controls(self) -> None:
         start, end = Index(max(self.tables.applied_index + 1, self.log.first_index())), self.log.last_index() + 1
         for index, time_ms, magic, body in self.log.control_entries(start, Index(end)):
             if magic == MAGIC_CONTROL:
                 self._controls.append(_Control(index, time_ms, body))
+
+    @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log, once its first entry is committed here."""
+        return self.tables.log_uuid or self.log.log_uuid
 
     @property
     def profile_b(self) -> bool:
@@ -218,8 +226,9 @@ class Replica:
         while self._controls and self._controls[0].index <= commit_index:
             entry = self._controls.popleft()
             self.tables.apply(entry.index, entry.time_ms, entry.body)
-        if self.tables.log_uuid is not None and self.log.log_uuid is None:
-            self.log.adopt_uuid(self.tables.log_uuid)
+        if self.tables.log_uuid is not None and not self._uuid_recorded:
+            self._uuid_recorded = True
+            self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
 
     def _role_changed(self, soft_state: SoftState) -> None:
         if soft_state.role is Role.LEADER and self.soft_state.role is not Role.LEADER:
@@ -309,12 +318,15 @@ class Replica:
         return index
 
     def save_checkpoint(self) -> None:
-        """Queues a checkpoint: durable index, commit index and, at rolls, the tables."""
-        commit_index = self.commit_index
-        self._disk.run(lambda: self.log.save_checkpoint(commit_index))
+        """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
+        self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
+        if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
+            self._tables_saved_at = self.log.data_bytes
+            self._disk.run(partial(self.log.save_tables, self.tables.snapshot()))
 
     async def close(self) -> None:
         """Writes what is queued and closes the store."""
         await asyncio.to_thread(self._disk.close)
-        self.log.save_tables(self.tables.snapshot())
+        if self.log.failure is None:
+            self.log.save_tables(self.tables.snapshot())
         self.log.close(self.commit_index)

@@ -237,7 +237,7 @@ class ClientService:
                 "r": frame.header["r"],
                 "leader": status.leader_id,
                 "term": status.term,
-                "log": replica.log.log_uuid,
+                "log": replica.log_uuid,
                 "self": me,
                 "peers": format_peers(self._config.peers),
                 "groups": sorted(self._hosted),

@@ -41,6 +41,7 @@ from dledger_core.storage.record_reader import RecordReader, out_of_range, own_r
 from dledger_core.storage.recovery import LogEnd, recover
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.staging import StagedEnd, Staging, check_payload
+from dledger_core.storage.tables import LogTables
 from dledger_core.storage.zero_ahead import ZeroAhead
 
 __all__ = ["CommitLog"]
@@ -216,6 +217,20 @@ class CommitLog:
     def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
         """Yields (index, append time in ms, magic, body) of the control entries in [start, end)."""
         return log_queries.control_entries(self._reader, start, min(end, self._last_index + 1))
+
+    @property
+    def last_time_ms(self) -> int:
+        """Append time of the last durable entry, ms since the epoch."""
+        return self._end_of(self._last_index).time_ms
+
+    def load_tables(self) -> LogTables:
+        """Returns the tables of the last snapshot; the log's control entries behind it are still to be applied."""
+        return LogTables.restore(self._files.read(self._layout.tables) or b"")
+
+    def save_tables(self, snapshot: bytes) -> None:
+        """Keeps a snapshot of the tables; called by the writer thread. A lost one only makes the next start longer."""
+        with self._writing():
+            self._files.replace(self._layout.tables, snapshot)
 
     def check_payload(self, payload: Payload) -> None:
         """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""

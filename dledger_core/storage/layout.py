@@ -48,6 +48,11 @@ class Layout:
         return self.meta / "checkpoint"
 
     @property
+    def tables(self) -> Path:
+        """Snapshot of the tables that are derived from the log."""
+        return self.meta / "tables"
+
+    @property
     def lock(self) -> Path:
         """Held while a process has the store open."""
         return self.meta / "lock"
