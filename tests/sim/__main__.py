@@ -20,12 +20,12 @@ def main() -> int:
         try:
             totals += run_seed(seed)
         except Exception:
-            print(f"seed {seed} failed; replay: {replay_command(seed)}", file=sys.stderr)
+            sys.stderr.write(f"seed {seed} failed; replay: {replay_command(seed)}\n")
             raise
         totals["seeds"] += 1
     for name, count in sorted(totals.items()):
-        print(f"{name:>20} {count:>12,}")
-    print(f"{'seconds':>20} {time.perf_counter() - started:>12.1f}")
+        sys.stdout.write(f"{name:>20} {count:>12,}\n")
+    sys.stdout.write(f"{'seconds':>20} {time.perf_counter() - started:>12.1f}\n")
     return 0
 
 

@@ -388,7 +388,10 @@ class ClusterSim:
         """Deletes what every node has on disk and knows to be committed, so that nobody needs it again."""
         if any(other.raw is None for other in self.nodes.values()):
             return
-        first_index = min(min(other.status.commit_index, other.status.durable_index) for other in self.nodes.values())
+        # What a node has not reported as committed its driver does not know, and so would not delete.
+        first_index = min(
+            min(other.core._emitted_commit_index, other.status.durable_index) for other in self.nodes.values()
+        )
         if first_index > node.disk.first_index():
             self.counters["compactions"] += 1
             kept = node.disk.compact(Index(first_index))
