@@ -1,0 +1,254 @@
+"""RaftLog and its parts: tables, and a Hypothesis machine against a plain list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dledger_core.errors import InvariantViolationError
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
+from dledger_core.raft import Batch, TermRun
+from dledger_core.raft.log import RaftLog
+from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, RecentBatches
+from dledger_core.raft.runs import TermRuns
+from tests.support.memory_store import MemoryStore, log_of
+
+BIG = 1 << 20
+
+
+def log_with(*terms: int, commit_index: int = NO_INDEX, recent_bytes_max: int = BIG) -> RaftLog:
+    return RaftLog(MemoryStore(log_of(*terms)), commit_index=Index(commit_index), recent_bytes_max=recent_bytes_max)
+
+
+def batch(first_index: int, count: int, term: int, nbytes: int = 10) -> Batch:
+    return Batch(Index(first_index), count, Term(term), nbytes, f"{term}.{first_index}")
+
+
+def terms_of(log: RaftLog) -> list[int | None]:
+    return [log.term_at(Index(index)) for index in range(log.first_index, log.last_index + 1)]
+
+
+@pytest.mark.parametrize(
+    ("index", "term"), [(-2, None), (-1, NO_TERM), (0, 1), (1, 1), (2, 3), (3, 5), (4, 5), (5, None)]
+)
+def test_term_at(index: int, term: int | None) -> None:
+    assert log_with(1, 1, 3, 5, 5).term_at(Index(index)) == term
+
+
+@pytest.mark.parametrize(
+    ("last_term", "last_index", "up_to_date"),
+    [(3, 0, True), (2, 2, True), (2, 3, True), (2, 1, False), (1, 9, False), (NO_TERM, NO_INDEX, False)],
+)
+def test_up_to_date_compares_term_then_index(last_term: int, last_index: int, up_to_date: bool) -> None:
+    assert log_with(1, 1, 2).is_up_to_date(Index(last_index), Term(last_term)) is up_to_date
+
+
+@pytest.mark.parametrize(
+    ("prev_index", "prev_term", "matches"),
+    [(-1, NO_TERM, True), (2, 2, True), (2, 1, False), (3, 3, True), (3, 2, False), (4, 3, False)],
+)
+def test_matches(prev_index: int, prev_term: int, matches: bool) -> None:
+    assert log_with(1, 1, 2, 3).matches(Index(prev_index), Term(prev_term)) is matches
+
+
+def test_what_is_committed_matches_even_where_its_term_is_unknown() -> None:
+    assert log_with(1, 1, 2, 3, commit_index=2).matches(Index(1), NO_TERM)
+
+
+@pytest.mark.parametrize(
+    ("prev_index", "hint_term", "hint_first_index"), [(9, NO_TERM, 5), (4, 4, 3), (3, 4, 3), (2, 2, 1), (0, 1, 0)]
+)
+def test_conflict_hint_names_the_run(prev_index: int, hint_term: int, hint_first_index: int) -> None:
+    assert log_with(1, 2, 2, 4, 4).conflict_hint(Index(prev_index)) == (hint_term, hint_first_index)
+
+
+@pytest.mark.parametrize(("term", "last_index"), [(1, 0), (2, 2), (3, None), (4, 4), (5, None), (0, None)])
+def test_last_index_of_term(term: int, last_index: int | None) -> None:
+    assert log_with(1, 2, 2, 4, 4).last_index_of_term(Term(term)) == last_index
+
+
+@pytest.mark.parametrize(
+    ("incoming", "terms", "truncate_from"),
+    [
+        pytest.param([batch(3, 1, 2)], [1, 1, 1, 2], None, id="continues"),
+        pytest.param([batch(1, 1, 1), batch(2, 1, 1)], [1, 1, 1], None, id="held already"),
+        pytest.param([batch(1, 1, 1)], [1, 1, 1], None, id="a late copy cuts nothing behind it"),
+        pytest.param([batch(2, 1, 1), batch(3, 2, 2)], [1, 1, 1, 2, 2], None, id="partly held"),
+        pytest.param([batch(1, 1, 2)], [1, 2], 1, id="conflict"),
+        pytest.param([batch(1, 1, 1), batch(2, 3, 2)], [1, 1, 2, 2, 2], 2, id="held, then conflict"),
+        pytest.param([], [1, 1, 1], None, id="nothing"),
+    ],
+)
+def test_merge(incoming: list[Batch], terms: list[int], truncate_from: int | None) -> None:
+    log = log_with(1, 1, 1)
+    log.merge(tuple(incoming))
+    assert terms_of(log) == terms
+    assert log.take_output(1)[0] == truncate_from
+
+
+def test_committed_entries_are_never_cut() -> None:
+    log = log_with(1, 1, 1, commit_index=1)
+    with pytest.raises(InvariantViolationError, match="never cut"):
+        log.merge((batch(1, 1, 2),))
+    assert terms_of(log) == [1, 1, 1]
+
+
+def test_a_batch_held_in_part_is_a_broken_invariant() -> None:
+    with pytest.raises(InvariantViolationError, match="in part"):
+        log_with(1, 1, 1).merge((batch(2, 3, 1),))
+
+
+def test_what_was_never_handed_out_is_cut_without_the_disk() -> None:
+    log = log_with(1)
+    log.append(batch(1, 2, 2))
+    log.truncate(Index(1))
+    log.append(batch(1, 1, 3))
+    assert log.take_output(1) == (None, (batch(1, 1, 3),))
+
+
+def test_a_cut_takes_back_what_readys_in_flight_make_durable() -> None:
+    log = log_with(1)
+    log.append(batch(1, 4, 2))
+    log.take_output(1)
+    log.truncate(Index(1))
+    log.append(batch(1, 2, 3))
+    assert log.take_output(2)[0] == 1
+    assert not log.persisted(1)
+    assert log.durable_index == 0
+    assert log.persisted(2)
+    assert log.durable_index == 2
+
+
+def test_two_cuts_before_one_ready_give_the_deeper_one() -> None:
+    log = log_with(1, 1, 1, 1)
+    log.merge((batch(3, 1, 2),))
+    log.merge((batch(1, 1, 3),))
+    assert log.take_output(1) == (1, (batch(1, 1, 3),))
+
+
+@pytest.mark.parametrize("recent_bytes_max", [0, BIG])
+def test_batches_from_starts_with_the_batch_that_holds_start(recent_bytes_max: int) -> None:
+    store = MemoryStore([batch(0, 3, 1), batch(3, 2, 1), batch(5, 4, 1)])
+    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
+    assert [b.first_index for b in log.batches_from(Index(4), 20)] == [3, 5]
+    assert [b.first_index for b in log.batches_from(Index(4), 1)] == [3]
+
+
+def test_a_stale_tail_of_the_store_is_not_sent() -> None:
+    store = MemoryStore(log_of(1, 1, 1, 1))
+    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=0)
+    log.merge((batch(2, 1, 2),))
+    assert [(b.first_index, b.term) for b in log.batches_from(Index(1), BIG)] == [(1, 1)]
+    assert [(b.first_index, b.term) for b in log.batches_from(Index(2), BIG)] == [(2, 2)]
+
+
+def test_compaction_keeps_the_term_before_the_first_entry() -> None:
+    log = log_with(1, 1, 2, 2, 3, commit_index=4)
+    log.compact(Index(3))
+    assert (log.first_index, log.term_at(Index(2)), log.term_at(Index(1))) == (3, 2, None)
+
+
+def test_compaction_beyond_commit_is_a_broken_invariant() -> None:
+    with pytest.raises(InvariantViolationError, match="may be deleted"):
+        log_with(1, 1, 1, commit_index=0).compact(Index(2))
+
+
+def test_a_log_that_begins_late_knows_its_bounds() -> None:
+    store = MemoryStore(log_of(1, 2, 2, 3))
+    store.compact(Index(2))
+    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=BIG)
+    assert (log.first_index, log.commit_index, log.term_at(Index(1)), log.last_term) == (2, 1, 2, 3)
+
+
+def test_runs_refuse_a_falling_term() -> None:
+    runs = TermRuns([TermRun(Index(0), Term(3))])
+    with pytest.raises(InvariantViolationError, match="never go down"):
+        runs.append(Index(1), Term(2))
+
+
+def test_recent_batches_stay_bounded_and_keep_what_is_not_durable() -> None:
+    recent = RecentBatches(10 * (100 + BATCH_OVERHEAD_BYTES))
+    for index in range(1000):
+        recent.append(batch(index, 1, 1, nbytes=100))
+        recent.evict(Index(index - 50))
+    assert 50 <= len(recent) <= 51
+    recent.evict(Index(999))
+    assert len(recent) == 10
+    assert recent.first_index == 990
+    assert [b.first_index for b in recent.slice(Index(995), 250)] == [995, 996]
+
+
+class LogMachine(RuleBasedStateMachine):
+    """A log with its disk against a list of terms: appends, cuts, Readys, late confirmations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.log = RaftLog(self.store, commit_index=NO_INDEX, recent_bytes_max=1500)
+        self.model: list[tuple[int, str]] = []
+        self.starts: list[int] = []
+        self.term = 1
+        self.number = 0
+        self.in_flight: list[tuple[int, Index | None, tuple[Batch, ...]]] = []
+        self.payload = 0
+
+    @rule(count=st.integers(1, 4), nbytes=st.integers(0, 600), rise=st.booleans())
+    def append(self, count: int, nbytes: int, rise: bool) -> None:
+        self.term += rise
+        self.payload += 1
+        first = len(self.model)
+        self.starts.append(first)
+        self.model += [(self.term, f"p{self.payload}")] * count
+        self.log.append(Batch(Index(first), count, Term(self.term), nbytes, f"p{self.payload}"))
+
+    @precondition(lambda self: self.starts)
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        above = [start for start in self.starts if start > self.log.commit_index]
+        if above:
+            start = data.draw(st.sampled_from(above))
+            self.log.truncate(Index(start))
+            del self.model[start:]
+            self.starts = [at for at in self.starts if at < start]
+            self.term += 1
+
+    @rule()
+    def take(self) -> None:
+        self.number += 1
+        self.in_flight.append((self.number, *self.log.take_output(self.number)))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, len(self.in_flight)))
+        for _, truncate_from, batches in self.in_flight[:count]:
+            for write in ([] if truncate_from is None else [truncate_from]) + list(batches):
+                self.store.write(write)
+        self.log.persisted(self.in_flight[count - 1][0])
+        del self.in_flight[:count]
+
+    @precondition(lambda self: self.starts)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        ends = [start - 1 for start in self.starts[1:]]
+        if ends:
+            self.log.commit_to(Index(data.draw(st.sampled_from(ends))))
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        assert terms_of(self.log) == [term for term, _ in self.model]
+        durable = self.log.durable_index
+        assert [self.store.batch_at(Index(at)).payload for at in range(durable + 1)] == [
+            payload for _, payload in self.model[: durable + 1]
+        ]
+        sent: list[str] = []
+        while len(sent) < len(self.model):
+            for batch in self.log.batches_from(Index(len(sent)), 700):
+                sent += [str(batch.payload)] * batch.count
+        assert sent == [payload for _, payload in self.model]
+
+
+TestLogMachine = LogMachine.TestCase
+TestLogMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,112 @@
+"""Progress: the leader's view of one member, as tables of events."""
+
+from __future__ import annotations
+
+import pytest
+
+from dledger_core.config import RaftConfig
+from dledger_core.ids import NO_INDEX, Index
+from dledger_core.raft.progress import Progress, ProgressState
+
+
+def replicating(match_index: int, *sent: int) -> Progress:
+    progress = Progress(Index(match_index + 1), is_voter=True)
+    progress.accepted(Index(match_index))
+    for last_index in sent:
+        progress.sent(Index(last_index), 100)
+    return progress
+
+
+def test_starts_as_a_probe_and_replicates_after_the_first_acceptance() -> None:
+    progress = Progress(Index(8), is_voter=True)
+    assert progress.state is ProgressState.PROBE
+    assert progress.accepted(Index(5))
+    assert (progress.state, progress.match_index, progress.next_index) == (ProgressState.REPLICATE, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "left", "nbytes"), [(5, 3, 300), (10, 2, 200), (12, 2, 200), (20, 1, 100), (30, 0, 0)]
+)
+def test_an_acknowledgement_frees_the_window_up_to_it(acknowledged: int, left: int, nbytes: int) -> None:
+    progress = replicating(5, 10, 20, 30)
+    progress.accepted(Index(acknowledged))
+    assert (progress.inflight_messages, progress.inflight_bytes, progress.next_index) == (left, nbytes, 31)
+
+
+def test_late_and_repeated_acknowledgements_change_nothing() -> None:
+    progress = replicating(5, 10, 20)
+    assert progress.accepted(Index(20))
+    assert not progress.accepted(Index(10))
+    assert not progress.accepted(Index(20))
+    assert (progress.match_index, progress.next_index) == (20, 21)
+
+
+@pytest.mark.parametrize(
+    ("messages_max", "bytes_max", "full"), [(2, 1000, True), (3, 1000, False), (9, 200, True), (9, 201, False)]
+)
+def test_the_window_is_bounded_in_messages_and_bytes(messages_max: int, bytes_max: int, full: bool) -> None:
+    config = RaftConfig(inflight_messages_max=messages_max, inflight_bytes_max=bytes_max)
+    assert replicating(5, 10, 20).is_full(config) is full
+
+
+def test_one_loss_is_one_step_back_however_many_refusals_follow() -> None:
+    progress = replicating(5, 10, 20, 30)
+    assert progress.refused(Index(10), Index(6))
+    assert (progress.state, progress.next_index) == (ProgressState.PROBE, 6)
+    progress.probe_sent = True
+    assert not progress.refused(Index(20), Index(6))
+    assert progress.probe_sent
+
+
+def test_a_stale_refusal_at_or_below_match_is_ignored() -> None:
+    progress = replicating(20, 30)
+    assert not progress.refused(Index(20), Index(6))
+    assert progress.state is ProgressState.REPLICATE
+
+
+def test_a_refusal_that_leads_nowhere_waits_for_the_next_heartbeat() -> None:
+    progress = Progress(Index(8), is_voter=True)
+    progress.probe_sent = True
+    assert not progress.refused(Index(7), Index(8))
+    assert progress.probe_sent
+    assert progress.heard_heartbeat(1, Index(7), Index(0))
+    assert not progress.probe_sent
+    assert progress.check_due, "asked again without the payload"
+
+
+def test_silence_for_a_round_trip_is_asked_about_once() -> None:
+    progress = replicating(5, 10)
+    progress.watch(1)
+    assert progress.heard_heartbeat(1, Index(5), Index(0))
+    progress.check_due = False
+    assert not progress.heard_heartbeat(1, Index(5), Index(0)), "the same round again"
+
+
+def test_progress_within_the_round_trip_is_no_loss() -> None:
+    progress = replicating(5, 10, 20)
+    progress.watch(1)
+    progress.accepted(Index(10))
+    assert not progress.heard_heartbeat(1, Index(5), Index(0))
+
+
+def test_a_member_that_lost_what_it_acknowledged_is_probed_again() -> None:
+    progress = replicating(20, 30)
+    progress.watch(1)
+    assert progress.heard_heartbeat(1, Index(7), Index(0))
+    assert (progress.state, progress.match_index, progress.next_index) == (ProgressState.PROBE, NO_INDEX, 8)
+
+
+def test_an_old_answer_that_names_less_is_no_loss() -> None:
+    progress = replicating(5, 20)
+    progress.watch(1)
+    progress.accepted(Index(20))
+    assert not progress.heard_heartbeat(1, Index(6), Index(0))
+    assert progress.match_index == 20
+
+
+def test_a_reset_member_comes_back_once_its_log_reaches_ours() -> None:
+    progress = Progress(Index(3), is_voter=True)
+    progress.become_needs_reset()
+    assert not progress.heard_heartbeat(1, Index(8), Index(10))
+    assert progress.heard_heartbeat(2, Index(9), Index(10))
+    assert (progress.state, progress.next_index) == (ProgressState.PROBE, 10)
