@@ -1,0 +1,35 @@
+"""Clients of a group: append batches, read ranges, follow the leader."""
+
+from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.producer import AsyncProducer, Producer
+from dledger_core.client.results import (
+    AppendResult,
+    AttemptResult,
+    DigestReport,
+    Entry,
+    Fetch,
+    Metadata,
+    NodeStatus,
+    ProducerState,
+    TransactionState,
+)
+from dledger_core.client.sync_client import Client
+from dledger_core.control import Part, TransactionId
+
+__all__ = [
+    "AppendResult",
+    "AsyncClient",
+    "AsyncProducer",
+    "AttemptResult",
+    "Client",
+    "DigestReport",
+    "Entry",
+    "Fetch",
+    "Metadata",
+    "NodeStatus",
+    "Part",
+    "Producer",
+    "ProducerState",
+    "TransactionId",
+    "TransactionState",
+]

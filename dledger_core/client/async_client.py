@@ -1,0 +1,418 @@
+"""AsyncClient: one group's log for asyncio programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+
+from dledger_core.client import reading
+from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
+from dledger_core.client.cluster_view import ClusterView
+from dledger_core.client.describing import metadata_of, producer_of, transaction_map, transaction_of
+from dledger_core.client.reading import Consistency, Isolation
+from dledger_core.client.requests import Requests
+from dledger_core.client.results import (
+    AppendResult,
+    AttemptResult,
+    DigestReport,
+    Entry,
+    Fetch,
+    Metadata,
+    ProducerState,
+    TransactionState,
+)
+from dledger_core.config import Peer, check_group_name, parse_peers
+from dledger_core.control import Part, TransactionId, column_crc
+from dledger_core.errors import BadRequestError, ConfigError, DLedgerError, IndexOutOfRangeError, ProtocolError
+from dledger_core.net.codec import columns_payload, int_field, str_field
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import Columns
+
+__all__ = ["READ_BYTES", "AsyncClient"]
+
+READ_BYTES: Final = 8 << 20
+TAIL_WAIT_MS: Final = 5_000
+END_OF_LOG: Final = 1 << 62
+_CHECK_TIMEOUT_S: Final = 2.0
+
+
+class AsyncClient:
+    """A client of one group; finds the leader, follows it, retries what is safe to retry.
+
+    All its use belongs to one event loop. Reads are monotonic: none shows less of the log than an earlier answer
+    proved committed, unless one replica is named with ``node``.
+
+    Args:
+        peers: DLedger's peers string, ``n0-host:port;n1-host:port``, or the parsed peers.
+        group: the group's name.
+        tls: not supported yet.
+        token: not supported yet.
+        timeout_ms: bound on each call, retries included.
+        protocol: ``dledger``; ``dledger-java`` is not supported yet.
+
+    Raises:
+        ConfigError: an argument is wrong or not supported.
+    """
+
+    def __init__(
+        self,
+        peers: str | Sequence[Peer],
+        group: str = "default",
+        *,
+        tls: object | None = None,
+        token: str | None = None,
+        timeout_ms: int = 10_000,
+        protocol: str = "dledger",
+    ) -> None:
+        self.peers = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
+        self.group = check_group_name(group)
+        self.timeout_ms = timeout_ms
+        _check_supported(tls=tls, token=token, protocol=protocol, timeout_ms=timeout_ms, peers=self.peers)
+        self._timeout_s = timeout_ms / 1000
+        self._view = ClusterView(self.peers, group)
+        self._requests = Requests(self._view)
+        self._gatherer = Gatherer(self.append_columns)
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError("a client cannot be pickled", "", "send the peers string and make a client there")
+
+    async def close(self) -> None:
+        """Closes all connections; calls under way are cancelled. Repeatable."""
+        if not self._closed:
+            self._closed = True
+            await self._gatherer.close()
+            await self._view.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ConfigError("the client is closed", "", "make a new one")
+        if os.getpid() != self._pid:
+            raise ConfigError("a client cannot be used after fork", "", "make a new one in the child process")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise ConfigError("the client belongs to another event loop", "", "make one per event loop, or use Client")
+
+    # --- appending ------------------------------------------------------------------------------------------------
+
+    async def append(
+        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        """Appends bodies as one batch: all of them or none.
+
+        Args:
+            bodies: a sequence of bytes, or an Arrow array; at most 8 MiB of records, a record at most 4 MiB.
+            producer_id: makes a retry safe: a repeat of ``sequence`` returns the first result.
+            epoch: the producer's epoch; a higher one shuts out the lower ones.
+            sequence: counts the producer's appends from 0.
+
+        Raises:
+            BadRequestError: nothing was sent.
+            RequestTimedOutError, LeadershipLostError: the outcome is unknown.
+            ProducerError: refused.
+        """
+        columns = columns_of(bodies)
+        self._check_usable()
+        if producer_id is None:
+            return await self._gatherer.append(columns)
+        return await self.append_columns(columns, producer_id=producer_id, epoch=epoch, sequence=sequence)
+
+    async def append_columns(
+        self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        """Appends columns that are made already, always as a request of their own; otherwise as ``append``."""
+        self._check_usable()
+        request: dict[str, Any] = {"t": Type.APPEND, "g": self.group, "n": columns.count}
+        if producer_id is not None:
+            if sequence is None:
+                raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
+            request |= {"p": producer_id, "pe": epoch, "ps": sequence}
+        return await self._append(request, columns, repeatable=producer_id is not None)
+
+    async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
+        """Appends bodies as part of a transaction's attempt; visible only once its commit lists them.
+
+        Args:
+            bodies: as for ``append``.
+            transaction: the transaction.
+            attempt: uuid of the attempt.
+
+        Raises:
+            TransactionError: the transaction is committed or aborted.
+            FencedError: a newer run of the query exists.
+        """
+        columns = columns_of(bodies)
+        self._check_usable()
+        request: dict[str, Any] = {"t": Type.APPEND, "g": self.group, "n": columns.count}
+        request["x"] = {**transaction_map(transaction), "a": attempt}
+        # Repeatable: a first copy that took effect is not listed by the commit, and so it is a loser.
+        result = await self._append(request, columns, repeatable=True)
+        crc = column_crc(columns.crcs)
+        return AttemptResult(result.first_index, result.last_index, result.term, columns.count, crc)
+
+    async def _append(self, request: dict[str, Any], columns: Columns, *, repeatable: bool) -> AppendResult:
+        check_columns(columns)
+        payload = columns_payload(columns)
+        frame = await self._requests.to_leader(request, *payload, timeout_s=self._timeout_s, repeatable=repeatable)
+        first, last = int_field(frame.header, "first", 0), int_field(frame.header, "last", 0)
+        if last - first + 1 != columns.count:
+            raise ProtocolError("an append answers another number of entries", "", "", {"first": first, "last": last})
+        self._view.saw_commit(last)
+        return AppendResult(first, last, int_field(frame.header, "term"))
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        consistency: Consistency = "committed",
+        isolation: Isolation = "read_committed",
+        wait_ms: int = 0,
+        min_commit: int = -1,
+    ) -> Fetch:
+        """Reads committed data entries of [start, end).
+
+        Args:
+            start: first index.
+            end: index behind the last.
+            max_bytes: bound on the records looked at; at least one is.
+            node: read from this node only.
+            consistency: ``linearizable`` asks the leader, which proves first that it still leads.
+            isolation: ``read_committed`` leaves out losing attempts and stops at the oldest open transaction.
+            wait_ms: if there is nothing at ``start`` yet, wait so long for it.
+            min_commit: the replica must have reached this commit index.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is below the log's first index.
+            BehindError: the replicas have not reached ``min_commit``.
+        """
+        pinned = node is not None
+        request = reading.read_request(
+            self.group,
+            start,
+            end,
+            max_bytes=max_bytes,
+            consistency=consistency,
+            isolation=isolation,
+            wait_ms=wait_ms,
+            min_commit=min_commit if pinned else max(min_commit, self._view.commit_seen),
+        )
+        return await self._fetch(request, node, wait_ms / 1000)
+
+    async def read(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        consistency: Consistency = "committed",
+        isolation: Isolation = "read_committed",
+    ) -> pa.RecordBatch:
+        """Returns ``fetch(...).batch``; it may end before ``end`` when ``max_bytes`` is reached."""
+        found = await self.fetch(
+            start, end, max_bytes=max_bytes, node=node, consistency=consistency, isolation=isolation
+        )
+        return found.batch
+
+    async def records(
+        self, start: int, end: int, *, node: str | None = None, max_bytes: int = READ_BYTES, min_commit: int = -1
+    ) -> Fetch:
+        """Reads everything committed in [start, end), control entries and losers too, with the column ``magic``."""
+        request = reading.read_request(
+            self.group,
+            start,
+            end,
+            max_bytes=max_bytes,
+            consistency="committed",
+            isolation="records",
+            wait_ms=0,
+            min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
+        )
+        return await self._fetch(request, node, 0.0)
+
+    async def _fetch(self, request: dict[str, Any], node: str | None, wait_s: float) -> Fetch:
+        self._check_usable()
+
+        def decode(frame: Frame) -> Fetch:
+            return reading.decode_read(request, frame)
+
+        if node is not None:
+            found = await self._requests.to_node(node, request, decode, timeout_s=self._timeout_s + wait_s)
+        elif request["cons"] == "linearizable":
+            found = decode(
+                await self._requests.to_leader(request, timeout_s=self._timeout_s, repeatable=True, wait_s=wait_s)
+            )
+        else:
+            found = await self._requests.to_any(request, decode, timeout_s=self._timeout_s, wait_s=wait_s)
+        self._view.saw_commit(found.commit_index)
+        return found
+
+    async def get(self, index: int) -> Entry:
+        """Returns the data entry at ``index``.
+
+        Raises:
+            IndexOutOfRangeError: it is not committed, no longer held, or no data entry.
+        """
+        found = await self.fetch(index, index + 1, max_bytes=1)
+        if found.next_index <= index:
+            found = await self._fetch_newest(index, found)
+        if found.batch.num_rows:
+            return reading.entry_of(found.batch, 0)
+        values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
+        behind = found.next_index <= index
+        what = f"index {index} is not committed" if behind else f"index {index} holds no visible data entry"
+        raise IndexOutOfRangeError(what, f"group {self.group}", "read between first_index and last_index", values)
+
+    async def _fetch_newest(self, index: int, found: Fetch) -> Fetch:
+        """Looks at the leader, because a follower may not have heard of the newest commit; else ``found``."""
+        request = reading.read_request(
+            self.group,
+            index,
+            index + 1,
+            max_bytes=1,
+            consistency="linearizable",
+            isolation="read_committed",
+            wait_ms=0,
+            min_commit=-1,
+        )
+        timeout_s = min(self._timeout_s, _CHECK_TIMEOUT_S)
+        try:
+            frame = await self._requests.to_leader(request, timeout_s=timeout_s, repeatable=True)
+            return reading.decode_read(request, frame)
+        except DLedgerError:
+            return found
+
+    async def tail(
+        self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Yields committed entries from ``start`` on, for ever, as they come; no batch is empty."""
+        while True:
+            found = await self.fetch(start, END_OF_LOG, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS)
+            start = max(start, found.next_index)
+            if found.batch.num_rows:
+                yield found.batch
+
+    async def offset_for_time(self, timestamp: datetime | int) -> int:
+        """Returns the index of the first entry appended at or after a time; the visible end if there is none.
+
+        Args:
+            timestamp: milliseconds since the epoch, or a datetime with a time zone.
+        """
+        self._check_usable()
+        request = {"t": Type.TIME, "g": self.group, "ms": _millis(timestamp)}
+        return await self._requests.to_any(
+            request, lambda frame: int_field(frame.header, "index", 0), timeout_s=self._timeout_s
+        )
+
+    async def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
+        """Asks a replica for digests of its own files.
+
+        Args:
+            start: first index.
+            end: index behind the last.
+            span: entries per range, a power of two; ranges are aligned to it.
+            node: the replica; any by default.
+        """
+        self._check_usable()
+        request = {"t": Type.DIGEST, "g": self.group, "start": int(start), "end": int(end), "span": int(span)}
+        if node is not None:
+            return await self._requests.to_node(node, request, reading.decode_digests, timeout_s=self._timeout_s)
+        return await self._requests.to_any(request, reading.decode_digests, timeout_s=self._timeout_s)
+
+    # --- producers and transactions -------------------------------------------------------------------------------
+
+    async def producer(self, producer_id: str) -> ProducerState:
+        """Returns what the log knows of a producer."""
+        return producer_of(await self._ask_leader({"t": Type.PRODUCER, "p": producer_id}))
+
+    async def transaction(self, transaction: TransactionId) -> TransactionState:
+        """Returns the state of a transaction."""
+        return await self._transaction("state", transaction)
+
+    async def commit_transaction(self, transaction: TransactionId, parts: Sequence[Part]) -> TransactionState:
+        """Commits a transaction: makes the named ranges visible. Repeatable.
+
+        Raises:
+            TransactionError: aborted, or committed with other parts.
+            FencedError: a newer run of the query exists.
+        """
+        return await self._transaction("commit", transaction, parts)
+
+    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
+        """Aborts a transaction: its entries stay invisible. Repeatable."""
+        return await self._transaction("abort", transaction)
+
+    async def _transaction(self, op: str, transaction: TransactionId, parts: Sequence[Part] = ()) -> TransactionState:
+        request: dict[str, Any] = {"t": Type.TRANSACTION, "op": op, "x": transaction_map(transaction)}
+        if op == "commit":
+            request["parts"] = [[int(number) for number in part] for part in parts]
+        return transaction_of(await self._ask_leader(request))
+
+    async def _ask_leader(self, request: dict[str, Any]) -> Frame:
+        self._check_usable()
+        request["g"] = self.group
+        return await self._requests.to_leader(request, timeout_s=self._timeout_s, repeatable=True)
+
+    # --- the group ------------------------------------------------------------------------------------------------
+
+    async def metadata(self) -> Metadata:
+        """Asks every node, in parallel and for at most a second, what it knows of the group and of itself.
+
+        Raises:
+            UnreachableError: no node answered.
+        """
+        self._check_usable()
+        return metadata_of(self.peers, await self._view.ask_all())
+
+    async def transfer_leadership(self, node_id: str) -> None:
+        """Hands leadership over to a node; returns when it leads.
+
+        Raises:
+            TransferringError: it did not take over in time.
+        """
+        self._view.check_node(node_id)
+        frame = await self._ask_leader({"t": Type.TRANSFER, "node": node_id})
+        self._view.leader_is(str_field(frame.header, "leader"))
+
+
+def _check_supported(
+    *, tls: object | None, token: str | None, protocol: str, timeout_ms: int, peers: tuple[Peer, ...]
+) -> None:
+    if protocol not in ("dledger", "dledger-java"):
+        raise ConfigError(f"unknown protocol {protocol!r}", "protocol", "use 'dledger'")
+    for option, given in (("protocol", protocol != "dledger"), ("tls", tls is not None), ("token", token is not None)):
+        if given:
+            raise ConfigError("not supported yet", option, "leave it at its default")
+    if timeout_ms <= 0:
+        raise ConfigError(f"{timeout_ms} is no timeout", "timeout_ms", "use milliseconds above 0")
+    if not peers:
+        raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")
+
+
+def _millis(timestamp: datetime | int) -> int:
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise BadRequestError("a time without a time zone", "timestamp", "add one: replace(tzinfo=UTC)")
+        return int(timestamp.timestamp() * 1000)
+    return int(timestamp)

@@ -1,0 +1,167 @@
+"""Requests to nodes: one connection per node, made when needed, with many requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dledger_core.checksum import Buffer
+from dledger_core.config import Peer
+from dledger_core.errors import DLedgerError, ProtocolError, RequestTimedOutError, UnreachableError, error_from_wire
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.net.transport import Connection, Hello, connect
+
+__all__ = ["Channel", "ChannelPool", "ConnectionLostError"]
+
+CONNECT_TIMEOUT_S: Final = 3.0
+
+
+class ConnectionLostError(UnreachableError):
+    """The connection broke after the request was sent: it may or may not have taken effect."""
+
+
+class Channel:
+    """A connection to one node; gives out request ids and hands each answer to who waits for it."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self._connection: Connection | None = None
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._last_request = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer so far."""
+        return len(self._waiting)
+
+    async def open(self, timeout_s: float) -> None:
+        """Connects; raises UnreachableError or what the node answered to hello."""
+        self._connection = await connect(self.peer.host, self.peer.port, Hello(), self, timeout_s=timeout_s)
+
+    async def request(self, header: dict[str, Any], *payload: Buffer, timeout_s: float) -> Frame:
+        """Sends a request and returns its answer.
+
+        Args:
+            header: without the request id.
+            payload: buffers that do not change until the answer is there.
+            timeout_s: how long to wait for the answer; nothing is left behind afterwards.
+
+        Raises:
+            UnreachableError: not sent.
+            ConnectionLostError: sent, and the connection broke.
+            RequestTimedOutError: sent, and no answer came in time.
+            DLedgerError: what the node answered.
+        """
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            raise UnreachableError("the connection is closed", self.peer.address)
+        loop = asyncio.get_running_loop()
+        self._last_request = number = self._last_request + 1
+        future: asyncio.Future[Frame] = loop.create_future()
+        self._waiting[number] = future
+        timer = loop.call_later(timeout_s, self._expire, future, timeout_s)
+        try:
+            connection.send({**header, "r": number}, *payload)
+            frame = await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(number, None)
+        if frame.header["t"] != header["t"] + 1:
+            error = ProtocolError("not the answer to the request", self.peer.address, "", {"type": frame.header["t"]})
+            connection.close(error)
+            raise error
+        return frame
+
+    def _expire(self, future: asyncio.Future[Frame], timeout_s: float) -> None:
+        if not future.done():
+            values = {"seconds": round(timeout_s, 3)}
+            future.set_exception(RequestTimedOutError("no answer in time", self.peer.address, "", values))
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Wakes who waits for this answer; an answer nobody waits for any more is dropped."""
+        del connection
+        number = frame.header.get("r")
+        future = self._waiting.get(number) if isinstance(number, int) else None
+        if future is None or future.done():
+            return
+        if frame.header["t"] == Type.FAILURE:
+            fields = frame.header.get("e")
+            future.set_exception(error_from_wire(fields if isinstance(fields, dict) else {}))
+        else:
+            future.set_result(frame)
+
+    def on_close(self, connection: Connection, error: Exception | None) -> None:
+        """Tells everybody who waits."""
+        del connection
+        reason = f"the connection was lost: {error}" if error else "the node closed the connection"
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLostError(reason, self.peer.address))
+
+    async def close(self) -> None:
+        """Closes the connection and waits until it is gone."""
+        if self._connection is not None:
+            self._connection.close()
+            await self._connection.closed
+
+
+class ChannelPool:
+    """One channel per node, shared by all requests; a broken one is replaced at the next request."""
+
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        self.peers = {str(peer.node_id): peer for peer in peers}
+        self._channels: dict[str, Channel] = {}
+        self._connecting: dict[str, asyncio.Task[Channel]] = {}
+
+    def is_open(self, node_id: str) -> bool:
+        """Whether a connection to the node stands."""
+        channel = self._channels.get(node_id)
+        return channel is not None and channel.is_open
+
+    async def channel(self, node_id: str, timeout_s: float) -> Channel:
+        """Returns an open channel to the node.
+
+        Raises:
+            UnreachableError: none could be made in time.
+        """
+        channel = self._channels.get(node_id)
+        if channel is not None and channel.is_open:
+            return channel
+        task = self._connecting.get(node_id)
+        if task is None:
+            task = self._connecting[node_id] = asyncio.create_task(self._connect(node_id))
+            task.add_done_callback(lambda done: self._connected(node_id, done))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise UnreachableError("cannot connect: no answer in time", self.peers[node_id].address) from None
+        except DLedgerError as error:
+            raise type(error)(*error.args) from None  # one failure may be told to many
+
+    async def _connect(self, node_id: str) -> Channel:
+        channel = Channel(self.peers[node_id])
+        await channel.open(CONNECT_TIMEOUT_S)
+        self._channels[node_id] = channel
+        return channel
+
+    def _connected(self, node_id: str, task: asyncio.Task[Channel]) -> None:
+        self._connecting.pop(node_id, None)
+        if not task.cancelled():
+            task.exception()  # seen: those who waited may all have given up
+
+    async def close(self) -> None:
+        """Closes all connections and waits until they are gone."""
+        tasks = list(self._connecting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        self._channels.clear()

@@ -1,0 +1,186 @@
+"""What a client knows of its group's nodes: who leads, who served last, how far the log is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+from dledger_core.client.channel import Channel, ChannelPool
+from dledger_core.config import Peer
+from dledger_core.errors import (
+    BadRequestError,
+    DLedgerError,
+    NoLeaderError,
+    NotLeaderError,
+    UnknownGroupError,
+    UnreachableError,
+)
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+
+__all__ = ["ClusterView"]
+
+ASK_TIMEOUT_S: Final = 1.0
+
+
+class ClusterView:
+    """The nodes of one group as seen by one client. Belongs to one event loop.
+
+    Attributes:
+        commit_seen: highest commit index any answer proved; reads never show less than this.
+    """
+
+    def __init__(self, peers: Sequence[Peer], group: str) -> None:
+        self.pool = ChannelPool(peers)
+        self.group = group
+        self.commit_seen = -1
+        self._leader: str | None = None
+        self._last_good: str | None = None
+        self._discovery: asyncio.Task[str] | None = None
+
+    @property
+    def addresses(self) -> str:
+        """All addresses, for error messages."""
+        return ", ".join(peer.address for peer in self.pool.peers.values())
+
+    def check_node(self, node_id: str) -> str:
+        """Returns ``node_id`` if the peers string names it, else raises BadRequestError."""
+        if node_id not in self.pool.peers:
+            raise BadRequestError(f"no node {node_id!r}", "peers", f"the nodes are: {', '.join(self.pool.peers)}")
+        return node_id
+
+    # --- the leader -----------------------------------------------------------------------------------------------
+
+    async def leader(self, timeout_s: float) -> Channel:
+        """Returns a channel to who is believed to lead; asks all nodes if nobody is.
+
+        Raises:
+            NoLeaderError: the nodes that answered know of no leader.
+            UnreachableError: no node answered, or the leader cannot be reached.
+        """
+        if self._leader is None:
+            if self._discovery is None:
+                self._discovery = asyncio.create_task(self._discover())
+                self._discovery.add_done_callback(self._discovered)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    self._leader = await asyncio.shield(self._discovery)
+            except TimeoutError:
+                raise NoLeaderError("no leader was found in time", f"group {self.group}") from None
+            except DLedgerError as error:
+                raise type(error)(*error.args) from None
+        node_id = self._leader
+        try:
+            return await self.pool.channel(node_id, timeout_s)
+        except DLedgerError:
+            self._forget_leader(node_id)
+            raise
+
+    def _discovered(self, task: asyncio.Task[str]) -> None:
+        self._discovery = None
+        if not task.cancelled():
+            task.exception()
+
+    async def _discover(self) -> str:
+        """Returns the first node that is named as leader in the newest term heard of."""
+        tasks = [asyncio.create_task(self._ask(node_id)) for node_id in self.pool.peers]
+        failures: list[DLedgerError] = []
+        try:
+            for done in asyncio.as_completed(tasks):
+                try:
+                    header = (await done).header
+                except DLedgerError as error:
+                    failures.append(error)
+                    continue
+                if header.get("leader") in self.pool.peers:
+                    return str(header["leader"])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise self._nobody(failures)
+
+    def _nobody(self, failures: Sequence[DLedgerError]) -> DLedgerError:
+        if len(failures) < len(self.pool.peers):
+            return NoLeaderError("no node leads the group", f"group {self.group}", "a majority of its nodes must run")
+        return self.unreachable(failures)
+
+    def unreachable(self, failures: Sequence[DLedgerError]) -> DLedgerError:
+        """Returns the error for "every node failed"."""
+        for failure in failures:
+            if not failure.retriable and not failure.outcome_unknown:
+                return failure
+        return UnreachableError(
+            f"no node of group {self.group} answered", self.addresses, "check that they run and the peers string"
+        )
+
+    def leader_failed(self, node_id: str, error: DLedgerError) -> None:
+        """Takes note that the believed leader did not serve; follows its hint if it gave one."""
+        self._forget_leader(node_id)
+        if isinstance(error, NotLeaderError) and error.leader_id in self.pool.peers and error.leader_id != node_id:
+            self._leader = error.leader_id
+
+    def leader_is(self, node_id: str) -> None:
+        """Takes note of who leads."""
+        self._leader = node_id if node_id in self.pool.peers else None
+
+    def _forget_leader(self, node_id: str) -> None:
+        if self._leader == node_id:
+            self._leader = None
+
+    # --- replicas -------------------------------------------------------------------------------------------------
+
+    def read_order(self) -> list[str]:
+        """Returns the nodes in the order a read tries them: the last good one, the leader, then by chance."""
+        order = list(self.pool.peers)
+        random.shuffle(order)
+        order.sort(key=lambda node: 0 if node == self._last_good else 1 if node == self._leader else 2)
+        return order
+
+    def served(self, node_id: str) -> None:
+        """Takes note that a replica served a read."""
+        self._last_good = node_id
+
+    def read_failed(self, node_id: str) -> None:
+        """Takes note that a replica did not serve a read."""
+        if self._last_good == node_id:
+            self._last_good = None
+
+    def saw_commit(self, commit_index: int) -> None:
+        """Takes note of a commit index that an answer proved."""
+        self.commit_seen = max(self.commit_seen, commit_index)
+
+    # --- asking everybody -----------------------------------------------------------------------------------------
+
+    async def _ask(self, node_id: str) -> Frame:
+        request: dict[str, Any] = {"t": Type.METADATA, "g": self.group}
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ASK_TIMEOUT_S
+        channel = await self.pool.channel(node_id, ASK_TIMEOUT_S)
+        return await channel.request(request, timeout_s=max(0.001, deadline - loop.time()))
+
+    async def ask_all(self) -> dict[str, Frame | DLedgerError]:
+        """Asks every node for its metadata, in parallel, at most a second each."""
+
+        async def ask(node_id: str) -> Frame | DLedgerError:
+            try:
+                return await self._ask(node_id)
+            except DLedgerError as error:
+                return error
+
+        answers = await asyncio.gather(*(ask(node_id) for node_id in self.pool.peers))
+        found = dict(zip(self.pool.peers, answers, strict=True))
+        if not any(isinstance(answer, Frame) for answer in answers):
+            failures = [answer for answer in answers if isinstance(answer, DLedgerError)]
+            unknown = next((e for e in failures if isinstance(e, UnknownGroupError)), None)
+            raise unknown or self.unreachable(failures)
+        return found
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.gather(self._discovery, return_exceptions=True)
+        await self.pool.close()

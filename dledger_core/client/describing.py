@@ -1,0 +1,65 @@
+"""What nodes answer about the group, its producers and its transactions, as the client's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dledger_core.client.results import Metadata, NodeStatus, ProducerState, TransactionState
+from dledger_core.config import Peer
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import DLedgerError, ProtocolError
+from dledger_core.net.codec import int_field, str_field
+from dledger_core.net.frame import Frame
+
+__all__ = ["metadata_of", "producer_of", "transaction_map", "transaction_of"]
+
+_STATUS_ROW = [str, str, int, int, int, int, int, int]
+
+
+def metadata_of(peers: Sequence[Peer], answers: Mapping[str, Frame | DLedgerError]) -> Metadata:
+    """Merges the nodes' answers, at least one of which is a frame.
+
+    Raises:
+        ProtocolError: an answer is malformed.
+    """
+    headers = [answer.header for answer in answers.values() if isinstance(answer, Frame)]
+    nodes = tuple(_node_status(peer, answers[str(peer.node_id)]) for peer in peers)
+    newest = max(headers, key=lambda header: int_field(header, "term"))
+    # The node that says of itself that it leads knows best; others may still name the one before.
+    leading = [h["self"][0] for h in headers if h["self"][1] == "leader" and h["term"] == newest["term"]]
+    uuid = next((header["log"] for header in headers if header.get("log")), None)
+    return Metadata(leading[0] if leading else newest.get("leader"), newest["term"], nodes, uuid)
+
+
+def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:
+    if isinstance(answer, DLedgerError):
+        return NodeStatus(str(peer.node_id), peer.address)
+    row = answer.header.get("self")
+    if not isinstance(row, list) or list(map(type, row[:8])) != _STATUS_ROW:
+        raise ProtocolError("an answer to metadata is malformed", peer.address)
+    node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
+    return NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
+
+
+def producer_of(frame: Frame) -> ProducerState:
+    """Returns what PRODUCER_OK holds."""
+    header, last = frame.header, frame.header.get("last")
+    last_range = (int(last[0]), int(last[1])) if isinstance(last, list) and len(last) == 2 else None
+    known, epoch = bool(header.get("known")), int_field(header, "epoch", 0)
+    return ProducerState(known, epoch, int_field(header, "sequence", 0), last_range)
+
+
+def transaction_of(frame: Frame) -> TransactionState:
+    """Returns what TRANSACTION_OK holds."""
+    header = frame.header
+    try:
+        parts = tuple(Part(*map(int, part)) for part in header.get("parts") or ())
+    except (TypeError, ValueError):
+        raise ProtocolError("field 'parts' is malformed", "header") from None
+    return TransactionState(str_field(header, "state"), parts, int_field(header, "index"))
+
+
+def transaction_map(transaction: TransactionId) -> dict[str, Any]:
+    """Returns the field ``x`` that names a transaction."""
+    return {"q": transaction.query_id, "b": int(transaction.batch_id), "r": transaction.run_id}

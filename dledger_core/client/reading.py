@@ -1,0 +1,142 @@
+"""Answers to reads: checked record by record, then Arrow; no entry is touched by Python."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dledger_core.client.results import DigestReport, Entry, Fetch
+from dledger_core.digest import RangeDigest
+from dledger_core.errors import BadRequestError, ProtocolError
+from dledger_core.net.codec import int_field, parse_records
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, to_arrow
+
+__all__ = [
+    "Consistency",
+    "Isolation",
+    "decode_digests",
+    "decode_read",
+    "entry_of",
+    "read_request",
+]
+
+Consistency = Literal["committed", "linearizable"]
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+_DIGEST_ROW = [int, int, int, int, bytes, bytes]
+_WIRE_ISOLATION = {"read_committed": "committed", "read_uncommitted": "uncommitted", "records": "records"}
+
+
+def read_request(
+    group: str,
+    start: int,
+    end: int,
+    *,
+    max_bytes: int,
+    consistency: str,
+    isolation: str,
+    wait_ms: int,
+    min_commit: int,
+) -> dict[str, Any]:
+    """Returns the header of READ.
+
+    Raises:
+        BadRequestError: an argument is none of those allowed.
+    """
+    if isolation not in _WIRE_ISOLATION:
+        raise BadRequestError(f"unknown isolation {isolation!r}", "isolation", "read_committed or read_uncommitted")
+    if consistency not in ("committed", "linearizable"):
+        raise BadRequestError(f"unknown consistency {consistency!r}", "consistency", "committed or linearizable")
+    if start < 0 or max_bytes < 1 or wait_ms < 0:
+        values = {"start": start, "max_bytes": max_bytes, "wait_ms": wait_ms}
+        raise BadRequestError("a read's numbers are out of range", "", "the first index is 0", values)
+    return {
+        "t": Type.READ,
+        "g": group,
+        "start": int(start),
+        "end": int(end),
+        "max": int(max_bytes),
+        "min_commit": int(min_commit),
+        "wait": int(wait_ms),
+        "iso": _WIRE_ISOLATION[isolation],
+        "cons": consistency,
+    }
+
+
+def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
+    """Returns what READ_OK holds; control entries and losers are left out unless records were asked for.
+
+    Raises:
+        ProtocolError: the answer is malformed or not what was asked.
+        CorruptRecordError: a record is damaged.
+    """
+    header = frame.header
+    n, next_index = int_field(header, "n", 0), int_field(header, "next", 0)
+    records = parse_records(frame.payload, n)
+    first = next_index - n
+    if first < request["start"]:
+        raise ProtocolError("a read answers another range", "", "", {"start": request["start"], "first": first})
+    records.check(first)
+    return Fetch(
+        _to_batch(records, first, header, as_records=request["iso"] == "records"),
+        next_index,
+        int_field(header, "commit"),
+        int_field(header, "visible", 0),
+        int_field(header, "first", 0),
+    )
+
+
+def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_records: bool) -> pa.RecordBatch:
+    if not records.count:
+        return pa.RecordBatch.from_pylist([], RECORD_SCHEMA if as_records else READ_SCHEMA)
+    if as_records:
+        return to_arrow(records, magic=True)
+    keep = records.headers["magic"] == MAGIC_DATA
+    skip = header.get("skip")
+    if skip:
+        keep &= ~_inside(np.arange(first, first + records.count), skip)
+    if not keep.any():
+        return pa.RecordBatch.from_pylist([], READ_SCHEMA)
+    return to_arrow(records, keep)
+
+
+def _inside(indexes: npt.NDArray[np.int64], ranges: Any) -> npt.NDArray[np.bool_]:
+    """Returns which indexes lie in one of the half-open ranges, which are sorted and do not overlap."""
+    try:
+        bounds = np.array(ranges, np.int64).reshape(-1, 2)
+    except (TypeError, ValueError, OverflowError):
+        raise ProtocolError("field 'skip' is malformed", "header") from None
+    place = np.searchsorted(bounds[:, 0], indexes, side="right") - 1
+    inside: npt.NDArray[np.bool_] = (place >= 0) & (indexes < bounds[np.maximum(place, 0), 1])
+    return inside
+
+
+def entry_of(batch: pa.RecordBatch, row: int) -> Entry:
+    """Returns one row as an Entry."""
+    values = {name: batch.column(name)[row].as_py() for name in READ_SCHEMA.names}
+    return Entry(**values)
+
+
+def decode_digests(frame: Frame) -> DigestReport:
+    """Returns what DIGEST_OK holds.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    header = frame.header
+    rows, damaged = header.get("ranges"), header.get("damaged")
+    well_formed = (
+        isinstance(rows, list)
+        and all(isinstance(row, list) and list(map(type, row)) == _DIGEST_ROW for row in rows)
+        and isinstance(damaged, list)
+        and all(type(index) is int for index in damaged)
+    )
+    if not well_formed:
+        raise ProtocolError("an answer to digest is malformed", "header")
+    ranges = tuple(RangeDigest(row[0], row[1], *row[3:]) for row in rows or ())
+    return DigestReport(ranges, int_field(header, "next", 0), int_field(header, "commit"), tuple(damaged or ()))

@@ -1,0 +1,148 @@
+"""What the client returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow as pa
+
+from dledger_core.control import Part
+from dledger_core.digest import RangeDigest
+
+__all__ = [
+    "AppendResult",
+    "AttemptResult",
+    "DigestReport",
+    "Entry",
+    "Fetch",
+    "Metadata",
+    "NodeStatus",
+    "ProducerState",
+    "TransactionState",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where an append lies: indexes [first_index, last_index], all of one term."""
+
+    first_index: int
+    last_index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """Where an append of a transaction's attempt lies, with what its commit has to name."""
+
+    first_index: int
+    last_index: int
+    term: int
+    rows: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry; ``timestamp`` is None where the append time is unknown (written by Java)."""
+
+    index: int
+    term: int
+    position: int
+    timestamp: datetime | None
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One read: the entries found, and what the replica said of its log.
+
+    Attributes:
+        batch: the entries; may end before the asked end.
+        next_index: where to go on; behind the last entry looked at, also when it was left out.
+        commit_index: commit index of the replica.
+        visible_end: end of what ``read_committed`` shows.
+        first_index: first index of the replica's log.
+    """
+
+    batch: pa.RecordBatch
+    next_index: int
+    commit_index: int
+    visible_end: int
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node as it describes itself; numbers are -1 and role is ``unreachable`` if it did not answer."""
+
+    node_id: str
+    address: str
+    role: str = "unreachable"
+    first_index: int = -1
+    last_index: int = -1
+    commit_index: int = -1
+    visible_end: int = -1
+    data_bytes: int = -1
+    reachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A group as its nodes describe it.
+
+    Attributes:
+        leader_id: who leads, None if nobody is known to.
+        term: highest term any node knows.
+        nodes: each node of the peers string, in its order.
+        log_uuid: identity of the log, None before its first leader.
+    """
+
+    leader_id: str | None
+    term: int
+    nodes: tuple[NodeStatus, ...]
+    log_uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What the log knows of a producer.
+
+    Attributes:
+        known: whether the log knows it at all.
+        epoch: its epoch.
+        next_sequence: the sequence its next append must have.
+        last_range: (first, last) index of its newest append, None if there is none.
+    """
+
+    known: bool
+    epoch: int
+    next_sequence: int
+    last_range: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionState:
+    """A transaction: ``unknown``, ``open``, ``committed`` (with its parts) or ``aborted``."""
+
+    state: str
+    parts: tuple[Part, ...]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DigestReport:
+    """Digests of aligned ranges as one replica computed them from its files.
+
+    Attributes:
+        ranges: consecutive, from the asked start on.
+        next_index: where to go on.
+        commit_index: commit index of the replica.
+        damaged: indexes of records whose body does not match its CRC.
+    """
+
+    ranges: tuple[RangeDigest, ...]
+    next_index: int
+    commit_index: int
+    damaged: tuple[int, ...]

@@ -1,0 +1,227 @@
+"""Client: the same as AsyncClient for programs without asyncio, on a loop and a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+import uvloop
+
+from dledger_core.client.appending import Bodies
+from dledger_core.client.async_client import END_OF_LOG, READ_BYTES, TAIL_WAIT_MS, AsyncClient
+from dledger_core.client.reading import Consistency, Isolation
+from dledger_core.client.results import (
+    AppendResult,
+    AttemptResult,
+    DigestReport,
+    Entry,
+    Fetch,
+    Metadata,
+    ProducerState,
+    TransactionState,
+)
+from dledger_core.config import Peer
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import ConfigError
+
+__all__ = ["Client"]
+
+_T = TypeVar("_T")
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
+def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient, pid: int) -> None:
+    """Closes the client's connections and ends its thread; in a forked child there is nothing to end."""
+    if os.getpid() != pid or loop.is_closed():
+        return
+    if thread is not threading.current_thread():
+        asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class Client:
+    """A client of one group for programs without asyncio; thread-safe.
+
+    Arguments, results and errors are AsyncClient's. It owns a daemon thread: use it as a context manager or call
+    ``close``. After a fork the child has to make its own.
+    """
+
+    def __init__(
+        self,
+        peers: str | Sequence[Peer],
+        group: str = "default",
+        *,
+        tls: object | None = None,
+        token: str | None = None,
+        timeout_ms: int = 10_000,
+        protocol: str = "dledger",
+    ) -> None:
+        self.in_loop = AsyncClient(peers, group, tls=tls, token=token, timeout_ms=timeout_ms, protocol=protocol)
+        self._pid = os.getpid()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=f"dledger-client-{group}", daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, _shut_down, self._loop, self._thread, self.in_loop, self._pid)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The nodes."""
+        return self.in_loop.peers
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.in_loop.group
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError("a client cannot be pickled", "", "send the peers string and make a client there")
+
+    def close(self) -> None:
+        """Closes all connections and ends the thread; calls of other threads are cancelled. Repeatable."""
+        self._finalizer()
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs a coroutine of ``in_loop`` on the client's loop and returns its result.
+
+        Raises:
+            ConfigError: the client is closed, was made before a fork, or this is its own thread.
+        """
+        reason, remedy = "", ""
+        if os.getpid() != self._pid:
+            reason, remedy = "a client cannot be used after fork", "make a new one in the child process"
+        elif not self._finalizer.alive:
+            reason, remedy = "the client is closed", "make a new one"
+        elif threading.current_thread() is self._thread:
+            reason, remedy = "a client's own thread cannot wait for it", "use AsyncClient there"
+        if reason:
+            work.close()
+            raise ConfigError(reason, "", remedy)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: nothing shall go on behind the caller's back
+            raise
+
+    # --- as AsyncClient -------------------------------------------------------------------------------------------
+
+    def append(
+        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        """See ``AsyncClient.append``."""
+        return self.call(self.in_loop.append(bodies, producer_id=producer_id, epoch=epoch, sequence=sequence))
+
+    def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
+        """See ``AsyncClient.append_attempt``."""
+        return self.call(self.in_loop.append_attempt(bodies, transaction=transaction, attempt=attempt))
+
+    def fetch(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        consistency: Consistency = "committed",
+        isolation: Isolation = "read_committed",
+        wait_ms: int = 0,
+        min_commit: int = -1,
+    ) -> Fetch:
+        """See ``AsyncClient.fetch``."""
+        return self.call(
+            self.in_loop.fetch(
+                start,
+                end,
+                max_bytes=max_bytes,
+                node=node,
+                consistency=consistency,
+                isolation=isolation,
+                wait_ms=wait_ms,
+                min_commit=min_commit,
+            )
+        )
+
+    def read(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        consistency: Consistency = "committed",
+        isolation: Isolation = "read_committed",
+    ) -> pa.RecordBatch:
+        """See ``AsyncClient.read``."""
+        return self.fetch(
+            start, end, max_bytes=max_bytes, node=node, consistency=consistency, isolation=isolation
+        ).batch
+
+    def records(
+        self, start: int, end: int, *, node: str | None = None, max_bytes: int = READ_BYTES, min_commit: int = -1
+    ) -> Fetch:
+        """See ``AsyncClient.records``."""
+        return self.call(self.in_loop.records(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit))
+
+    def get(self, index: int) -> Entry:
+        """See ``AsyncClient.get``."""
+        return self.call(self.in_loop.get(index))
+
+    def tail(
+        self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"
+    ) -> Iterator[pa.RecordBatch]:
+        """See ``AsyncClient.tail``."""
+        while True:
+            found = self.fetch(start, END_OF_LOG, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS)
+            start = max(start, found.next_index)
+            if found.batch.num_rows:
+                yield found.batch
+
+    def offset_for_time(self, timestamp: datetime | int) -> int:
+        """See ``AsyncClient.offset_for_time``."""
+        return self.call(self.in_loop.offset_for_time(timestamp))
+
+    def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
+        """See ``AsyncClient.digest``."""
+        return self.call(self.in_loop.digest(start, end, span=span, node=node))
+
+    def producer(self, producer_id: str) -> ProducerState:
+        """See ``AsyncClient.producer``."""
+        return self.call(self.in_loop.producer(producer_id))
+
+    def transaction(self, transaction: TransactionId) -> TransactionState:
+        """See ``AsyncClient.transaction``."""
+        return self.call(self.in_loop.transaction(transaction))
+
+    def commit_transaction(self, transaction: TransactionId, parts: Sequence[Part]) -> TransactionState:
+        """See ``AsyncClient.commit_transaction``."""
+        return self.call(self.in_loop.commit_transaction(transaction, parts))
+
+    def abort_transaction(self, transaction: TransactionId) -> TransactionState:
+        """See ``AsyncClient.abort_transaction``."""
+        return self.call(self.in_loop.abort_transaction(transaction))
+
+    def metadata(self) -> Metadata:
+        """See ``AsyncClient.metadata``."""
+        return self.call(self.in_loop.metadata())
+
+    def transfer_leadership(self, node_id: str) -> None:
+        """See ``AsyncClient.transfer_leadership``."""
+        self.call(self.in_loop.transfer_leadership(node_id))
