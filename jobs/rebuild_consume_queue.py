@@ -194,7 +194,8 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
         progress(f"{claimed} messages; assigning slots")
         placed = units.where("skipped is null").drop("skipped")
         placed = keep_one(placed, plan.on_duplicate) if plan.foreign else assign_offsets(placed)
-        placed.write.format("delta").mode("overwrite").save(plan.table)
+        # A plain overwrite would forget the table's clustering; replacing every row does not.
+        placed.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(plan.table)
     finally:
         units.unpersist()
     return _outcome(spark, plan, claimed, skipped)
