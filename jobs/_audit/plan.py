@@ -1,0 +1,160 @@
+"""Which ranges are compared between which replicas, and how the work is cut. Pure.
+
+Ranges are half-open and, inside a section, cut at multiples of the span, a power of two. So the same entries make the
+same ranges in every run and on every replica, and their digests can be compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from jobs._audit.model import Class, Finding, Replica
+
+__all__ = [
+    "DigestTask",
+    "Section",
+    "aligned",
+    "choose_span",
+    "committed_end",
+    "common_range",
+    "digest_tasks",
+    "end_findings",
+    "sample",
+    "sections",
+]
+
+SPAN_MIN: Final = 1024
+SPAN_MAX: Final = 1 << 16
+RANGES_WANTED: Final = 1 << 14
+SAMPLE_SHARE: Final = 64
+SAMPLE_MIN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Entries [start, end) that the same two or more replicas hold."""
+
+    start: int
+    end: int
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestTask:
+    """What one task of the first pass reads: some ranges of one replica, one behind the other."""
+
+    replica: Replica
+    start: int
+    end: int
+    span: int
+
+
+def common_range(replicas: Sequence[Replica]) -> tuple[int, int]:
+    """Returns [start, end) of what all reachable replicas can be compared at; empty if fewer than two."""
+    usable = [replica for replica in replicas if replica.reachable]
+    if len(usable) < 2:
+        return 0, 0
+    start = max(replica.first_index for replica in usable)
+    return start, max(start, min(replica.end for replica in usable))
+
+
+def sections(replicas: Sequence[Replica]) -> list[Section]:
+    """Cuts the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
+    usable = [replica for replica in replicas if replica.reachable and replica.end > replica.first_index]
+    edges = sorted({edge for replica in usable for edge in (replica.first_index, replica.end)})
+    found = []
+    for start, end in pairwise(edges):
+        holders = tuple(r for r in usable if r.first_index <= start and end <= r.end)
+        if len(holders) > 1:
+            found.append(Section(start, end, holders))
+    return found
+
+
+def committed_end(replicas: Sequence[Replica]) -> int:
+    """Returns the index up to which (exclusive) a difference between these replicas is one of committed entries.
+
+    The lowest recorded commit index counts; at rest it is a lower bound, and a replica that records none says nothing.
+    """
+    recorded = [replica.commit_index for replica in replicas if replica.commit_index is not None]
+    return min(recorded) + 1 if recorded else 0
+
+
+def choose_span(entries: int) -> int:
+    """Returns entries per range: a power of two that makes neither tiny ranges nor too many."""
+    span = SPAN_MIN
+    while span < SPAN_MAX and entries > span * RANGES_WANTED:
+        span *= 2
+    return span
+
+
+def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
+    """Cuts [start, end) at the multiples of ``span``."""
+    while start < end:
+        stop = min(end, start - start % span + span)
+        yield start, stop
+        start = stop
+
+
+def digest_tasks(parts: Sequence[Section], span: int, tasks_wanted: int) -> list[DigestTask]:
+    """Returns the tasks of the first pass, neighbours on different replicas so that all nodes work at once."""
+    entries = sum(part.end - part.start for part in parts)
+    chunk = span
+    while chunk * tasks_wanted < entries:
+        chunk *= 2
+    return [
+        DigestTask(replica, start, end, span)
+        for part in parts
+        for start, end in aligned(part.start, part.end, chunk)
+        for replica in part.replicas
+    ]
+
+
+def sample(parts: Sequence[Section], span: int, seed: str) -> list[Section]:
+    """Returns the first and last range of each section and a random share of the others (mode quick)."""
+    chance = random.Random(seed)
+    chosen = []
+    for part in parts:
+        ranges = list(aligned(part.start, part.end, span))
+        inner = ranges[1:-1]
+        count = min(len(inner), max(SAMPLE_MIN, len(inner) // SAMPLE_SHARE))
+        kept = {*ranges[:1], *ranges[-1:], *chance.sample(inner, count)}
+        chosen += [Section(start, end, part.replicas) for start, end in sorted(kept)]
+    return chosen
+
+
+def end_findings(replicas: Sequence[Replica]) -> list[Finding]:
+    """Returns what the snapshot alone tells: who lost its end, who lags, who deleted more than others."""
+    usable = [replica for replica in replicas if replica.reachable]
+    if not usable:
+        return []
+    first, end = min(r.first_index for r in usable), max(r.end for r in usable)
+    found = []
+    for replica in usable:
+        held = max(replica.last_index + 1, replica.first_index)
+        own = held if replica.commit_index is None else max(held, replica.commit_index + 1)
+        evidence = {"last_index": replica.last_index, "commit_index": replica.commit_index}
+        if own > held:
+            found.append(_of(Class.MISSING_COMMITTED, replica, held, own, evidence))
+        behind = max(own, replica.end)
+        if behind < end and replica.first_index <= behind:
+            found.append(_of(Class.LAGGING, replica, behind, end, evidence))
+        if replica.first_index > first:
+            evidence = {"first_index": replica.first_index}
+            found.append(_of(Class.RETENTION_SKEW, replica, first, replica.first_index, evidence))
+    return found
+
+
+def _of(kind: Class, replica: Replica, start: int, end: int, evidence: dict[str, int | None]) -> Finding:
+    return Finding(
+        kind=kind,
+        group=replica.group,
+        replica=replica.name,
+        start=start,
+        end=end,
+        count=end - start,
+        evidence=dict(evidence),
+    )

@@ -1,0 +1,123 @@
+"""The snapshot vector: what each replica holds when the audit begins, asked once by the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
+from jobs._audit.model import Replica
+
+if TYPE_CHECKING:
+    from dledger_core.client import NodeStatus
+
+__all__ = ["STORE_GROUP", "node_replicas", "parse_replicas", "store_replicas"]
+
+STORE_GROUP: Final = "store"
+"""Stands for the group of stores that do not record theirs (all of Java's)."""
+_CATCH_UP_S: Final = 5.0
+_PAUSE_S: Final = 0.1
+
+
+def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
+    """Parses ``--replica NAME=DIR``, given at least twice.
+
+    Raises:
+        ConfigError: malformed, fewer than two, or a name or directory twice.
+    """
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, directory = text.partition("=")
+        if not (name and equals and directory) or "," in name:
+            raise ConfigError(f"malformed replica {text!r}", "--replica", "write NAME=DIR")
+        if name in found:
+            raise ConfigError(f"replica {name} is given twice", "--replica", "give each its own name")
+        found[name] = Path(directory)
+    if len(found) < 2:
+        raise ConfigError("one replica cannot be compared", "--replica", "give at least two")
+    resolved = [path.resolve() for path in found.values()]
+    twice = next((path for path in resolved if resolved.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError("two replicas are the same directory", str(twice), "give each its own directory")
+    return found
+
+
+def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
+    """Opens stores and returns what they hold.
+
+    Raises:
+        ConfigError: a directory is no store, or the stores belong to different logs.
+    """
+    replicas = tuple(_store_replica(name, path) for name, path in stores.items())
+    for what, values in (
+        ("groups", {r.name: r.group for r in replicas if r.group != STORE_GROUP}),
+        ("logs", {r.name: r.log_uuid for r in replicas if r.log_uuid is not None}),
+    ):
+        if len(set(values.values())) > 1:
+            shown = {name: str(value) for name, value in values.items()}
+            raise ConfigError(f"the replicas belong to different {what}", "--replica", "give copies of one log", shown)
+    group = next((r.group for r in replicas if r.group != STORE_GROUP), STORE_GROUP)
+    return tuple(replace(replica, group=group) for replica in replicas)
+
+
+def _store_replica(name: str, path: Path) -> Replica:
+    from dledger_core import open_store
+
+    try:
+        with open_store(path) as reader:
+            return Replica(
+                group=reader.group or STORE_GROUP,
+                name=name,
+                path=str(path.resolve()),
+                first_index=reader.first_index,
+                last_index=reader.last_index,
+                commit_index=reader.commit_index,
+                end=reader.last_index + 1,
+                log_uuid=reader.log_uuid,
+            )
+    except StoreMismatchError as error:
+        raise ConfigError(f"replica {name} is no store: {error.what}", error.where, error.remedy) from None
+    except StorageError as error:
+        return Replica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
+
+
+def node_replicas(peers: str, group: str, *, timeout_ms: int = 10_000) -> tuple[Replica, ...]:
+    """Asks the nodes of a group; waits a moment for those that are only a heartbeat behind.
+
+    Raises:
+        UnreachableError: no node answers.
+    """
+    from dledger_core import Client
+
+    with Client(peers, group, timeout_ms=timeout_ms) as client:
+        metadata = client.metadata()
+        wanted = max(node.commit_index for node in metadata.nodes)
+        deadline = time.monotonic() + _CATCH_UP_S
+        while _behind(metadata.nodes, wanted) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            metadata = client.metadata()
+        return tuple(_node_replica(node, peers, group, metadata.log_uuid) for node in metadata.nodes)
+
+
+def _behind(nodes: Sequence[NodeStatus], commit_index: int) -> bool:
+    return any(node.reachable and node.commit_index < commit_index for node in nodes)
+
+
+def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None) -> Replica:
+    if not node.reachable:
+        error = f"node {node.node_id} at {node.address} does not answer for group {group}"
+        return Replica(group=group, name=node.node_id, peers=peers, reachable=False, error=error)
+    return Replica(
+        group=group,
+        name=node.node_id,
+        peers=peers,
+        first_index=max(0, node.first_index),
+        last_index=node.last_index,
+        commit_index=node.commit_index,
+        end=max(0, node.first_index, min(node.commit_index, node.last_index) + 1),
+        log_uuid=log_uuid,
+        role=node.role,
+    )

@@ -1,0 +1,75 @@
+"""The Delta tables of all audits: ``audit_runs``, ``audit_ranges``, ``audit_findings``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.errors import ConfigError
+from jobs._audit.model import Finding
+from jobs._audit.report import GroupReport
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["RunFacts", "check_directory", "write_findings", "write_ranges", "write_runs"]
+
+_RUNS_SCHEMA: Final = (
+    "run_id string, group string, started_at timestamp, duration_s double, mode string, verdict string,"
+    " compared_start long, compared_end long, entries_compared long, bytes_compared long, findings long, report string"
+)
+_FINDINGS_SCHEMA: Final = (
+    "run_id string, group string, found_at timestamp, class string, severity string, replica string, start long,"
+    " end long, count long, evidence string"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What belongs to the run as a whole."""
+
+    run_id: str
+    mode: str
+    started_at: datetime
+    duration_s: float
+
+
+def check_directory(directory: str) -> None:
+    """Raises ConfigError if tables cannot be made below ``directory``."""
+    path = Path(directory)
+    if "://" not in directory and path.exists() and not path.is_dir():
+        raise ConfigError(f"{directory} is a file", "--table", "name a directory")
+
+
+def write_ranges(ranges: DataFrame, directory: str) -> None:
+    """Appends the digests of a run."""
+    ranges.write.format("delta").mode("append").save(f"{directory}/audit_ranges")
+
+
+def write_findings(spark: SparkSession, directory: str, facts: RunFacts, findings: Sequence[Finding]) -> None:
+    """Appends the findings of a run; the table is there even if there are none."""
+    rows = [
+        (facts.run_id, f.group, facts.started_at, f.kind.value, f.severity.value, f.replica, f.start, f.end, f.count,
+         json.dumps(f.evidence))
+        for f in findings
+    ]  # fmt: skip
+    _append(spark, rows, _FINDINGS_SCHEMA, f"{directory}/audit_findings")
+
+
+def write_runs(spark: SparkSession, directory: str, facts: RunFacts, reports: Sequence[GroupReport]) -> None:
+    """Appends a row per group; written last, so a run that is listed is complete."""
+    rows = [
+        (facts.run_id, r.group, facts.started_at, facts.duration_s, facts.mode, r.verdict.value, *r.compared,
+         sum(c.entries_compared for c in r.coverage.values()), sum(c.bytes_compared for c in r.coverage.values()),
+         len(r.findings), json.dumps(r.to_json()))
+        for r in reports
+    ]  # fmt: skip
+    _append(spark, rows, _RUNS_SCHEMA, f"{directory}/audit_runs")
+
+
+def _append(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str, path: str) -> None:
+    spark.createDataFrame(rows, schema).coalesce(1).write.format("delta").mode("append").save(path)
