@@ -1,48 +1,104 @@
 """A replicated commit log in DLedger's disk format: clients, local clusters and read-only access to stores.
 
-The public names are imported when they are first used, so importing the package is quick and loads no server.
+Importing it loads neither server nor cluster: ``LocalCluster`` is imported when it is first used.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from dledger_core.client import (
+    AppendResult,
+    AsyncClient,
+    AsyncProducer,
+    Client,
+    Entry,
+    Metadata,
+    NodeStatus,
+    Part,
+    Producer,
+    ProducerState,
+    TransactionId,
+)
+from dledger_core.errors import (
+    BadRequestError,
+    BehindError,
+    BusyError,
+    ClientError,
+    ConfigError,
+    CorruptRecordError,
+    DiskFullError,
+    DLedgerError,
+    FencedError,
+    IndexOutOfRangeError,
+    LeadershipLostError,
+    NoLeaderError,
+    NotLeaderError,
+    ProducerError,
+    ProducerUnknownError,
+    RequestTimedOutError,
+    SequenceConflictError,
+    SequenceGapError,
+    StorageError,
+    StoreMismatchError,
+    TransactionError,
+    UnknownGroupError,
+    UnreachableError,
+)
+from dledger_core.storage import Finding, StoreReader, StoreReport, open_store
 
 if TYPE_CHECKING:
-    from dledger_core.client import AsyncClient, AsyncProducer, Client, Producer
     from dledger_core.cluster import LocalCluster
-    from dledger_core.errors import DLedgerError
-    from dledger_core.storage import StoreReader, open_store
 
 __all__ = [
+    "AppendResult",
     "AsyncClient",
     "AsyncProducer",
+    "BadRequestError",
+    "BehindError",
+    "BusyError",
     "Client",
+    "ClientError",
+    "ConfigError",
+    "CorruptRecordError",
     "DLedgerError",
+    "DiskFullError",
+    "Entry",
+    "FencedError",
+    "Finding",
+    "IndexOutOfRangeError",
+    "LeadershipLostError",
     "LocalCluster",
+    "Metadata",
+    "NoLeaderError",
+    "NodeStatus",
+    "NotLeaderError",
+    "Part",
     "Producer",
+    "ProducerError",
+    "ProducerState",
+    "ProducerUnknownError",
+    "RequestTimedOutError",
+    "SequenceConflictError",
+    "SequenceGapError",
+    "StorageError",
+    "StoreMismatchError",
     "StoreReader",
+    "StoreReport",
+    "TransactionError",
+    "TransactionId",
+    "UnknownGroupError",
+    "UnreachableError",
     "open_store",
 ]
 
-_HOMES: Final = {
-    "AsyncClient": "dledger_core.client",
-    "AsyncProducer": "dledger_core.client",
-    "Client": "dledger_core.client",
-    "DLedgerError": "dledger_core.errors",
-    "LocalCluster": "dledger_core.cluster",
-    "Producer": "dledger_core.client",
-    "StoreReader": "dledger_core.storage",
-    "open_store": "dledger_core.storage",
-}
-
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+    if name == "LocalCluster":
+        from dledger_core.cluster import LocalCluster
+
+        return LocalCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

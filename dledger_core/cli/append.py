@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -69,7 +70,7 @@ def append(
 
 def _open(path: Path | None) -> BinaryIO:
     if path is None or str(path) == "-":
-        stdin: BinaryIO = click.get_binary_stream("stdin")
+        stdin = sys.stdin.buffer
         if stdin.isatty():
             say("reading entries from the terminal, one per line; end with Ctrl-D")
         return stdin

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime
 
 import click
+import pyarrow as pa
 
 from dledger_core.cli.options import Format, connect, connection_options, examples, format_option
 from dledger_core.cli.output import EntryWriter
@@ -24,12 +26,10 @@ _READ_BYTES = 4 << 20
 @click.argument("index", type=click.IntRange(0))
 def get(peers: str, group: str, timeout: float, output: Format, body_only: bool, index: int) -> None:
     """Read one entry by its INDEX."""
-    import pyarrow as pa
-
     with connect(peers, group, timeout) as client:
         entry = client.get(index)
     if body_only:
-        click.get_binary_stream("stdout").write(entry.body)
+        sys.stdout.buffer.write(entry.body)
         return
     row = {name: getattr(entry, name) for name in READ_SCHEMA.names}
     EntryWriter(output).write(pa.RecordBatch.from_pylist([row], READ_SCHEMA))
