@@ -10,12 +10,22 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import pyarrow.compute as pc
 
-from dledger_core.errors import BehindError, DLedgerError, IndexOutOfRangeError, UnreachableError
+from dledger_core.config import parse_peers
+from dledger_core.errors import (
+    BehindError,
+    CorruptRecordError,
+    DLedgerError,
+    IndexOutOfRangeError,
+    ProtocolError,
+    UnknownGroupError,
+    UnreachableError,
+)
 from spark_connector.errors import RetentionError
 from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
@@ -25,11 +35,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dledger_core import Client, StoreReader
+    from dledger_core.client import Fetch
 
 __all__ = ["Bounds", "Chunk", "Log", "client_for", "open_log", "retrying"]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S: Final = 0.1
+_ANOTHER_MAY_SERVE: Final = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
 
 _clients: dict[tuple[Any, ...], Client] = {}
 
@@ -97,7 +109,7 @@ def client_for(options: DLedgerOptions, group: str) -> Client:
             group,
             token=options.token,
             timeout_ms=options.fetch_timeout_ms,
-            protocol=options.protocol,  # type: ignore[arg-type]  # one of the two, checked with the options
+            protocol=options.protocol,
         )
     return _clients[key]
 
@@ -164,9 +176,8 @@ class ServerLog:
 
     def mark(self, index: int) -> Mark:
         """Reads the record at ``index`` from any replica."""
-        fetched = retrying(
-            lambda: self._client.records(index, index + 1, node=None, max_bytes=1), self._options.fetch_retry_ms
-        )
+        read = partial(self._client.records, index, index + 1, max_bytes=1, min_commit=index)
+        fetched = retrying(read, self._options.fetch_retry_ms, unknown_outcome=True)
         return _mark(fetched.batch, index, self.group)
 
     def wait(self, next_index: int, timeout_ms: int) -> None:
@@ -187,8 +198,9 @@ class ServerLog:
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads one chunk, trying one replica after the other until the time is used up."""
-        order = _ReplicaOrder(self._options.read_from, self._client, replica, self._serving)
+        order = _ReplicaOrder(self._options, self._client, replica, self._serving)
         deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
+        hopeful = False
         while True:
             node = order.next()
             try:
@@ -196,22 +208,23 @@ class ServerLog:
                 if fetched.next_index > start:
                     self._serving = node
                     return Chunk(fetched.batch, fetched.next_index)
-                error: DLedgerError = BehindError(f"{node or 'a replica'} does not reach index {start} yet")
-            except IndexOutOfRangeError as failure:
-                first = int(failure.values.get("first_index", -1))
-                if start < first and order.all_tried:
-                    raise RetentionError.of(part.group, start, first, part.end) from failure
-                error = failure
+                error: DLedgerError = BehindError(f"{node} does not reach index {start} yet")
             except DLedgerError as failure:
-                if not (failure.retriable or failure.outcome_unknown):
-                    raise
                 error = failure
+            passing = error.retriable or error.outcome_unknown
+            if not (passing or isinstance(error, _ANOTHER_MAY_SERVE)):
+                raise error
+            hopeful = hopeful or passing
             if order.all_tried:
-                if time.monotonic() >= deadline:
+                first = int(error.values.get("first_index", -1))
+                if start < first and not hopeful:
+                    raise RetentionError.of(part.group, start, first, part.end) from error
+                if not hopeful or time.monotonic() >= deadline:
                     raise error
+                hopeful = False
                 time.sleep(_RETRY_PAUSE_S)
 
-    def _fetch(self, part: Range, start: int, node: str | None) -> Any:
+    def _fetch(self, part: Range, start: int, node: str) -> Fetch:
         return self._client.fetch(
             start,
             part.end,
@@ -227,12 +240,13 @@ class ServerLog:
 class _ReplicaOrder:
     """In which order a task asks the replicas: the preferred ones first, then the others, again and again."""
 
-    def __init__(self, read_from: str, client: Client, replica: int, serving: str | None) -> None:
-        self._read_from = read_from
+    def __init__(self, options: DLedgerOptions, client: Client, replica: int, serving: str | None) -> None:
+        self._read_from = options.read_from
+        self._peers = [str(peer.node_id) for peer in parse_peers(options.peers)]
         self._client = client
         self._replica = replica
         # The replica that served the chunk before comes first: one that hangs costs its timeout only once.
-        self._queue: list[str | None] = [] if serving is None else [serving]
+        self._queue: list[str] = [] if serving is None else [serving]
         self._first_round_due = serving is not None
 
     @property
@@ -240,18 +254,17 @@ class _ReplicaOrder:
         """Whether each replica of this round was asked."""
         return not self._queue and not self._first_round_due
 
-    def next(self) -> str | None:
+    def next(self) -> str:
         if not self._queue:
             self._queue = self._round()
             self._first_round_due = False
         return self._queue.pop(0)
 
-    def _round(self) -> list[str | None]:
+    def _round(self) -> list[str]:
         if self._read_from.startswith("node:"):
             return [self._read_from.removeprefix("node:")]
-        peers = [str(peer.node_id) for peer in self._client.peers]
-        turn = self._replica % len(peers)
-        order: list[str | None] = [*peers[turn:], *peers[:turn]]
+        turn = self._replica % len(self._peers)
+        order: list[str] = [*self._peers[turn:], *self._peers[:turn]]
         if self._read_from == "any":
             return order
         leader = self._client.metadata().leader_id

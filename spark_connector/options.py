@@ -154,7 +154,7 @@ class DLedgerOptions:
     fail_on_data_loss: bool = True
     read_from: str = "any"
     decode: str = "none"
-    isolation: str = "read_committed"
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     fetch_max_bytes: int = 4 << 20
     fetch_timeout_ms: int = 10_000
     fetch_retry_ms: int = 60_000

@@ -124,10 +124,10 @@ def test_a_checkpoint_of_another_log_fails_with_a_stable_code(
     shutil.rmtree(tmp_path / "out")
     with Client(cluster.peers, new_group()) as other:
         other.append(bodies(0, 30))
-        for file in (tmp_path / "checkpoint" / "offsets").iterdir():
+        offsets = tmp_path / "checkpoint" / "offsets"
+        for file in offsets.glob("[0-9]*"):
             file.write_text(file.read_text().replace(f'"{log.group}"', f'"{other.group}"'))
-        for file in (tmp_path / "checkpoint" / "offsets").glob(".*.crc"):
-            file.unlink()
+            (offsets / f".{file.name}.crc").unlink()
         with pytest.raises(StreamingQueryException, match=r"\[DLEDGER_DATA_LOSS.LOG_RECREATED\] group"):
             stream(dledger, cluster, other, tmp_path)
 
