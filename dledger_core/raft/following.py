@@ -14,8 +14,10 @@ __all__ = ["check_batches", "handle_append_entries", "handle_heartbeat", "refuse
 def check_batches(message: AppendEntries) -> None:
     """Raises ProtocolError unless the batches continue (prev_index, prev_term) and each other."""
     last_index, last_term = message.prev_index, message.prev_term
+    if last_index < NO_INDEX:
+        raise ProtocolError("AppendEntries without a place", str(message.sender), values={"prev_index": last_index})
     for batch in message.batches:
-        well_formed = last_index >= NO_INDEX and batch.first_index == last_index + 1 and batch.count >= 1
+        well_formed = batch.first_index == last_index + 1 and batch.count >= 1
         if not (well_formed and last_term <= batch.term <= message.term):
             raise ProtocolError(
                 "batches of AppendEntries do not continue each other",

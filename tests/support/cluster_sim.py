@@ -442,7 +442,7 @@ class ClusterSim:
     def _is_everywhere(self) -> bool:
         last_index = self.checker.commit_index
         return all(
-            node.status.commit_index >= last_index and node.disk.last_index() >= last_index
+            node.status.commit_index >= last_index and node.status.durable_index >= last_index
             for node in self.nodes.values()
         )
 
