@@ -27,10 +27,12 @@ A job that can finish its work in hand instead (a stream) polls::
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +42,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from dledger_core import errors
 from dledger_core.config import check_group_name
 from dledger_core.errors import ConfigError, DLedgerError
 
@@ -66,6 +69,9 @@ EXIT_INCOMPLETE: Final = 2
 EXIT_USAGE: Final = 3
 EXIT_STORAGE: Final = 4
 
+_OURS: Final = re.compile(
+    r"^(?:dledger_core|spark_connector)\.errors\.(?P<kind>\w+): (?P<text>\[(?P<name>[\w.]+)\].+)$", re.MULTILINE
+)
 _SECURITY_OPTIONS: Final = ("--tls-ca", "--tls-cert", "--tls-key", "--token-file")
 
 
@@ -130,7 +136,9 @@ def connection_options(command: Callable[..., Outcome]) -> Callable[..., Outcome
 
 def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """Adds ``--dry-run``."""
-    return click.option("--dry-run", is_flag=True, help="Check everything and read, but write nothing.")(command)
+    return click.option("--dry-run", is_flag=True, help="Check the options and what would be read; write nothing.")(
+        command
+    )
 
 
 def run_job(command: click.Command, arguments: Sequence[str] | None = None) -> NoReturn:
@@ -159,6 +167,19 @@ def _run(command: click.Command, arguments: Sequence[str] | None) -> Outcome:
         return _failed(error.name, str(error), error.exit_code)
     except OSError as error:
         return _failed("IO", str(error), EXIT_USAGE)
+    except Exception as error:  # noqa: BLE001  (exit code 1, Python's own for a traceback, would mean a finding)
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> Outcome:
+    """Spark wraps what a task raised in its own long text: an error of ours in there is the one to report."""
+    found = list(_OURS.finditer(str(error)))
+    if found:
+        name, text = found[-1]["name"], found[-1]["text"]
+        return _failed(name, text, getattr(getattr(errors, found[-1]["kind"], None), "exit_code", EXIT_USAGE))
+    traceback.print_exception(error)
+    first_line = str(error).strip().partition("\n")[0]
+    return _failed("INTERNAL", f"{type(error).__name__}: {first_line}", EXIT_USAGE)
 
 
 def _failed(name: str, text: str, exit_code: int) -> Outcome:

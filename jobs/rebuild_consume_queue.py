@@ -130,7 +130,7 @@ def command(
     if store and groups:
         raise ConfigError("a store holds one group", "--groups", "leave it out")
     check_versions()
-    _check_table(table)
+    table = _checked_table(table)
     plan = _plan(peers, groups, store, table, on_duplicate, until)
     if dry_run:
         return Outcome({"status": "ok", "dry_run": True, "table": table, **_extent(plan)})
@@ -138,15 +138,16 @@ def command(
         return rebuild(spark, plan)
 
 
-def _check_table(table: str) -> None:
-    """Refuses a directory that holds something other than a Delta table."""
+def _checked_table(table: str) -> str:
+    """Returns the table's absolute path; refuses a directory that holds something other than a Delta table."""
     if "://" in table:
-        return
-    directory = Path(table)
+        return table
+    directory = Path(table).absolute()
     if directory.is_file():
         raise ConfigError(f"{table} is a file", "--table", "name a directory")
     if directory.is_dir() and any(directory.iterdir()) and not (directory / "_delta_log").is_dir():
         raise ConfigError(f"{table} holds files and is no Delta table", "--table", "name a new or empty directory")
+    return str(directory)
 
 
 def _plan(

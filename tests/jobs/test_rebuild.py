@@ -123,11 +123,14 @@ def units_of(spark: Any, table: Path) -> set[tuple[Any, ...]]:
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("name", [golden.THREE, golden.REUSED])
-def test_a_brokers_store(name: str, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_brokers_store(
+    name: str, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table equals RocketMQ's own rebuild; queue offsets given out twice are reported."""
     store = golden.extract(name, "n0/dledger-n0", tmp_path)
+    monkeypatch.chdir(tmp_path)
     table = tmp_path / "table"
-    code, summary = run(capsys, "--store", str(store), "--table", str(table))
+    code, summary = run(capsys, "--store", str(store), "--table", "table")
     expected = {
         (unit["topic"], *(unit[key] for key in ("queueId", "queueOffset", "physicalOffset", "size", "tagsCode")))
         for unit in golden.units(name)
