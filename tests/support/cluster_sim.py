@@ -244,7 +244,8 @@ class ClusterSim:
                 check(batch.first_index >= start, "an append is reported twice", batch)
                 self.checker.on_acknowledged(batch)
             if self._chance(0.2):
-                node.checkpoint = min(Index(end - 1), node.disk.last_index())
+                # Only what is durable here: the disk may still hold another leader's entries at these places.
+                node.checkpoint = max(node.checkpoint, min(Index(end - 1), node.status.durable_index))
 
     def _disk_delay(self) -> int:
         if not self.faults_on:
