@@ -15,6 +15,7 @@ from dledger_core.client.appending import Bodies, Gatherer, check_columns, colum
 from dledger_core.client.cluster_view import ClusterView
 from dledger_core.client.describing import metadata_of, producer_of, transaction_map, transaction_of
 from dledger_core.client.reading import Consistency, Isolation
+from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
 from dledger_core.client.results import (
     AppendResult,
@@ -28,7 +29,7 @@ from dledger_core.client.results import (
 )
 from dledger_core.config import Peer, check_group_name, parse_peers
 from dledger_core.control import Part, TransactionId, column_crc
-from dledger_core.errors import BadRequestError, ConfigError, DLedgerError, IndexOutOfRangeError, ProtocolError
+from dledger_core.errors import BadRequestError, ConfigError, IndexOutOfRangeError, ProtocolError
 from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
@@ -39,7 +40,6 @@ __all__ = ["READ_BYTES", "AsyncClient"]
 READ_BYTES: Final = 8 << 20
 TAIL_WAIT_MS: Final = 5_000
 END_OF_LOG: Final = 1 << 62
-_CHECK_TIMEOUT_S: Final = 2.0
 
 
 class AsyncClient:
@@ -77,6 +77,7 @@ class AsyncClient:
         self._timeout_s = timeout_ms / 1000
         self._view = ClusterView(self.peers, group)
         self._requests = Requests(self._view)
+        self._reader = Reader(self._view, self._requests, timeout_s=self._timeout_s)
         self._gatherer = Gatherer(self.append_columns)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -217,7 +218,8 @@ class AsyncClient:
             wait_ms=wait_ms,
             min_commit=min_commit if pinned else max(min_commit, self._view.commit_seen),
         )
-        return await self._fetch(request, node, wait_ms / 1000)
+        self._check_usable()
+        return await self._reader.fetch(request, node, wait_ms / 1000)
 
     async def read(
         self,
@@ -249,24 +251,8 @@ class AsyncClient:
             wait_ms=0,
             min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
         )
-        return await self._fetch(request, node, 0.0)
-
-    async def _fetch(self, request: dict[str, Any], node: str | None, wait_s: float) -> Fetch:
         self._check_usable()
-
-        def decode(frame: Frame) -> Fetch:
-            return reading.decode_read(request, frame)
-
-        if node is not None:
-            found = await self._requests.to_node(node, request, decode, timeout_s=self._timeout_s + wait_s)
-        elif request["cons"] == "linearizable":
-            found = decode(
-                await self._requests.to_leader(request, timeout_s=self._timeout_s, repeatable=True, wait_s=wait_s)
-            )
-        else:
-            found = await self._requests.to_any(request, decode, timeout_s=self._timeout_s, wait_s=wait_s)
-        self._view.saw_commit(found.commit_index)
-        return found
+        return await self._reader.fetch(request, node, 0.0)
 
     async def get(self, index: int) -> Entry:
         """Returns the data entry at ``index``.
@@ -276,32 +262,13 @@ class AsyncClient:
         """
         found = await self.fetch(index, index + 1, max_bytes=1)
         if found.next_index <= index:
-            found = await self._fetch_newest(index, found)
+            found = await self._reader.fetch_newest(index, found)
         if found.batch.num_rows:
             return reading.entry_of(found.batch, 0)
         values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
         behind = found.next_index <= index
         what = f"index {index} is not committed" if behind else f"index {index} holds no visible data entry"
         raise IndexOutOfRangeError(what, f"group {self.group}", "read between first_index and last_index", values)
-
-    async def _fetch_newest(self, index: int, found: Fetch) -> Fetch:
-        """Looks at the leader, because a follower may not have heard of the newest commit; else ``found``."""
-        request = reading.read_request(
-            self.group,
-            index,
-            index + 1,
-            max_bytes=1,
-            consistency="linearizable",
-            isolation="read_committed",
-            wait_ms=0,
-            min_commit=-1,
-        )
-        timeout_s = min(self._timeout_s, _CHECK_TIMEOUT_S)
-        try:
-            frame = await self._requests.to_leader(request, timeout_s=timeout_s, repeatable=True)
-            return reading.decode_read(request, frame)
-        except DLedgerError:
-            return found
 
     async def tail(
         self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"

@@ -91,8 +91,8 @@ class Requests:
             DLedgerError: what the replicas answered.
         """
         attempts = Attempts(timeout_s + wait_s, repeatable=True)
+        failures: dict[str, DLedgerError] = {}
         while True:
-            failures: list[DLedgerError] = []
             for node_id in self._view.read_order():
                 try:
                     answer = await self.to_node(node_id, header, decode, timeout_s=attempts.attempt_s + wait_s)
@@ -100,13 +100,14 @@ class Requests:
                     self._view.read_failed(node_id)
                     if not (error.retriable or is_unknown(error) or isinstance(error, _ANOTHER_MAY_SERVE)):
                         raise
-                    failures.append(error)
-                    if attempts.expired:
+                    if not (attempts.expired() and node_id in failures):
+                        failures[node_id] = error
+                    if attempts.expired():
                         break
                 else:
                     self._view.served(node_id)
                     return answer
-            await attempts.failed(self._verdict(failures))
+            await attempts.failed(self._verdict(list(failures.values())))
 
     def _verdict(self, failures: Sequence[DLedgerError]) -> DLedgerError:
         """Returns the error that says most about a round in which every replica failed."""

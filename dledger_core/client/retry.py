@@ -20,6 +20,7 @@ PAUSE_MAX_S: Final = 0.25
 HOPS_MAX: Final = 2
 ATTEMPT_SHARE: Final = 4
 ATTEMPT_MIN_S: Final = 1.0
+LAST_ATTEMPT_S: Final = 0.05
 
 
 def is_unknown(error: DLedgerError) -> bool:
@@ -49,10 +50,9 @@ class Attempts:
         """Time left for everything; not below a millisecond, so that a try ends by its own timeout."""
         return max(0.001, self._deadline - self._loop.time())
 
-    @property
-    def expired(self) -> bool:
-        """Whether no time is left."""
-        return self._loop.time() >= self._deadline
+    def expired(self, pause_s: float = 0.0) -> bool:
+        """Whether too little time is left for another try: it would only blur what the tries before found out."""
+        return self._deadline - self._loop.time() - pause_s < min(LAST_ATTEMPT_S, self._timeout_s / 4)
 
     @property
     def attempt_s(self) -> float:
@@ -70,7 +70,7 @@ class Attempts:
         elif not error.retriable:
             raise error
         pause = self._next_pause(error)
-        if pause >= self._deadline - self._loop.time():
+        if self.expired(pause):
             raise error if self._unknown is None else _outcome_unknown(self._unknown)
         if pause:
             await asyncio.sleep(pause)

@@ -1,0 +1,235 @@
+"""A scripted group of nodes that speaks the real protocol over real loopback sockets, in the test's own loop."""
+
+import asyncio
+from types import SimpleNamespace
+
+import uvloop
+
+from dledger_core import control
+from dledger_core.config import Peer, format_peers
+from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
+from dledger_core.net import codec
+from dledger_core.net.protocol import Type
+from dledger_core.net.transport import Hello, serve
+from dledger_core.record import Columns, Records, encode
+
+
+def run(main):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+class FakeLog:
+    """Entries of a group, all committed at once."""
+
+    def __init__(self):
+        self.records, self.position = [], 0
+        self.producers = {}
+        self.skip = []
+
+    @property
+    def end(self):
+        return len(self.records)
+
+    def append(self, columns, body_of_control=None):
+        first = self.end
+        run_of = encode(
+            columns,
+            first_index=first,
+            term=1,
+            position=self.position,
+            timestamp_ms=1_700_000_000_000 + first,
+            segment_bytes=1 << 40,
+            control=body_of_control,
+        )
+        self.position += run_of.nbytes
+        self.records += [run_of.slice(i, i + 1) for i in range(run_of.count)]
+        return first + (body_of_control is not None), self.end - 1
+
+    def append_bodies(self, *bodies):
+        return self.append(Columns.from_bodies(bodies))
+
+    def append_control(self):
+        return self.append(Columns.empty(), b"")
+
+
+class FakeNode:
+    """One node. ``script[type]`` is a list of what to do with the next requests of a type, before the normal.
+
+    A step is an error to answer with, ``"ignore"``, ``"drop"`` (close without an answer), ``"apply and drop"``, or a
+    callable (node, connection, frame) -> header and payload to answer with.
+    """
+
+    def __init__(self, node_id, group):
+        self.node_id, self.group = node_id, group
+        self.port, self.server = 0, None
+        self.script = {}
+        self.requests = []
+        self.names = ...  # whom this node believes to lead; ... = the truth
+        self.damaged = False
+
+    @property
+    def leader(self):
+        return self.group.leader if self.names is ... else self.names
+
+    async def start(self):
+        self.server = await serve(
+            "127.0.0.1",
+            self.port,
+            accept=lambda hello: Hello("peer", self.node_id),
+            handler_for=lambda connection: self,
+        )
+        self.port = self.server.port
+
+    async def stop(self):
+        if self.server is not None:
+            await self.server.close()
+            self.server = None
+
+    def asked(self, kind):
+        return [frame.header for frame in self.requests if frame.header["t"] == kind]
+
+    def on_close(self, connection, error):
+        pass
+
+    def on_frame(self, connection, frame):
+        self.requests.append(frame)
+        self.group.changed.set()
+        steps = self.script.get(frame.header["t"])
+        step = steps.pop(0) if steps else None
+        if step == "ignore":
+            return
+        if step == "drop":
+            connection.abort()
+            return
+        try:
+            if isinstance(step, DLedgerError):
+                raise step
+            answer = step(self, connection, frame) if callable(step) else self.answer(frame)
+        except DLedgerError as error:
+            answer = {"t": Type.FAILURE, "e": error.to_wire()}, []
+        if step == "apply and drop":
+            connection.abort()
+            return
+        if answer is not None:
+            header, payload = answer
+            connection.send({"r": frame.header["r"], **header}, *payload)
+
+    # --- the normal answers ---------------------------------------------------------------------------------------
+
+    def answer(self, frame):
+        header, kind = frame.header, frame.header["t"]
+        if (
+            kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER)
+            or header.get("cons") == "linearizable"
+        ):
+            self.check_leads()
+        return getattr(self, f"on_{Type(kind).name.lower()}")(header, frame.payload)
+
+    def check_leads(self):
+        if self.leader != self.node_id:
+            raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
+
+    def on_metadata(self, header, payload):
+        log = self.group.log
+        role = "leader" if self.leader == self.node_id else "follower"
+        me = [self.node_id, role, 1, 0, log.end - 1, log.end - 1, log.end, log.position]
+        return {"t": Type.METADATA_OK, "leader": self.leader, "term": 1, "log": "uuid", "self": me, "peers": ""}, []
+
+    def on_append(self, header, payload):
+        log, columns = self.group.log, codec.parse_columns(payload, header["n"])
+        columns.verify()
+        done = log.producers.setdefault(header["p"], {}) if "p" in header else {}
+        if header.get("ps") in done:
+            first, last = done[header["ps"]]
+        else:
+            leads = control.pack({"k": "x"}) if "p" in header or "x" in header else None
+            first, last = log.append(columns, leads)
+            done[header.get("ps")] = first, last
+        return {"t": Type.APPEND_OK, "first": first, "last": last, "term": 1}, []
+
+    def on_read(self, header, payload):
+        log = self.group.log
+        if header["start"] < self.group.first:
+            raise IndexOutOfRangeError("too old", "", "", {"first_index": self.group.first, "last_index": log.end - 1})
+        chosen = log.records[header["start"] : header["end"]]
+        sizes, kept = 0, []
+        for records in chosen:
+            if kept and sizes + records.nbytes > header["max"]:
+                break
+            sizes, kept = sizes + records.nbytes, [*kept, records]
+        fields = {
+            "t": Type.READ_OK,
+            "n": len(kept),
+            "next": header["start"] + len(kept),
+            "commit": log.end - 1,
+            "visible": log.end,
+            "first": self.group.first,
+            "skip": log.skip if header["iso"] == "committed" else [],
+        }
+        payload = b"".join(codec.records_payload(kept))
+        if self.damaged and payload:
+            payload = payload[:-1] + bytes([payload[-1] ^ 1])
+        return fields, [payload]
+
+    def on_time(self, header, payload):
+        return {"t": Type.TIME_OK, "index": header["ms"] % 100}, []
+
+    def on_producer(self, header, payload):
+        done = self.group.log.producers.get(header["p"])
+        known = {"known": done is not None, "epoch": self.group.epoch, "sequence": len(done or ())}
+        return {"t": Type.PRODUCER_OK, **known, "last": list(list(done.values())[-1]) if done else None}, []
+
+    def on_transaction(self, header, payload):
+        state = {"state": "open", "commit": "committed", "abort": "aborted"}[header["op"]]
+        return {"t": Type.TRANSACTION_OK, "state": state, "parts": header.get("parts", []), "index": 7}, []
+
+    def on_digest(self, header, payload):
+        rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]
+        return {"t": Type.DIGEST_OK, "ranges": rows, "next": header["end"], "commit": 9, "damaged": [3]}, []
+
+    def on_transfer(self, header, payload):
+        self.group.leader = header["node"]
+        return {"t": Type.TRANSFER_OK, "leader": header["node"]}, []
+
+
+class FakeGroup:
+    """Three nodes with one log; ``async with``."""
+
+    def __init__(self, leader="n1", first=0, epoch=0):
+        self.log, self.leader, self.first, self.epoch = FakeLog(), leader, first, epoch
+        self.changed = asyncio.Event()
+        self.nodes = SimpleNamespace(**{name: FakeNode(name, self) for name in ("n0", "n1", "n2")})
+
+    def __iter__(self):
+        return iter(vars(self.nodes).values())
+
+    async def __aenter__(self):
+        for node in self:
+            await node.start()
+        return self
+
+    async def until(self, done):
+        """Waits for requests until ``done()``."""
+        async with asyncio.timeout(5):
+            while not done():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def __aexit__(self, *error):
+        for node in self:
+            await node.stop()
+
+    @property
+    def peers(self):
+        return format_peers(tuple(Peer(node.node_id, "127.0.0.1", node.port) for node in self))
+
+    def asked(self, kind):
+        return [header for node in self for header in node.asked(kind)]
+
+
+def one_record(body=b"x"):
+    columns = Columns.from_bodies([body])
+    found = encode(columns, first_index=0, term=1, position=0, timestamp_ms=1, segment_bytes=1 << 30)
+    assert isinstance(found, Records)
+    return found

@@ -1,0 +1,186 @@
+import asyncio
+import copy
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import uvloop
+
+from dledger_core.client import AsyncClient, Client, Producer
+from dledger_core.config import parse_peers
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import BadRequestError, ConfigError, RequestTimedOutError, UnreachableError
+from dledger_core.net.protocol import Type
+from tests.client.fake_group import FakeGroup, run
+
+
+@pytest.fixture
+def group():
+    """A group whose nodes run on a thread of their own, for the blocking client."""
+    loop, made = uvloop.new_event_loop(), FakeGroup()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
+    yield made
+    asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_everything_works_without_asyncio(group):
+    with Client(group.peers) as client:
+        assert client.append([b"a", b"b"]).last_index == 1
+        assert client.append([b"c"], producer_id="p", sequence=0).first_index == 3
+        assert client.get(1).body == b"b"
+        assert client.read(0, 10).column("body").to_pylist() == [b"a", b"b", b"c"]
+        assert client.fetch(0, 10).next_index == 4
+        assert client.records(0, 10).batch.num_rows == 4
+        assert next(client.tail(1)).column("index").to_pylist() == [1, 3]
+        assert client.offset_for_time(99) == 99
+        assert client.metadata().leader_id == "n1"
+        assert client.producer("p").next_sequence == 1
+        assert client.digest(0, 4, span=4).next_index == 4
+        transaction = TransactionId("q", 0, "r")
+        attempt = client.append_attempt([b"d"], transaction=transaction, attempt="a")
+        part = Part(attempt.first_index, attempt.last_index, attempt.rows, attempt.crc)
+        assert client.transaction(transaction).state == "open"
+        assert client.commit_transaction(transaction, [part]).parts == (part,)
+        assert client.abort_transaction(transaction).state == "aborted"
+        client.transfer_leadership("n0")
+        producer = Producer(client, "p")
+        assert producer.append([b"e"]).first_index == 7
+        assert (producer.producer_id, producer.epoch) == ("p", 0)
+        assert client.peers == parse_peers(group.peers)
+        assert client.group == "default"
+
+
+def test_peers_may_be_parsed_already(group):
+    with Client(parse_peers(group.peers)) as client:
+        assert client.append([b"a"]).first_index == 0
+
+
+def test_threads_share_a_client(group):
+    with Client(group.peers) as client, ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda i: client.append([str(i).encode()]), range(200)))
+        assert sorted(r.first_index for r in results) == list(range(200))
+        bodies = client.read(0, 200).column("body").to_pylist()
+        assert all(bodies[r.first_index] == str(i).encode() for i, r in enumerate(results))
+
+
+def test_errors_arrive_in_the_calling_thread(group):
+    with Client(group.peers, timeout_ms=100) as client:
+        with pytest.raises(BadRequestError):
+            client.append([])
+        group.nodes.n1.script[Type.APPEND] = ["ignore"]
+        with pytest.raises(RequestTimedOutError):
+            client.append([b"x"])
+
+
+def test_closing_ends_the_thread_and_is_repeatable(group):
+    client = Client(group.peers)
+    client.append([b"x"])
+    thread = client._thread
+    client.close()
+    client.close()
+    assert not thread.is_alive()
+    with pytest.raises(ConfigError, match="closed"):
+        client.append([b"y"])
+
+
+def test_a_forgotten_client_ends_its_thread(group):
+    client = Client(group.peers)
+    client.append([b"x"])
+    thread = client._thread
+    del client
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_closing_wakes_other_threads(group):
+    client = Client(group.peers)
+    group.nodes.n1.script[Type.APPEND] = ["ignore"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.append, [b"x"])
+        while not group.asked(Type.APPEND):
+            pass
+        client.close()
+        assert waiting.exception(5) is not None
+
+
+def test_a_fork_needs_its_own_client(group):
+    with Client(group.peers) as client:
+        client.append([b"x"])
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                client.append([b"y"])
+            except ConfigError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            assert "after fork" in pipe.read()
+        os.waitpid(child, 0)
+        assert client.append([b"z"]).first_index == 1
+
+
+@pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_is_not_copied(group, make_copy):
+    with Client(group.peers) as client, pytest.raises(ConfigError, match="cannot be pickled"):
+        make_copy(client)
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        make_copy(AsyncClient(group.peers))
+
+
+def test_an_async_client_belongs_to_one_loop():
+    client = AsyncClient("n0-127.0.0.1:1", timeout_ms=50)
+
+    async def use():
+        with pytest.raises(UnreachableError):
+            await client.append([b"x"])
+
+    run(use())
+
+    async def use_again():
+        with pytest.raises(ConfigError, match="another event loop"):
+            await client.append([b"x"])
+
+    run(use_again())
+
+
+def test_a_closed_async_client_is_not_used():
+    async def main():
+        client = AsyncClient("n0-127.0.0.1:1")
+        await client.close()
+        await client.close()
+        with pytest.raises(ConfigError, match="closed"):
+            await client.metadata()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"peers": "n0"}, "malformed peer"),
+        ({"peers": ()}, "no peers"),
+        ({"group": "a/b"}, "cannot name a group"),
+        ({"tls": object()}, "not supported yet at tls"),
+        ({"token": "secret"}, "not supported yet at token"),
+        ({"protocol": "dledger-java"}, "not supported yet at protocol"),
+        ({"protocol": "http"}, "unknown protocol"),
+        ({"timeout_ms": 0}, "no timeout"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_wrong_settings_are_refused(kind, arguments, complaint):
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match=complaint):
+        kind(**({"peers": "n0-127.0.0.1:1"} | arguments))
+    assert threading.active_count() == before
