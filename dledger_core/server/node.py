@@ -26,6 +26,7 @@ from dledger_core.server.reads import Reads
 from dledger_core.server.replica import Replica
 from dledger_core.server.service import ClientService, Hosted
 from dledger_core.storage import CommitLog
+from dledger_core.storage.recent_check import check_recent
 
 __all__ = ["STOP_WITH_STDIN", "NodeServer", "run"]
 
@@ -44,7 +45,6 @@ class NodeServer:
         self._config = config
         self._executor = ThreadPoolExecutor(READ_THREADS, "read")
         self._hosted: dict[str, Hosted] = {}
-        self._logs: list[CommitLog] = []
         self._server: Server | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stopped: asyncio.Future[BaseException | None] | None = None
@@ -97,7 +97,11 @@ class NodeServer:
     def _open(self, group: str) -> None:
         config = self._config
         log = CommitLog.open(config.store_path(group), group=group, node_id=config.self_id, config=config.storage)
-        self._logs.append(log)
+        try:
+            check_recent(log)
+        except BaseException:
+            log.close()
+            raise
         replica = Replica(
             group=group,
             node_id=config.self_id,

@@ -121,7 +121,7 @@ class Reads:
         return ReadResult(
             records=records,
             next_index=next_index,
-            commit_index=self._replica.commit_index,
+            commit_index=self._replica.readable_end - 1,
             visible_end=self._replica.visible_end,
             first_index=first,
             skip=[pair for pair in losers if pair[0] < next_index],

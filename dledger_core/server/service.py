@@ -227,7 +227,7 @@ class ClientService:
             status.term,
             replica.log.first_index(),
             replica.log.last_index(),
-            replica.commit_index,
+            replica.readable_end - 1,
             replica.visible_end,
             replica.log.data_bytes,
         ]
@@ -277,7 +277,7 @@ class ClientService:
                 "r": header["r"],
                 "ranges": [_digest_row(digest) for digest in ranges],
                 "next": next_index,
-                "commit": hosted.replica.commit_index,
+                "commit": hosted.replica.readable_end - 1,
                 "damaged": damaged[:1000],
             }
         )
