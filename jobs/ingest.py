@@ -25,8 +25,18 @@ if __package__ in (None, ""):  # started as a script: make the project importabl
 
 import click
 
-from dledger_core.errors import ConfigError, DLedgerError
-from jobs._cli import Outcome, connection_options, dry_run_option, parse_groups, progress, run_job, stop_requests
+from dledger_core.errors import ConfigError
+from jobs._cli import (
+    EXIT_OK,
+    EXIT_USAGE,
+    Outcome,
+    connection_options,
+    dry_run_option,
+    parse_groups,
+    progress,
+    run_job,
+    stop_requests,
+)
 from jobs._session import check_versions, spark_session
 
 if TYPE_CHECKING:
@@ -41,6 +51,8 @@ _POLL_S: Final = 1
 _STOP_PATIENCE_S: Final = 120.0
 _INTERVAL: Final = re.compile(r"\s*\d+\s*(milliseconds?|seconds?|minutes?|hours?)\s*\Z")
 _REPORT_EVERY_S: Final = 2.0
+_OUR_ERROR: Final = re.compile(r"(?<=Error: )\[([A-Z_.]+)\] [^\n]*(?:\nCause: [^\n]*\n[^\n]*)?")
+"""An error as Python prints it: its class, then our code and text; a data loss has three lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,20 +188,15 @@ def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
     with stop_requests() as stop:
         query = _start(spark, plan)
         try:
-            reason = _follow(query, totals, stop)
+            ended: dict[str, Any] = {"exit_reason": _follow(query, totals, stop)}
         except StreamingQueryException as error:
-            raise DLedgerError(*_cause(str(error))) from None
+            ended = _failure(str(error))
         finally:
             query.stop()
     totals.take(query)
-    summary = totals.summary() | {
-        "duration_s": round(time.monotonic() - began, 3),
-        "exit_reason": reason,
-        "query_id": str(query.id),
-        "table": plan.table,
-        "checkpoint": plan.checkpoint,
-    }
-    return Outcome(summary)
+    ended["duration_s"] = round(time.monotonic() - began, 3)
+    ended |= {"query_id": str(query.id), "table": plan.table, "checkpoint": plan.checkpoint}
+    return Outcome(totals.summary() | ended, EXIT_USAGE if "error" in ended else EXIT_OK)
 
 
 def _start(spark: SparkSession, plan: IngestPlan) -> StreamingQuery:
@@ -237,12 +244,17 @@ def _next_indexes(offset: Any) -> dict[str, int]:
     return {group: int(entry["next"]) for group, entry in data["groups"].items()} if data else {}
 
 
-def _cause(text: str) -> tuple[str, str, str]:
-    """Returns the line of ours within Spark's long text, if there is one."""
-    found = re.search(
-        r"\[(?:DLEDGER_[A-Z_.]+|[A-Z_]+)\] [^\n]*(?:\nCause: [^\n]*\n[^\n]*)?", text[text.find("Error: ") :]
-    )
-    return (found.group(0) if found else text.strip().splitlines()[0], "", "")
+def _failure(text: str) -> dict[str, Any]:
+    """Reports why the query failed: the error of ours within Spark's long text, else the text's first line."""
+    found = _OUR_ERROR.search(text)
+    message = " ".join(found.group(0).split()) if found else text.strip().splitlines()[0]
+    progress(f"error: {message}")
+    return {
+        "status": "error",
+        "error": found.group(1) if found else "STREAM_FAILED",
+        "message": message,
+        "exit_reason": "failed",
+    }
 
 
 def main(run: Callable[..., Any] = run_job) -> None:

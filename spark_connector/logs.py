@@ -267,7 +267,10 @@ class _ReplicaOrder:
         order: list[str] = [*self._peers[turn:], *self._peers[:turn]]
         if self._read_from == "any":
             return order
-        leader = self._client.metadata().leader_id
+        try:
+            leader = self._client.metadata().leader_id
+        except DLedgerError:
+            leader = None  # asking the replicas in turn will tell
         order.sort(key=lambda node: (node == leader) != (self._read_from == "leader"))
         return order
 

@@ -106,6 +106,11 @@ def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
     assert second["offsets"]["a"]["from"] == first["offsets"]["a"]["to"]
     expected = [("a", b"a-%03d" % number) for number in range(91)] + [("b", b"b-%03d" % number) for number in range(30)]
     assert in_table(spark, table) == expected
+    code, failed, err = run(capsys, *arguments[:3], "b", *arguments[4:])
+    assert (code, failed["status"], failed["error"]) == (3, "error", "DLEDGER_DATA_LOSS.GROUP_GONE")
+    assert "error: [DLEDGER_DATA_LOSS.GROUP_GONE] group 'a': the checkpoint holds this group" in err
+    assert "To go on and accept it" in failed["message"]
+    assert in_table(spark, table) == expected
 
 
 @pytest.mark.spark
@@ -128,7 +133,7 @@ def test_sigterm_finishes_the_batch_in_hand(spark: Any, cluster: Any, tmp_path: 
         env={**os.environ, "SPARK_MASTER": "local[1]"},
     )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 150
         while not list((table / "_delta_log").glob("*1.json")) and time.monotonic() < deadline:
             assert job.poll() is None
             time.sleep(0.2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from spark_connector.errors import (
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading import RangesPartition
 from spark_connector.stream_reader import DLedgerStreamReader
+from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
 
 QUICK = {"pollMs": "1", "fetchRetryMs": "1"}
@@ -47,17 +47,6 @@ def make_reader(store: StoreWriter, **options: Any) -> DLedgerStreamReader:
 
 def next_of(offset: dict[str, Any], group: str = "default") -> int:
     return int(offset["groups"][group]["next"])
-
-
-def indexes(reader: Any, partitions: list[Any]) -> list[int]:
-    """Reads the partitions as an executor would: on a pickled copy."""
-    executor = pickle.loads(pickle.dumps(reader))
-    found: list[int] = []
-    for partition in pickle.loads(pickle.dumps(partitions)):
-        for batch in executor.read(partition):
-            assert isinstance(batch, pa.RecordBatch)
-            found += batch.column("index").to_pylist()
-    return found
 
 
 class Engine:

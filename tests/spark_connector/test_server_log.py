@@ -1,0 +1,73 @@
+"""The executor's side against real servers: whichever replica is preferred, a dead or stuck one is passed over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dledger_core.errors import DLedgerError
+from spark_connector.batch_reader import DLedgerBatchReader
+from spark_connector.options import DLedgerOptions
+from tests.spark_connector.reading_as_executor import indexes
+
+pytestmark = pytest.mark.integration
+COUNT = 5000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from dledger_core import Client, LocalCluster
+
+    with LocalCluster(3) as running:
+        with Client(running.peers) as client:
+            client.append([b"x" * 100] * COUNT)
+        yield running
+
+
+def planned(cluster: Any, read_from: str, **more: str) -> tuple[DLedgerBatchReader, list[Any]]:
+    options = {"peers": cluster.peers, "readFrom": read_from, "minPartitions": "3", "fetchMaxBytes": "50000", **more}
+    reader = DLedgerBatchReader(DLedgerOptions.for_reading(options))
+    return reader, reader.partitions()
+
+
+@pytest.mark.parametrize("read_from", ["any", "leader", "follower", "node:n1"])
+def test_every_preference_reads_all(cluster: Any, read_from: str) -> None:
+    assert indexes(*planned(cluster, read_from)) == list(range(1, COUNT + 1))
+
+
+@pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
+def test_a_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(cluster: Any, read_from: str) -> None:
+    reader, partitions = planned(cluster, read_from, fetchTimeoutMs="1000")
+    leader = cluster.leader()
+    victim = leader if read_from == "leader" else next(node for node in cluster.node_ids if node != leader)
+    cluster.pause(victim)
+    try:
+        assert indexes(reader, partitions) == list(range(1, COUNT + 1))
+    finally:
+        cluster.resume(victim)
+    cluster.kill(victim)
+    try:
+        assert indexes(reader, partitions) == list(range(1, COUNT + 1))
+        assert indexes(*planned(cluster, read_from)) == list(range(1, COUNT + 1))
+    finally:
+        cluster.restart(victim)
+
+
+def test_a_named_node_is_the_only_one_asked(cluster: Any) -> None:
+    reader, partitions = planned(cluster, "node:n2", fetchRetryMs="1", fetchTimeoutMs="500")
+    cluster.kill("n2")
+    try:
+        with pytest.raises(DLedgerError, match="Connection refused"):
+            indexes(reader, partitions)
+    finally:
+        cluster.restart("n2")
+
+
+def test_groups_that_no_server_hosts_fail_at_once(cluster: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(DLedgerError, match="does not host group 'orders'"):
+        planned(cluster, "any", groups="orders")
+    assert time.monotonic() - began < 5
