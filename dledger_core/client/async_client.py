@@ -35,7 +35,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 
-__all__ = ["READ_BYTES", "AsyncClient"]
+__all__ = ["END_OF_LOG", "READ_BYTES", "TAIL_WAIT_MS", "AsyncClient"]
 
 READ_BYTES: Final = 8 << 20
 TAIL_WAIT_MS: Final = 5_000
