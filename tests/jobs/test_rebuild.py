@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
 from jobs._cli import run_job
@@ -175,3 +176,23 @@ def test_dry_run_reads_the_extent_and_writes_nothing(tmp_path: Path, capsys: pyt
     code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"), "--dry-run")
     assert (code, summary["dry_run"], summary["start"], summary["end"]) == (0, True, 0, 229)
     assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_the_logs_of_a_cluster(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Our own logs: offsets are assigned per group, topic and queue in index order; other entries have none."""
+    table = tmp_path / "table"
+    with LocalCluster(groups=("a", "b")) as cluster:
+        for group in ("a", "b"):
+            with Client(cluster.peers, group) as client:
+                client.append([b"no message", *encode_messages("T", [0, 1, 0], [b"x", b"y", b"z"]).to_pylist()])
+                client.append(encode_messages(["T", "U"], 0, [b"x", b"y"]))
+        code, summary = run(capsys, "--peers", cluster.peers, "--groups", "a,b", "--table", str(table))
+    assert (code, summary["rows"], summary["queues"], summary["dense"]) == (0, 10, 6, True)
+    assert summary["skipped"]["not_messages"] == 2
+    rows = spark.read.format("delta").load(str(table)).orderBy("group", "index").collect()
+    for group in ("a", "b"):
+        found = [(row["topic"], row["queue_id"], row["queue_offset"]) for row in rows if row["group"] == group]
+        assert found == [("T", 0, 0), ("T", 1, 0), ("T", 0, 1), ("T", 0, 2), ("U", 0, 0)]
