@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dledger_core import Client, StoreReader
     from dledger_core.client import Fetch
 
-__all__ = ["Bounds", "Chunk", "Log", "client_for", "open_log", "retrying"]
+__all__ = ["Bounds", "Chunk", "Log", "ServerLog", "StoreLog", "client_for", "open_log", "retrying"]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S: Final = 0.1
