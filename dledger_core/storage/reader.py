@@ -132,6 +132,11 @@ class StoreReader:
         return None if found is None else Index(min(found, self.last_index))
 
     @property
+    def vouched_index(self) -> Index | None:
+        """The last entry that the checkpoint says is committed here; above ``last_index`` if the log lost its end."""
+        return None if self._origin.checkpoint is None else Index(self._origin.checkpoint.commit_index)
+
+    @property
     def log_uuid(self) -> str | None:
         """Identity of the log; None in a store that has none, like all of Java's."""
         return self._origin.meta.log_uuid if self._origin.meta is not None else None

@@ -142,7 +142,7 @@ def suspect_ranges(ranges: DataFrame) -> dict[RangeKey, list[RangeRow]]:
         ).alias("rows"),
     )
     found = {}
-    for row in grouped.where((F.col("kinds") > 1) | F.col("problem")).toLocalIterator():
+    for row in grouped.where((F.col("kinds") > 1) | F.col("problem")).collect():
         rows = [
             RangeRow(
                 replica=one.replica,
@@ -251,12 +251,16 @@ def watched(spark: SparkSession, what: str) -> Iterator[None]:
     over = threading.Event()
 
     def report() -> None:
+        said = ""
         while not over.wait(_REPORT_EVERY_S):
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             active = [stage for stage in stages if stage is not None]
             if active:
                 done, total = (sum(getattr(s, name) for s in active) for name in ("numCompletedTasks", "numTasks"))
-                progress(f"{what}: {done} of {total} tasks")
+                text = f"{what}: {done} of {total} tasks"
+                if text != said:
+                    progress(text)
+                    said = text
 
     thread = threading.Thread(target=report, name="audit-progress", daemon=True)
     thread.start()

@@ -18,7 +18,7 @@ __all__ = ["STORE_GROUP", "node_replicas", "parse_replicas", "store_replicas"]
 
 STORE_GROUP: Final = "store"
 """Stands for the group of stores that do not record theirs (all of Java's)."""
-_CATCH_UP_S: Final = 5.0
+_CATCH_UP_S: Final = 10.0
 _PAUSE_S: Final = 0.1
 
 
@@ -74,7 +74,7 @@ def _store_replica(name: str, path: Path) -> Replica:
                 path=str(path.resolve()),
                 first_index=reader.first_index,
                 last_index=reader.last_index,
-                commit_index=reader.commit_index,
+                commit_index=reader.vouched_index if reader.vouched_index is not None else reader.commit_index,
                 end=reader.last_index + 1,
                 log_uuid=reader.log_uuid,
             )
@@ -85,7 +85,7 @@ def _store_replica(name: str, path: Path) -> Replica:
 
 
 def node_replicas(peers: str, group: str, *, timeout_ms: int = 10_000) -> tuple[Replica, ...]:
-    """Asks the nodes of a group; waits a moment for those that are only a heartbeat behind.
+    """Asks the nodes of a group; waits a moment for those that are just starting or a heartbeat behind.
 
     Raises:
         UnreachableError: no node answers.
@@ -103,7 +103,7 @@ def node_replicas(peers: str, group: str, *, timeout_ms: int = 10_000) -> tuple[
 
 
 def _behind(nodes: Sequence[NodeStatus], commit_index: int) -> bool:
-    return any(node.reachable and node.commit_index < commit_index for node in nodes)
+    return any(not node.reachable or node.commit_index < commit_index for node in nodes)
 
 
 def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None) -> Replica:

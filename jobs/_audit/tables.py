@@ -47,7 +47,7 @@ def check_directory(directory: str) -> None:
 
 def write_ranges(ranges: DataFrame, directory: str) -> None:
     """Appends the digests of a run."""
-    ranges.write.format("delta").mode("append").save(f"{directory}/audit_ranges")
+    ranges.coalesce(1).write.format("delta").mode("append").save(f"{directory}/audit_ranges")
 
 
 def write_findings(spark: SparkSession, directory: str, facts: RunFacts, findings: Sequence[Finding]) -> None:

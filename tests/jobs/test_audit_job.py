@@ -1,0 +1,199 @@
+"""The audit job as a whole: bad arguments, and real clusters and stores through Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import Client, LocalCluster, open_store
+from jobs._cli import run_job
+from jobs.audit_replicas import command
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Runs the job in this process; returns exit code, summary and stderr."""
+    with pytest.raises(SystemExit) as ended:
+        run_job(command, arguments)
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, json.loads(out.strip().splitlines()[-1]), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "what to audit is not clear"),
+        (["--peers", PEERS, "--replica", "a=/x"], "what to audit is not clear"),
+        (["--peers", "nonsense"], "malformed peer 'nonsense'"),
+        (["--peers", PEERS, "--groups", ","], "malformed groups"),
+        (["--replica", "a=/x"], "one replica cannot be compared"),
+        (["--replica", "a=/x", "--replica", "b=/y"], "replica a is no store"),
+        (["--replica", "a=/x", "--replica", "b=/y", "--groups", "g"], "a store holds one group"),
+        (["--peers", PEERS, "--mode", "thorough"], "Invalid value for '--mode'"),
+        (["--peers", PEERS, "--against", "x"], "--against is not available yet"),
+        (["--peers", PEERS, "--skip-proven", "7d"], "--skip-proven is not available yet"),
+        (["--peers", PEERS, "--resume", "x"], "--resume is not available yet"),
+        (["--peers", PEERS, "--max-bytes-per-second", "1"], "--max-bytes-per-second is not available yet"),
+        (["--peers", PEERS, "--report", "x.html"], "--report is not available yet"),
+        (["--peers", PEERS, "--table", __file__], "is a file at --table"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line_and_code_3(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = [] if "--table" in arguments else ["--table", "table"]
+    code, summary, err = run(capsys, *arguments, *table)
+    assert (code, summary["status"]) == (3, "error")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_for_the_result_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "--peers", PEERS)
+    assert code == 3
+    assert "--table" in err
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes; each test uses a group of its own."""
+    directory = tmp_path_factory.mktemp("audit")
+    with LocalCluster(3, directory, groups=("equal", "flipped", "down"), data_segment_bytes=1 << 20) as running:
+        yield running
+
+
+def fill(cluster: LocalCluster, group: str, count: int = 5000) -> None:
+    with Client(cluster.peers, group) as client:
+        for start in range(0, count, 1000):
+            client.append([b"entry %06d " % i + b"." * (i % 50) for i in range(start, start + 1000)])
+
+
+def flip_body_byte(store: Path, index: int) -> None:
+    with open_store(store) as reader:
+        position = reader.read(index, index + 1).column("position")[0].as_py()
+    file = max(path for path in (store / "data").iterdir() if int(path.name) <= position)
+    with file.open("r+b") as opened:
+        opened.seek(position - int(file.name) + 48 + 2)
+        byte = opened.read(1)
+        opened.seek(-1, os.SEEK_CUR)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+def test_equal_replicas_are_consistent(
+    spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fill(cluster, "equal")
+    table = tmp_path / "audit"
+    code, summary, err = run(capsys, "--peers", cluster.peers, "--groups", "equal", "--table", str(table))
+    assert (code, summary["verdict"], summary["findings"], summary["incomplete"]) == (0, "CONSISTENT", [], []), err
+    assert summary["compared"]["start"] == 0
+    assert summary["compared"]["end"] > 5000  # control entries count
+    assert set(summary["coverage"]) == {"n0", "n1", "n2"}
+    assert {part["percent"] for part in summary["coverage"].values()} == {100.0}
+    assert {part["entries_compared"] for part in summary["coverage"].values()} == {summary["compared"]["end"]}
+    assert {node["commit_index"] for node in summary["replicas"]} == {summary["compared"]["end"] - 1}
+
+    runs = spark.read.format("delta").load(str(table / "audit_runs")).collect()
+    assert [(row.run_id, row.verdict) for row in runs] == [(summary["run_id"], "CONSISTENT")]
+    ranges = spark.read.format("delta").load(str(table / "audit_ranges"))
+    assert ranges.count() == 3 * ranges.select("start").distinct().count()
+    assert spark.read.format("delta").load(str(table / "audit_findings")).count() == 0
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+def test_a_flipped_byte_is_named_on_live_nodes_and_at_rest(
+    spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    del spark
+    fill(cluster, "flipped")
+    victim = next(node for node in cluster.node_ids if node != cluster.leader("flipped"))
+    cluster.stop(victim)
+    flip_body_byte(cluster.store_path(victim, "flipped"), 2345)
+    stores = {node: tmp_path / node for node in cluster.node_ids}
+    cluster.restart(victim)
+    code, summary, err = run(
+        capsys, "--peers", cluster.peers, "--groups", "flipped", "--table", str(tmp_path / "audit")
+    )
+    check_flipped(code, summary, err, victim)
+
+    for node, path in stores.items():
+        shutil.copytree(cluster.store_path(node, "flipped"), path)
+    replicas = [argument for node, path in stores.items() for argument in ("--replica", f"{node}={path}")]
+    for mode in ("digest", "full"):
+        code, summary, err = run(capsys, *replicas, "--mode", mode, "--dry-run")
+        check_flipped(code, summary, err, victim)
+
+
+def check_flipped(code: int, summary: dict[str, Any], err: str, victim: str) -> None:
+    assert (code, summary["verdict"]) == (1, "INCONSISTENT"), err
+    (found,) = [finding for finding in summary["findings"] if finding["severity"] != "info"]
+    assert (found["class"], found["replica"], found["start"], found["end"]) == ("CORRUPT", victim, 2345, 2346)
+    assert (found["severity"], found["count"], found["disagree"]) == ("critical", 1, [victim])
+    assert set(found["agree"]) == {"n0", "n1", "n2"} - {victim}
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+def test_a_node_out_of_reach_makes_the_audit_incomplete(
+    spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    del spark
+    fill(cluster, "down", 2000)
+    away = next(node for node in cluster.node_ids if node != cluster.leader("down"))
+    cluster.stop(away)
+    try:
+        code, summary, err = run(
+            capsys, "--peers", cluster.peers, "--groups", "down", "--table", str(tmp_path / "a"), "--mode", "quick"
+        )
+    finally:
+        cluster.restart(away)
+    assert (code, summary["verdict"], summary["findings"]) == (2, "INCOMPLETE", []), err
+    assert any(away in reason for reason in summary["incomplete"])
+    assert summary["coverage"][away]["entries_eligible"] is None
+    assert sorted(part["percent"] for part in summary["coverage"].values()) == [0.0, 100.0, 100.0]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_job_runs_as_a_plain_script(tmp_path: Path) -> None:
+    from tests.spark_connector.store_writer import StoreWriter
+
+    with StoreWriter(tmp_path / "made") as writer:
+        writer.append_numbers(100)
+    shutil.copytree(writer.path, tmp_path / "copy")
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(CHECKOUT / "jobs" / "audit_replicas.py"),
+            "--table",
+            str(tmp_path / "audit"),
+            "--replica",
+            f"a={writer.path}",
+            "--replica",
+            f"b={tmp_path / 'copy'}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["verdict"], summary["compared"]) == ("CONSISTENT", {"start": 0, "end": 100})

@@ -1,0 +1,358 @@
+"""The audit's pure parts: which ranges, who is right, what is reported."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger_core.errors import ConfigError, CorruptRecordError, IndexOutOfRangeError, UnreachableError
+from jobs._audit.drill import difference
+from jobs._audit.model import EXPLANATIONS, SEVERITIES, Class, Finding, Replica, Verdict
+from jobs._audit.plan import (
+    Section,
+    aligned,
+    choose_span,
+    committed_end,
+    common_range,
+    digest_tasks,
+    end_findings,
+    sample,
+    sections,
+)
+from jobs._audit.ranges import RangeJudgement, RangeRow, judge_range
+from jobs._audit.report import Coverage, GroupReport, coverage_of, merge_findings, summarize, verdict_of
+from jobs._audit.snapshot import parse_replicas
+from jobs._audit.sources import Gap, read_past_damage
+from jobs._audit.vote import NOTHING, Seen, State, judge
+
+
+def replica(name: str, first: int, end: int, commit: int | None = None, **more: object) -> Replica:
+    return Replica(
+        group="g",
+        name=name,
+        path=f"/stores/{name}",
+        first_index=first,
+        last_index=end - 1,
+        commit_index=commit,
+        end=end,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+# --- plan ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from([1, 2, 64, 1024]))
+def test_aligned_ranges_cover_everything_once_and_are_cut_at_multiples(start: int, length: int, span: int) -> None:
+    ranges = list(aligned(start, start + length, span))
+    assert [index for low, high in ranges for index in range(low, high)] == list(range(start, start + length))
+    assert all(low // span == (high - 1) // span for low, high in ranges)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "cut", "common"),
+    [
+        ([("a", 0, 9), ("b", 0, 9), ("c", 0, 9)], [(0, 9, "abc")], (0, 9)),
+        ([("a", 0, 9), ("b", 3, 9), ("c", 0, 5)], [(0, 3, "ac"), (3, 5, "abc"), (5, 9, "ab")], (3, 5)),
+        ([("a", 0, 9), ("b", 9, 12)], [], (9, 9)),
+        ([("a", 0, 9), ("b", 0, 0)], [], (0, 0)),
+        ([("a", 0, 9)], [], (0, 0)),
+        ([], [], (0, 0)),
+    ],
+)
+def test_sections(
+    replicas: list[tuple[str, int, int]], cut: list[tuple[int, int, str]], common: tuple[int, int]
+) -> None:
+    given_replicas = [replica(*one) for one in replicas]
+    found = sections(given_replicas)
+    assert [(part.start, part.end, "".join(r.name for r in part.replicas)) for part in found] == cut
+    assert common_range(given_replicas) == common
+
+
+def test_a_replica_out_of_reach_takes_no_part() -> None:
+    replicas = [replica("a", 0, 9), replica("b", 0, 9), replica("c", 0, 0, reachable=False, error="gone")]
+    assert [part.end for part in sections(replicas)] == [9]
+    assert common_range(replicas) == (0, 9)
+
+
+@pytest.mark.parametrize(("commits", "end"), [((5, 299, 299), 6), ((None, None), 0), ((None, 7), 8), ((-1, 3), 0)])
+def test_the_lowest_recorded_commit_index_counts(commits: tuple[int | None, ...], end: int) -> None:
+    assert committed_end([replica(str(i), 0, 300, commit) for i, commit in enumerate(commits)]) == end
+
+
+def test_tasks_cover_each_replica_once_and_start_at_multiples_of_the_span() -> None:
+    parts = [Section(5, 70_000, (replica("a", 0, 0), replica("b", 0, 0)))]
+    tasks = digest_tasks(parts, 1024, 8)
+    for name in "ab":
+        mine = [task for task in tasks if task.replica.name == name]
+        assert [mine[0].start, mine[-1].end] == [5, 70_000]
+        assert all(before.end == task.start for before, task in pairwise(mine))
+        assert all(task.start % 1024 == 0 for task in mine[1:])
+    assert [task.replica.name for task in tasks[:4]] == ["a", "b", "a", "b"]
+
+
+def test_the_span_grows_with_the_log() -> None:
+    spans = [choose_span(entries) for entries in (0, 10**6, 10**8, 10**10)]
+    assert spans == sorted(spans)
+    assert all(span & (span - 1) == 0 for span in spans)
+
+
+def test_a_sample_keeps_both_ends_and_is_the_same_for_the_same_run() -> None:
+    parts = [Section(100, 100_000, (replica("a", 0, 0), replica("b", 0, 0)))]
+    chosen = sample(parts, 1024, "run")
+    assert (chosen[0].start, chosen[-1].end) == (100, 100_000)
+    assert len(chosen) == 10
+    assert chosen == sample(parts, 1024, "run") != sample(parts, 1024, "another")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [
+        ([("a", 0, 9, 8), ("b", 0, 9, 8)], []),
+        ([("a", 0, 9, 8), ("b", 0, 5, 4)], [("LAGGING", "b", 5, 9)]),
+        ([("a", 0, 9, 8), ("b", 0, 5, 6)], [("MISSING_COMMITTED", "b", 5, 7), ("LAGGING", "b", 7, 9)]),
+        ([("a", 0, 9, 8), ("b", 4, 9, 8)], [("RETENTION_SKEW", "b", 0, 4)]),
+        ([("a", 0, 9, None), ("b", 0, 0, None)], [("LAGGING", "b", 0, 9)]),
+    ],
+)
+def test_what_the_snapshot_alone_tells(
+    replicas: list[tuple[str, int, int, int | None]], expected: list[tuple[str, str, int, int]]
+) -> None:
+    found = end_findings([replica(*one) for one in replicas])
+    assert [(f.kind.value, f.replica, f.start, f.end) for f in found] == expected
+
+
+# --- vote ---------------------------------------------------------------------------------------------------------
+
+X1 = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"x")
+Y1 = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"y")
+Z1 = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"z")
+X2 = Seen(State.PRESENT, term=2, magic=1, size=50, digest=b"x")
+ODD = Seen(State.PRESENT, term=7, magic=1, size=50, digest=b"x", irregular=True)
+NEXT = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"x", irregular=True)
+BAD = Seen(State.DAMAGED)
+UNREAD = Seen(State.UNREAD)
+
+
+@pytest.mark.parametrize(
+    ("seen", "committed", "expected"),
+    [
+        ((X1, X1, X1), True, []),
+        ((X1, X1, UNREAD), True, []),
+        ((X1, Y1, X1), True, ["DIVERGED_COMMITTED b by ac"]),
+        ((X1, X2, X1), True, ["DIVERGED_COMMITTED b by ac"]),
+        ((X1, Y1, Z1), True, ["DIVERGED_COMMITTED a,b,c by "]),
+        ((X1, Y1), True, ["DIVERGED_COMMITTED a,b by "]),
+        ((X1, Y1, BAD), True, ["CORRUPT c by ", "DIVERGED_COMMITTED a,b by "]),
+        ((X1, BAD, X1), True, ["CORRUPT b by ac"]),
+        ((BAD, BAD, BAD), True, ["CORRUPT a by ", "CORRUPT b by ", "CORRUPT c by "]),
+        ((X1, NOTHING, X1), True, ["INDEX_GAP b by ac"]),
+        ((X2, X1, X2), False, ["DIVERGED_UNCOMMITTED b by ac"]),
+        # One entry of a later term proves that the earlier ones were never committed, though they are more.
+        ((X1, X2, X1), False, ["DIVERGED_UNCOMMITTED a by b", "DIVERGED_UNCOMMITTED c by b"]),
+        ((X2, X1), False, ["DIVERGED_UNCOMMITTED b by a"]),
+        ((X1, Y1, X1), False, ["DIVERGED_UNKNOWN b by ac"]),
+        ((X1, Y1), False, ["DIVERGED_UNKNOWN a,b by "]),
+        ((X1, ODD, X1), True, ["TERM_REGRESSION b by ac"]),
+        ((X1, ODD, X1), False, ["TERM_REGRESSION b by ac"]),
+        ((X1, ODD), True, ["TERM_REGRESSION b by a"]),
+        ((X1, NEXT, X1), True, []),
+        ((ODD, ODD), True, ["TERM_REGRESSION a by ", "TERM_REGRESSION b by "]),
+    ],
+)
+def test_judge(seen: tuple[Seen, ...], committed: bool, expected: list[str]) -> None:
+    found = judge(dict(zip("abc", seen, strict=False)), committed=committed)
+    assert sorted(f"{j.kind} {','.join(j.replicas)} by {''.join(j.right)}" for j in found) == sorted(expected)
+
+
+# --- ranges -------------------------------------------------------------------------------------------------------
+
+
+def row(name: str, content: bytes = b"c", layout: bytes = b"l", **more: object) -> RangeRow:
+    return RangeRow(replica=name, content=content, layout=layout, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([row("a"), row("b"), row("c")], RangeJudgement()),
+        ([row("a"), row("b", b"d"), row("c")], RangeJudgement(drill=True)),
+        ([row("a"), row("b", b"d", b"m"), row("c")], RangeJudgement(drill=True)),
+        ([row("a"), row("b", damaged=1), row("c")], RangeJudgement(drill=True)),
+        ([row("a"), row("b", b"", b"", problem="damaged", reason="?")], RangeJudgement(drill=True)),
+        ([row("a"), row("b", b"c", b"m"), row("c")], RangeJudgement(layout=("b",))),
+        ([row("a"), row("b", b"c", b"m")], RangeJudgement(layout=("a,b",))),
+        ([row("a"), row("b", b"", b"", problem="unread", reason="down")], RangeJudgement(unread=("b: down",))),
+        ([row("a"), row("b"), row("c", b"", b"", problem="gone", reason="old")], RangeJudgement(gone=("c",))),
+    ],
+)
+def test_judge_range(rows: list[RangeRow], expected: RangeJudgement) -> None:
+    assert judge_range(rows) == expected
+
+
+# --- reading past damage ------------------------------------------------------------------------------------------
+
+
+@given(st.sets(st.integers(0, 63)), st.sampled_from([1, 4, 16]), st.sampled_from(["exact", "start", "none"]))
+def test_reading_goes_on_after_damage(bad: set[int], span: int, named: str) -> None:
+    def fetch(start: int, end: int) -> tuple[list[tuple[int, int]], int]:
+        end = min(end, start + 7 if span == 1 else end)
+        wrong = next((index for index in range(start, end) if index in bad), None)
+        if wrong is not None:
+            index = {"exact": wrong, "start": start, "none": None}[named]
+            raise CorruptRecordError("damaged", "", "", {"index": index})
+        return [(start, end)], end
+
+    pieces = list(read_past_damage(fetch, 0, 64, span))
+    covered = [i for p in pieces for i in (range(p.start, p.end) if isinstance(p, Gap) else range(*p))]
+    assert covered == list(range(64))
+    gaps = [p for p in pieces if isinstance(p, Gap)]
+    units = {i // span for gap in gaps for i in range(gap.start, gap.end)}
+    assert units == {index // span for index in bad}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(UnreachableError("no answer"), "unread"), (IndexOutOfRangeError("too old"), "gone")]
+)
+def test_reading_ends_where_the_replica_cannot_answer(error: Exception, kind: str) -> None:
+    def fetch(start: int, _end: int) -> tuple[list[int], int]:
+        if start:
+            raise error
+        return [0], 3
+
+    assert [getattr(p, "kind", p) for p in read_past_damage(fetch, 0, 9)] == [0, kind]
+
+
+def test_a_replica_that_returns_nothing_was_not_read() -> None:
+    (gap,) = read_past_damage(lambda start, _end: ([], start), 0, 9)
+    assert isinstance(gap, Gap)
+    assert (gap.start, gap.end, gap.kind) == (0, 9, "unread")
+
+
+# --- report -------------------------------------------------------------------------------------------------------
+
+
+def finding(kind: Class, name: str, start: int, end: int, group: str = "g") -> Finding:
+    return Finding(
+        kind=kind, group=group, replica=name, start=start, end=end, count=end - start, evidence={"index": start}
+    )
+
+
+def test_neighbours_merge_and_the_worst_comes_first() -> None:
+    parts = [
+        finding(Class.LAGGING, "a", 9, 12),
+        finding(Class.CORRUPT, "b", 4, 6),
+        finding(Class.CORRUPT, "b", 2, 4),
+        finding(Class.CORRUPT, "c", 6, 7),
+        finding(Class.CORRUPT, "b", 7, 8),
+        finding(Class.CORRUPT, "b", 5, 6),
+        finding(Class.CORRUPT, "b", 8, 9, "h"),
+    ]
+    merged = merge_findings(parts)
+    assert [(f.kind.value, f.group, f.replica, f.start, f.end, f.count) for f in merged] == [
+        ("CORRUPT", "g", "b", 2, 6, 4),
+        ("CORRUPT", "g", "c", 6, 7, 1),
+        ("CORRUPT", "g", "b", 7, 8, 1),
+        ("CORRUPT", "h", "b", 8, 9, 1),
+        ("LAGGING", "g", "a", 9, 12, 3),
+    ]
+    assert merged[0].evidence == {"index": 2}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "incomplete", "expected"),
+    [
+        ([], [], Verdict.CONSISTENT),
+        ([], ["n2 is down"], Verdict.INCOMPLETE),
+        ([Class.LAGGING, Class.RETENTION_SKEW, Class.LAYOUT_DIFFERS], [], Verdict.CONSISTENT),
+        ([Class.DIVERGED_UNCOMMITTED], [], Verdict.CONSISTENT),
+        ([Class.DIVERGED_UNKNOWN], [], Verdict.INCOMPLETE),
+        ([Class.CORRUPT], ["n2 is down"], Verdict.INCONSISTENT),
+        ([Class.DIVERGED_COMMITTED], [], Verdict.INCONSISTENT),
+        ([Class.INDEX_MISMATCH, Class.DIVERGED_UNKNOWN], [], Verdict.INCONSISTENT),
+    ],
+)
+def test_verdict(kinds: list[Class], incomplete: list[str], expected: Verdict) -> None:
+    assert verdict_of([finding(kind, "a", 0, 1) for kind in kinds], incomplete) is expected
+
+
+def test_every_class_has_a_severity_and_says_what_to_do() -> None:
+    assert set(SEVERITIES) == set(EXPLANATIONS) == set(Class)
+
+
+def test_coverage() -> None:
+    replicas = [replica("a", 0, 100), replica("b", 0, 50), replica("c", 0, 0, reachable=False)]
+    found = coverage_of(replicas, [("a", 50, 5000), ("b", 50, 5000)])
+    assert [(c.percent, c.entries_eligible, c.bytes_eligible) for c in found.values()] == [
+        (50.0, 100, 10_000),
+        (100.0, 50, 5000),
+        (0.0, None, 0),
+    ]
+    assert Coverage(0, 0).percent == 100.0
+    assert found["a"].plus(found["b"]) == Coverage(100, 150, 10_000)
+
+
+def test_the_summary_of_several_groups() -> None:
+    good = GroupReport(group="g", compared=(0, 10), replicas=(), coverage={"a": Coverage(10, 10, 100)})
+    bad = GroupReport(
+        group="h",
+        compared=(5, 25),
+        replicas=(replica("a", 5, 25),),
+        coverage={"a": Coverage(20, 20, 50)},
+        findings=(finding(Class.CORRUPT, "a", 6, 7, "h"),),
+        incomplete=("b: down",),
+    )
+    summary = summarize([good, bad])
+    assert summary["verdict"] == "INCONSISTENT"
+    assert summary["compared"] == {"start": 0, "end": 25}
+    assert summary["coverage"]["a"]["entries_compared"] == 30
+    assert summary["coverage_percent"] == 100.0
+    assert summary["incomplete"] == ["h: b: down"]
+    assert [group["verdict"] for group in summary["groups"]] == ["CONSISTENT", "INCONSISTENT"]
+    (only,) = summary["findings"]
+    assert {name: only[name] for name in ("class", "severity", "replica", "start", "end", "count")} == {
+        "class": "CORRUPT",
+        "severity": "critical",
+        "replica": "a",
+        "start": 6,
+        "end": 7,
+        "count": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "offset", "start"),
+    [
+        (b"abc", b"abd", 2, 0),
+        (b"abc", b"abcd", 3, 0),
+        (b"", b"a", 0, 0),
+        (bytes(100) + b"a", bytes(100) + b"b", 100, 84),
+    ],
+)
+def test_the_first_difference(one: bytes, other: bytes, offset: int, start: int) -> None:
+    found = difference({"n0": one, "n1": other})
+    assert found is not None
+    assert (found["offset"], found["window_start"]) == (offset, start)
+    assert found["window"]["n1"] == other[start : start + 32].hex()
+
+
+def test_equal_bodies_have_no_difference() -> None:
+    assert difference({"n0": b"same", "n1": b"same"}) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["a"], "malformed replica"),
+        (["a=/x"], "one replica cannot be compared"),
+        (["a=/x", "a=/y"], "given twice"),
+        (["a=/x", "b=/x"], "same directory"),
+        (["a,b=/x", "c=/y"], "malformed replica"),
+    ],
+)
+def test_wrong_replicas(texts: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_replicas(texts)

@@ -1,0 +1,291 @@
+"""The audit on stores, without Spark: each seeded fault gives one right finding, a healthy set none."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dledger_core import open_store
+from dledger_core.errors import ConfigError
+from jobs._audit.drill import Drilled, drill
+from jobs._audit.model import Class, Finding, Replica
+from jobs._audit.passes import _digest_rows, _index_findings
+from jobs._audit.plan import DigestTask, Section, end_findings, sections
+from jobs._audit.ranges import RangeRow, judge_range
+from jobs._audit.report import merge_findings, verdict_of
+from jobs._audit.snapshot import store_replicas
+from tests.spark_connector.store_writer import StoreWriter
+
+GOLDEN = Path(__file__).resolve().parents[1] / "storage" / "testdata"
+ENTRIES = 600
+SPAN = 128
+
+Stores = dict[str, Path]
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    """Three equal stores of 600 entries in two terms, over several segments."""
+    with StoreWriter(tmp_path / "made") as writer:
+        writer.append([b"first"], noop=True)
+        while writer.end < ENTRIES // 2:
+            writer.append_numbers(49, "a body of some length, so that there are several segments " * 4)
+        writer.term = 2
+        writer.append_numbers(ENTRIES - writer.end)
+    copies = {name: tmp_path / name for name in ("n0", "n1", "n2")}
+    for path in copies.values():
+        shutil.copytree(writer.path, path)
+    return copies
+
+
+def digests(replicas: tuple[Replica, ...]) -> dict[tuple[int, int], list[RangeRow]]:
+    found: dict[tuple[int, int], list[RangeRow]] = {}
+    for part in sections(replicas):
+        for replica in part.replicas:
+            for row in _digest_rows(DigestTask(replica, part.start, part.end, SPAN), "run"):
+                found.setdefault((row["start"], row["end"]), []).append(
+                    RangeRow(
+                        replica=row["replica"],
+                        content=row["content"],
+                        layout=row["layout"],
+                        damaged=len(row["damaged"]),
+                        problem=row["problem"],
+                        reason=row["reason"],
+                    )
+                )
+    return found
+
+
+def audit(stores: Stores) -> list[Finding]:
+    """What the job does, in one process."""
+    replicas = store_replicas(stores)
+    found = end_findings(replicas)
+    for (start, end), rows in digests(replicas).items():
+        judged = judge_range(rows)
+        assert not judged.unread
+        found += [
+            Finding(kind=Class.LAYOUT_DIFFERS, group="g", replica=name, start=start, end=end, count=end - start)
+            for name in judged.layout
+        ]
+        if judged.drill:
+            holders = tuple(r for r in replicas if r.first_index <= start and end <= r.end)
+            drilled: Drilled = drill(Section(start, end, holders))
+            assert not drilled.unread
+            found += drilled.findings
+    return merge_findings(found)
+
+
+def place_of(store: Path, index: int) -> tuple[Path, int]:
+    """Returns the data file and the offset of a record."""
+    with open_store(store) as reader:
+        position = reader.read(index, index + 1).column("position")[0].as_py()
+    files = sorted((store / "data").iterdir())
+    file = max(path for path in files if int(path.name) <= position)
+    return file, position - int(file.name)
+
+
+def overwrite(file: Path, offset: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(data)
+
+
+def flip(store: Path, index: int, at: int = 48 + 3) -> None:
+    file, offset = place_of(store, index)
+    before = file.read_bytes()[offset + at]
+    overwrite(file, offset + at, bytes([before ^ 0x10]))
+
+
+def flip_crc(store: Path, index: int) -> None:
+    flip(store, index, 40)
+
+
+def flip_time(store: Path, index: int) -> None:
+    flip(store, index, 39)
+
+
+def raise_term(store: Path, index: int) -> None:
+    file, offset = place_of(store, index)
+    overwrite(file, offset + 16, struct.pack(">q", 9))
+
+
+def lower_term(store: Path, index: int) -> None:
+    file, offset = place_of(store, index)
+    overwrite(file, offset + 16, struct.pack(">q", 0))
+
+
+def wipe_header(store: Path, index: int) -> None:
+    file, offset = place_of(store, index)
+    overwrite(file, offset, bytes(48))
+
+
+def swap(store: Path, index: int) -> None:
+    file, offset = place_of(store, index)
+    other_file, other = place_of(store, index + 1)
+    assert file == other_file
+    data = file.read_bytes()
+    assert other - offset > 48
+    size = struct.unpack(">i", data[other + 4 : other + 8])[0]
+    overwrite(file, offset, data[other : other + size] + data[offset:other])
+
+
+def test_equal_stores_have_no_findings(stores: Stores) -> None:
+    assert audit(stores) == []
+    replicas = store_replicas(stores)
+    assert all(drill(part).findings == () for part in sections(replicas))
+    assert [finding for replica in replicas for finding in _index_findings(replica)] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "index", "count"),
+    [
+        (flip, "CORRUPT", 130, 1),
+        (flip, "CORRUPT", 127, 1),
+        (flip, "CORRUPT", ENTRIES - 1, 1),
+        (flip_crc, "CORRUPT", 400, 1),
+        (wipe_header, "CORRUPT", 256, 1),
+        (swap, "CORRUPT", 200, 2),
+        (raise_term, "TERM_REGRESSION", 128, 1),
+        (raise_term, "TERM_REGRESSION", 255, 1),
+        (lower_term, "TERM_REGRESSION", 500, 1),
+    ],
+)
+def test_a_fault_in_one_store_gives_one_finding(
+    stores: Stores, fault: Callable[[Path, int], None], kind: str, index: int, count: int
+) -> None:
+    fault(stores["n1"], index)
+    before = {path: path.read_bytes() for path in stores["n1"].rglob("*") if path.is_file()}
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica, found.start, found.end, found.count) == (
+        kind,
+        "n1",
+        index,
+        index + count,
+        count,
+    )
+    assert found.evidence["index"] == index
+    assert found.evidence["agree"] == ["n0", "n2"]
+    assert found.evidence["disagree"] == ["n1"]
+    assert set(found.evidence["replicas"]) == {"n0", "n1", "n2"}
+    assert verdict_of([found], []) == "INCONSISTENT"
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_two_faults_give_two_findings(stores: Stores) -> None:
+    flip(stores["n0"], 10)
+    flip(stores["n2"], 11)
+    assert [(f.kind.value, f.replica, f.start) for f in audit(stores)] == [("CORRUPT", "n0", 10), ("CORRUPT", "n2", 11)]
+
+
+def test_another_append_time_is_a_difference_of_layout_alone(stores: Stores) -> None:
+    flip_time(stores["n2"], 300)
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica) == ("LAYOUT_DIFFERS", "n2")
+    assert found.start <= 300 < found.end
+    assert verdict_of([found], []) == "CONSISTENT"
+
+
+def test_other_bytes_with_a_right_crc_have_diverged(stores: Stores, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "other") as writer:
+        writer.append([b"first"], noop=True)
+        while writer.end < ENTRIES // 2:
+            writer.append_numbers(49, "a body of some length, so that there are several segments " * 4)
+        writer.term = 2
+        writer.append_numbers(ENTRIES - writer.end, "bodY")
+    (found,) = [f for f in audit(stores | {"n1": writer.path}) if f.kind is not Class.LAYOUT_DIFFERS]
+    assert (found.kind.value, found.replica, found.end) == ("DIVERGED_COMMITTED", "n1", ENTRIES)
+    assert found.count == ENTRIES - found.start
+    difference = found.evidence["first_difference"]
+    assert difference["offset"] == 3
+    assert bytes.fromhex(difference["window"]["n1"]).startswith(b"bodY")
+    assert bytes.fromhex(difference["window"]["n0"]).startswith(b"body")
+
+
+def test_a_stale_copy_lags(stores: Stores, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "made", term=3) as writer:
+        writer.append_numbers(50)
+    (found,) = audit({"n0": writer.path, "n1": stores["n1"]})
+    assert (found.kind.value, found.replica, found.start, found.end) == ("LAGGING", "n1", ENTRIES, ENTRIES + 50)
+    assert verdict_of([found], []) == "CONSISTENT"
+
+
+def test_a_log_that_lost_its_end_misses_committed_entries(stores: Stores) -> None:
+    last = sorted((stores["n1"] / "data").iterdir())[-1]
+    last.unlink()
+    with open_store(stores["n1"]) as reader:
+        first_lost = reader.last_index + 1  # what recovery would keep: whole batches
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica) == ("MISSING_COMMITTED", "n1")
+    assert (found.start, found.end) == (first_lost, ENTRIES)
+
+
+def test_a_wiped_tail_below_the_checkpoint_is_damage(stores: Stores) -> None:
+    file, offset = place_of(stores["n1"], ENTRIES - 5)
+    overwrite(file, offset, bytes(file.stat().st_size - offset))
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica, found.start, found.end) == ("CORRUPT", "n1", ENTRIES - 5, ENTRIES)
+
+
+def test_a_damaged_index_file_is_named_though_the_entries_are_readable(stores: Stores) -> None:
+    index = sorted((stores["n1"] / "index").iterdir())[0]
+    overwrite(index, 50 * 32 + 10, b"\xff")
+    assert audit(stores) == []
+    found = [finding for replica in store_replicas(stores) for finding in _index_findings(replica)]
+    assert [(f.kind.value, f.replica, f.start, f.end) for f in found] == [("INDEX_MISMATCH", "n1", 50, 51)]
+
+
+def test_stores_of_other_logs_are_refused(stores: Stores, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "foreign", uuid="log-2") as writer:
+        writer.append_numbers(3)
+    with pytest.raises(ConfigError, match="different logs"):
+        store_replicas(stores | {"n2": writer.path})
+    with StoreWriter(tmp_path / "foreign", group="other") as writer:
+        writer.append_numbers(3)
+    with pytest.raises(ConfigError, match="different groups"):
+        store_replicas(stores | {"n2": writer.path})
+    with pytest.raises(ConfigError, match="replica n2 is no store"):
+        store_replicas(stores | {"n2": tmp_path})
+
+
+@pytest.fixture(params=["0.3.1.2", "0.4.0"])
+def java(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Stores]:
+    """Unpacks three stores that Java wrote."""
+
+    def unpack(name: str) -> Stores:
+        name = f"dledger-{request.param}-{name}"
+        with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
+            archive.extractall(tmp_path, filter="data")
+        return {node: tmp_path / name / f"dledger-{node}" for node in ("n0", "n1", "n2")}
+
+    return unpack
+
+
+def test_stores_that_java_wrote_are_consistent(java: Callable[[str], Stores]) -> None:
+    assert audit(java("three")) == []
+
+
+def test_the_old_tail_of_a_java_leader_was_never_committed(java: Callable[[str], Stores]) -> None:
+    found = audit(java("diverged"))
+    assert [(f.kind.value, f.start, f.end) for f in found] == [
+        ("DIVERGED_UNCOMMITTED", 135, 153),
+        ("LAGGING", 153, 195),
+        ("LAGGING", 189, 195),
+    ]
+    assert found[0].replica == found[1].replica != found[2].replica
+    assert verdict_of(found, []) == "CONSISTENT"
+
+
+def test_a_flipped_byte_in_a_java_store_shows_by_comparison(java: Callable[[str], Stores]) -> None:
+    stores = java("three")
+    flip(stores["n2"], 20)
+    (found,) = audit(stores)
+    recorded = store_replicas(stores)[0].commit_index is not None
+    assert found.kind.value == ("DIVERGED_COMMITTED" if recorded else "DIVERGED_UNKNOWN")
+    assert (found.replica, found.start, found.count) == ("n2", 20, 1)
+    assert found.evidence["first_difference"]["offset"] == 3
+    assert verdict_of([found], []) == ("INCONSISTENT" if recorded else "INCOMPLETE")
