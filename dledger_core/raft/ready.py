@@ -60,6 +60,10 @@ class Ready:
     2. on disk: writes ``hard_state``, cuts the log from ``truncate_from`` on, appends ``batches``, syncs once;
     3. sends ``persisted_messages`` and calls ``advance(number)``;
     4. serves ``committed`` as soon as it is seen (it never covers entries that can be cut).
+       A majority holds them durably, this node's own disk perhaps not yet: a checkpoint of commit_index
+       must wait for this Ready, or be bounded by ``Status.durable_index``.
+
+    ``advance(number)`` confirms all Readys up to ``number``.
 
     A Ready without anything to persist (``must_persist`` false) still goes through 3, after all earlier ones.
 

@@ -117,6 +117,20 @@ def test_06_and_07_own_vote_and_own_entries_count_after_the_disk() -> None:
     assert member.commit_index == 0
 
 
+def test_06_the_own_vote_counts_with_the_ready_that_held_it() -> None:
+    member = Member(voters=[N0])
+    member.ticks(1)
+    member.raw.propose("x", 1, 1)
+    member.take()
+    member.raw.step_down()
+    member.raw.tick()
+    member.take()
+    member.persist(1)
+    assert (member.role, member.term) == (Role.CANDIDATE, 2), "an earlier Ready says nothing of the vote"
+    member.persist()
+    assert member.role is Role.LEADER
+
+
 @pytest.mark.parametrize("victim", [N1, N2])
 def test_08_a_node_that_comes_back_disturbs_nobody(victim: str) -> None:
     group = Group.of(3)

@@ -140,6 +140,20 @@ def test_the_leader_counts_itself_with_the_ready_that_held_the_entries() -> None
     assert leader.commit_index == 2
 
 
+def test_an_acknowledgement_of_an_older_term_does_not_count() -> None:
+    """The member may have cut since what it acknowledged to an earlier leader, even to this one."""
+    leader = Group.of(3).elect(N0)
+    leader.raw.step_down()
+    leader.ticks(CONFIG.election_ticks_max)
+    leader.step(RequestVoteResponse(sender=N1, target=N0, term=Term(2), granted=True, pre=True))
+    leader.step(RequestVoteResponse(sender=N1, target=N0, term=Term(2), granted=True, pre=False))
+    assert (leader.role, leader.term) == (Role.LEADER, 2)
+    leader.step(ack(N1, 1, term=1))
+    assert leader.commit_index == 0
+    leader.step(ack(N1, 1, term=2))
+    assert leader.commit_index == 1
+
+
 def test_one_confirmation_covers_all_readys_before_it() -> None:
     leader = Group.of(3).elect(N0)
     for _ in range(3):
