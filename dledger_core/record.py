@@ -426,10 +426,8 @@ def encode(
     fields = (first_index, term, timestamp_ms & TIME_MASK)
     magics = (MAGIC_DATA if control is None else magic), MAGIC_DATA
     if len(lengths) <= _SCALAR_COUNT_MAX:
-        data: Buffer = _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies)
-    else:
-        data = _encode_many(fields, magics, positions, lengths, crcs, control, columns.bodies)
-    return Records(sizes, data)
+        return Records(sizes, _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies))
+    return _encode_many(fields, magics, positions, lengths, crcs, control, columns.bodies)
 
 
 _Fields = tuple[int, int, int]
@@ -467,7 +465,7 @@ def _encode_many(
     crcs: _U32,
     control: bytes | None,
     bodies: Buffer,
-) -> memoryview:
+) -> Records:
     first_index, term, mark = fields
     n = len(lengths)
     headers = np.empty(n, HEADER)
@@ -495,7 +493,9 @@ def _encode_many(
         starts[3::2] -= lengths[0]
         which[1], starts[1] = 2, 0
         buffers.append(control)
-    return slices_of(buffers, pieces, which, starts)
+    records = Records(lengths + np.uint32(HEADER_BYTES), slices_of(buffers, pieces, which, starts))
+    vars(records)["headers"] = headers  # the cached property, known here and needed by whoever writes the index
+    return records
 
 
 def index_records(records: Records) -> npt.NDArray[Any]:

@@ -57,7 +57,7 @@ class IndexFile:
 
     def write(self, first_index: int, rows: Rows) -> bool:
         """Writes rows, one write per file; returns whether a file had to be made."""
-        data = memoryview(np.ascontiguousarray(rows).tobytes())
+        data = memoryview(rows.astype(INDEX_RECORD, copy=False).tobytes())  # numpy joins arrays in native byte order
         begin = first_index * INDEX_RECORD_BYTES
         made = False
         for at, upto in self._split(begin, begin + len(data)):
@@ -106,7 +106,7 @@ class OverlaidIndex:
         """Holds rows; once begun, each call must continue the one before."""
         if self._first is None:
             self._first = first_index
-        self._rows = np.concatenate([self._rows[: first_index - self._first], rows])
+        self._rows = np.concatenate([self._rows[: first_index - self._first], rows], dtype=INDEX_RECORD)
 
     def read(self, start: int, end: int) -> Rows:
         """See ``IndexSource``."""

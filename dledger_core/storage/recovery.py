@@ -134,9 +134,9 @@ class _Recovery:
         """Samples what the checkpoint vouches for and returns its end."""
         if not self.data.holds(checkpoint.position - 1):
             self._refuse_loss(checkpoint, self.data.bases[-1])
-        self._check_heads(checkpoint)
         if self._index_has_holes(first, checkpoint.durable_index):
             self._reindex(Cursor(self.data.bases[0], first), checkpoint.position)
+        self._check_heads(checkpoint)
         if self._durable_row_fits(checkpoint):
             last = checkpoint.durable_index
             record = self._durable_record(last)

@@ -148,6 +148,7 @@ class Segments:
         file = self._files.open(self.directory / segment_name(base), write=True, create=True)
         file.truncate(0)
         file.truncate(self.segment_bytes)
+        file.datasync()  # so that at most the last file of the list is ever found too short
         self._opened[base] = file
         self._set_bases((*self._bases, base))
 

@@ -149,7 +149,8 @@ class _Verifier:
         cursor = stop.cursor
         index = self.end if cursor.index is None else cursor.index
         if stop.kind is StopKind.TERM and self.doubtful is None:
-            self.doubtful = stop
+            if not self._blame_record_before(index):
+                self.doubtful = stop
             return Cursor(cursor.position, index)
         if stop.kind is StopKind.TERM:
             return Cursor(cursor.position, index)
@@ -166,6 +167,19 @@ class _Verifier:
             kind = stop.kind if stop.kind is not StopKind.END else StopKind.HEADER
             self._report("CORRUPT", index, max(onward.index, index + 1), cursor.position, kind.value)
         return onward
+
+    def _blame_record_before(self, index: int) -> bool:
+        """Whether a term falls because the record before has a damaged one: then the index has it lower."""
+        row = self.index.read(index - 1, index)[0] if index else None
+        header = self.reader.header_at(int(row["position"])) if row is not None else None
+        if row is None or header is None or not (header[2] == int(row["index"]) == index - 1):
+            return False
+        if int(row["term"]) >= header[3]:
+            return False
+        message = "the record's term fits neither the index nor what follows"
+        self._report("CORRUPT", index - 1, index, int(row["position"]), message)
+        self.highest_term = int(row["term"])
+        return True
 
     def _behind(self, stop: Stop, index: int) -> Cursor | None:
         """Returns the next record behind a bad one that fits its index, or None."""

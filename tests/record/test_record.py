@@ -1,0 +1,329 @@
+"""The record codec: both encoders alike, Java's bytes, placing, checking, Arrow."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dledger_core import record
+from dledger_core.errors import BadRequestError, CorruptRecordError
+from dledger_core.record import (
+    BATCH_END,
+    HEADER,
+    READ_SCHEMA,
+    RECORD_SCHEMA,
+    Columns,
+    Payload,
+    Records,
+    encode,
+    index_records,
+    place,
+    slices_of,
+    to_arrow,
+)
+
+BODIES = st.lists(st.binary(max_size=40), max_size=40)
+
+
+def oracle(
+    bodies: list[bytes], first: int, term: int, at: int, time: int, segment: int, control: bytes | None, magic: int
+) -> bytes:
+    """The format in one loop."""
+    out = b""
+    entries = [(1, body) for body in bodies]
+    if control is not None:
+        entries.insert(0, (magic, control))
+    for i, (kind, body) in enumerate(entries):
+        size = 48 + len(body)
+        if size + 8 > segment - at % segment:
+            at += segment - at % segment
+        mark = time | (BATCH_END if i == len(entries) - 1 else 0)
+        out += struct.pack(">iiqqqQIi", kind, size, first + i, term, at, mark, zlib.crc32(body), len(body)) + body
+        at += size
+    return out
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    bodies=BODIES,
+    first=st.integers(0, 1 << 60),
+    term=st.integers(0, 1 << 40),
+    at=st.integers(0, 10_000),
+    time=st.integers(0, (1 << 48) - 1),
+    control=st.none() | st.binary(max_size=40),
+    magic=st.sampled_from([2, 3]),
+)
+def test_both_encoders_write_the_format(
+    bodies: list[bytes], first: int, term: int, at: int, time: int, control: bytes | None, magic: int
+) -> None:
+    if not bodies and control is None:
+        return
+    at -= max(0, at % 1024 - 1016)  # a log never ends in the last 7 bytes of a segment
+    expected = oracle(bodies, first, term, at, time, 1024, control, magic)
+    for scalar_count_max in (0, 1000):
+        before, record._SCALAR_COUNT_MAX = record._SCALAR_COUNT_MAX, scalar_count_max
+        try:
+            records = encode(
+                Columns.from_bodies(bodies),
+                first_index=first,
+                term=term,
+                position=at,
+                timestamp_ms=time,
+                segment_bytes=1024,
+                control=control,
+                magic=magic,
+            )
+        finally:
+            record._SCALAR_COUNT_MAX = before
+        assert bytes(records.data) == expected
+        assert records.nbytes == int(records.sizes.sum()) == len(expected)
+        again = Records(records.sizes, expected)
+        assert (records.headers == again.headers).all()
+        again.check(first)
+        data = [control, *bodies] if control is not None else bodies
+        assert bytes(again.bodies) == b"".join(data)
+
+
+@pytest.mark.parametrize(
+    ("index", "position", "body", "expected", "row"),
+    [
+        (
+            0,
+            0,
+            b"Hello World",
+            "00000001 0000003b 0000000000000000 0000000000000001 0000000000000000 0000000000000000 00000000 0000000b"
+            "48656c6c6f20576f726c64",
+            "00000001 0000000000000000 0000003b 0000000000000000 0000000000000001",
+        ),
+        (
+            1,
+            59,
+            b"\x01",
+            "00000001 00000031 0000000000000001 0000000000000001 000000000000003b 0000000000000000 00000000 00000001 01",
+            "00000001 000000000000003b 00000031 0000000000000001 0000000000000001",
+        ),
+    ],
+)
+def test_java_vectors(index: int, position: int, body: bytes, expected: str, row: str) -> None:
+    records = encode(
+        Columns.from_bodies([body]), first_index=index, term=1, position=position, timestamp_ms=0, segment_bytes=1 << 30
+    )
+    data = bytearray(records.data)
+    data[32:44] = bytes(12)  # Java writes neither mark nor CRC
+    assert bytes(data) == bytes.fromhex(expected)
+    Records(records.sizes, data).check(index)
+    assert index_records(records).tobytes() == bytes.fromhex(row)
+
+
+def test_java_noop_vector() -> None:
+    expected = bytes.fromhex(
+        "00000002 00000030 0000000000000001 0000000000000001 0000000000000035 0000000000000000 00000000 00000000"
+    )
+    records = encode(
+        Columns.empty(), first_index=1, term=1, position=0x35, timestamp_ms=0, segment_bytes=1 << 30, control=b""
+    )
+    data = bytearray(records.data)
+    data[32:40] = bytes(8)
+    assert bytes(data) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(sizes=st.lists(st.integers(48, 200), max_size=60), position=st.integers(0, 4000), segment=st.integers(208, 700))
+def test_place_follows_the_rolling_rule(sizes: list[int], position: int, segment: int) -> None:
+    position -= max(0, position % segment - (segment - 8))
+    expected, at = [], position
+    for size in sizes:
+        if size + 8 > segment - at % segment:
+            at += segment - at % segment
+        expected.append(at)
+        at += size
+    assert place(np.array(sizes, np.uint32), position, segment).tolist() == expected
+
+
+def test_place_leaves_eight_bytes_or_more() -> None:
+    sizes = np.array([968], np.uint32)
+    assert place(sizes, 48, 1024).tolist() == [48]
+    assert place(sizes, 49, 1024).tolist() == [1024]
+    assert place(np.array([1016], np.uint32), 0, 1024).tolist() == [0]
+    assert place(sizes, 1016, 1024).tolist() == [1024]
+
+
+@given(data=st.data())
+def test_slices_of(data: st.DataObject) -> None:
+    buffers = data.draw(st.lists(st.binary(max_size=50), min_size=1, max_size=3))
+    pieces = []
+    for _ in range(data.draw(st.integers(0, 12))):
+        which = data.draw(st.integers(0, len(buffers) - 1))
+        start = data.draw(st.integers(0, len(buffers[which])))
+        pieces.append((which, start, data.draw(st.integers(0, len(buffers[which]) - start))))
+    which, starts, lengths = (np.array([piece[i] for piece in pieces], np.int64) for i in range(3))
+    joined = slices_of(buffers, lengths, which.astype(np.int32), starts)
+    assert bytes(joined) == b"".join(buffers[w][s : s + n] for w, s, n in pieces)
+
+
+def some_records(count: int = 20) -> Records:
+    bodies = [bytes([n]) * (n * 3) for n in range(count)]
+    return encode(
+        Columns.from_bodies(bodies), first_index=7, term=3, position=100, timestamp_ms=5, segment_bytes=1 << 20
+    )
+
+
+FIELDS = [
+    ("magic", 0),
+    ("magic", 4),
+    ("magic", -1),
+    ("size", 47),
+    ("index", 0),
+    ("term", 1),
+    ("term", 9),
+    ("position", -1),
+    ("length", 1),
+    ("crc", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS)
+@pytest.mark.parametrize("at", [0, 9, 19])
+def test_check_refuses_a_damaged_header(name: str, value: int, at: int) -> None:
+    records = some_records()
+    data = bytearray(records.data)
+    start = int(records.starts[at])
+    header = np.frombuffer(bytes(data[start : start + 48]), HEADER).copy()
+    header[name] = value
+    data[start : start + 48] = header.tobytes()
+    damaged = Records(records.sizes, data)
+    if name == "term" and ((value == 1 and at == 0) or (value == 9 and at == 19)):
+        damaged.check(7)  # terms may rise
+        return
+    with pytest.raises(CorruptRecordError) as caught:
+        damaged.check(7)
+    blamed = at + 1 if name == "term" and value == 9 else at
+    assert caught.value.values == {"index": 7 + blamed}
+    if name == "crc":
+        damaged.check(7, body_crc=False)
+
+
+def test_check_refuses_what_does_not_add_up() -> None:
+    records = some_records()
+    for sizes, data in (
+        (records.sizes[:-1], records.data),
+        (records.sizes, bytes(records.data)[:-1]),
+        (np.array([records.nbytes - 40, 40], np.uint32), records.data),
+    ):
+        with pytest.raises(CorruptRecordError):
+            Records(sizes, data).check(7)
+    with pytest.raises(CorruptRecordError):
+        records.check(8)
+    Records(np.empty(0, np.uint32), b"").check(7)
+    assert Records(np.empty(0, np.uint32), b"").headers.shape == (0,)
+
+
+@pytest.mark.parametrize("count", [5, 100])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_check_finds_each_flipped_body(count: int, uniform: bool) -> None:
+    bodies = [bytes([n % 250]) * (9 if uniform else n % 7 + 1) for n in range(count)]
+    records = encode(
+        Columns.from_bodies(bodies), first_index=0, term=1, position=0, timestamp_ms=5, segment_bytes=1 << 20
+    )
+    for at in range(count):
+        data = bytearray(records.data)
+        data[int(records.starts[at]) + 48] ^= 0x10
+        with pytest.raises(CorruptRecordError) as caught:
+            Records(records.sizes, data).check(0)
+        assert caught.value.values == {"index": at}
+
+
+def test_records_of_java_pass_without_a_crc_but_not_with_a_wrong_one() -> None:
+    records = some_records()
+    data = bytearray(records.data)
+    for start in records.starts.tolist():
+        data[start + 32 : start + 44] = bytes(12)
+    data[-1] ^= 1
+    Records(records.sizes, data).check(7)
+    data[int(records.starts[4]) + 43] = 1
+    with pytest.raises(CorruptRecordError) as caught:
+        Records(records.sizes, data).check(7)
+    assert caught.value.values == {"index": 11}
+
+
+def test_slicing_shares_and_keeps_meaning() -> None:
+    records = some_records()
+    for start in range(21):
+        for stop in range(start, 21):
+            piece = records.slice(start, stop)
+            assert piece.count == stop - start
+            piece.check(7 + start)
+            assert bytes(piece.data) == bytes(records.data)[int(records.sizes[:start].sum()) :][: piece.nbytes]
+
+
+def test_to_arrow() -> None:
+    bodies = [b"", b"a", bytes(300)]
+    records = encode(
+        Columns.from_bodies(bodies),
+        first_index=5,
+        term=2,
+        position=0,
+        timestamp_ms=1234,
+        segment_bytes=4096,
+        control=b"c",
+    )
+    batch = to_arrow(records, magic=True)
+    assert batch.schema == RECORD_SCHEMA
+    batch.validate(full=True)
+    time = datetime.fromtimestamp(1.234, UTC)
+    assert batch.to_pylist() == [
+        {"index": 5 + i, "term": 2, "position": p, "timestamp": time, "body": body, "magic": 2 if i == 0 else 1}
+        for i, (p, body) in enumerate(zip([0, 49, 97, 146], [b"c", *bodies], strict=True))
+    ]
+    kept = to_arrow(records, np.array([False, True, False, True]))
+    assert kept.schema == READ_SCHEMA
+    assert kept.column("body").to_pylist() == [b"", bytes(300)]
+    unknown = Records(records.sizes, bytes(records.data).replace((1234).to_bytes(4, "big"), bytes(4)))
+    assert to_arrow(unknown).column("timestamp").null_count == 4
+    assert to_arrow(Records(np.empty(0, np.uint32), b"")).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([b"a", b"", b"ccc"], pa.binary()),
+        pa.array([b"x", b"a", b"", b"ccc"], pa.binary())[1:],
+        pa.array([b"a", b"", b"ccc"], pa.large_binary()),
+        pa.array(["a", "", "ccc"], pa.string()),
+        pa.chunked_array([pa.array([b"a"]), pa.array([b"", b"ccc"])]),
+        [b"a", b"", b"ccc"],
+        (bytearray(b"a"), memoryview(b""), b"ccc"),
+    ],
+)
+def test_columns_from_bodies(array: object) -> None:
+    columns = Columns.from_bodies(array)
+    assert columns.lengths.tolist() == [1, 0, 3]
+    assert columns.crcs.tolist() == [zlib.crc32(b) for b in (b"a", b"", b"ccc")]
+    assert bytes(columns.bodies) == b"accc"
+    columns.verify()
+    assert columns.record_bytes == 4 + 3 * 48
+
+
+@pytest.mark.parametrize("array", [pa.array([b"a", None]), pa.array([1, 2]), ["text"], [None], 7 * [1]])
+def test_columns_refuse_what_is_not_bytes(array: object) -> None:
+    with pytest.raises(BadRequestError):
+        Columns.from_bodies(array)
+
+
+def test_columns_and_payload_sizes() -> None:
+    assert Columns.from_bodies(pa.array([], pa.binary())).count == 0
+    columns = Columns.from_bodies([b"ab", b"c"])
+    with pytest.raises(CorruptRecordError):
+        Columns(columns.lengths, columns.crcs[::-1], columns.bodies).verify()
+    payload = Payload(columns, control=b"xyz")
+    assert (payload.count, payload.nbytes) == (3, 3 * 48 + 6)
+    assert (Payload(columns).count, Payload(control=b"").nbytes) == (2, 48)
+    records = some_records()
+    assert (Payload(records=records).count, Payload(records=records).nbytes) == (20, records.nbytes)

@@ -1,0 +1,530 @@
+"""The commit log: placing, rolling, reading, cutting, refusing; and whose directory it may open."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import (
+    BadRequestError,
+    ConfigError,
+    CorruptRecordError,
+    DiskFailedError,
+    IndexOutOfRangeError,
+    InvariantViolationError,
+    StoreBusyError,
+    StoreMismatchError,
+)
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.raft.ready import HardState
+from dledger_core.record import BATCH_END, TIME_MASK, Columns, Payload
+from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.segments import segment_name
+from tests.support.faulty_files import FaultyFiles
+from tests.support.logs import SMALL, STORE, append, bodies_of, make_batch, open_log, read_all, received
+
+N0 = NodeId("n0")
+
+
+def test_a_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
+    log = open_log(directory=tmp_path / "g" / "dledger-n0")
+    assert (log.first_index(), log.last_index(), log.commit_index, log.staged_end) == (0, -1, -1, 0)
+    assert (log.hard_state, log.log_uuid, log.term_runs()) == (HardState(Term(0), None), None, [])
+    append(log, [b"x" * 1000] * 9, term=3)
+    log.close(8)
+    root = tmp_path / "g" / "dledger-n0"
+    names = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+    data = [f"data/{segment_name(base)}" for base in (0, 4096, 8192)]
+    assert names == ["currterm", *data, f"index/{segment_name(0)}", "meta/checkpoint", "meta/lock", "meta/log.json"]
+    assert {(root / name).stat().st_size for name in data} == {4096}
+    assert (root / "currterm").read_text() == "voteLeader=n0\ncurrTerm=3\n"
+    recorded = json.loads((root / "meta" / "log.json").read_text())
+    assert (recorded["group"], recorded["node_id"], recorded["profile"]) == ("g", "n0", "B")
+    first = (root / "data" / segment_name(0)).read_bytes()
+    assert first[3 * 1048 : 3 * 1048 + 8] == bytes.fromhex("ffffffff") + (4096 - 3 * 1048).to_bytes(4, "big")
+    assert not any(first[3 * 1048 + 8 :])
+
+
+def test_reads_stop_at_the_bound_but_return_one_record() -> None:
+    log = open_log(FaultyFiles())
+    bodies = [bytes([n]) * (n * 10) for n in range(1, 40)]
+    append(log, bodies)
+    assert bodies_of(log.read(0, 39, 1 << 20)) == bodies
+    assert bodies_of(log.read(7, 12, 1 << 20)) == bodies[7:12]
+    assert log.read(0, 39, 0).count == 1
+    assert log.read(0, 39, 58 + 68).count == 2
+    assert log.read(0, 39, 58 + 67).count == 1
+    assert log.read(30, 1 << 40, 1 << 20).count == 9
+    assert log.read_raw(5, 6, 1).count == 1
+    for start, end in ((39, 40), (-1, 3), (3, 3)):
+        with pytest.raises(IndexOutOfRangeError) as caught:
+            log.read(start, end, 100)
+        assert caught.value.values == {"first_index": 0, "last_index": 38}
+
+
+def test_a_follower_writes_the_leaders_bytes() -> None:
+    files = FaultyFiles()
+    leader, follower = open_log(files), open_log(files, Path("/other/g/dledger-n0"))
+    for number in range(30):
+        batch = append(leader, [bytes([number])] * (number % 7 + 1), control=b"" if number % 5 == 0 else None)
+        copy = received(batch)
+        follower.stage(copy, now_ms=0)
+        follower.persist(None, None, [copy])
+    assert follower.staged_end == leader.staged_end
+    for name in leader._reader.data.bases:
+        one, two = (files.content(root / "data" / segment_name(name)) for root in (STORE, follower.directory))
+        assert one == two
+
+
+@pytest.mark.parametrize("what", ["index", "term", "position", "mark"])
+def test_received_records_must_continue_the_log(what: str) -> None:
+    log = open_log(FaultyFiles())
+    append(log, [b"abc"] * 3)
+    other = open_log(FaultyFiles())
+    append(other, [b"abc"] * (4 if what == "position" else 3))
+    batch = make_batch(other.last_index() + 1, [b"def"] * 2)
+    other.stage(batch, 5)
+    wrong = received(batch)
+    headers = wrong.payload.records.headers.copy()
+    if what == "mark":
+        headers["mark"] |= np.uint64(BATCH_END)
+    elif what != "position":
+        headers[what] += 1
+    data = b"".join(header.tobytes() + b"def" for header in headers)
+    records = dataclasses.replace(wrong.payload.records, data=data)
+    with pytest.raises(CorruptRecordError):
+        log.stage(Batch(Index(3), 2, Term(1), len(data), Payload(records=records)), 5)
+    assert log.staged_end == 3 * 51
+
+
+def test_stage_runs_ahead_of_the_disk_and_back() -> None:
+    log = open_log(FaultyFiles())
+    first = append(log, [b"a" * 100] * 3)
+    end = log.staged_end
+    ahead = [make_batch(3, [b"b" * 50] * 2), make_batch(5, [b"c" * 50] * 2), make_batch(7, [b"d"])]
+    ends = []
+    for batch in ahead:
+        log.stage(batch, 2000)
+        ends.append(log.staged_end)
+    assert log.last_index() == 2
+    log.stage_truncate(Index(7))
+    assert log.staged_end == ends[1]
+    log.stage_truncate(Index(4))  # inside a batch: profile A and converted logs may ask for it
+    assert log.staged_end == ends[0] - 98
+    log.stage_truncate(Index(3))
+    assert log.staged_end == end
+    replacement = make_batch(3, [b"e" * 10] * 4, term=2)
+    log.stage(replacement, 1500)
+    log.persist(None, None, ahead[:1])  # the writer was still at it
+    log.persist(HardState(Term(2), None), Index(3), [replacement])
+    assert read_all(log) == [(1, b"a" * 100)] * 3 + [(2, b"e" * 10)] * 4
+    assert log.term_runs() == [TermRun(Index(0), Term(1)), TermRun(Index(3), Term(2))]
+    times = (log.read(0, 9, 1 << 20).headers["mark"] & np.uint64(TIME_MASK)).tolist()
+    assert times == [1000] * 3 + [1500] * 4
+    assert first.payload.records.count == 3
+
+
+def test_append_time_never_falls() -> None:
+    log = open_log(files := FaultyFiles())
+    for now in (0, 500, 300, 700):
+        append(log, [b"x"], now_ms=now)
+    log.close()
+    log = open_log(files)
+    append(log, [b"x"], now_ms=100)
+    times = (log.read(0, 9, 1 << 20).headers["mark"] & np.uint64(TIME_MASK)).tolist()
+    assert times == [1, 500, 500, 700, 700]
+    for at, index in ((0, 0), (1, 0), (2, 1), (500, 1), (501, 3), (700, 3), (701, 5)):
+        assert log.index_at_time(at) == index
+
+
+def test_truncation_leaves_no_trace_and_lowers_the_checkpoint_first() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    for number in range(12):
+        append(log, [bytes([number + 1]) * 300] * 2)
+    log.save_checkpoint(5)
+    end = int(log.position_of(8))
+    files.log.clear()
+    log.persist(None, Index(8), [])
+    kinds = [(kind, path.parent.name, path.name) for kind, path in files.log]
+    lowered = kinds.index(("sync", "meta", "checkpoint"))
+    assert lowered < kinds.index(("unlink", "data", segment_name(4096)))
+    assert log._reader.data.bases == (0,)
+    assert not any(files.content(STORE / "data" / segment_name(0))[end:])
+    files.crash(keep=0.0)
+    log = open_log(files)
+    assert (log.last_index(), log.commit_index, log.recovered.position) == (7, 5, end)
+    with pytest.raises(InvariantViolationError):
+        log.persist(None, Index(5), [])
+
+
+def test_batches_come_back_whole() -> None:
+    log = open_log(FaultyFiles())
+    shapes = [1, 5, 2, 9, 1, 1, 30, 3]
+    edges = [0]
+    for number, count in enumerate(shapes):
+        append(log, [bytes([number]) * 40] * count, term=1 + number // 3)
+        edges.append(edges[-1] + count)
+    for start in range(edges[-1]):
+        batches = log.read_batches(Index(start), 88 * 12)
+        begin = max(edge for edge in edges if edge <= start)
+        place = edges.index(begin)
+        assert [(b.first_index, b.count, b.term) for b in batches] == [
+            (edges[place + i], shapes[place + i], 1 + (place + i) // 3) for i in range(len(batches))
+        ]
+        assert len(batches) == 1 or sum(b.nbytes for b in batches) <= 88 * 12
+        assert all(b.payload.records.count == b.count for b in batches)
+    with pytest.raises(IndexOutOfRangeError):
+        log.read_batches(Index(edges[-1]), 1)
+
+
+def test_a_long_batch_is_found_from_its_end() -> None:
+    log = open_log(
+        FaultyFiles(), config=StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, zero_ahead_bytes=0)
+    )
+    append(log, [b"first"])
+    append(log, [b"y" * 100] * 6000)
+    append(log, [b"last"])
+    got = log.read_batches(Index(6000), 1)
+    assert [(b.first_index, b.count) for b in got] == [(1, 6000)]
+
+
+def test_control_entries_are_found() -> None:
+    log = open_log(FaultyFiles())
+    for number in range(20):
+        control = bytes([0x81, number]) if number % 4 == 1 else None
+        append(log, [b"data"] * 3, control=control, now_ms=number + 1)
+    found = list(log.control_entries(0, 1 << 40))
+    assert [(at, magic, body) for at, _, magic, body in found] == [
+        (3 * n + (n - 1) // 4, 2, bytes([0x81, n])) for n in range(1, 20, 4)
+    ]
+    assert [time for _, time, _, _ in found] == [n + 1 for n in range(1, 20, 4)]
+    assert list(log.control_entries(4, 16)) == []
+
+
+def test_positions_and_sizes() -> None:
+    log = open_log(FaultyFiles())
+    batch = append(log, [b"a" * 1000] * 9)
+    assert [log.position_of(i) for i in range(10)] == [
+        *batch.payload.records.headers["position"].tolist(),
+        log.staged_end,
+    ]
+    assert log.data_bytes == log.staged_end
+    with pytest.raises(IndexOutOfRangeError):
+        log.position_of(10)
+
+
+@pytest.mark.parametrize("kind", ["write", "sync", "create", "sync_dir"])
+def test_the_first_failure_is_the_last_write(kind: str) -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    append(log, [b"a" * 1000] * 3)
+    batch = make_batch(3, [b"b" * 1000] * 4)
+    log.stage(batch, 5)
+    real = files.operation
+
+    def operation(name: str, path: Path) -> None:
+        if (name == kind and path.parent == STORE / "data") or path == STORE / "data":
+            files.fail_at = 0
+        real(name, path)
+
+    files.operation = operation
+    with pytest.raises(DiskFailedError) as caught:
+        log.persist(None, None, [batch])
+    del files.operation
+    assert caught.value.exit_code == 4
+    assert log.failure is caught.value
+    for write in (
+        lambda: log.persist(None, None, []),
+        lambda: log.save_checkpoint(1),
+        lambda: log.delete_prefix(1),
+        lambda: log.adopt_uuid("u"),
+    ):
+        with pytest.raises(DiskFailedError):
+            write()
+    assert log.zero_ahead() is False
+    assert read_all(log) == [(1, b"a" * 1000)] * 3
+    before = files.read(STORE / "meta" / "checkpoint")
+    log.close(2)
+    assert files.read(STORE / "meta" / "checkpoint") == before
+
+
+def test_one_sync_for_many_batches() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    append(log, [b"x"])
+    batches = [make_batch(1 + n, [bytes([n])]) for n in range(20)]
+    for batch in batches:
+        log.stage(batch, 5)
+    files.log.clear()
+    log.persist(None, None, batches)
+    assert [kind for kind, _ in files.log] == ["write", "write", "sync"]
+
+
+def test_what_may_be_unsynced_is_bounded() -> None:
+    files = FaultyFiles()
+    log = open_log(files, config=dataclasses.replace(SMALL, unsynced_bytes_max=1000))
+    batches = [make_batch(n, [bytes(100)]) for n in range(20)]
+    for batch in batches:
+        log.stage(batch, 5)
+    files.log.clear()
+    log.persist(None, None, batches)
+    assert [kind for kind, path in files.log if path.parent.name == "data"].count("sync") >= 6
+
+
+def test_the_prefix_can_be_dropped() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    for number in range(20):
+        append(log, [bytes([number])] * 20, term=1 + number // 10)
+    expected = read_all(log)
+    second = next(i for i in range(400) if log.position_of(i) == 4096)
+    assert log.delete_prefix(second - 1) == 0
+    assert log.delete_prefix(second + 5) == second
+    assert read_all(log) == expected[second:]
+    assert log.term_runs()[0] == TermRun(Index(second - 1), Term(1))
+    with pytest.raises(IndexOutOfRangeError):
+        log.read(second - 1, second + 5, 100)
+    log.close(100)
+    log = open_log(files)
+    assert (log.first_index(), log.commit_index) == (second, 100)
+    assert log.term_runs()[0] == TermRun(Index(second - 1), Term(1))
+    assert read_all(log) == expected[second:]
+    append(log, [b"more"], term=2)
+    log.close()
+    reader = open_store(STORE, files=files)
+    assert (reader.first_index, reader.last_index) == (second, 400)
+    assert reader.verify().findings == ()
+
+
+def test_a_store_whose_first_files_are_gone_begins_later() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    append(log, [b"z" * 90] * 300)
+    expected = read_all(log)
+    second = next(i for i in range(300) if log.position_of(i) == 8192)
+    log.close(200)
+    for base in (0, 4096):
+        del files.names[STORE / "data" / segment_name(base)]
+    log = open_log(files)
+    assert (log.first_index(), log.last_index(), log.commit_index) == (second, 299, 200)
+    assert read_all(log) == expected[second:]
+    assert log.data_bytes == log.staged_end - 8192
+
+
+def test_profile_a_is_what_java_writes() -> None:
+    files = FaultyFiles()
+    config = dataclasses.replace(SMALL, profile="A")
+    log = open_log(files, config=config)
+    batch = append(log, [b"Hello World", b"\x01"])
+    assert bytes(batch.payload.records.data)[:59] == bytes.fromhex(
+        "000000010000003b0000000000000000000000000000000100000000000000000000000000000000000000000000000b"
+        "48656c6c6f20576f726c64"
+    )
+    append(log, [bytes([n]) for n in range(100)])
+    assert [b.count for b in log.read_batches(Index(3), 49 * 2)] == [1, 1]
+    with pytest.raises(BadRequestError):
+        log.check_payload(Payload(control=b""))
+    log.close(5)
+    log = open_log(files)  # the recorded profile wins
+    assert (log.config.profile, log.last_index()) == ("A", 101)
+    log.close()
+
+
+def test_payloads_that_do_not_fit() -> None:
+    log = open_log(FaultyFiles())
+    for payload in (
+        Payload(Columns.empty()),
+        Payload(Columns.from_bodies([b"x" * 4041])),
+        Payload(control=b"x" * 4041),
+        Payload(Columns.from_bodies([b"x" * 4000] * 2200)),
+    ):
+        with pytest.raises(BadRequestError):
+            log.check_payload(payload)
+        with pytest.raises(BadRequestError):
+            log.stage(Batch(Index(0), payload.count, Term(1), payload.nbytes, payload), 5)
+    log.check_payload(Payload(Columns.from_bodies([b"x" * 4040])))
+    assert log.staged_end == 0
+
+
+def test_identity() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    log.adopt_uuid("one")
+    log.adopt_uuid("one")
+    with pytest.raises(StoreMismatchError):
+        log.adopt_uuid("two")
+    log.close()
+    log = open_log(files, config=StorageConfig())
+    assert log.log_uuid == "one"
+    assert log.config.data_segment_bytes == 4096
+    with pytest.raises(StoreBusyError) as caught:
+        open_log(files)
+    assert caught.value.where == str(STORE / "meta" / "lock")
+    log.close()
+    reader = open_store(STORE, files=files)
+    assert (reader.log_uuid, reader.group, reader.node_id, reader.writer) == ("one", "g", "n0", "dledger-python")
+    for group, node in (("other", "n0"), ("g", "n1")):
+        before = dict(files.names)
+        with pytest.raises(StoreMismatchError):
+            CommitLog.open(STORE, group=group, node_id=node, files=files)
+        assert files.names == before
+
+
+def test_another_process_holds_the_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys; from dledger_core.storage import CommitLog\n"
+        "log = CommitLog.open(sys.argv[1], group='g', node_id='n0')\n"
+        "print('open', flush=True); sys.stdin.read(); log.close()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "s")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(StoreBusyError) as caught:
+            open_log(directory=tmp_path / "s")
+        assert str(process.pid) in caught.value.remedy
+        process.stdin.close()
+        assert process.wait(60) == 0
+    open_log(directory=tmp_path / "s").close()
+
+
+@pytest.mark.parametrize(
+    ("made", "word"),
+    [
+        (["notes.txt"], "no store"),
+        (["data/00000000000000000000", "index/00000000000000000000", "currterm"], "convert"),
+        (["meta/something"], "no store"),
+    ],
+)
+def test_foreign_directories_are_left_alone(tmp_path: Path, made: list[str], word: str) -> None:
+    for name in made:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(4096))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreMismatchError, match=word):
+        open_log(directory=tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_stray_files_and_malformed_identity_are_refused(tmp_path: Path) -> None:
+    open_log(directory=tmp_path).close()
+    (tmp_path / "data" / ".DS_Store").write_bytes(b"")
+    with pytest.raises(StoreMismatchError, match="DS_Store"):
+        open_log(directory=tmp_path)
+    (tmp_path / "data" / ".DS_Store").unlink()
+    identity = tmp_path / "meta" / "log.json"
+    good = json.loads(identity.read_text())
+    for bad in ("{", "[]", json.dumps({**good, "format_version": 2}), json.dumps({**good, "data_segment_bytes": "x"})):
+        identity.write_text(bad)
+        with pytest.raises(StoreMismatchError):
+            open_log(directory=tmp_path)
+        with pytest.raises(StoreMismatchError):
+            open_store(tmp_path)
+
+
+class ReadOnlyFiles(FaultyFiles):
+    def mkdir(self, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+def test_an_unwritable_directory() -> None:
+    with pytest.raises(ConfigError, match="Permission denied at /disk/g/dledger-n0/meta") as caught:
+        open_log(ReadOnlyFiles())
+    assert caught.value.exit_code == 3
+
+
+def test_a_file_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "store").write_bytes(b"")
+    with pytest.raises((ConfigError, StoreMismatchError)) as caught:
+        open_log(directory=tmp_path / "store")
+    assert caught.value.exit_code == 3
+
+
+def test_hard_state() -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    log.persist(HardState(Term(7), NodeId("n2")), None, [])
+    assert log.hard_state == HardState(Term(7), NodeId("n2"))
+    append(log, [b"x"], term=7)
+    log.close()
+    path = STORE / "currterm"
+    assert open_store(STORE, files=files).last_index == 0
+    kept = files.names.pop(path)
+    files.names[path.with_name("currterm.bak")] = kept
+    log = open_log(files)
+    assert log.hard_state == HardState(Term(7), NodeId("n2"))
+    log.close()
+    for content in (b"", b"currTerm=6\nvoteLeader=n1\n", b"currTerm=x\n"):
+        files.replace(path, content)
+        with pytest.raises(CorruptRecordError, match="voted"):
+            open_log(files)
+    files.replace(path, b"#comment\ncurrTerm = 9\nvoteLeader=\n")
+    log = open_log(files)
+    assert log.hard_state == HardState(Term(9), None)
+    log.close()
+
+
+def test_zeroing_ahead_beside_appends(tmp_path: Path) -> None:
+    config = StorageConfig(data_segment_bytes=1 << 20, zero_ahead_bytes=300_000)
+    log = open_log(directory=tmp_path, config=config)
+    stop = threading.Event()
+    expected = []
+
+    def zero() -> None:
+        while not stop.is_set():
+            log.zero_ahead()
+
+    thread = threading.Thread(target=zero)
+    thread.start()
+    for number in range(60):
+        bodies = [bytes([number + 1]) * 990] * 50
+        append(log, bodies)
+        expected += [(1, body) for body in bodies]
+    stop.set()
+    thread.join()
+    assert read_all(log) == expected
+    log.close()
+    assert open_store(tmp_path).verify().findings == ()
+
+
+def test_reads_from_other_threads_while_the_log_grows_and_is_cut(tmp_path: Path) -> None:
+    log = open_log(directory=tmp_path)
+    append(log, [b"keep" * 10] * 50)
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                end = log.last_index() + 1
+                records = log.read(max(end - 20, 0), end, 1 << 20)
+                if any(len(set(body)) > 4 for body in bodies_of(records)):
+                    wrong.append(records)
+            except IndexOutOfRangeError:
+                pass
+            except Exception as error:  # noqa: BLE001
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(30):
+        batch = make_batch(50, [bytes([number + 1]) * 200] * 40, term=1)
+        log.stage_truncate(Index(50))
+        log.stage(batch, 5)
+        log.persist(None, Index(50), [batch])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    log.close()

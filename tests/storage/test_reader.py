@@ -1,0 +1,197 @@
+"""``open_store`` over stores that Java wrote, against Java's own account of them, and over damaged copies."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core.record import RECORD_SCHEMA
+from dledger_core.storage import open_store
+from tests.storage.conftest import GOLDEN
+
+CASES = [(name, node) for name in GOLDEN for node in ("n0", "n1", "n2") if name.endswith(("three", "diverged"))] + [
+    (name, None) for name in GOLDEN if name.endswith(("single", "rejoined"))
+]
+
+
+def store_of(golden: Path, name: str, node: str | None) -> tuple[Path, str]:
+    path = next(p for p in sorted((golden / name).glob("dledger-*")) if node in (None, p.name.removeprefix("dledger-")))
+    return path, path.name.removeprefix("dledger-")
+
+
+def manifest(golden: Path, name: str, node: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, gzip.open(golden / name / "manifest.jsonl.gz"))
+    return [line for line in lines if line["n"] == node]
+
+
+def as_manifest(batch: pa.RecordBatch, node: str) -> list[dict[str, Any]]:
+    columns = batch.to_pydict()
+    names = ("index", "term", "magic", "position", "body")
+    return [
+        {"n": node, "i": i, "t": t, "m": m, "p": p, "s": len(body) + 48, "h": hashlib.sha256(body).hexdigest()}
+        for i, t, m, p, body in zip(*(columns[name] for name in names), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("name", "node"), CASES)
+def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) -> None:
+    path, node = store_of(golden, name, node)
+    info = json.loads((golden / name / "info.json").read_text())["nodes"][node]
+    reader = open_store(path)
+    assert reader.writer == ("java-a" if "0.3.1.2" in name else "java-b")
+    assert (reader.node_id, reader.group, reader.log_uuid) == (node, None, None)
+    assert (reader.first_index, reader.last_index) == (info["begin"], info["end"])
+    batch = reader.read(reader.first_index, reader.last_index + 1, max_bytes=1 << 30)
+    assert batch.schema == RECORD_SCHEMA
+    assert batch.column("timestamp").null_count == batch.num_rows
+    assert as_manifest(batch, node) == manifest(golden, name, node)
+    assert [(run.term, run.first_index) for run in reader.term_runs()] == [(t, first) for t, first, _ in info["terms"]]
+    committed = info["committed_after_recover"]
+    assert reader.commit_index == (None if "0.4.0" in name else committed)
+    report = reader.verify()
+    assert (report.first_index, report.last_index) == (info["begin"], info["end"])
+    assert report.findings == ()
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
+@pytest.mark.parametrize("lost", ["index", "index files", "first index file", "index tail"])
+def test_java_store_whose_index_is_lost(golden: Path, tmp_path: Path, name: str, lost: str) -> None:
+    source, node = store_of(golden, name, None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    files = sorted((path / "index").iterdir())
+    if lost == "index":
+        shutil.rmtree(path / "index")
+    elif lost == "index files":
+        for file in files:
+            file.unlink()
+    elif lost == "first index file":
+        files[0].unlink()
+    else:
+        files[-1].write_bytes(bytes(4096))
+    reader = open_store(path)
+    batches, at = [], int(reader.first_index)
+    while at <= reader.last_index:
+        batch = reader.read(at, reader.last_index + 1, max_bytes=20_000)
+        batches += as_manifest(batch, node)
+        at += batch.num_rows
+    assert batches == manifest(golden, name, node)
+    assert {finding.kind for finding in reader.verify().findings} == {"INDEX_MISMATCH"}
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
+def test_java_store_with_its_first_files_deleted(golden: Path, tmp_path: Path, name: str) -> None:
+    source, node = store_of(golden, name, None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    for file in sorted((path / "data").iterdir())[:2]:
+        file.unlink()
+    expected = [line for line in manifest(golden, name, node) if line["p"] >= 2 * 65536]
+    reader = open_store(path)
+    assert reader.first_index == expected[0]["i"]
+    assert as_manifest(reader.read(reader.first_index, 1 << 40, max_bytes=1 << 30), node) == expected
+    assert reader.verify().findings == ()
+    with pytest.raises(IndexOutOfRangeError) as caught:
+        reader.read(0, 1)
+    assert caught.value.values == {"first_index": expected[0]["i"], "last_index": expected[-1]["i"]}
+
+
+def test_generation_b_store_after_a_reset_begins_with_a_blank(golden: Path, tmp_path: Path) -> None:
+    source, node = store_of(golden, "dledger-0.4.0-single", None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    lines = manifest(golden, "dledger-0.4.0-single", node)
+    start = lines[40]["p"]
+    data, index = path / "data" / ("0" * 20), path / "index" / ("0" * 20)
+    with data.open("r+b") as file:
+        file.write(b"\xff\xff\xff\xff" + start.to_bytes(4, "big") + bytes(start - 8))
+    with index.open("r+b") as file:
+        file.write(b"\xff\xff\xff\xff" + (40 * 32).to_bytes(4, "big") + bytes(40 * 32 - 8))
+    reader = open_store(path)
+    assert reader.first_index == 40
+    assert as_manifest(reader.read(40, 1 << 40, max_bytes=1 << 30), node) == lines[40:]
+    assert reader.verify().findings == ()
+
+
+@pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
+def test_a_torn_java_tail_ends_the_log(golden: Path, tmp_path: Path, name: str) -> None:
+    source, node = store_of(golden, name, "n0")
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    last = manifest(golden, name, node)[-1]
+    file = path / "data" / f"{last['p'] - last['p'] % 65536:020d}"
+    content = bytearray(file.read_bytes())
+    content[last["p"] % 65536 + 16] = 0x80  # a negative term
+    file.write_bytes(content)
+    reader = open_store(path)
+    assert reader.last_index == last["i"] - 1
+    report = reader.verify()
+    assert report.last_index == last["i"] - 1
+    assert [finding.kind for finding in report.findings] == ["TORN_TAIL"]
+
+
+@pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
+@pytest.mark.parametrize(("at", "kind"), [(100, "CORRUPT"), (500, "CORRUPT"), (880, "CORRUPT"), (300, "TERM")])
+def test_verify_names_a_damaged_header_and_goes_on(golden: Path, tmp_path: Path, name: str, at: int, kind: str) -> None:
+    source, node = store_of(golden, name, None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    line = manifest(golden, name, node)[at]
+    file = path / "data" / f"{line['p'] - line['p'] % 65536:020d}"
+    content = bytearray(file.read_bytes())
+    content[line["p"] % 65536 + (23 if kind == "TERM" else 4)] ^= 1
+    file.write_bytes(content)
+    report = open_store(path).verify()
+    found = [(f.kind, f.start, f.end, f.position) for f in report.findings if f.kind != "INDEX_MISMATCH"]
+    assert found == [("CORRUPT", at, at + 1, line["p"])]
+    assert report.last_index == 899
+    assert next(f.path for f in report.findings if f.kind == "CORRUPT") == str(file)
+
+
+@pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
+def test_a_damaged_header_in_the_middle_is_never_served(golden: Path, tmp_path: Path, name: str) -> None:
+    source, node = store_of(golden, name, None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    line = manifest(golden, name, node)[100]
+    file = path / "data" / f"{line['p'] - line['p'] % 65536:020d}"
+    content = bytearray(file.read_bytes())
+    content[line["p"] % 65536 + 4] ^= 1
+    file.write_bytes(content)
+    reader = open_store(path)
+    assert reader.last_index == 899
+    assert reader.read(0, 100, max_bytes=1 << 30).num_rows == 100
+    assert reader.read(101, 200, max_bytes=1 << 30).num_rows == 99
+    for start, end in ((100, 101), (50, 150)):
+        with pytest.raises(CorruptRecordError) as caught:
+            reader.read(start, end, max_bytes=1 << 30)
+        assert caught.value.values == {"index": 100, "position": line["p"]}
+        assert caught.value.where == str(file)
+
+
+def test_a_leftover_checkpoint_bak_is_read(golden: Path, tmp_path: Path) -> None:
+    source, _ = store_of(golden, "dledger-0.3.1.2-single", None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    (path / "checkpoint").rename(path / "checkpoint.bak")
+    assert open_store(path).commit_index == 899
+
+
+@pytest.mark.parametrize("make", [[], ["index"], ["data.txt"]])
+def test_no_store(tmp_path: Path, make: list[str]) -> None:
+    for name in make:
+        (tmp_path / name).mkdir()
+    with pytest.raises(StoreMismatchError) as caught:
+        open_store(tmp_path)
+    assert caught.value.where == str(tmp_path)
+    assert caught.value.exit_code == 3
+
+
+def test_an_empty_java_store(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    reader = open_store(str(tmp_path))
+    assert (reader.first_index, reader.last_index, reader.commit_index) == (0, -1, None)
+    assert (reader.term_runs(), reader.verify().findings) == ([], ())
+    with pytest.raises(IndexOutOfRangeError):
+        reader.read(0, 1)

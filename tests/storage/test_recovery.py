@@ -1,0 +1,305 @@
+"""Crashes at every byte, damage below the checkpoint, and a model of the whole log under Hypothesis."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.batch import TermRun
+from dledger_core.raft.ready import HardState
+from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.segments import segment_name
+from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.logs import SMALL, STORE, append, make_batch, open_log, read_all
+
+DATA, META = STORE / "data", STORE / "meta"
+
+
+def filled(files: FaultyFiles, batches: int, segment_bytes: int) -> tuple[list[int], list[int]]:
+    """Fills a store; returns the positions and the indexes at which its batches end."""
+    config = dataclasses.replace(SMALL, data_segment_bytes=segment_bytes)
+    log = open_log(files, config=config)
+    ends, indexes = [], []
+    for number in range(batches):
+        bodies = [bytes([1 + number]) * (size * 7 + 1) for size in range(number % 4 + 1)]
+        append(log, bodies, term=1 + number // 3, control=b"\x80" if number % 3 == 0 else None)
+        ends.append(int(log.staged_end))
+        indexes.append(log.last_index())
+    log.close(log.last_index())
+    return ends, indexes
+
+
+def first_loss(content: bytes, length: int) -> int:
+    """Offset of the first byte that is lost when everything from ``length`` on becomes zero."""
+    rest = np.flatnonzero(np.frombuffer(content, np.uint8)[length:])
+    return length + int(rest[0]) if len(rest) else 1 << 60
+
+
+@pytest.mark.parametrize("shortened", [False, True], ids=["zeros", "short file"])
+@pytest.mark.parametrize(("batches", "segment_bytes"), [(4, 4096), (10, 1024)], ids=["one segment", "last of several"])
+def test_every_truncation_point(batches: int, segment_bytes: int, shortened: bool) -> None:
+    whole = FaultyFiles()
+    ends, indexes = filled(whole, batches, segment_bytes)
+    base = ends[-1] - ends[-1] % segment_bytes
+    path = DATA / segment_name(base)
+    content = bytes(whole.content(path))
+    for length in range(ends[-1] - base):
+        for vouched in (False, True):
+            files = whole.clone()
+            del files.content(path)[length:]
+            if not shortened:
+                files.content(path).extend(bytes(segment_bytes - length))
+            if not vouched:
+                del files.names[META / "checkpoint"]
+            lost = base + first_loss(content, length)
+            before = {name: bytes(inode.content) for name, inode in files.names.items() if name.parent == DATA}
+            if vouched and lost < ends[-1]:
+                with pytest.raises(CorruptRecordError) as caught:
+                    open_log(files)
+                assert caught.value.where.startswith(str(DATA))
+                assert caught.value.values["position"] <= ends[-1]
+                after = {name: bytes(inode.content) for name, inode in files.names.items() if name.parent == DATA}
+                assert after == before
+                continue
+            log = open_log(files)
+            kept = [index for end, index in zip(ends, indexes, strict=True) if end <= lost]
+            assert log.last_index() == (kept[-1] if kept else -1)
+            assert len(read_all(log)) == log.last_index() + 1
+            log.close()
+            again = open_log(files)
+            assert (again.last_index(), again.recovered.cut_bytes) == (log.last_index(), 0)
+            again.close()
+
+
+def test_a_bad_record_far_from_the_end_is_damage() -> None:
+    files = FaultyFiles()
+    ends, indexes = filled(files, 40, 4096)
+    del files.names[META / "checkpoint"]
+    files.content(DATA / segment_name(0))[ends[2] + 48] ^= 1
+    config = dataclasses.replace(SMALL, unsynced_bytes_max=ends[-1] - ends[3])
+    with pytest.raises(CorruptRecordError) as caught:
+        open_log(files, config=config)
+    assert caught.value.values["index"] == indexes[2] + 1
+    assert caught.value.values["position"] == ends[2]
+    log = open_log(files, config=dataclasses.replace(SMALL, unsynced_bytes_max=ends[-1]))
+    assert log.last_index() == indexes[2]
+    log.close()
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8, 16, 24, 40, 44, 50])
+def test_a_damaged_last_durable_record_stops_the_node(offset: int) -> None:
+    files = FaultyFiles()
+    log = open_log(files)
+    append(log, [b"a" * 20] * 5)
+    last = int(log.position_of(4))
+    log.close(4)
+    files.content(DATA / segment_name(0))[last + offset] ^= 0x40
+    with pytest.raises(CorruptRecordError):
+        open_log(files)
+
+
+@pytest.mark.parametrize("lost", ["all", "first file", "middle file", "rows", "head row"])
+def test_the_index_is_made_again_from_the_data(lost: str) -> None:
+    files = FaultyFiles()
+    filled(files, 40, 1024)
+    expected = read_all(log := open_log(files))
+    log.close()
+    paths = sorted(name for name in files.names if name.parent == STORE / "index")
+    assert len(paths) >= 3
+    for path in {"all": paths, "first file": paths[:1], "middle file": paths[1:2]}.get(lost, []):
+        del files.names[path]
+    if lost == "rows":
+        files.content(paths[-1])[-200:] = bytes(200)
+        del files.names[META / "checkpoint"]
+    if lost == "head row":
+        second = next(row for row in range(100) if expected and row * 32 + 32 < 1024 and _position(files, row) == 1024)
+        files.content(paths[0])[second * 32 : second * 32 + 32] = bytes(32)
+    log = open_log(files)
+    assert read_all(log) == expected
+    assert [run.term for run in log.term_runs()] == sorted({term for term, _ in expected})
+    log.close()
+    assert open_store(STORE, files=files).verify().findings == ()
+
+
+def _position(files: FaultyFiles, row: int) -> int:
+    return int.from_bytes(files.content(STORE / "index" / segment_name(0))[row * 32 + 4 : row * 32 + 12], "big")
+
+
+def test_data_missing_under_the_checkpoint() -> None:
+    for names in (slice(None), slice(-1, None)):
+        files = FaultyFiles()
+        filled(files, 20, 1024)
+        for path in sorted(name for name in files.names if name.parent == DATA)[names]:
+            del files.names[path]
+        with pytest.raises(CorruptRecordError):
+            open_log(files)
+
+
+def test_a_damaged_checkpoint_counts_as_absent() -> None:
+    files = FaultyFiles()
+    ends, indexes = filled(files, 5, 4096)
+    files.content(META / "checkpoint")[20] ^= 1
+    files.content(DATA / segment_name(0))[ends[-1] - 1] ^= 1
+    log = open_log(files)
+    assert (log.last_index(), log.commit_index) == (indexes[-2], -1)
+    assert log.recovered.cut_bytes == ends[-1] - ends[-2]
+    log.close()
+
+
+Entry = tuple[int, bytes, bool]  # term, body, last of its batch
+
+
+class LogMachine(RuleBasedStateMachine):
+    """CommitLog over a disk that loses and tears what was not synced, against a list."""
+
+    @initialize(seed=st.integers(0, 1 << 30))
+    def start(self, seed: int) -> None:
+        self.files = FaultyFiles(seed)
+        self.model: list[Entry] = []
+        self.commit = -1
+        self.term = 1
+        self.hard = HardState(Term(0), None)
+        self.open()
+
+    def open(self) -> None:
+        self.log = open_log(
+            self.files, config=dataclasses.replace(SMALL, data_segment_bytes=1024, zero_ahead_bytes=2048)
+        )
+        self.log._zero_ahead.close()  # its step is a rule here
+
+    def entries(self, sizes: list[int]) -> list[Entry]:
+        fill = len(self.model) % 250 + 1
+        return [(self.term, bytes([fill + i]) * size, i == len(sizes) - 1) for i, size in enumerate(sizes)]
+
+    def stage(self, batches: list[list[int]], model: list[Entry]) -> tuple[list[Entry], list[object]]:
+        staged = []
+        for sizes in batches:
+            entries = self.entries(sizes)
+            batch = make_batch(len(model), [body for _, body, _ in entries], self.term)
+            self.log.stage(batch, now_ms=self.term * 10)
+            staged.append(batch)
+            model = model + entries
+        return model, staged
+
+    def persist(self, truncate: int | None, batches: list[list[int]], crash_in: int | None, keep: float) -> None:
+        """Persists; if the machine stops meanwhile, any state on the way there is right."""
+        cut = self.model if truncate is None else self.model[:truncate]
+        if truncate is not None:
+            self.log.stage_truncate(Index(truncate))
+        model, staged = self.stage(batches, list(cut))
+        hard = HardState(Term(self.term), NodeId("n0"))
+        if crash_in is not None:
+            self.files.crash_at = self.files.operations + crash_in
+        try:
+            self.log.persist(hard if hard != self.hard else None, None if truncate is None else Index(truncate), staged)
+        except Crash:
+            allowed = [self.model[:n] for n in range(len(cut), len(self.model) + 1)]
+            allowed += [model[:n] for n in range(len(cut), len(model) + 1)]
+            allowed = [m for m in allowed if not m or m[-1][2]]
+            self.files.crash(keep)
+            self.open()
+            found = self.found()
+            assert found in [[entry[:2] for entry in m] for m in allowed]
+            self.model = next(m for m in allowed if [entry[:2] for entry in m] == found)
+            assert self.log.hard_state in (self.hard, hard)
+            self.hard = self.log.hard_state
+            return
+        finally:
+            self.files.crash_at = None
+        self.model, self.hard = model, hard
+
+    def found(self) -> list[tuple[int, bytes]]:
+        return read_all(self.log)
+
+    sizes = st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=5), min_size=1, max_size=3)
+    crashes = st.none() | st.integers(1, 12)
+    keeps = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+
+    @rule(batches=sizes, crash_in=crashes, keep=keeps)
+    def append(self, batches: list[list[int]], crash_in: int | None, keep: float) -> None:
+        self.persist(None, batches, crash_in, keep)
+
+    @precondition(lambda self: self.commit + 1 < len(self.model))
+    @rule(data=st.data(), batches=st.just([]) | sizes, crash_in=crashes, keep=keeps)
+    def overwrite(self, data: st.DataObject, batches: list[list[int]], crash_in: int | None, keep: float) -> None:
+        boundaries = [n for n in range(self.commit + 1, len(self.model)) if n == 0 or self.model[n - 1][2]]
+        if boundaries:
+            self.term += 1
+            self.persist(data.draw(st.sampled_from(boundaries)), batches, crash_in, keep)
+
+    @rule(commit=st.integers(-1, 30))
+    def checkpoint(self, commit: int) -> None:
+        if 0 <= commit < len(self.model) and self.model[commit][2]:
+            self.commit = max(self.commit, commit)
+        self.log.save_checkpoint(self.commit)
+
+    @rule()
+    def zero_ahead(self) -> None:
+        self.log.zero_ahead()
+
+    @rule(keep=keeps)
+    def lose_power(self, keep: float) -> None:
+        self.files.crash(keep)
+        self.open()
+
+    @rule()
+    def restart(self) -> None:
+        self.log.close(self.commit)
+        self.open()
+        assert self.log.commit_index == self.commit
+
+    @rule()
+    def look_from_outside(self) -> None:
+        reader = open_store(STORE, files=self.files)
+        assert reader.last_index == len(self.model) - 1
+        assert reader.verify().findings == ()
+
+    @invariant()
+    def holds_what_was_persisted(self) -> None:
+        assert self.found() == [entry[:2] for entry in self.model]
+        assert self.log.last_index() == len(self.model) - 1
+        assert self.log.hard_state == self.hard
+        runs = [
+            TermRun(Index(i), Term(entry[0]))
+            for i, entry in enumerate(self.model)
+            if i == 0 or self.model[i - 1][0] != entry[0]
+        ]
+        assert self.log.term_runs() == runs
+        ends = [i for i, entry in enumerate(self.model) if entry[2]]
+        if self.model:
+            got = self.log.read_batches(Index(len(self.model) // 2), 1 << 20)
+            assert [b.last_index for b in got] == [end for end in ends if end >= len(self.model) // 2]
+
+
+TestLogMachine = LogMachine.TestCase
+TestLogMachine.settings = settings(
+    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def test_page_cache_durability_loses_only_the_unsynced_tail() -> None:
+    for seed in range(30):
+        files = FaultyFiles(seed)
+        log = open_log(files, config=dataclasses.replace(SMALL, durability="page-cache"))
+        expected = []
+        for number in range(30):
+            bodies = [bytes([number + 1]) * 30] * 3
+            append(log, bodies)
+            expected += [(1, body) for body in bodies]
+            if number == 12:
+                log.save_checkpoint(20)
+        files.crash(keep=0.7)
+        log = open_log(files)
+        found = read_all(log)
+        assert len(found) >= 39
+        assert len(found) % 3 == 0
+        assert found == expected[: len(found)]
+        assert isinstance(log, CommitLog)
+        log.close()

@@ -1,0 +1,222 @@
+"""A file system in memory that loses, tears and fails writes, for ``dledger_core.storage``'s seam.
+
+What is written is only maybe durable until ``datasync``; what is created or removed only until ``sync_dir``. ``crash``
+decides at random, sector by sector, what of it survives, and makes every open file useless. ``fail_at`` makes an
+operation raise EIO; ``crash_at`` stops the program in the middle of one, possibly half done.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+SECTOR = 512
+
+
+class Crash(Exception):  # noqa: N818
+    """The program stopped here."""
+
+
+class _Inode:
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.durable = bytearray()
+        self.pending: list[tuple[int, bytes | None]] = []  # (offset, data) or (size, None)
+
+    def write(self, offset: int, data: bytes) -> None:
+        _write(self.content, offset, data)
+        self.pending.append((offset, data))
+
+    def truncate(self, size: int) -> None:
+        _truncate(self.content, size)
+        self.pending.append((size, None))
+
+    def sync(self) -> None:
+        self.durable = bytearray(self.content)
+        self.pending = []
+
+    def crash(self, chance: random.Random, keep: float) -> None:
+        for offset, data in self.pending:
+            if data is None:
+                if chance.random() < keep:
+                    _truncate(self.durable, offset)
+                continue
+            at = 0
+            while at < len(data):
+                stop = min(len(data), at + SECTOR - (offset + at) % SECTOR)
+                if chance.random() < keep:
+                    _write(self.durable, offset + at, data[at:stop])
+                at = stop
+        self.content = bytearray(self.durable)
+        self.pending = []
+
+
+def _write(target: bytearray, offset: int, data: bytes) -> None:
+    if offset > len(target):
+        target.extend(bytes(offset - len(target)))
+    target[offset : offset + len(data)] = data
+
+
+def _truncate(target: bytearray, size: int) -> None:
+    if size < len(target):
+        del target[size:]
+    else:
+        target.extend(bytes(size - len(target)))
+
+
+class FaultyFile:
+    def __init__(self, files: FaultyFiles, inode: _Inode, path: Path) -> None:
+        self._files, self._inode, self._path = files, inode, path
+        self._generation = files.generation
+        self.locked = False
+
+    def _live(self) -> _Inode:
+        if self._generation != self._files.generation:
+            raise OSError(errno.EBADF, "a file of before the crash", str(self._path))
+        return self._inode
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return bytes(self._live().content[offset : offset + length])
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        data = b"".join(bytes(b) for b in buffers)
+        inode = self._live()
+        try:
+            self._files.operation("write", self._path)
+        except Crash:
+            inode.write(offset, data[: self._files.chance.randrange(len(data) + 1)])
+            raise
+        inode.write(offset, data)
+
+    def datasync(self) -> None:
+        inode = self._live()
+        self._files.operation("sync", self._path)
+        inode.sync()
+
+    def size(self) -> int:
+        return len(self._live().content)
+
+    def truncate(self, size: int) -> None:
+        inode = self._live()
+        self._files.operation("truncate", self._path)
+        inode.truncate(size)
+
+    def next_data(self, offset: int) -> int:
+        return min(offset, self.size())
+
+    def close(self) -> None:
+        if self.locked and self._generation == self._files.generation:
+            self._files.locks.discard(self._path)
+
+
+class FaultyFiles:
+    def __init__(self, seed: int = 0) -> None:
+        self.chance = random.Random(seed)
+        self.generation = 0
+        self.locks: set[Path] = set()
+        self.names: dict[Path, _Inode] = {}
+        self.durable_names: dict[Path, _Inode] = {}
+        self.pending_names: dict[Path, list[tuple[Path, _Inode | None]]] = {}
+        self.directories: set[Path] = set()
+        self.operations = 0
+        self.log: list[tuple[str, Path]] = []
+        self.fail_at: int | None = None
+        self.crash_at: int | None = None
+
+    def operation(self, kind: str, path: Path) -> None:
+        self.operations += 1
+        self.log.append((kind, path))
+        if self.fail_at is not None and self.operations >= self.fail_at:
+            self.fail_at = None
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        if self.crash_at is not None and self.operations >= self.crash_at:
+            self.crash_at = None
+            raise Crash(kind, path)
+
+    def crash(self, keep: float) -> None:
+        """The machine lost power; each sector of what was not synced survives with probability ``keep``."""
+        for directory, pending in self.pending_names.items():
+            for path, inode in pending[: self.chance.randrange(len(pending) + 1) if keep < 1 else len(pending)]:
+                self._apply(self.durable_names, path, inode)
+            assert directory in self.directories or not pending
+        self.pending_names = {}
+        self.names = dict(self.durable_names)
+        for inode in {id(i): i for i in self.names.values()}.values():
+            inode.crash(self.chance, keep)
+        self.generation += 1
+        self.locks.clear()
+
+    def clone(self) -> FaultyFiles:
+        """Returns a copy that nobody has open."""
+        twin = copy.deepcopy(self)
+        twin.generation += 1
+        twin.locks.clear()
+        return twin
+
+    def content(self, path: Path) -> bytearray:
+        """The bytes of a file, to look at or to damage."""
+        return self.names[path].content
+
+    @staticmethod
+    def _apply(names: dict[Path, _Inode], path: Path, inode: _Inode | None) -> None:
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode
+
+    def _name(self, path: Path, inode: _Inode | None) -> None:
+        self._apply(self.names, path, inode)
+        self.pending_names.setdefault(path.parent, []).append((path, inode))
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> FaultyFile:
+        inode = self.names.get(path)
+        if inode is None:
+            if not create or path.parent not in self.directories:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+            self.operation("create", path)
+            inode = _Inode()
+            self._name(path, inode)
+        return FaultyFile(self, inode, path)
+
+    def read(self, path: Path) -> bytes | None:
+        inode = self.names.get(path)
+        return None if inode is None else bytes(inode.content)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        inode = _Inode()
+        inode.write(0, data)
+        self.operation("sync", path)
+        inode.sync()
+        self._name(path, inode)
+        self.sync_dir(path.parent)
+
+    def listdir(self, path: Path) -> list[str] | None:
+        if path not in self.directories:
+            return None
+        inside = {p.relative_to(path).parts[0] for p in (*self.names, *self.directories) if path in p.parents}
+        return sorted(inside)
+
+    def mkdir(self, path: Path) -> None:
+        self.directories.update((path, *path.parents))
+
+    def unlink(self, path: Path) -> None:
+        self.operation("unlink", path)
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        self._name(path, None)
+
+    def sync_dir(self, path: Path) -> None:
+        self.operation("sync_dir", path)
+        for name, inode in self.pending_names.pop(path, []):
+            self._apply(self.durable_names, name, inode)
+
+    def lock(self, path: Path) -> FaultyFile:
+        if path in self.locks:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", str(path))
+        file = self.open(path, write=True, create=True)
+        file.locked = True
+        self.locks.add(path)
+        return file

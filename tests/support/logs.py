@@ -1,0 +1,61 @@
+"""Making batches and filling a CommitLog, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dledger_core.config import StorageConfig
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.batch import Batch
+from dledger_core.raft.ready import HardState
+from dledger_core.record import Columns, Payload, Records
+from dledger_core.storage import CommitLog
+
+SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, zero_ahead_bytes=0)
+STORE = Path("/disk/g/dledger-n0")
+
+
+def open_log(files: object = None, directory: Path = STORE, config: StorageConfig = SMALL) -> CommitLog:
+    return CommitLog.open(directory, group="g", node_id="n0", config=config, files=files)
+
+
+def make_batch(
+    first_index: int, bodies: Sequence[bytes], term: int = 1, *, control: bytes | None = None, magic: int = 2
+) -> Batch:
+    payload = Payload(Columns.from_bodies(bodies), control=control, magic=magic)
+    return Batch(Index(first_index), payload.count, Term(term), payload.nbytes, payload)
+
+
+def received(batch: Batch) -> Batch:
+    """The same batch as a follower gets it."""
+    records = batch.payload.records
+    copy = Records(records.sizes.copy(), bytes(records.data))
+    return Batch(batch.first_index, batch.count, batch.term, batch.nbytes, Payload(records=copy))
+
+
+def append(
+    log: CommitLog, bodies: Sequence[bytes], term: int = 1, *, control: bytes | None = None, now_ms: int = 1000
+) -> Batch:
+    """Stages and persists one batch at the durable end."""
+    batch = make_batch(log.last_index() + 1, bodies, term, control=control)
+    log.stage(batch, now_ms)
+    state = log.hard_state
+    log.persist(HardState(Term(term), NodeId("n0")) if state.term < term else None, None, [batch])
+    return batch
+
+
+def bodies_of(records: Records) -> list[bytes]:
+    data = memoryview(records.bodies)
+    ends = (records.sizes.astype("i8") - 48).cumsum().tolist()
+    return [bytes(data[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def read_all(log: CommitLog) -> list[tuple[int, bytes]]:
+    """(term, body) of every durable entry."""
+    first, end = log.first_index(), log.last_index() + 1
+    if first == end:
+        return []
+    records = log.read(first, end, 1 << 30)
+    assert records.count == end - first
+    return list(zip(records.headers["term"].tolist(), bodies_of(records), strict=True))
