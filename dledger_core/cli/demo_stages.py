@@ -223,8 +223,9 @@ def body_hash(bodies: pa.Array | pa.ChunkedArray) -> str:
     """Returns the SHA-256 over all bodies in order, each followed by a line feed."""
     chunks = bodies.chunks if isinstance(bodies, pa.ChunkedArray) else [bodies]
     digest = hashlib.sha256()
+    line_feed, nothing = pa.scalar(b"\n", pa.large_binary()), pa.scalar(b"", pa.large_binary())
     for chunk in chunks:
-        lines = pc.binary_join_element_wise(chunk.cast(pa.large_binary()), b"\n", b"")
+        lines = pc.binary_join_element_wise(chunk.cast(pa.large_binary()), line_feed, nothing)
         _, offsets, data = lines.buffers()
         ends = np.frombuffer(offsets, np.int64, len(lines) + 1, lines.offset * 8)
         if data is not None:
@@ -238,7 +239,7 @@ def delta_row_count(table: Path) -> int:
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        actions = pa.record_batch(DeltaTable(table).get_add_actions(flatten=True))
+        actions = pa.table(DeltaTable(table).get_add_actions(flatten=True))
     except TableNotFoundError:
         return 0
     return int(pc.sum(actions["num_records"]).as_py() or 0)
