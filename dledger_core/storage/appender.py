@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,10 +23,21 @@ from dledger_core.storage.recovery import cut_tail
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.staging import records_of
 
-__all__ = ["Appender"]
+__all__ = ["Appender", "bounded"]
 
 _ZERO_CHUNK: Final = 1 << 20
 _BLANK = struct.Struct(">ii")
+
+
+def bounded(batches: Sequence[Batch], bytes_max: int) -> Iterator[Sequence[Batch]]:
+    """Yields ``batches`` in order, in shares of at most ``bytes_max``; a larger one alone."""
+    first, size = 0, 0
+    for at, batch in enumerate(batches):
+        if at > first and size + batch.nbytes > bytes_max:
+            yield batches[first:at]
+            first, size = at, 0
+        size += batch.nbytes
+    yield batches[first:]
 
 
 class Appender:

@@ -28,14 +28,14 @@ from dledger_core.errors import (
 from dledger_core.ids import NO_INDEX, Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRun
 from dledger_core.raft.ready import HardState
-from dledger_core.record import TIME_MASK, Payload, Records
+from dledger_core.record import INDEX_RECORD_BYTES, TIME_MASK, Payload, Records
 from dledger_core.storage import log_queries
-from dledger_core.storage.appender import Appender
+from dledger_core.storage.appender import Appender, bounded
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from dledger_core.storage.files import File, Files, OsFiles
 from dledger_core.storage.hard_state import load_hard_state, save_hard_state
 from dledger_core.storage.index_file import IndexFile, term_runs
-from dledger_core.storage.layout import Layout, create_store, lock_store, open_identity, refuse
+from dledger_core.storage.layout import Layout, claim_store, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import LogEnd, recover
@@ -100,14 +100,8 @@ class CommitLog:
         """
         files, config, layout = files or OsFiles(), config or StorageConfig(), Layout(Path(directory))
         try:
-            open_identity(files, layout, group=group, node_id=node_id)
-            lock = lock_store(files, layout)
+            meta, lock = claim_store(files, layout, group=group, node_id=node_id, config=config)
             try:
-                meta = open_identity(files, layout, group=group, node_id=node_id)
-                if meta is None:
-                    meta = create_store(files, layout, group=group, node_id=node_id, config=config)
-                files.mkdir(layout.data)
-                files.mkdir(layout.index)
                 log = cls(files, layout, meta, meta.effective(config), lock)
                 log._write_checkpoint()
             except BaseException:
@@ -167,9 +161,7 @@ class CommitLog:
         return log_queries.read_batches(self._reader, start, self._first_index, self._last_index + 1, max_bytes)
 
     def read(self, start: int, end: int, max_bytes: int) -> Records:
-        """Returns durable records from ``start`` on, each checked: header, position, CRC.
-
-        Stops at ``end`` or before ``max_bytes`` is passed, but returns at least one record.
+        """Returns checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
 
         Raises:
             IndexOutOfRangeError: ``start`` is not in the log.
@@ -189,7 +181,7 @@ class CommitLog:
             try:
                 return self._reader.read(start, upto, max_bytes, body_crc=body_crc)
             except CorruptRecordError:
-                if cuts == self._cuts:  # else a truncation wiped the record meanwhile
+                if cuts == self._cuts:  # else the record was cut off meanwhile
                     raise
 
     def _check_range(self, start: int, end: int) -> None:
@@ -216,7 +208,7 @@ class CommitLog:
 
     def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
         """Yields (index, append time in ms, magic, body) of the control entries in [start, end)."""
-        return log_queries.control_entries(self._reader, start, min(end, self._last_index + 1))
+        return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
 
     @property
     def last_time_ms(self) -> int:
@@ -246,8 +238,8 @@ class CommitLog:
     def stage(self, batch: Batch, now_ms: int) -> None:
         """Gives a batch its place behind the staged end, without I/O.
 
-        A leader's own payload is encoded (``payload.records``), with an append time that never falls. Records that
-        came from elsewhere must continue the staged end exactly.
+        A leader's payload is encoded (``payload.records``), with an append time that never falls; records that came
+        from elsewhere must continue the staged end exactly.
 
         Raises:
             BadRequestError: the payload does not fit the log.
@@ -275,8 +267,7 @@ class CommitLog:
     def persist(self, hard_state: HardState | None, truncate_from: Index | None, batches: Sequence[Batch]) -> None:
         """Makes a Ready's share durable: first the hard state, then the cut, then all batches with one sync.
 
-        Raises:
-            DiskFailedError: a write or sync failed, now or earlier.
+        Raises DiskFailedError if a write or sync failed, now or earlier.
         """
         with self._writing():
             if hard_state is not None:
@@ -285,23 +276,18 @@ class CommitLog:
             if truncate_from is not None:
                 self._truncate(truncate_from)
             if batches:
-                self._append(tuple(batches))
+                self._append(batches)
 
-    def _append(self, batches: tuple[Batch, ...]) -> None:
+    def _append(self, batches: Sequence[Batch]) -> None:
         bound = max(self.config.unsynced_bytes_max // 2, 1)
         rolled = False
-        while batches:
-            taken, size = 1, batches[0].nbytes
-            while taken < len(batches) and size + batches[taken].nbytes <= bound:
-                size += batches[taken].nbytes
-                taken += 1
-            invariant(batches[0].first_index == self._last_index + 1, "a gap in the log", last=self._last_index)
-            rolled |= self._appender.append(batches[:taken])
+        for share in bounded(batches, bound):
+            invariant(share[0].first_index == self._last_index + 1, "a gap in the log", last=self._last_index)
+            rolled |= self._appender.append(share)
             if self.config.durability == "fsync" or self._appender.unsynced_bytes > bound:
                 self._appender.sync()
-            self._last_index = batches[taken - 1].last_index
-            self._staging.persisted(batches[:taken])
-            batches = batches[taken:]
+            self._last_index = share[-1].last_index
+            self._staging.persisted(share)
         if rolled:
             self._write_checkpoint()
         if self.config.zero_ahead_bytes:
@@ -320,11 +306,7 @@ class CommitLog:
         self._appender.cut(end.position, index, last + 1)
 
     def save_checkpoint(self, commit_index: int) -> None:
-        """Records lower bounds on what is durable and committed; called now and then.
-
-        Raises:
-            DiskFailedError: a write or sync failed, now or earlier.
-        """
+        """Records lower bounds on what is durable and committed; called now and then. Raises like ``persist``."""
         with self._writing():
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
@@ -344,19 +326,16 @@ class CommitLog:
     def delete_prefix(self, index: int) -> Index:
         """Drops data segments that lie wholly below ``index``; returns the new first index."""
         with self._writing():
-            bases = self._reader.data.bases
-            heads = [(base, self._reader.header_at(base)) for base in bases[1:]]
-            keep = [(base, head[2]) for base, head in heads if head is not None and head[2] <= index]
-            if not keep:
+            found = log_queries.prefix_before(self._reader, index)
+            if found is None:
                 return self.first_index()
-            base, first = keep[-1]
-            previous_term = int(self._index.read(first - 1, first)["term"][0])
-            meta = replace(self._meta, first_position=base, first_index=first, previous_term=previous_term)
-            self._save_meta(meta)
+            position, first, term = found
+            self._save_meta(replace(self._meta, first_position=position, first_index=first, previous_term=term))
             self._first_index = first
-            self._reader.data.drop([at for at in bases if at < base])
-            rows = self._index.segments
-            rows.drop([at for at in rows.bases if at + rows.segment_bytes <= first * 32])
+            self._cuts += 1
+            data, rows = self._reader.data, self._index.segments
+            data.drop([base for base in data.bases if base < position])
+            rows.drop([base for base in rows.bases if base + rows.segment_bytes <= first * INDEX_RECORD_BYTES])
             return Index(first)
 
     def adopt_uuid(self, uuid: str) -> None:

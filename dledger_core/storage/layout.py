@@ -11,7 +11,7 @@ from dledger_core.errors import ConfigError, StoreBusyError, StoreMismatchError
 from dledger_core.storage.files import File, Files
 from dledger_core.storage.log_meta import LogMeta, load_log_meta, save_log_meta
 
-__all__ = ["Layout", "create_store", "lock_store", "open_identity", "refuse"]
+__all__ = ["Layout", "claim_store", "lock_store", "open_identity", "refuse"]
 
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
 
@@ -129,14 +129,29 @@ def lock_store(files: Files, layout: Layout) -> File:
         ) from None
 
 
-def create_store(files: Files, layout: Layout, *, group: str, node_id: str, config: StorageConfig) -> LogMeta:
-    """Makes an empty store. ``meta/log.json`` comes first: a crash leaves either nothing or a store of ours."""
-    meta = LogMeta(
-        profile=config.profile,
-        group=group,
-        node_id=node_id,
-        data_segment_bytes=config.data_segment_bytes,
-        index_segment_bytes=config.index_segment_bytes,
-    )
-    save_log_meta(files, layout.log_meta, meta)
-    return meta
+def claim_store(
+    files: Files, layout: Layout, *, group: str, node_id: str, config: StorageConfig
+) -> tuple[LogMeta, File]:
+    """Locks our own store, or makes an empty one; returns its identity and the lock.
+
+    ``meta/log.json`` is the first file of a new store: a crash leaves either nothing or a store of ours.
+    """
+    open_identity(files, layout, group=group, node_id=node_id)  # nothing is written into a foreign directory
+    lock = lock_store(files, layout)
+    try:
+        meta = open_identity(files, layout, group=group, node_id=node_id)
+        if meta is None:
+            meta = LogMeta(
+                profile=config.profile,
+                group=group,
+                node_id=node_id,
+                data_segment_bytes=config.data_segment_bytes,
+                index_segment_bytes=config.index_segment_bytes,
+            )
+            save_log_meta(files, layout.log_meta, meta)
+        files.mkdir(layout.data)
+        files.mkdir(layout.index)
+    except BaseException:
+        lock.close()
+        raise
+    return meta, lock

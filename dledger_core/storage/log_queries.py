@@ -16,7 +16,7 @@ from dledger_core.record import HEADER_BYTES, MAGIC_DATA, TIME_MASK, Payload, Re
 from dledger_core.storage.record_reader import HEADER_STRUCT, RecordReader
 from dledger_core.storage.recovery import batch_ends
 
-__all__ = ["control_entries", "index_at_time", "read_batches"]
+__all__ = ["control_entries", "index_at_time", "prefix_before", "read_batches"]
 
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
@@ -36,11 +36,9 @@ def read_batches(reader: RecordReader, start: int, first_index: int, end: int, m
     begin = _batch_start(reader, start, first_index)
     records = reader.read(begin, end, max_bytes)
     ends = batch_ends(records)
-    if not len(ends) or begin + int(ends[0]) < start:
-        records = reader.read(begin, end, BATCH_BYTES_MAX + max_bytes)
-        ends = batch_ends(records)
-        upto = int(np.searchsorted(ends, start - begin)) + 1
-        ends = ends[:upto]
+    if not len(ends):
+        records = reader.read(begin, end, BATCH_BYTES_MAX)
+        ends = batch_ends(records)[:1]
     batches = []
     first = 0
     terms = records.headers["term"][ends].tolist()
@@ -69,7 +67,24 @@ def _batch_start(reader: RecordReader, start: int, first_index: int) -> int:
 
 
 def _read_all(reader: RecordReader, start: int, end: int) -> Records:
-    return reader.read(start, end, 1 << 62, body_crc=False)
+    pieces: list[Records] = []
+    while start < end:
+        pieces.append(reader.read(start, end, 2 * _BACK_BYTES, body_crc=False))
+        start += pieces[-1].count
+    return Records(np.concatenate([piece.sizes for piece in pieces]), b"".join(piece.data for piece in pieces))
+
+
+def prefix_before(reader: RecordReader, index: int) -> tuple[int, int, int] | None:
+    """Returns the last segment that begins at or before ``index``, unless it is the first.
+
+    Returns:
+        Its position, the index of its first record, and the term of the record before that.
+    """
+    for base in reversed(reader.data.bases[1:]):
+        head = reader.header_at(base)
+        if head is not None and head[2] <= index:
+            return base, head[2], reader.term_at(head[2] - 1)
+    return None
 
 
 def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -169,7 +169,7 @@ class Staging:
         position, mark = _last_header(records.slice(0, keep))
         self._end = StagedEnd(index, position + int(records.sizes[keep - 1]), max(mark & TIME_MASK, _TIME_MS_MIN))
 
-    def persisted(self, batches: tuple[Batch, ...]) -> None:
+    def persisted(self, batches: Sequence[Batch]) -> None:
         """Forgets batches that are on disk now."""
         with self._lock:
             for batch in batches:

@@ -76,6 +76,7 @@ class _Verifier:
         self.findings: list[Finding] = []
         self.first: int | None = None
         self.end = 0
+        self.end_position = 0
         self.whole_end = 0
         self.whole_position = 0
         self.highest_term = 0
@@ -105,7 +106,7 @@ class _Verifier:
             self.first = run.first_index
         if self.doubtful is None:
             self.highest_term = max(self.highest_term, run.last_term)
-            self.end = run.end_index
+            self.end, self.end_position = run.end_index, run.end_position
             ends = batch_ends(run.records)
             if len(ends):
                 at = int(ends[-1])
@@ -216,9 +217,12 @@ class _Verifier:
         return self.checkpoint is not None and position < self.checkpoint.position
 
     def _check_vouched(self) -> None:
-        if self.checkpoint is not None and self.checkpoint.durable_index >= self.whole_end:
-            end, position = self.checkpoint.durable_index + 1, self.whole_position
-            self._report("CORRUPT", self.whole_end, end, position, "durable entries are damaged or missing")
+        if self.checkpoint is None or self.checkpoint.durable_index < self.whole_end:
+            return
+        self.whole_end = max(self.end, self.whole_end)  # part of a batch, but of a durable one
+        end = self.checkpoint.durable_index + 1
+        if end > self.end:
+            self._report("CORRUPT", self.end, end, self.end_position, "durable entries are damaged or missing")
 
 
 def verify_store(

@@ -28,8 +28,8 @@ def store_of(golden: Path, name: str, node: str | None) -> tuple[Path, str]:
 
 
 def manifest(golden: Path, name: str, node: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, gzip.open(golden / name / "manifest.jsonl.gz"))
-    return [line for line in lines if line["n"] == node]
+    with gzip.open(golden / name / "manifest.jsonl.gz") as file:
+        return [line for line in map(json.loads, file) if line["n"] == node]
 
 
 def as_manifest(batch: pa.RecordBatch, node: str) -> list[dict[str, Any]]:

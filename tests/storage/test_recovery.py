@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -203,6 +204,11 @@ class LogMachine(RuleBasedStateMachine):
             allowed = [self.model[:n] for n in range(len(cut), len(self.model) + 1)]
             allowed += [model[:n] for n in range(len(cut), len(model) + 1)]
             allowed = [m for m in allowed if not m or m[-1][2]]
+            self.files.crash_at = self.files.operations + crash_in  # and again while it recovers
+            self.files.crash(keep)
+            with contextlib.suppress(Crash):
+                self.open()
+            self.files.crash_at = None
             self.files.crash(keep)
             self.open()
             found = self.found()
@@ -244,9 +250,15 @@ class LogMachine(RuleBasedStateMachine):
     def zero_ahead(self) -> None:
         self.log.zero_ahead()
 
-    @rule(keep=keeps)
-    def lose_power(self, keep: float) -> None:
+    @rule(keep=keeps, crash_in=crashes)
+    def lose_power(self, keep: float, crash_in: int | None) -> None:
         self.files.crash(keep)
+        if crash_in is not None:  # and again while it recovers
+            self.files.crash_at = self.files.operations + crash_in
+            with contextlib.suppress(Crash):
+                self.open()
+            self.files.crash_at = None
+            self.files.crash(keep)
         self.open()
 
     @rule()
