@@ -238,12 +238,8 @@ class CommitLog:
     def stage(self, batch: Batch, now_ms: int) -> None:
         """Gives a batch its place behind the staged end, without I/O.
 
-        A leader's payload is encoded (``payload.records``), with an append time that never falls; records that came
-        from elsewhere must continue the staged end exactly.
-
-        Raises:
-            BadRequestError: the payload does not fit the log.
-            CorruptRecordError: received records do not continue it.
+        A leader's payload is encoded (``payload.records``), with an append time that never falls. Records that came
+        from elsewhere must continue the staged end exactly, else CorruptRecordError.
         """
         self._staging.stage(batch, now_ms)
 
