@@ -59,6 +59,7 @@ from jobs._cli import (
     run_job,
 )
 from jobs._session import check_versions, spark_session
+from jobs._stopping import run_stoppable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +115,7 @@ def command(
     snapshot = _snapshot(peers, groups, replicas)
     audit = _Audit(snapshot, mode, None if dry_run else table)
     with spark_session("dledger-audit") as spark:
-        return audit.run(spark)
+        return run_stoppable(spark, lambda: audit.run(spark))
 
 
 def _snapshot(peers: str | None, groups: str | None, stores: Sequence[str]) -> dict[str, tuple[Replica, ...]]:

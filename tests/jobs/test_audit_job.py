@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ def test_equal_replicas_are_consistent(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_flipped_byte_is_named_on_live_nodes_and_at_rest(
     spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -195,3 +197,28 @@ def test_the_job_runs_as_a_plain_script(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["verdict"], summary["compared"]) == ("CONSISTENT", {"start": 0, "end": 100})
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_sigterm_ends_the_job_cleanly(tmp_path: Path) -> None:
+    from tests.spark_connector.store_writer import StoreWriter
+
+    with StoreWriter(tmp_path / "made") as writer:
+        writer.append_numbers(100)
+    shutil.copytree(writer.path, tmp_path / "copy")
+    arguments = ["--replica", f"a={writer.path}", "--replica", f"b={tmp_path / 'copy'}", "--table", "audit"]
+    job = subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "jobs" / "audit_replicas.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert job.stderr is not None
+    said = next(line for line in job.stderr if line.startswith("group "))  # Spark is up, its jobs begin
+    job.send_signal(signal.SIGTERM)
+    out, err = job.communicate(timeout=120)
+    assert (job.returncode, json.loads(out.splitlines()[-1])["status"]) == (2, "stopped"), said + err
+    assert "Traceback" not in err
+    assert not (tmp_path / "audit" / "audit_runs").exists()
