@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger_core import record
 from dledger_core.errors import BadRequestError, CorruptRecordError
 from dledger_core.record import (
     BATCH_END,
@@ -23,6 +22,7 @@ from dledger_core.record import (
     Payload,
     Records,
     encode,
+    encoding,
     index_records,
     place,
     slices_of,
@@ -68,7 +68,7 @@ def test_both_encoders_write_the_format(
     at -= max(0, at % 1024 - 1016)  # a log never ends in the last 7 bytes of a segment
     expected = oracle(bodies, first, term, at, time, 1024, control, magic)
     for scalar_count_max in (0, 1000):
-        before, record._SCALAR_COUNT_MAX = record._SCALAR_COUNT_MAX, scalar_count_max
+        before, encoding._SCALAR_COUNT_MAX = encoding._SCALAR_COUNT_MAX, scalar_count_max
         try:
             records = encode(
                 Columns.from_bodies(bodies),
@@ -81,7 +81,7 @@ def test_both_encoders_write_the_format(
                 magic=magic,
             )
         finally:
-            record._SCALAR_COUNT_MAX = before
+            encoding._SCALAR_COUNT_MAX = before
         assert bytes(records.data) == expected
         assert records.nbytes == int(records.sizes.sum()) == len(expected)
         again = Records(records.sizes, expected)

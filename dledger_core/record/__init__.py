@@ -1,0 +1,64 @@
+"""Entries as columns, and their records as they lie on disk and travel between nodes.
+
+A record is DLedger's (generation B), all integers big-endian, with the fields Java leaves 0 put to use::
+
+    offset  0   4   magic      1 data, 2 control, 3 membership, -1 BLANK (rest of a segment)
+            4   4   size       48 + body length
+            8   8   index
+           16   8   term
+           24   8   position   byte offset of this record in the group's data files
+           32   8   mark       bit 48 = last entry of its batch, bits 47-0 = append time in ms
+           40   4   crc        CRC-32 of the body
+           44   4   length     body length
+           48   n   body
+
+``Columns`` is what a producer sends (lengths, CRCs, bodies); ``Records`` is a run of encoded records plus their
+sizes; ``encode`` makes one from the other and ``to_arrow`` makes what readers get. No function here loops over
+entries in Python, except ``encode`` for a handful of them, where numpy's fixed cost would be higher.
+
+The module is pure: no I/O, no clock. All functions are thread-safe.
+"""
+
+from dledger_core.record.arrow import to_arrow
+from dledger_core.record.columns import Columns
+from dledger_core.record.encoding import encode
+from dledger_core.record.layout import (
+    BATCH_END,
+    HEADER,
+    HEADER_BYTES,
+    INDEX_RECORD,
+    INDEX_RECORD_BYTES,
+    MAGIC_BLANK,
+    MAGIC_CONTROL,
+    MAGIC_DATA,
+    MAGIC_MEMBERSHIP,
+    READ_SCHEMA,
+    RECORD_SCHEMA,
+    TIME_MASK,
+    place,
+)
+from dledger_core.record.records import Payload, Records, index_records
+from dledger_core.record.slices import slices_of
+
+__all__ = [
+    "BATCH_END",
+    "HEADER",
+    "HEADER_BYTES",
+    "INDEX_RECORD",
+    "INDEX_RECORD_BYTES",
+    "MAGIC_BLANK",
+    "MAGIC_CONTROL",
+    "MAGIC_DATA",
+    "MAGIC_MEMBERSHIP",
+    "READ_SCHEMA",
+    "RECORD_SCHEMA",
+    "TIME_MASK",
+    "Columns",
+    "Payload",
+    "Records",
+    "encode",
+    "index_records",
+    "place",
+    "slices_of",
+    "to_arrow",
+]

@@ -1,0 +1,95 @@
+"""Bodies of consecutive entries as a producer makes and sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dledger_core import checksum
+from dledger_core.checksum import Buffer
+from dledger_core.errors import BadRequestError, CorruptRecordError
+from dledger_core.record.layout import HEADER_BYTES
+
+__all__ = ["Columns"]
+
+_U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Bodies of consecutive entries, as a producer makes and sends them.
+
+    Attributes:
+        lengths: uint32, shape (n,): bytes of each body.
+        crcs: uint32, shape (n,): CRC-32 of each body, computed by the producer.
+        bodies: the concatenated bodies; ``sum(lengths)`` bytes.
+    """
+
+    lengths: _U32
+    crcs: _U32
+    bodies: Buffer
+
+    @property
+    def count(self) -> int:
+        """Number of entries."""
+        return len(self.lengths)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the encoded records, without a BLANK."""
+        return len(self.bodies) + HEADER_BYTES * self.count
+
+    @classmethod
+    def empty(cls) -> Columns:
+        """Returns columns without entries."""
+        return cls(np.empty(0, np.uint32), np.empty(0, np.uint32), b"")
+
+    @classmethod
+    def from_bodies(cls, bodies: Sequence[Buffer] | pa.Array | pa.ChunkedArray) -> Columns:
+        """Makes columns and computes the CRCs.
+
+        Args:
+            bodies: a sequence of bytes, or an Arrow binary, large_binary, string or large_string array.
+
+        Raises:
+            BadRequestError: a body is null or not bytes.
+        """
+        if isinstance(bodies, (pa.Array, pa.ChunkedArray)):
+            return cls._from_arrow(bodies)
+        try:
+            blob = b"".join(bodies)
+            lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
+            return cls(lengths, checksum.crc32_list(bodies), blob)
+        except TypeError as error:
+            raise BadRequestError(f"a body is not bytes: {error}", "bodies", "pass bytes") from None
+
+    @classmethod
+    def _from_arrow(cls, array: pa.Array | pa.ChunkedArray) -> Columns:
+        if isinstance(array, pa.ChunkedArray):
+            array = array.combine_chunks()
+        if array.null_count:
+            first = int(np.flatnonzero(np.asarray(array.is_null()))[0])
+            raise BadRequestError("a body is null", f"row {first}", "drop or fill null bodies")
+        try:
+            array = array.cast(pa.large_binary())
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            raise BadRequestError(
+                f"bodies of Arrow type {array.type} cannot be appended", "bodies", "use binary"
+            ) from None
+        if not len(array):
+            return cls.empty()
+        _, offset_buffer, data = array.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int64, len(array) + 1, array.offset * 8)
+        lengths = np.diff(offsets).astype(np.uint32)
+        blob = memoryview(data)[int(offsets[0]) : int(offsets[-1])] if data else memoryview(b"")
+        return cls(lengths, checksum.crc32_column(blob, lengths), blob)
+
+    def verify(self) -> None:
+        """Raises CorruptRecordError if a body does not match its CRC."""
+        wrong = checksum.first_mismatch(self.bodies, self.lengths, self.crcs)
+        if wrong is not None:
+            raise CorruptRecordError("a body does not match its CRC", f"entry {wrong} of the batch", "send it again")

@@ -1,0 +1,133 @@
+"""Columns to records: one batch with its index, term, position and time."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core import checksum
+from dledger_core.checksum import Buffer
+from dledger_core.ids import Index, Position, Term
+from dledger_core.record.columns import Columns
+from dledger_core.record.layout import BATCH_END, HEADER, HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, TIME_MASK, place
+from dledger_core.record.records import Records
+from dledger_core.record.slices import slices_of
+
+__all__ = ["encode"]
+
+_STRUCT = struct.Struct(">iiqqqQIi")
+_SCALAR_COUNT_MAX = 12
+
+_I64 = npt.NDArray[np.int64]
+_U32 = npt.NDArray[np.uint32]
+
+
+def encode(
+    columns: Columns,
+    *,
+    first_index: Index | int,
+    term: Term | int,
+    position: Position | int,
+    timestamp_ms: int,
+    segment_bytes: int,
+    control: bytes | None = None,
+    magic: int = MAGIC_CONTROL,
+) -> Records:
+    """Encodes one batch: an optional control entry, then the data entries.
+
+    Args:
+        columns: the data entries; may be empty if there is a control entry.
+        first_index: index of the batch's first entry.
+        term: term of all its entries.
+        position: end of the log; the first record may land in the next segment.
+        timestamp_ms: append time, ms since the epoch.
+        segment_bytes: size of a data file.
+        control: body of the control entry that leads the batch, or None.
+        magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP, for ``control``.
+
+    Returns:
+        The records, the last one marked as the end of its batch.
+    """
+    if control is None:
+        lengths, crcs = columns.lengths, columns.crcs
+    else:
+        lengths = np.concatenate([np.array([len(control)], np.uint32), columns.lengths])
+        crcs = np.concatenate([np.array([checksum.crc32(control)], np.uint32), columns.crcs])
+    sizes = lengths + np.uint32(HEADER_BYTES)
+    positions = place(sizes, position, segment_bytes)
+    fields = (first_index, term, timestamp_ms & TIME_MASK)
+    magics = (MAGIC_DATA if control is None else magic), MAGIC_DATA
+    if len(lengths) <= _SCALAR_COUNT_MAX:
+        return Records(sizes, _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies))
+    return _encode_many(fields, magics, positions, lengths, crcs, control, columns.bodies)
+
+
+_Fields = tuple[int, int, int]
+
+
+def _encode_few(
+    fields: _Fields,
+    magics: tuple[int, int],
+    positions: _I64,
+    lengths: _U32,
+    crcs: _U32,
+    control: bytes | None,
+    bodies: Buffer,
+) -> bytes:
+    first_index, term, mark = fields
+    pieces: list[Buffer] = []
+    view, start, last = memoryview(bodies), 0, len(lengths) - 1
+    for i, (at, length, crc) in enumerate(zip(positions.tolist(), lengths.tolist(), crcs.tolist(), strict=True)):
+        marked = mark | BATCH_END if i == last else mark
+        magic = magics[0 if i == 0 else 1]
+        pieces.append(_STRUCT.pack(magic, length + 48, first_index + i, term, at, marked, crc, length))
+        if i == 0 and control is not None:
+            pieces.append(control)
+        else:
+            pieces.append(view[start : start + length])
+            start += length
+    return b"".join(pieces)
+
+
+def _encode_many(
+    fields: _Fields,
+    magics: tuple[int, int],
+    positions: _I64,
+    lengths: _U32,
+    crcs: _U32,
+    control: bytes | None,
+    bodies: Buffer,
+) -> Records:
+    first_index, term, mark = fields
+    n = len(lengths)
+    headers = np.empty(n, HEADER)
+    headers["magic"] = magics[1]
+    headers["magic"][0] = magics[0]
+    headers["size"] = lengths + np.uint32(HEADER_BYTES)
+    headers["index"] = np.arange(first_index, first_index + n)
+    headers["term"] = term
+    headers["position"] = positions
+    headers["mark"] = mark
+    headers["mark"][-1] = mark | BATCH_END
+    headers["crc"] = crcs
+    headers["length"] = lengths
+    pieces = np.empty(2 * n, np.int64)
+    pieces[0::2] = HEADER_BYTES
+    pieces[1::2] = lengths
+    which = np.empty(2 * n, np.int32)
+    which[0::2], which[1::2] = 0, 1
+    starts = np.empty(2 * n, np.int64)
+    starts[0::2] = np.arange(0, HEADER_BYTES * n, HEADER_BYTES)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts[1::2] = ends - lengths
+    buffers: list[Any] = [headers.view(np.uint8), bodies]
+    if control is not None:
+        starts[3::2] -= lengths[0]
+        which[1], starts[1] = 2, 0
+        buffers.append(control)
+    records = Records(lengths + np.uint32(HEADER_BYTES), slices_of(buffers, pieces, which, starts))
+    vars(records)["headers"] = headers  # the cached property, known here and needed by whoever writes the index
+    return records

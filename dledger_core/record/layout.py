@@ -1,0 +1,84 @@
+"""Byte layout of records and index records, magics, and where records are laid."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = [
+    "BATCH_END",
+    "HEADER",
+    "HEADER_BYTES",
+    "INDEX_RECORD",
+    "INDEX_RECORD_BYTES",
+    "MAGIC_BLANK",
+    "MAGIC_CONTROL",
+    "MAGIC_DATA",
+    "MAGIC_MEMBERSHIP",
+    "READ_SCHEMA",
+    "RECORD_SCHEMA",
+    "TIME_MASK",
+    "place",
+]
+
+MAGIC_BLANK: Final = -1
+MAGIC_DATA: Final = 1
+MAGIC_CONTROL: Final = 2
+MAGIC_MEMBERSHIP: Final = 3
+HEADER_BYTES: Final = 48
+INDEX_RECORD_BYTES: Final = 32
+BATCH_END: Final = 1 << 48
+TIME_MASK: Final = (1 << 48) - 1
+
+HEADER: Final = np.dtype(
+    [
+        ("magic", ">i4"),
+        ("size", ">i4"),
+        ("index", ">i8"),
+        ("term", ">i8"),
+        ("position", ">i8"),
+        ("mark", ">u8"),
+        ("crc", ">u4"),
+        ("length", ">i4"),
+    ]
+)
+INDEX_RECORD: Final = np.dtype(
+    [("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")]
+)
+READ_SCHEMA: Final = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("term", pa.int64()),
+        ("position", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("body", pa.binary()),
+    ]
+)
+RECORD_SCHEMA: Final = READ_SCHEMA.append(pa.field("magic", pa.int32()))
+
+
+def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDArray[np.int64]:
+    """Returns the position of each record when they are laid from ``position`` on.
+
+    DLedger's rule: a record goes to the next segment unless at least 8 bytes (a BLANK) remain behind it.
+
+    Args:
+        sizes: shape (n,), bytes of each record; each at most ``segment_bytes - 8``.
+        position: where the first record may begin.
+        segment_bytes: size of a data file.
+    """
+    sizes64 = sizes.astype(np.int64)
+    positions = np.empty(len(sizes64), np.int64)
+    ends = np.cumsum(sizes64)
+    done, base = 0, position
+    while done < len(sizes64):
+        before = int(ends[done - 1]) if done else 0
+        limit = base - base % segment_bytes + segment_bytes - 8
+        stop = int(np.searchsorted(ends, limit - base + before, side="right"))
+        positions[done:stop] = ends[done:stop] - sizes64[done:stop] - before + base
+        done = max(done, stop)
+        base = limit + 8
+    return positions

@@ -1,0 +1,176 @@
+"""Runs of encoded records, and the content of a batch on its way through the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core import checksum
+from dledger_core.checksum import Buffer
+from dledger_core.errors import CorruptRecordError
+from dledger_core.record.columns import Columns
+from dledger_core.record.layout import HEADER, HEADER_BYTES, INDEX_RECORD, MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP
+from dledger_core.record.slices import slices_of
+
+__all__ = ["Payload", "Records", "index_records"]
+
+_I64 = npt.NDArray[np.int64]
+_U32 = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Records:
+    """A run of encoded records, BLANKs left out.
+
+    Attributes:
+        sizes: uint32, shape (n,): bytes of each record.
+        data: the concatenated records; ``sum(sizes)`` bytes.
+
+    Whoever makes one from foreign bytes calls ``check`` before anything else.
+    """
+
+    sizes: _U32
+    data: Buffer
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        return len(self.data)
+
+    @cached_property
+    def starts(self) -> _I64:
+        """int64, shape (n,): where each record begins in ``data``."""
+        starts = np.zeros(len(self.sizes), np.int64)
+        np.cumsum(self.sizes[:-1], out=starts[1:])
+        return starts
+
+    @cached_property
+    def headers(self) -> npt.NDArray[Any]:
+        """Structured array of dtype HEADER, shape (n,)."""
+        lengths = np.full(self.count, HEADER_BYTES, np.int64)
+        return np.frombuffer(slices_of([self.data], lengths, 0, self.starts), HEADER)
+
+    @cached_property
+    def bodies(self) -> memoryview:
+        """The concatenated bodies of all records."""
+        return slices_of([self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES)
+
+    def slice(self, start: int, stop: int) -> Records:
+        """Returns records ``start`` to ``stop`` (counted from 0 in this run), sharing memory."""
+        if start == 0 and stop == self.count:
+            return self
+        begin = int(self.starts[start]) if start < self.count else self.nbytes
+        end = int(self.starts[stop]) if stop < self.count else self.nbytes
+        return Records(self.sizes[start:stop], memoryview(self.data)[begin:end])
+
+    def check(self, first_index: int, *, body_crc: bool = True) -> None:
+        """Checks that the bytes are whole records with contiguous indexes from ``first_index``.
+
+        Args:
+            first_index: the index the first record must have.
+            body_crc: check each body against its CRC too; a CRC of 0 in a record whose mark is 0 (written by
+                Java) means "not verifiable" and passes.
+
+        Raises:
+            CorruptRecordError: with the index of the first record that is wrong.
+        """
+        sizes = self.sizes.astype(np.int64)
+        if bool((sizes < HEADER_BYTES).any()) or int(sizes.sum()) != self.nbytes:
+            raise CorruptRecordError("record sizes do not add up", "", "", {"index": first_index})
+        if not self.count:
+            return
+        headers = self.headers
+        good = (
+            (headers["index"] == np.arange(first_index, first_index + self.count))
+            & (headers["size"] == sizes)
+            & (headers["length"] == sizes - HEADER_BYTES)
+            & (headers["magic"] >= MAGIC_DATA)
+            & (headers["magic"] <= MAGIC_MEMBERSHIP)
+            & (headers["position"] >= 0)
+        )
+        good[1:] &= headers["term"][1:] >= headers["term"][:-1]
+        wrong = None if bool(good.all()) else int(np.argmin(good))
+        reason = "the record's header is damaged"
+        if wrong is None and body_crc:
+            wrong, reason = self.first_bad_body(), "the body does not match its CRC"
+        if wrong is not None:
+            at = f"index {first_index + wrong}"
+            raise CorruptRecordError(reason, at, "", {"index": first_index + wrong})
+
+    def first_bad_body(self) -> int | None:
+        """Returns the place in this run of the first body that does not match its CRC, or None.
+
+        A CRC of 0 in a record whose mark is 0 (written by Java) means "not verifiable" and passes.
+        """
+        headers = self.headers
+        crcs = headers["crc"].astype(np.uint32)
+        lengths = headers["length"].astype(np.int64)
+        foreign = (headers["mark"] == 0) & (crcs == 0)
+        if not foreign.any():
+            return checksum.first_mismatch(self.bodies, lengths, crcs)
+        actual = checksum.crc32_column(self.bodies, lengths)
+        wrong = np.flatnonzero((actual != crcs) & ~foreign)
+        return int(wrong[0]) if len(wrong) else None
+
+
+class Payload:
+    """Content of one batch while it passes through the core: proposed columns, then placed records.
+
+    A leader's own batch starts as columns (plus a control entry) and gets its records when the log places it;
+    a batch from the network or the disk starts with records. Set once, by the log's ``stage``.
+
+    Attributes:
+        columns: the data entries, or None for a batch that came as records.
+        control: body of the leading control entry, or None.
+        magic: magic of the control entry.
+        records: the encoded batch once it has an index, a term and a position.
+    """
+
+    __slots__ = ("columns", "control", "magic", "records")
+
+    def __init__(
+        self,
+        columns: Columns | None = None,
+        *,
+        control: bytes | None = None,
+        magic: int = MAGIC_CONTROL,
+        records: Records | None = None,
+    ) -> None:
+        self.columns = columns
+        self.control = control
+        self.magic = magic
+        self.records = records
+
+    @property
+    def count(self) -> int:
+        """Number of entries, the control entry included."""
+        if self.records is not None:
+            return self.records.count
+        data = self.columns.count if self.columns is not None else 0
+        return data + (self.control is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        if self.records is not None:
+            return self.records.nbytes
+        data = self.columns.record_bytes if self.columns is not None else 0
+        return data + (HEADER_BYTES + len(self.control) if self.control is not None else 0)
+
+
+def index_records(records: Records) -> npt.NDArray[Any]:
+    """Returns the index file's records (dtype INDEX_RECORD) of ``records``."""
+    headers = records.headers
+    out = np.empty(records.count, INDEX_RECORD)
+    for name in ("magic", "position", "size", "index", "term"):
+        out[name] = headers[name]
+    return out
