@@ -22,8 +22,9 @@ def test_the_notebook_explores_a_log(monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.delenv("DLEDGER_PEERS", raising=False)
     notebook = nbformat.read(NOTEBOOK, 4)
-    client = NotebookClient(notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"import sys; sys.path.insert(0, {str(NOTEBOOK.parents[1])!r})"))
+    client = NotebookClient(
+        notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": NOTEBOOK.parent}}
+    )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") for output in outputs)
