@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[RUN_MARK] = uuid.uuid4().hex
+    # The tests' JVMs live for minutes: on two cores the optimising compiler takes more time than it saves.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     config.stash[_ran] = set()
     if config.getoption("--no-leftovers"):
         config.stash[_before] = _files()

@@ -56,7 +56,7 @@ JOB_TIMEOUT_S: Final = 180.0
     help="Use only the first so many flights.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0), default=24.0, show_default=True, help="Spread the appends over so long."
+    "--seconds", type=click.FloatRange(0), default=16.0, show_default=True, help="Spread the appends over so long."
 )
 @format_option
 def demo(keep: Path | None, events: int, seconds: float, output: Format) -> int | None:

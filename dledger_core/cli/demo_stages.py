@@ -40,6 +40,12 @@ __all__ = [
 BATCH_ROWS: Final = 500
 STOP_TIMEOUT_S: Final = 30.0
 RESTART_AFTER_S: Final = 3.0
+_JOB_ENVIRONMENT: Final = {
+    "PYSPARK_PYTHON": sys.executable,
+    "PYSPARK_DRIVER_PYTHON": sys.executable,
+    # These JVMs live for a minute: on two cores the optimising compiler would take more time than it saves.
+    "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip(),
+}
 
 
 def jobs_folder() -> Path:
@@ -73,7 +79,7 @@ class Job:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 cwd=directory,
-                env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+                env={**os.environ, **_JOB_ENVIRONMENT},
                 start_new_session=True,
             )
 
@@ -102,6 +108,8 @@ class Job:
             raise DLedgerError(
                 f"{self.name} failed with exit code {self._process.returncode}", str(self.log_path), "see its log"
             ) from None
+        if summary.get("status") == "error":
+            raise DLedgerError(f"{self.name} failed: {summary.get('message')}", str(self.log_path), "see its log")
         return summary | {"exit_code": self._process.returncode}
 
     def stop(self) -> dict[str, Any]:
