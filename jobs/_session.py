@@ -152,7 +152,6 @@ def _under_spark_submit() -> bool:
 
 
 def _start(app_name: str, settings: dict[str, str]) -> SparkSession:
-    from delta import configure_spark_with_delta_pip
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -161,31 +160,30 @@ def _start(app_name: str, settings: dict[str, str]) -> SparkSession:
     os.environ["PYTHONPATH"] = python_path
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings |= {"spark.pyspark.python": sys.executable, "spark.executorEnv.PYTHONPATH": python_path}
-    builder = SparkSession.builder.appName(app_name)
     if _under_spark_submit():
         SparkContext._ensure_initialized()  # connects to spark-submit's JVM, which knows what it was given
         given = SparkConf()
         settings = {key: value for key, value in settings.items() if not given.contains(key)}
-        settings |= _add_delta_jars(given)
     else:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings.setdefault("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
-        builder = configure_spark_with_delta_pip(builder)
-    for key, value in settings.items():
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
+        given = SparkConf()
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in (settings | _add_delta_jars(given)).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
 def _add_delta_jars(given: Any) -> dict[str, str]:
-    """Loads Delta into the JVM that spark-submit has started; returns the setting that gives it to executors.
+    """Loads Delta into the running JVM; returns the setting that gives it to executors.
 
     spark-submit resolves ``spark.jars.packages`` before it starts the program, so setting it here would come too
-    late. This does what spark-submit would have done: resolve through Ivy, add to the driver's class loader.
+    late. This does what spark-submit would have done, without its hundred lines of report: resolve through Ivy, add to
+    the driver's class loader.
     """
-    from delta import configure_spark_with_delta_pip
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
     jvm: Any = SparkContext._jvm  # PySpark has no public way to the JVM before a context exists
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -194,14 +192,38 @@ def _add_delta_jars(given: Any) -> dict[str, str]:
         return {}
     except Py4JJavaError:
         pass
-    options = configure_spark_with_delta_pip(SparkSession.Builder())._options
-    ivy = given.get("spark.jars.ivy", "")
-    repositories = given.get("spark.jars.repositories", "")
-    jars = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(
-        True, "", options["spark.jars.packages"], repositories, ivy or None, jvm.scala.Option.apply(None)
-    )
-    paths = [str(jars.apply(i)) for i in range(jars.size())]
+    paths = _resolve_delta(jvm, given.get("spark.jars.repositories", ""), given.get("spark.jars.ivy", ""))
     for path in paths:
         loader.addURL(jvm.java.io.File(path).toURI().toURL())
     earlier = given.get("spark.jars", "")
     return {"spark.jars": ",".join(filter(None, [earlier, *paths]))}
+
+
+def _resolve_delta(jvm: Any, repositories: str, ivy: str) -> list[str]:
+    """Returns the paths of Delta's jars, fetched on first use.
+
+    Raises:
+        ConfigError: they are not in Ivy's cache and cannot be fetched.
+    """
+    from delta import configure_spark_with_delta_pip
+    from py4j.protocol import Py4JJavaError
+    from pyspark.sql import SparkSession
+
+    package = configure_spark_with_delta_pip(SparkSession.Builder())._options["spark.jars.packages"]
+    submit = jvm.java.lang.Class.forName("org.apache.spark.deploy.SparkSubmit$").getField("MODULE$").get(None)
+    printed = submit.printStream()
+    getattr(submit, "printStream_$eq")(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    try:
+        jars = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(
+            True, "", package, repositories, ivy or None, jvm.scala.Option.apply(None)
+        )
+    except Py4JJavaError as error:
+        raise ConfigError(
+            f"Delta's jars ({package}) are not in the local Ivy cache and cannot be fetched",
+            repositories or "Maven Central",
+            "connect this machine to the network once, or pass a mirror to spark-submit as --repositories URL",
+            {"reason": str(error.java_exception.getMessage()).partition("\n")[0]},
+        ) from None
+    finally:
+        getattr(submit, "printStream_$eq")(printed)
+    return [str(jars.apply(i)) for i in range(jars.size())]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyspark
@@ -9,6 +12,8 @@ import pytest
 
 from dledger_core.errors import ConfigError
 from jobs import _session
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def java(home: Path, version: str | None) -> Path:
@@ -44,3 +49,25 @@ def test_another_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", "3.5.1")
     with pytest.raises(ConfigError, match=r"PySpark 4\.2\.x is needed.*found=3\.5\.1"):
         _session.check_versions()
+
+
+@pytest.mark.spark
+def test_delta_that_cannot_be_fetched_is_one_line_without_ivys_report(tmp_path: Path) -> None:
+    program = (
+        "from jobs._session import spark_session\n"
+        f"with spark_session('offline', settings={{'spark.jars.ivy': {str(tmp_path / 'ivy')!r}}}): pass\n"
+    )
+    nowhere = " ".join(f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=9" for scheme in ("http", "https"))
+    options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} {nowhere} -Duser.home={tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CHECKOUT,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": options},
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "[CONFIG] Delta's jars" in done.stderr.strip().splitlines()[-1]
+    assert ":: resolving dependencies" not in done.stdout + done.stderr
