@@ -119,12 +119,16 @@ class _Totals:
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
 @click.option("--checkpoint", required=True, metavar="DIR", help="Directory that remembers how far the logs are read.")
 @click.option("--decode", type=click.Choice(["none", "message"]), default="none", show_default=True)
-@click.option("--starting-offsets", default="earliest", show_default=True, help="earliest, latest or JSON per group.")
+@click.option(
+    "--starting-offsets", default="earliest", show_default=True, help="earliest, latest, JSON per group, or @FILE."
+)
 @click.option("--trigger", default="available-now", show_default=True, help='available-now or "10 seconds".')
 @click.option(
     "--max-offsets-per-trigger", type=click.IntRange(min=1), help="At most this many indexes in a micro-batch."
 )
-@click.option("--max-bytes-per-trigger", type=click.IntRange(min=1), hidden=True)
+@click.option(
+    "--max-bytes-per-trigger", type=click.IntRange(min=1), help="At most this many bytes of the logs in a micro-batch."
+)
 @click.option("--fail-on-data-loss/--no-fail-on-data-loss", default=True, show_default=True)
 @dry_run_option
 @connection_options
@@ -142,8 +146,6 @@ def command(
     dry_run: bool,
 ) -> Outcome:
     """Streams logs into a Delta table, each entry exactly once."""
-    if max_bytes_per_trigger is not None:
-        raise ConfigError("--max-bytes-per-trigger is not available yet", "", "use --max-offsets-per-trigger")
     check_versions()
     source = {
         "peers": peers,
@@ -154,6 +156,8 @@ def command(
     }
     if max_offsets_per_trigger is not None:
         source["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
+    if max_bytes_per_trigger is not None:
+        source["maxBytesPerTrigger"] = str(max_bytes_per_trigger)
     plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger)
     available = _check(plan)
     if dry_run:

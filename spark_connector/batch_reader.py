@@ -27,14 +27,13 @@ class DLedgerBatchReader(DataSourceReader):
         """Plans the partitions, on the driver."""
         tracker = Tracker(self._options)
         bounds = tracker.bounds()
-        starts = tracker.resolve(self._options.starting_offsets or "earliest", bounds, EARLIEST)
-        ends = tracker.resolve(self._options.ending_offsets, bounds, LATEST)
+        starts, ends = tracker.starts(bounds, "earliest", EARLIEST), tracker.ends(bounds)
         tracker.check_reachable(starts, bounds)
         for group, start in starts.items():
             if start > ends[group]:
                 raise OptionError(
                     f"group {group!r} would end at {ends[group]}, before its start {start}",
-                    "startingOffsets, endingOffsets",
+                    "starting and ending options",
                     "give an end behind the start",
                 )
         planned: list[InputPartition] = list(tracker.partitions(starts, ends, bounds))

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -26,7 +27,8 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnreachableError,
 )
-from spark_connector.errors import RetentionError
+from dledger_core.record import HEADER_BYTES
+from spark_connector.errors import OptionError, RetentionError
 from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
@@ -37,10 +39,11 @@ if TYPE_CHECKING:
     from dledger_core import Client, StoreReader
     from dledger_core.client import Fetch
 
-__all__ = ["Bounds", "Chunk", "Log", "ServerLog", "StoreLog", "client_for", "open_log", "retrying"]
+__all__ = ["Bounds", "Chunk", "Log", "RecordFacts", "ServerLog", "StoreLog", "client_for", "open_log", "retrying"]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S: Final = 0.1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ANOTHER_MAY_SERVE: Final = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
 
 _clients: dict[tuple[Any, ...], Client] = {}
@@ -71,6 +74,16 @@ class Chunk:
     next_index: int
 
 
+@dataclass(frozen=True, slots=True)
+class RecordFacts:
+    """What identifies a stored record, and its place [position, end_position) in the log."""
+
+    mark: Mark
+    position: int
+    end_position: int
+    timestamp: datetime | None
+
+
 class Log(Protocol):
     """One group's log."""
 
@@ -79,11 +92,14 @@ class Log(Protocol):
     def bounds(self) -> Bounds:
         """Returns where the log begins and ends now."""
 
-    def mark(self, index: int) -> Mark:
-        """Returns what identifies the stored record at ``index``."""
+    def record(self, index: int) -> RecordFacts:
+        """Returns what identifies the stored record at ``index``, and where it lies."""
 
-    def wait(self, next_index: int, timeout_ms: int) -> None:
-        """Returns when there may be entries at ``next_index``, at the latest after ``timeout_ms``."""
+    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
+        """Returns the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
+
+    def wait(self, known: Bounds, timeout_ms: int) -> bool:
+        """Waits up to ``timeout_ms`` for the log to grow; returns whether it may differ from what is known."""
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Returns entries from ``start`` on, some at least if there are any, up to the range's end.
@@ -174,27 +190,36 @@ class ServerLog:
         first = min(node.first_index for node in nodes)
         return Bounds(first=max(0, first), end=max(end, 0), commit=commit, log=metadata.log_uuid)
 
-    def mark(self, index: int) -> Mark:
+    def record(self, index: int) -> RecordFacts:
         """Reads the record at ``index`` from any replica."""
         read = partial(self._client.records, index, index + 1, max_bytes=1, min_commit=index)
         fetched = retrying(read, self._options.fetch_retry_ms, unknown_outcome=True)
-        return _mark(fetched.batch, index, self.group)
+        return _facts(fetched.batch, index, self.group)
 
-    def wait(self, next_index: int, timeout_ms: int) -> None:
-        """Waits at a server for an entry at ``next_index``; a failure only ends the wait."""
-        deadline = time.monotonic() + timeout_ms / 1000
+    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
+        """Asks any replica, and again if that one knew less of the log than ``bounds`` says."""
+        ask = partial(self._client.offset_for_time, timestamp_ms)
+        deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
+        while True:
+            index = max(retrying(ask, self._options.fetch_retry_ms, unknown_outcome=True), bounds.first)
+            if index >= bounds.end or _is_late_enough(self.record(index).timestamp, timestamp_ms):
+                return min(index, bounds.end)
+            if time.monotonic() >= deadline:
+                raise BehindError(f"no replica knows the log up to {bounds.end}", f"group {self.group!r}", "try again")
+            time.sleep(_RETRY_PAUSE_S)
+
+    def wait(self, known: Bounds, timeout_ms: int) -> bool:
+        """Waits at one server for the next entry: one request, unless that server fails."""
+        isolation, deadline = self._options.isolation, time.monotonic() + timeout_ms / 1000
+        end, commit = known.end, known.commit
         try:
-            self._client.fetch(
-                next_index,
-                next_index + 1,
-                max_bytes=1,
-                node=None,
-                consistency="committed",
-                isolation=self._options.isolation,
-                wait_ms=timeout_ms,
+            found = self._client.fetch(
+                end, end + 1, max_bytes=1, isolation=isolation, wait_ms=timeout_ms, min_commit=commit
             )
         except DLedgerError:
             time.sleep(max(0.0, deadline - time.monotonic()))
+            return True
+        return end != (found.visible_end if isolation == "read_committed" else found.commit_index + 1)
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads one chunk, trying one replica after the other until the time is used up."""
@@ -297,15 +322,30 @@ class StoreLog:
         last = reader.last_index if reader.commit_index is None else min(reader.commit_index, reader.last_index)
         return Bounds(first=max(0, reader.first_index), end=last + 1, commit=-1, log=reader.log_uuid)
 
-    def mark(self, index: int) -> Mark:
+    def record(self, index: int) -> RecordFacts:
         """Reads the record at ``index``."""
-        return _mark(self._reader.read(index, index + 1), index, self.group)
+        return _facts(self._reader.read(index, index + 1), index, self.group)
 
-    def wait(self, next_index: int, timeout_ms: int) -> None:
+    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
+        """Bisects the entries: append times never go back."""
+        low, high = bounds.first, bounds.end
+        while low < high:
+            middle = (low + high) // 2
+            timestamp = self.record(middle).timestamp
+            if timestamp is None:
+                raise OptionError("the store holds no append times", "startingTimestamp", "use startingOffsets")
+            low, high = (low, middle) if _is_late_enough(timestamp, timestamp_ms) else (middle + 1, high)
+        return low
+
+    def wait(self, known: Bounds, timeout_ms: int) -> bool:
         """Looks for new entries every 100 ms."""
         deadline = time.monotonic() + timeout_ms / 1000
-        while time.monotonic() < deadline and self.bounds().end <= next_index:
-            time.sleep(min(0.1, timeout_ms / 1000))
+        while self.bounds().end == known.end:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(0.1, left))
+        return True
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads ``fetchMaxBytes`` at most, but one entry at least."""
@@ -319,9 +359,15 @@ class StoreLog:
         return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), next_index)
 
 
-def _mark(batch: pa.RecordBatch, index: int, group: str) -> Mark:
+def _facts(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
     at = pc.index(batch.column("index"), index).as_py()
     if at < 0:
         raise IndexOutOfRangeError(f"index {index} is not in the log", f"group {group!r}")
-    row = {name: batch.column(name)[at].as_py() for name in ("term", "position", "body")}
-    return Mark(row["term"], check_of(index, row["term"], row["position"], row["body"]))
+    row = {name: batch.column(name)[at].as_py() for name in ("term", "position", "timestamp", "body")}
+    mark = Mark(row["term"], check_of(index, row["term"], row["position"], row["body"]))
+    end_position = row["position"] + HEADER_BYTES + len(row["body"])
+    return RecordFacts(mark, row["position"], end_position, row["timestamp"])
+
+
+def _is_late_enough(timestamp: datetime | None, timestamp_ms: int) -> bool:
+    return timestamp is not None and timestamp >= _EPOCH + timedelta(milliseconds=timestamp_ms)

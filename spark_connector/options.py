@@ -10,19 +10,24 @@ import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from dledger_core.config import check_group_name, parse_peers
 from dledger_core.errors import ConfigError
 from spark_connector.errors import OptionError
+from spark_connector.times import parse_duration, parse_time
 
-__all__ = ["EARLIEST", "LATEST", "DLedgerOptions", "StartSpec"]
+__all__ = ["EARLIEST", "LATEST", "DLedgerOptions", "StartSpec", "TimeSpec"]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
 StartSpec = Literal["earliest", "latest"] | Mapping[str, int]
 """Where to start or end: everywhere alike, or per group an index, EARLIEST or LATEST."""
+
+TimeSpec = int | Mapping[str, int]
+"""Milliseconds since the epoch: for all groups alike, or per group."""
 
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
 _DOCUMENTATION = "see the table of options in the README"
@@ -97,15 +102,38 @@ def _offsets(value: str) -> StartSpec:
         return "earliest"
     if text.lower() == "latest":
         return "latest"
+    if text.startswith("@"):
+        text = _file(text[1:])
     try:
         parsed = json.loads(text)
     except ValueError:
-        raise ValueError('it must be earliest, latest or JSON like {"default": 1200}') from None
+        raise ValueError('it must be earliest, latest or JSON like {"default": 1200}, or @ and a file of it') from None
     if isinstance(parsed, dict) and isinstance(parsed.get("groups"), dict) and "v" in parsed:
         parsed = {group: entry.get("next") for group, entry in parsed["groups"].items() if isinstance(entry, dict)}
     if not isinstance(parsed, dict) or not parsed:
         raise ValueError('it must be JSON like {"default": 1200}')
     return {_group(group): _index(group, index) for group, index in sorted(parsed.items())}
+
+
+def _file(path: str) -> str:
+    """Returns a file's content; of a file of offsets in Spark's checkpoint its last line, which holds ours."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the file: {error}") from None
+    return text.splitlines()[-1] if text.startswith("v1\n") else text
+
+
+def _times(value: str) -> TimeSpec:
+    if not value.strip().startswith("{"):
+        return parse_time(value)
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict) or not parsed:
+        raise ValueError('per group it must be JSON like {"default": "2026-03-01T12:00:00Z"}')
+    return {_group(group): parse_time(str(moment)) for group, moment in sorted(parsed.items())}
 
 
 def _index(group: str, value: object) -> int:
@@ -127,8 +155,16 @@ class DLedgerOptions:
         groups: the logs to read.
         group: the log to write to; None = the column ``group``, else ``default``.
         starting_offsets: where a new query begins; None = earliest for a batch, latest for a stream.
+        starting_timestamp: a new query begins at the first entry appended then or later; wins over
+            ``starting_offsets``.
+        starting_strategy: where there is no such entry: error, or latest.
         ending_offsets: where a batch read ends.
+        ending_timestamp: a batch read ends before the first entry appended then or later; wins over
+            ``ending_offsets``.
         max_offsets_per_trigger: at most this many indexes in a micro-batch, all groups together.
+        max_bytes_per_trigger: at most this many bytes of the logs in a micro-batch, all groups together.
+        min_offsets_per_trigger: hold a micro-batch back until there are so many indexes.
+        max_trigger_delay: milliseconds after which it is not held back any longer.
         min_partitions: plan at least this many partitions where there are that many entries.
         fail_on_data_loss: fail the query on a loss, or log and count it.
         read_from: which replica: any, leader, follower or node:ID.
@@ -148,8 +184,14 @@ class DLedgerOptions:
     groups: tuple[str, ...] = ("default",)
     group: str | None = None
     starting_offsets: StartSpec | None = None
-    ending_offsets: StartSpec = "latest"
+    starting_timestamp: TimeSpec | None = None
+    starting_strategy: str = "error"
+    ending_offsets: StartSpec | None = None
+    ending_timestamp: TimeSpec | None = None
     max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay: int = 15 * 60_000
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
     read_from: str = "any"
@@ -158,7 +200,7 @@ class DLedgerOptions:
     fetch_max_bytes: int = 4 << 20
     fetch_timeout_ms: int = 10_000
     fetch_retry_ms: int = 60_000
-    poll_ms: int = 400
+    poll_ms: int = 500
     append_max_bytes: int = 1 << 20
     token: str | None = None
     protocol: str = "dledger"
@@ -180,8 +222,11 @@ class DLedgerOptions:
             )
         if parsed.path and len(parsed.groups) > 1:
             raise OptionError("a store holds one group", "groups", "name one group or leave the option out")
-        for name, spec in (("startingOffsets", parsed.starting_offsets), ("endingOffsets", parsed.ending_offsets)):
-            _check_groups(name, spec, parsed)
+        for name in ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"):
+            _check_groups(name, getattr(parsed, _ATTRIBUTES[name]), parsed)
+        least, most = parsed.min_offsets_per_trigger, parsed.max_offsets_per_trigger
+        if least is not None and most is not None and least > most:
+            raise OptionError(f"{least} is more than maxOffsetsPerTrigger", "minOffsetsPerTrigger", "lower it")
         return parsed
 
     @classmethod
@@ -207,8 +252,14 @@ _TABLE: Final = (
     _Option("groups", "groups", _groups, "r"),
     _Option("group", "group", _group, "w"),
     _Option("startingOffsets", "starting_offsets", _offsets, "r"),
+    _Option("startingTimestamp", "starting_timestamp", _times, "r"),
+    _Option("startingOffsetsByTimestampStrategy", "starting_strategy", _choice("error", "latest"), "r"),
     _Option("endingOffsets", "ending_offsets", _offsets, "r"),
+    _Option("endingTimestamp", "ending_timestamp", _times, "r"),
     _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _count, "r"),
+    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", _count, "r"),
+    _Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _count, "r"),
+    _Option("maxTriggerDelay", "max_trigger_delay", parse_duration, "r"),
     _Option("minPartitions", "min_partitions", _count, "r"),
     _Option("failOnDataLoss", "fail_on_data_loss", _flag, "r"),
     _Option("readFrom", "read_from", _read_from, "r"),
@@ -223,8 +274,10 @@ _TABLE: Final = (
     _Option("protocol", "protocol", _choice("dledger", "dledger-java"), "rw"),
 )
 
+_ATTRIBUTES: Final = {option.name: option.attribute for option in _TABLE}
 
-def _check_groups(name: str, spec: StartSpec | None, options: DLedgerOptions) -> None:
+
+def _check_groups(name: str, spec: StartSpec | TimeSpec | None, options: DLedgerOptions) -> None:
     if not isinstance(spec, Mapping) or (options.path and not options.groups_given):
         return
     unknown = [group for group in spec if group not in options.groups]

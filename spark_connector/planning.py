@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["SPLIT_ENTRIES_MIN", "Range", "core_count", "limit_ends", "partition_count", "split"]
+__all__ = ["SPLIT_ENTRIES_MIN", "Range", "core_count", "limit_ends", "partition_count", "shares", "split"]
 
 SPLIT_ENTRIES_MIN: Final = 10_000
 """Fewer entries than this are not worth a partition of their own: each costs Spark about 25 ms."""
@@ -51,20 +51,27 @@ def limit_ends(starts: Mapping[str, int], ends: Mapping[str, int], most: int | N
         most: the limit, None for none.
     """
     backlog = {group: max(0, ends[group] - start) for group, start in starts.items()}
+    if most is None:
+        return {group: start + backlog[group] for group, start in starts.items()}
+    return {group: starts[group] + share for group, share in shares(backlog, most).items()}
+
+
+def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
+    """Shares ``most`` units among the groups in proportion to their backlog, at least one where there is any."""
     total = sum(backlog.values())
-    if most is None or total <= most:
-        return {group: starts[group] + backlog[group] for group in starts}
-    shares = {group: max(1, most * count // total) if count else 0 for group, count in backlog.items()}
-    excess = sum(shares.values()) - most
-    for group in sorted(shares, key=lambda name: (-shares[name], name)):
-        taken = min(max(0, excess), max(0, shares[group] - 1))
-        shares[group] -= taken
+    if total <= most:
+        return dict(backlog)
+    found = {group: max(1, most * count // total) if count else 0 for group, count in backlog.items()}
+    excess = sum(found.values()) - most
+    for group in sorted(found, key=lambda name: (-found[name], name)):
+        taken = min(max(0, excess), max(0, found[group] - 1))
+        found[group] -= taken
         excess -= taken
-    for group in sorted(shares, key=lambda name: (-backlog[name], name)):
-        given = min(max(0, -excess), backlog[group] - shares[group])
-        shares[group] += given
+    for group in sorted(found, key=lambda name: (-backlog[name], name)):
+        given = min(max(0, -excess), backlog[group] - found[group])
+        found[group] += given
         excess += given
-    return {group: starts[group] + shares[group] for group in starts}
+    return found
 
 
 def core_count() -> int:

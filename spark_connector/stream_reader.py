@@ -1,8 +1,9 @@
 """The stream source on the driver: which offsets a micro-batch covers.
 
 Spark asks for the initial offset twice before it writes anything down, so the answer is kept and the very first
-micro-batch is empty: it *pins* the start in the checkpoint. Offsets never go back. An idle query waits at the
-server instead of asking all the time.
+micro-batch is empty: it *pins* the start in the checkpoint. Offsets never go back. An idle query waits at one
+server per group instead of asking all of them all the time; only when a log has grown, all are asked, and the log's
+identity is checked before an offset is made.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
+from spark_connector.errors import OptionError
+from spark_connector.limits import MinimumDelay
 from spark_connector.logs import Bounds
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
@@ -28,15 +33,20 @@ from spark_connector.tracking import Tracker
 
 __all__ = ["DLedgerStreamReader"]
 
-_POLL_MS_MAX: Final = 500
+_POLL_MS_MAX: Final = 1_000
 
 
 class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver; ``read`` runs on executors, on a pickled copy that was never used here."""
 
     def __init__(self, options: DLedgerOptions) -> None:
+        if options.ending_offsets is not None or options.ending_timestamp is not None:
+            raise OptionError("a stream has no end", "endingOffsets, endingTimestamp", "leave them out, or use read")
         self._options = options
+        self._delay = MinimumDelay(options.min_offsets_per_trigger, options.max_trigger_delay)
         self._tracker: Tracker | None = None
+        self._seen: dict[str, Bounds] = {}
+        self._answer: dict[str, Any] | None = None
         self._initial: StreamOffset | None = None
         self._pin_due = False
         self._targets: dict[str, int] | None = None
@@ -60,16 +70,21 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets = {group: bounds.end for group, bounds in self._bounds().items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Returns the limit of the options."""
-        most = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """Returns a limit of the options; only that there is one matters, ``latestOffset`` applies all of them."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
         """Returns where a new query starts: the same answer however often it is asked."""
         if self._initial is None:
             bounds = self._bounds()
-            spec = self._options.starting_offsets or "latest"
-            starts = self.tracker.resolve(spec, bounds, LATEST)
+            starts = self.tracker.starts(bounds, "latest", LATEST)
             self._initial = self.tracker.adopt(self.tracker.offset_at(starts, bounds), bounds)
             self._pin_due = True
         return self._initial.to_json()
@@ -81,19 +96,52 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pin_due = False
             if begin == self._initial:
                 return start
+        if self._targets is None and start == self._answer and not self._changed(begin):
+            return start
+        self._answer = self._latest(begin, limit)
+        return self._answer
+
+    def _changed(self, begin: StreamOffset) -> bool:
+        """Whether there may be something new; waits for it if ``begin`` is the end of all logs as last seen."""
+        if any(self._seen[group].end != offset.next for group, offset in begin.groups.items()):
+            return True
+        return self.tracker.wait(self._seen, self._poll_ms)
+
+    def _latest(self, begin: StreamOffset, limit: ReadLimit) -> dict[str, Any]:
         bounds = self._bounds()
         known = self.tracker.adopt(begin, bounds)
         starts = {group: offset.next for group, offset in known.groups.items()}
-        if self._targets is None and not _behind(starts, bounds) and known == begin:
-            self.tracker.wait(starts, min(self._options.poll_ms, _POLL_MS_MAX))
-            bounds = self._bounds()
-        ends = limit_ends(starts, self._allowed(bounds), _most(limit))
+        ends = {group: max(end, starts[group]) for group, end in self._allowed(bounds).items()}
+        if self._targets is None and not isinstance(limit, ReadAllAvailable):
+            backlog = sum(ends[group] - start for group, start in starts.items())
+            if self._delay.holds(backlog):
+                self.tracker.wait(bounds, self._poll_ms)
+                return known.to_json()
+        ends = self._limited(starts, ends, bounds, limit)
         # With failOnDataLoss=false a start may lie before the first index: the batch must get past the gap.
         ends = {group: max(end, min(bounds[group].first, bounds[group].end)) for group, end in ends.items()}
-        ends = {group: max(ends[group], starts[group]) for group in ends}
         moved = {group: end for group, end in ends.items() if end > starts[group]}
         fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
         return StreamOffset({**known.groups, **fresh}).to_json()
+
+    def _limited(
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds], limit: ReadLimit
+    ) -> dict[str, int]:
+        """Applies the options' limits, whichever comes first; Spark asks for no limit with Trigger.Once."""
+        if isinstance(limit, ReadAllAvailable):
+            return dict(ends)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_offsets_per_trigger
+        most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes_per_trigger
+        limited = limit_ends(starts, ends, most)
+        if most_bytes is None:
+            return limited
+        present = {group: max(start, bounds[group].first) for group, start in starts.items()}
+        reachable = {group: max(end, present[group]) for group, end in limited.items()}
+        return self.tracker.within_bytes(present, reachable, bounds, most_bytes)
+
+    @property
+    def _poll_ms(self) -> int:
+        return min(self._options.poll_ms, _POLL_MS_MAX)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Returns the ends of the logs as last seen, for lag in Spark's progress."""
@@ -103,7 +151,8 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plans [start, end); empty where a replayed first batch starts behind its end."""
         self._pin_due = False  # Spark has an end, so its checkpoint holds the start already
         begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
-        bounds = self._bounds()
+        # An end that was made here a moment ago was checked against these bounds; one of a replay is checked anew.
+        bounds = self._seen if end == self._answer else self._bounds()
         known = self.tracker.adopt(begin, bounds)
         ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
         starts = {group: min(offset.next, ends[group]) for group, offset in known.groups.items()}
@@ -122,17 +171,10 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self.tracker.bounds()
         ends = {group: GroupOffset(view.end, view.log) for group, view in bounds.items()}
         self._reported = StreamOffset(ends).to_json()
+        self._seen = bounds
         return bounds
 
     def _allowed(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
         if self._targets is None:
             return {group: view.end for group, view in bounds.items()}
         return {group: min(view.end, self._targets.get(group, EARLIEST)) for group, view in bounds.items()}
-
-
-def _behind(starts: Mapping[str, int], bounds: Mapping[str, Bounds]) -> bool:
-    return any(bounds[group].end > start for group, start in starts.items())
-
-
-def _most(limit: ReadLimit) -> int | None:
-    return limit.max_rows if isinstance(limit, ReadMaxRows) else None

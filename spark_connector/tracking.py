@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from spark_connector.errors import (
@@ -13,12 +15,14 @@ from spark_connector.errors import (
     LogRecreatedError,
     LossPolicy,
     OffsetBeyondEndError,
+    OptionError,
     RetentionError,
     TermMismatchError,
 )
-from spark_connector.logs import Bounds, Log, open_log
+from spark_connector.limits import ends_within_bytes
+from spark_connector.logs import Bounds, Log, RecordFacts, open_log
 from spark_connector.offsets import GroupOffset, StreamOffset
-from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec
+from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
 from spark_connector.planning import Range, core_count, partition_count, split
 from spark_connector.reading import RangesPartition
 
@@ -41,7 +45,10 @@ class Tracker:
         self._options = options
         names = ("",) if options.path else options.groups
         self._logs: dict[str, Log] = {log.group: log for log in (open_log(options, name) for name in names)}
-        self._verified: dict[str, GroupOffset] = {}
+        self._verified: dict[str, deque[GroupOffset]] = {group: deque(maxlen=4) for group in self._logs}
+        self._looked_at: dict[tuple[str, int], RecordFacts] = {}
+        self._waiters: ThreadPoolExecutor | None = None
+        self._waits: dict[str, Future[bool]] = {}
         self.groups = sorted(self._logs)
         self.policy = LossPolicy(options.fail_on_data_loss)
 
@@ -59,14 +66,58 @@ class Tracker:
             found[group] = edges.get(wanted, wanted)
         return found
 
+    def starts(self, bounds: Mapping[str, Bounds], default: StartSpec, absent: int) -> dict[str, int]:
+        """Returns where the options begin; a time wins over an index, as with Kafka."""
+        options = self._options
+        starts = self.resolve(options.starting_offsets or default, bounds, absent)
+        if options.starting_timestamp is None:
+            return starts
+        return self.resolve_time(options.starting_timestamp, bounds, starts, options.starting_strategy)
+
+    def ends(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
+        """Returns where the options end a batch read; a time behind the last entry means the end."""
+        options = self._options
+        ends = self.resolve(options.ending_offsets or "latest", bounds, LATEST)
+        return ends if options.ending_timestamp is None else self.resolve_time(options.ending_timestamp, bounds, ends)
+
+    def resolve_time(
+        self, spec: TimeSpec, bounds: Mapping[str, Bounds], otherwise: Mapping[str, int], strategy: str | None = None
+    ) -> dict[str, int]:
+        """Returns per group the first index at or after the time that ``spec`` gives for it.
+
+        Args:
+            spec: milliseconds since the epoch, for all groups or per group.
+            bounds: what can be read.
+            otherwise: the indexes of groups that ``spec`` does not name.
+            strategy: ``error`` refuses a time behind the last entry; else it means the end.
+
+        Raises:
+            OptionError: there is no such entry and the strategy is ``error``.
+        """
+        found = dict(otherwise)
+        for group in self.groups:
+            wanted = spec if isinstance(spec, int) else spec.get(group)
+            if wanted is None:
+                continue
+            found[group] = self._logs[group].index_at_time(wanted, bounds[group])
+            if strategy == "error" and found[group] >= bounds[group].end:
+                raise OptionError(
+                    f"group {group!r} has no entry at or after {wanted} ms since the epoch",
+                    "startingTimestamp",
+                    "give an earlier time, or set startingOffsetsByTimestampStrategy=latest",
+                )
+        return found
+
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, Bounds]) -> StreamOffset:
         """Returns the offset before the given indexes, with what identifies the record before each."""
         found = {}
         for group, index in ends.items():
             log, known = bounds[group].log, bounds[group].first < index <= bounds[group].end
-            mark = self._logs[group].mark(index - 1) if known else None
+            mark = self._record(group, index - 1).mark if known else None
             found[group] = GroupOffset.at(index, log, mark)
-        self._verified |= found
+        for group, offset in found.items():
+            self._verified[group].append(offset)
+        self._looked_at.clear()
         return StreamOffset(found)
 
     def adopt(self, start: StreamOffset, bounds: Mapping[str, Bounds]) -> StreamOffset:
@@ -94,7 +145,7 @@ class Tracker:
             bounds = self._caught_up(group, offset.next)
             loss = self._loss(group, offset, bounds)
         if loss is None:
-            self._verified[group] = offset
+            self._verified[group].append(offset)
             return offset
         self.policy.report(loss, offset.next)
         if isinstance(loss, (LogRecreatedError, TermMismatchError)):
@@ -109,10 +160,10 @@ class Tracker:
             return OffsetBeyondEndError.of(group, offset.next, bounds.end)
         if offset.next < bounds.first:
             return RetentionError.of(group, offset.next, bounds.first)
-        known = bounds.log is not None and self._verified.get(group) == offset
+        known = bounds.log is not None and offset in self._verified[group]
         if offset.mark is None or offset.next <= bounds.first or known:
             return None
-        found = self._logs[group].mark(offset.next - 1)
+        found = self._logs[group].record(offset.next - 1).mark
         if found == offset.mark:
             return None
         return TermMismatchError.of(group, offset.next, offset.mark, found, bounds.first)
@@ -132,17 +183,47 @@ class Tracker:
             bounds = self._logs[group].bounds()
         return bounds
 
-    def wait(self, starts: Mapping[str, int], timeout_ms: int) -> None:
-        """Waits until a group may have entries at its start; several groups are looked at in turn."""
-        if len(starts) == 1:
-            [(group, index)] = starts.items()
-            self._logs[group].wait(index, timeout_ms)
-            return
+    def within_bytes(
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds], most: int
+    ) -> dict[str, int]:
+        """Returns the ends of a batch that takes at most ``most`` bytes of the logs, some entries at least."""
+
+        def position(group: str, index: int) -> int:
+            if index > bounds[group].first:
+                return self._record(group, index - 1).end_position
+            return self._record(group, index).position
+
+        return ends_within_bytes(starts, ends, most, position)
+
+    def _record(self, group: str, index: int) -> RecordFacts:
+        """Reads a record, each only once between two offsets that are made."""
+        key = (group, index)
+        if key not in self._looked_at:
+            self._looked_at[key] = self._logs[group].record(index)
+        return self._looked_at[key]
+
+    def wait(self, known: Mapping[str, Bounds], timeout_ms: int) -> bool:
+        """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known.
+
+        Each group is asked once; a request that has not ended when another group grows counts for the next wait.
+        """
+        if len(known) == 1:
+            [(group, bounds)] = known.items()
+            return self._logs[group].wait(bounds, timeout_ms)
+        if self._waiters is None:
+            self._waiters = ThreadPoolExecutor(len(self.groups), "dledger-wait")
+        for group in set(known) - set(self._waits):
+            self._waits[group] = self._waiters.submit(self._logs[group].wait, known[group], timeout_ms)
         deadline = time.monotonic() + timeout_ms / 1000
-        while time.monotonic() < deadline:
-            if any(bounds.end > starts[group] for group, bounds in self.bounds().items()):
-                return
-            time.sleep(0.1)
+        grown = False
+        while not grown and self._waits:
+            left = max(0.0, deadline - time.monotonic())
+            done, _ = wait(self._waits.values(), left, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            grown = any(future.result() for future in done)
+            self._waits = {group: future for group, future in self._waits.items() if future not in done}
+        return grown
 
     def partitions(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds]

@@ -38,7 +38,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
         ([*NEEDED, "--groups", ","], "malformed groups"),
         ([*NEEDED, "--starting-offsets", "newest"], "earliest, latest or JSON"),
         ([*NEEDED, "--checkpoint", __file__], "is a file at --checkpoint"),
-        ([*NEEDED, "--max-bytes-per-trigger", "5"], "not available yet"),
+        ([*NEEDED, "--starting-offsets", "@absent"], "cannot read the file"),
+        ([*NEEDED, "--max-bytes-per-trigger", "0"], "--max-bytes-per-trigger"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_and_code_3(
@@ -90,7 +91,7 @@ def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
 ) -> None:
     table = tmp_path / "table"
     arguments = ["--peers", cluster.peers, "--groups", "a,b", "--table", str(table)]
-    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--max-offsets-per-trigger", "60"]
+    arguments += ["--checkpoint", str(tmp_path / "checkpoint"), "--max-bytes-per-trigger", "3500"]
     append(cluster, "a", *(b"a-%03d" % number for number in range(90)))
     append(cluster, "b", *(b"b-%03d" % number for number in range(30)))
     code, plan, _ = run(capsys, *arguments, "--dry-run")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_defaults_and_sparks_own_options() -> None:
         ("startingOffsets", '{"groups":{"default":{"next":7}},"v":1}', "starting_offsets", {"default": 7}),
         ("endingOffsets", '{"default": -1}', "ending_offsets", {"default": -1}),
         ("maxOffsetsPerTrigger", "500", "max_offsets_per_trigger", 500),
+        ("maxBytesPerTrigger", "500", "max_bytes_per_trigger", 500),
+        ("minOffsetsPerTrigger", "500", "min_offsets_per_trigger", 500),
+        ("maxTriggerDelay", "10 seconds", "max_trigger_delay", 10_000),
+        ("startingTimestamp", "1700000000000", "starting_timestamp", 1_700_000_000_000),
+        ("endingTimestamp", "1970-01-01T00:00:01Z", "ending_timestamp", 1000),
+        ("startingTimestamp", '{"default": "1970-01-02"}', "starting_timestamp", {"default": 86_400_000}),
+        ("startingOffsetsByTimestampStrategy", "LATEST", "starting_strategy", "latest"),
         ("minPartitions", "4", "min_partitions", 4),
         ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
         ("readFrom", "Leader", "read_from", "leader"),
@@ -60,6 +68,12 @@ def test_reading(name: str, value: str, attribute: str, expected: object) -> Non
         ({**PEERS, "startingOffsets": '{"default": -3}'}, "must have an index"),
         ({**PEERS, "startingOffsets": '{"default": true}'}, "must have an index"),
         ({**PEERS, "startingOffsets": '{"other": 3}'}, "not among the groups default"),
+        ({**PEERS, "startingOffsets": "@/no/such/file"}, "cannot read the file"),
+        ({**PEERS, "startingTimestamp": "yesterday"}, "milliseconds since the epoch, or a time like"),
+        ({**PEERS, "startingTimestamp": '{"other": 3}'}, "not among the groups default"),
+        ({**PEERS, "startingTimestamp": "{}"}, "per group it must be JSON"),
+        ({**PEERS, "maxTriggerDelay": "15"}, "it must be a duration like 15m"),
+        ({**PEERS, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "5 is more than maxOffsetsPerTrigger"),
         ({**PEERS, "readFrom": "nearest"}, "any, leader, follower or node:ID"),
         ({**PEERS, "decode": "json"}, "one of none, message"),
         ({**PEERS, "token": " "}, "wrong value: it is empty"),
@@ -71,6 +85,15 @@ def test_wrong_reading_options_say_what_and_what_to_do(options: dict[str, str], 
         DLedgerOptions.for_reading(options)
     assert str(caught.value).startswith("[DLEDGER_OPTION] ")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"default": 7}', 'v1\n{"batchWatermarkMs":0}\n{"groups":{"default":{"next":7}},"v":1}']
+)
+def test_starting_offsets_of_a_file_or_of_a_checkpoint(tmp_path: Path, text: str) -> None:
+    (tmp_path / "offsets").write_text(text + "\n")
+    options = DLedgerOptions.for_reading({**PEERS, "startingOffsets": f"@{tmp_path / 'offsets'}"})
+    assert options.starting_offsets == {"default": 7}
 
 
 def test_writing() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from spark_connector.batch_reader import DLedgerBatchReader
 from spark_connector.errors import (
@@ -157,6 +157,71 @@ def test_explicit_indexes_start_a_query(store: StoreWriter) -> None:
     assert indexes(reader, reader.partitions(begin, reader.latestOffset(begin, ALL))) == [4, 5, 6, 7, 8]
     with pytest.raises(OffsetBeyondEndError, match=r"\[9, 40\) \(31 entries\)"):
         make_reader(store, startingOffsets='{"default": 40}').initialOffset()
+
+
+def test_a_limit_of_bytes_is_exact_and_one_entry_always_fits(store: StoreWriter) -> None:
+    store.append([b"x" * 52] * 10 + [b"y" * 952] + [b"x" * 52] * 10)
+    engine = Engine(ReadMaxBytes(350))
+    reader = make_reader(store, startingOffsets="earliest", maxBytesPerTrigger=350)
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(350)
+    for _ in range(12):
+        engine.start(reader)
+    assert engine.read == list(range(21))
+    assert [next_of(json.loads(text)) for text in engine.offsets] == [0, 3, 6, 9, 10, 11, 14, 17, 20, 21]
+
+
+@pytest.mark.parametrize(("entries", "nbytes", "expected"), [(4, 350, 3), (2, 350, 2), (2, 1, 1)])
+def test_whichever_limit_comes_first(store: StoreWriter, entries: int, nbytes: int, expected: int) -> None:
+    store.append([b"x" * 52] * 10)
+    options = {"maxOffsetsPerTrigger": entries, "maxBytesPerTrigger": nbytes}
+    reader = make_reader(store, startingOffsets="earliest", **options)
+    begin = reader.latestOffset(reader.initialOffset(), ALL)
+    assert next_of(reader.latestOffset(begin, reader.getDefaultReadLimit())) == expected
+    assert next_of(make_reader(store, **options).latestOffset(begin, ALL)) == 10  # Trigger.Once
+
+
+def test_a_minimum_of_entries_holds_a_micro_batch_back(store: StoreWriter) -> None:
+    store.append_numbers(5)
+    reader = make_reader(store, startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    limit = reader.getDefaultReadLimit()
+    begin = reader.latestOffset(reader.initialOffset(), limit)
+    first = reader.latestOffset(begin, limit)
+    assert next_of(first) == 5
+    store.append_numbers(9)
+    assert reader.latestOffset(first, limit) == first
+    store.append_numbers(1)
+    assert next_of(reader.latestOffset(first, limit)) == 15
+    soon = make_reader(store, minOffsetsPerTrigger=10, maxTriggerDelay="1ms")
+    assert next_of(soon.latestOffset(first, limit)) == 15
+
+
+def test_a_query_starts_at_a_time(store: StoreWriter) -> None:
+    for _ in range(4):
+        store.append_numbers(3)
+    times = [row.timestamp() * 1000 for row in open_times(store)]
+    reader = make_reader(store, startingTimestamp=int(times[4]))
+    assert next_of(reader.initialOffset()) == 3
+    assert next_of(make_reader(store, startingTimestamp=int(times[4]) + 1).initialOffset()) == 6
+    after = {"startingTimestamp": json.dumps({"default": int(times[-1]) + 1})}
+    with pytest.raises(OptionError, match=r"no entry at or after .* at startingTimestamp"):
+        make_reader(store, **after).initialOffset()
+    latest = make_reader(store, **after, startingOffsetsByTimestampStrategy="latest")
+    assert next_of(latest.initialOffset()) == 12
+    until = make_batch_reader(store, startingTimestamp=0, endingTimestamp=int(times[4]))
+    assert indexes(until, until.partitions()) == [0, 1, 2]
+    assert indexes(until, make_batch_reader(store, endingTimestamp="2100-01-01").partitions()) == list(range(12))
+
+
+def open_times(store: StoreWriter) -> list[Any]:
+    from dledger_core import open_store
+
+    with open_store(store.path) as reader:
+        return list(reader.read(0, store.end).column("timestamp").to_pylist())
+
+
+def test_a_stream_has_no_end(store: StoreWriter) -> None:
+    with pytest.raises(OptionError, match="a stream has no end"):
+        make_reader(store, endingTimestamp=5)
 
 
 # --- losses ------------------------------------------------------------------------------------------------------

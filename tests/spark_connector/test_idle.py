@@ -1,0 +1,98 @@
+"""What an idle stream asks of the servers, and how soon it sees what is new; the reader alone, without Spark."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from dledger_core import Client
+from dledger_core.client.channel import Channel
+from spark_connector.options import DLedgerOptions
+from spark_connector.stream_reader import DLedgerStreamReader
+
+pytestmark = pytest.mark.integration
+ALL = ReadAllAvailable()
+SEEN_WITHIN_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from dledger_core import LocalCluster
+
+    with LocalCluster(3, groups=("a", "b")) as running:
+        for group in "ab":
+            with Client(running.peers, group) as client:
+                client.append([b"first"])
+        yield running
+
+
+def idle_reader(cluster: Any, groups: str) -> tuple[DLedgerStreamReader, dict[str, Any]]:
+    """A reader that has read everything, and its offset."""
+    options = {"peers": cluster.peers, "groups": groups, "startingOffsets": "earliest"}
+    reader = DLedgerStreamReader(DLedgerOptions.for_reading(options))
+    at, before = reader.latestOffset(reader.initialOffset(), ALL), None
+    while at != before:
+        at, before = reader.latestOffset(at, ALL), at
+    return reader, at
+
+
+@pytest.mark.parametrize("groups", ["a", "a,b"])
+def test_an_idle_stream_asks_twice_a_second_and_group(
+    cluster: Any, groups: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    request = Channel.request
+
+    async def counting(self: Channel, *arguments: Any, **options: Any) -> Any:
+        asked.append(time.monotonic())
+        return await request(self, *arguments, **options)
+
+    reader, at = idle_reader(cluster, groups)
+    monkeypatch.setattr(Channel, "request", counting)
+    began = time.monotonic()
+    while time.monotonic() - began < 2.2:
+        assert reader.latestOffset(at, ALL) == at
+        assert reader.reportLatestOffset() is not None
+    assert len(asked) <= 5 * len(groups.split(","))
+
+
+@pytest.mark.parametrize("groups", ["a", "a,b"])
+def test_what_is_new_is_seen_at_once(cluster: Any, groups: str) -> None:
+    reader, at = idle_reader(cluster, groups)
+    took, appended = [], [0.0]
+    with Client(cluster.peers, "a") as client:
+
+        def append() -> None:
+            client.append([b"new"])
+            appended[0] = time.monotonic()
+
+        for _ in range(3):
+            timer = threading.Timer(0.25, append)
+            timer.start()
+            before = at
+            while at == before:
+                at = reader.latestOffset(at, ALL)
+            seen = time.monotonic()
+            timer.join()
+            took.append(seen - appended[0])
+    assert min(took) < SEEN_WITHIN_S
+
+
+def test_an_idle_stream_survives_the_loss_of_a_node(cluster: Any) -> None:
+    reader, at = idle_reader(cluster, "a")
+    leader = cluster.leader("a")
+    cluster.kill(leader)
+    try:
+        with Client(cluster.peers, "a") as client:
+            index = client.append([b"after"]).last_index
+        deadline = time.monotonic() + 30
+        while at["groups"]["a"]["next"] <= index and time.monotonic() < deadline:
+            at = reader.latestOffset(at, ALL)
+        assert at["groups"]["a"]["next"] == index + 1
+    finally:
+        cluster.restart(leader)
