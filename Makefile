@@ -32,7 +32,7 @@ test: lint
 	@.ci/java .ci/scratch $(BIN)/python -m pytest --no-leftovers $(ARGS)
 
 check: lint
-	@$(BIN)/python -m pytest -q -m '$(QUICK)' $(ARGS)
+	@.ci/java $(BIN)/python -m pytest -q -m '$(QUICK)' $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)

@@ -259,7 +259,7 @@ def java(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Stor
     def unpack(name: str) -> Stores:
         name = f"dledger-{request.param}-{name}"
         with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
-            archive.extractall(tmp_path, filter="data")
+            unpack(archive, tmp_path)
         return {node: tmp_path / name / f"dledger-{node}" for node in ("n0", "n1", "n2")}
 
     return unpack

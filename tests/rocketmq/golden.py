@@ -9,6 +9,8 @@ import tarfile
 from functools import lru_cache
 from pathlib import Path
 
+from tests.support.archives import unpack
+
 TESTDATA = Path(__file__).parent / "testdata"
 THREE = "rocketmq-rmq5-dledger-3-small"
 MIXED = "rocketmq-rmq5-mixed-small"
@@ -73,5 +75,5 @@ def extract(name: str, under: str, directory: Path) -> Path:
     """Unpacks the part of an archive below ``under`` (holes stay holes); returns its folder."""
     with tarfile.open(TESTDATA / f"{name}.tar.gz") as archive:
         wanted = [m for m in archive if m.name.startswith(f"{name}/{under}/")]
-        archive.extractall(directory, wanted, filter="data")
+        unpack(archive, directory, wanted)
     return directory / name / under

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.archives import unpack
+
 TESTDATA = Path(__file__).parent / "testdata"
 GOLDEN = sorted(path.name.removesuffix(".tar.gz") for path in TESTDATA.glob("dledger-*.tar.gz"))
 
@@ -17,5 +19,5 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("golden")
     for name in GOLDEN:
         with tarfile.open(TESTDATA / f"{name}.tar.gz") as archive:
-            archive.extractall(directory, filter="data")
+            unpack(archive, directory)
     return directory
