@@ -21,6 +21,7 @@ from jobs._audit.ranges import RangeRow
 from jobs._audit.report import merge_findings, verdict_of
 from jobs._audit.snapshot import store_replicas
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support import archives
 
 GOLDEN = Path(__file__).resolve().parents[1] / "storage" / "testdata"
 ENTRIES = 600
