@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -168,7 +169,8 @@ class NodeServer:
                 self._abort_old_transactions(hosted)
 
     def _abort_old_transactions(self, hosted: Hosted) -> None:
-        now_ms = hosted.replica.log.last_time_ms
+        # Log time does not stand still with an idle log: what this leader appends next carries the time it is now.
+        now_ms = max(hosted.replica.log.last_time_ms, time.time_ns() // 1_000_000)
         for (query_id, batch_id), found in list(hosted.replica.tables.transactions.open.items()):
             if now_ms - found.begin_ms > self._config.transaction_timeout_ms:
                 _LOG.warning("aborting transaction %s/%d of group %s", query_id, batch_id, hosted.replica.group)

@@ -24,6 +24,9 @@ BEHIND_WAIT_MS: Final = 200
 DIGEST_ENTRIES_MAX: Final = 1 << 20
 DIGEST_BYTES_MAX: Final = 64 << 20
 
+RANGES_MAX: Final = 4096
+"""Ranges in one answer, well below what a header may hold."""
+
 Isolation = Literal["committed", "uncommitted", "records"]
 
 
@@ -110,6 +113,8 @@ class Reads:
             losers = []
         while losers and losers[0][0] <= start:
             start = max(start, losers.pop(0)[1])
+        if len(losers) > RANGES_MAX:
+            end, losers = losers[RANGES_MAX][0], losers[:RANGES_MAX]
         records = None
         if start < end:
             read = self._replica.log.read
@@ -185,7 +190,7 @@ class Reads:
         ranges: list[RangeDigest] = []
         damaged: list[int] = []
         nbytes = 0
-        while start < end and nbytes < DIGEST_BYTES_MAX:
+        while start < end and nbytes < DIGEST_BYTES_MAX and len(ranges) < RANGES_MAX:
             stop = min(end, start - start % span + span)
             hasher = RangeHasher(start)
             while start < stop:

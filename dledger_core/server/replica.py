@@ -18,7 +18,7 @@ from random import Random
 
 from dledger_core import control
 from dledger_core.config import RaftConfig
-from dledger_core.errors import NotLeaderError, invariant
+from dledger_core.errors import NotLeaderError, ProtocolError, invariant
 from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, SoftState
 from dledger_core.record import BATCH_END, HEADER_BYTES, MAGIC_CONTROL, TIME_MASK, Payload
@@ -126,8 +126,18 @@ class Replica:
         self._guard(self.raft.tick)
 
     def step(self, message: Message) -> None:
-        """A message from a peer."""
-        self._guard(lambda: self.raft.step(message))
+        """A message from a peer; raises ProtocolError if it is malformed, which concerns its connection only."""
+        refused: list[ProtocolError] = []
+
+        def take() -> None:
+            try:
+                self.raft.step(message)
+            except ProtocolError as error:
+                refused.append(error)
+
+        self._guard(take)
+        if refused:
+            raise refused[0]
 
     def propose(self, payload: Payload) -> Batch:
         """Appends a batch as leader; raises NotLeaderError, TransferringError or ProposalDroppedError."""

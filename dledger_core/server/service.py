@@ -115,18 +115,29 @@ class ClientService:
     # --- appends ---------------------------------------------------------------------------------------------
 
     def _append(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        header = frame.header
         if not hosted.replica.is_leader:
             raise hosted.replica.not_leader()
-        columns = codec.parse_columns(frame.payload, int_field(header, "n", 1))
-        self._check_bounds(columns)
+        columns = codec.parse_columns(frame.payload, int_field(frame.header, "n", 1))
+        self._check_bounds(columns, hosted)
         columns.verify()
         nbytes = len(frame.payload)
-        reply = self._reply_later(connection, frame, nbytes)
+        self._hold(connection, nbytes)  # before the append: it may be answered within the call
+        try:
+            self._append_columns(frame.header, columns, hosted, self._reply_later(connection, frame, nbytes))
+        except DLedgerError:
+            self._release(connection, nbytes)
+            raise
+
+    def _append_columns(
+        self,
+        header: dict[str, Any],
+        columns: Columns,
+        hosted: Hosted,
+        reply: Callable[[Appended | DLedgerError], None],
+    ) -> None:
         if header.get("x") is not None:
-            fields = header["x"]
-            attempt = str_field(fields, "a") if isinstance(fields, dict) else ""
-            hosted.appends.append_attempt(columns, _transaction_id(header), attempt, reply)
+            transaction = _transaction_id(header)
+            hosted.appends.append_attempt(columns, transaction, str_field(header["x"], "a"), reply)
         elif header.get("p") is not None:
             key = ProducerKey(str_field(header, "p"), int_field(header, "pe", 0), int_field(header, "ps", 0))
             if len(key.producer_id.encode()) > PRODUCER_ID_BYTES_MAX:
@@ -134,17 +145,27 @@ class ClientService:
             hosted.appends.append_produced(columns, key, reply)
         else:
             hosted.appends.append(columns, reply)
+
+    def _hold(self, connection: Connection, nbytes: int) -> None:
         held = self._held[connection] = self._held.get(connection, 0) + nbytes
-        if held > CONNECTION_BYTES_MAX:
+        if held > CONNECTION_BYTES_MAX >= held - nbytes:
             connection.pause_reading()
 
-    def _check_bounds(self, columns: Columns) -> None:
-        largest = int(columns.lengths.max()) + HEADER_BYTES
-        if columns.record_bytes > BATCH_BYTES_MAX or largest > self._config.storage.record_bytes_max:
+    def _release(self, connection: Connection, nbytes: int) -> None:
+        held = self._held.get(connection)
+        if held is None:  # the connection is gone
+            return
+        self._held[connection] = held - nbytes
+        if held > CONNECTION_BYTES_MAX >= held - nbytes:
+            connection.resume_reading()
+
+    def _check_bounds(self, columns: Columns, hosted: Hosted) -> None:
+        largest, bound = int(columns.lengths.max()) + HEADER_BYTES, hosted.replica.log.config.record_bytes_max
+        if columns.record_bytes > BATCH_BYTES_MAX or largest > bound:
             raise BadRequestError(
                 "an append is too large",
                 "",
-                f"a record has at most {self._config.storage.record_bytes_max} bytes, a batch {BATCH_BYTES_MAX}",
+                f"a record has at most {bound} bytes, a batch {BATCH_BYTES_MAX}",
                 {"record_bytes": largest, "batch_bytes": columns.record_bytes},
             )
 
@@ -154,11 +175,7 @@ class ClientService:
         request = frame.header["r"]
 
         def reply(outcome: Appended | DLedgerError) -> None:
-            held = self._held.get(connection)
-            if held is not None:
-                self._held[connection] = held - nbytes
-                if held > CONNECTION_BYTES_MAX >= held - nbytes:
-                    connection.resume_reading()
+            self._release(connection, nbytes)
             if isinstance(outcome, DLedgerError):
                 connection.send({"t": Type.FAILURE, "r": request, "e": outcome.to_wire()})
             else:
