@@ -30,8 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[RUN_MARK] = uuid.uuid4().hex
-    # The tests' JVMs live for minutes: on two cores the optimising compiler takes more time than it saves.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    # The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves. Without it
+    # the JVM would reserve a code cache of 48 MB only, which a whole run of Spark tests fills.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
     config.stash[_ran] = set()
     if config.getoption("--no-leftovers"):
         config.stash[_before] = _files()
