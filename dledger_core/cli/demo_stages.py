@@ -44,7 +44,7 @@ _JOB_ENVIRONMENT: Final = {
     "PYSPARK_PYTHON": sys.executable,
     "PYSPARK_DRIVER_PYTHON": sys.executable,
     # These JVMs live for a minute: on two cores the optimising compiler would take more time than it saves.
-    "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m".strip(),
+    "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"),
 }
 
 
