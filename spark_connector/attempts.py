@@ -7,12 +7,13 @@ per group. An append whose outcome is unknown is simply made again: what is not 
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.control import Part, TransactionId
+from dledger_core.errors import DLedgerError
 from spark_connector.errors import SchemaError
 from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
@@ -27,11 +29,12 @@ from spark_connector.sink_rows import SinkShape, bodies_by_group
 
 if TYPE_CHECKING:
     from dledger_core import Client
+    from dledger_core.client import AttemptResult
 
 __all__ = ["AttemptMessage", "abort_attempts", "commit_attempts", "write_attempt"]
 
 _ENTRY_OVERHEAD: Final = 48
-_IN_FLIGHT: Final = 2
+_IN_FLIGHT_BYTES: Final = 8 << 20
 
 
 @dataclass
@@ -56,7 +59,7 @@ def write_attempt(
     message = AttemptMessage(transaction)
     writers: dict[str, _GroupAttempt] = {}
     attempt, row = str(uuid.uuid4()), 0
-    with ThreadPoolExecutor(1, "dledger-append") as pool:
+    try:
         for batch in batches:
             for group, bodies in bodies_by_group(batch, shape, row):
                 if group in message.committed:
@@ -66,10 +69,13 @@ def write_attempt(
                     if _is_committed(client, options, transaction):
                         message.committed.add(group)
                         continue
-                    writers[group] = _GroupAttempt(pool, client, options, transaction, attempt)
+                    writers[group] = _GroupAttempt(client, options, transaction, attempt)
                 writers[group].add(bodies, row)
             row += batch.num_rows
         message.parts = {group: writer.finish() for group, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.cancel()
     return message
 
 
@@ -109,24 +115,22 @@ def _is_committed(client: Client, options: DLedgerOptions, transaction: Transact
 
 
 class _GroupAttempt:
-    """Collects a group's bodies into appends of about ``appendMaxBytes`` and sends them in order."""
+    """Collects a group's bodies into appends of about ``appendMaxBytes`` and sends them in order.
 
-    def __init__(
-        self,
-        pool: ThreadPoolExecutor,
-        client: Client,
-        options: DLedgerOptions,
-        transaction: TransactionId,
-        attempt: str,
-    ) -> None:
-        self._pool = pool
+    Up to ``_IN_FLIGHT_BYTES`` are under way at once. Rows must lie in the log in the order of the task: appends are
+    sent in order, and where a retry overtook another append, all from there on are appended again, one by one; the
+    first copies are not listed and so they lose.
+    """
+
+    def __init__(self, client: Client, options: DLedgerOptions, transaction: TransactionId, attempt: str) -> None:
         self._client = client
         self._options = options
         self._transaction = transaction
         self._attempt = attempt
         self._collected: list[pa.Array] = []
         self._bytes = 0
-        self._pending: list[Future[Part]] = []
+        self._in_flight: deque[_Append] = deque()
+        self._in_flight_bytes = 0
         self._parts: list[Part] = []
 
     def add(self, bodies: pa.Array, first_row: int) -> None:
@@ -141,24 +145,55 @@ class _GroupAttempt:
         """Sends the rest and returns the parts once all are committed."""
         if self._collected:
             self._send()
-        self._parts += [future.result() for future in self._pending]
-        self._pending = []
+        while self._in_flight:
+            self._take()
         return self._parts
 
-    def _send(self) -> None:
-        bodies = pa.concat_arrays(self._collected)
-        self._collected, self._bytes = [], 0
-        if len(self._pending) >= _IN_FLIGHT:
-            self._parts.append(self._pending.pop(0).result())
-        self._pending.append(self._pool.submit(self._append, bodies))
+    def cancel(self) -> None:
+        """Gives up what is under way; after ``finish`` there is nothing."""
+        for append in self._in_flight:
+            self._client.call(_cancelled(append.task))
+        self._in_flight.clear()
 
-    def _append(self, bodies: pa.Array) -> Part:
-        result = retrying(
-            lambda: self._client.append_attempt(bodies, transaction=self._transaction, attempt=self._attempt),
-            self._options.fetch_retry_ms,
-            unknown_outcome=True,
-        )
-        return Part(result.first_index, result.last_index, result.rows, result.crc)
+    def _send(self) -> None:
+        bodies = pa.concat_arrays(self._collected) if len(self._collected) > 1 else self._collected[0]
+        size, self._collected, self._bytes = self._bytes, [], 0
+        while self._in_flight and self._in_flight_bytes + size > _IN_FLIGHT_BYTES:
+            self._take()
+        work = self._client.in_loop.append_attempt(bodies, transaction=self._transaction, attempt=self._attempt)
+        # Tasks of a loop start in the order they are made, so the requests leave in this order.
+        self._in_flight.append(_Append(self._client.call(_started(work)), bodies, size))
+        self._in_flight_bytes += size
+
+    def _take(self) -> None:
+        """Takes the result of the oldest append under way."""
+        append = self._in_flight.popleft()
+        self._in_flight_bytes -= append.size
+        result = self._result_of(append)
+        overtaken = result is None or not self._follows(result)
+        if result is None or overtaken:
+            result = self._append_again(append)
+        self._parts.append(Part(result.first_index, result.last_index, result.rows, result.crc))
+        while overtaken and self._in_flight:
+            self._take()
+
+    def _follows(self, result: AttemptResult) -> bool:
+        return not self._parts or result.first_index > self._parts[-1].last
+
+    def _result_of(self, append: _Append) -> AttemptResult | None:
+        """Waits for an append; None if it failed in a way that another try may mend."""
+        try:
+            return self._client.call(_result(append.task))
+        except DLedgerError as error:
+            if not (error.retriable or error.outcome_unknown):
+                raise
+            return None
+
+    def _append_again(self, append: _Append) -> AttemptResult:
+        def again() -> AttemptResult:
+            return self._client.append_attempt(append.bodies, transaction=self._transaction, attempt=self._attempt)
+
+        return retrying(again, self._options.fetch_retry_ms, unknown_outcome=True)
 
 
 def _bytes_of(bodies: pa.Array) -> int:
@@ -184,3 +219,25 @@ def _pieces(bodies: pa.Array, most: int, first_row: int) -> Iterator[pa.Array]:
             )
         yield bodies.slice(start, stop - start)
         start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """An append under way."""
+
+    task: asyncio.Task[AttemptResult]
+    bodies: pa.Array
+    size: int
+
+
+async def _started(work: Coroutine[Any, Any, AttemptResult]) -> asyncio.Task[AttemptResult]:
+    return asyncio.ensure_future(work)
+
+
+async def _result(task: asyncio.Task[AttemptResult]) -> AttemptResult:
+    return await task
+
+
+async def _cancelled(task: asyncio.Task[AttemptResult]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

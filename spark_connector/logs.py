@@ -6,9 +6,10 @@ the entries of a range in chunks. Clients are kept per process, so executors reu
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,6 +25,7 @@ from dledger_core.errors import (
     DLedgerError,
     IndexOutOfRangeError,
     ProtocolError,
+    RequestTimedOutError,
     UnknownGroupError,
     UnreachableError,
 )
@@ -43,6 +45,10 @@ __all__ = ["Bounds", "Chunk", "Log", "RecordFacts", "ServerLog", "StoreLog", "cl
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S: Final = 0.1
+_LAG_MS: Final = 1_000
+"""How long a replica may wait until it has what is asked."""
+_FIRST_ROUND_S: Final = 2.0
+"""How long a replica may take while others were not asked yet: one that hangs shall not cost its whole timeout."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ANOTHER_MAY_SERVE: Final = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
 
@@ -226,10 +232,11 @@ class ServerLog:
         order = _ReplicaOrder(self._options, self._client, replica, self._serving)
         deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
         hopeful = False
+        patience_s = min(_FIRST_ROUND_S, self._options.fetch_timeout_ms / 1000)
         while True:
             node = order.next()
             try:
-                fetched = self._fetch(part, start, node)
+                fetched = self._fetch(part, start, node, patience_s)
                 if fetched.next_index > start:
                     self._serving = node
                     return Chunk(fetched.batch, fetched.next_index)
@@ -246,20 +253,27 @@ class ServerLog:
                     raise RetentionError.of(part.group, start, first, part.end) from error
                 if not hopeful or time.monotonic() >= deadline:
                     raise error
-                hopeful = False
+                hopeful, patience_s = False, self._options.fetch_timeout_ms / 1000
                 time.sleep(_RETRY_PAUSE_S)
 
-    def _fetch(self, part: Range, start: int, node: str) -> Fetch:
-        return self._client.fetch(
+    def _fetch(self, part: Range, start: int, node: str, patience_s: float) -> Fetch:
+        work = self._client.in_loop.fetch(
             start,
             part.end,
             max_bytes=self._options.fetch_max_bytes,
             node=node,
-            consistency="committed",
             isolation=self._options.isolation,
-            wait_ms=1_000,
+            wait_ms=_LAG_MS,
             min_commit=part.min_commit,
         )
+        return self._client.call(_within(work, patience_s + _LAG_MS / 1000, node))
+
+
+async def _within(work: Coroutine[Any, Any, _T], seconds: float, node: str) -> _T:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise RequestTimedOutError("no answer in time", node, "", {"seconds": seconds}) from None
 
 
 class _ReplicaOrder:

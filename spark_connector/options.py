@@ -201,7 +201,7 @@ class DLedgerOptions:
     fetch_timeout_ms: int = 10_000
     fetch_retry_ms: int = 60_000
     poll_ms: int = 500
-    append_max_bytes: int = 1 << 20
+    append_max_bytes: int = 2 << 20
     token: str | None = None
     protocol: str = "dledger"
     groups_given: bool = False

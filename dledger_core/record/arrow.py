@@ -23,10 +23,12 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
         magic: add the column ``magic``.
     """
     headers, starts = records.headers, records.starts
-    if keep is not None and not bool(keep.all()):
+    if keep is None or bool(keep.all()):
+        lengths, blob = headers["length"].astype(np.int64), records.bodies  # gathered once, for the check and for here
+    else:
         headers, starts = headers[keep], starts[keep]
-    lengths = headers["length"].astype(np.int64)
-    blob = slices_of([records.data], lengths, 0, starts + HEADER_BYTES)
+        lengths = headers["length"].astype(np.int64)
+        blob = slices_of([records.data], lengths, 0, starts + HEADER_BYTES)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
