@@ -39,9 +39,18 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
         commit_attempts(messages, self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - as above
-        """Does nothing: Spark also calls this after a commit that may have succeeded.
+        """Does nothing, on purpose.
 
-        What was appended stays invisible until the micro-batch is replayed and committed, or the leader aborts it.
+        Spark calls this when a task failed for good, when the query is stopped in the middle, and also after a
+        ``commit`` that raised. The leader never aborts what is committed, so rows cannot be lost; but an abort names
+        only query and micro-batch, and it may come late from a driver that was replaced: then it would end the
+        transaction of the run that replays this micro-batch. Spark gives no ids here either, they are known only if
+        some task had finished.
+
+        So an open transaction stays until the replay of its micro-batch, which a restart from the checkpoint begins
+        with, commits it, or until the leader aborts it: after 15 minutes by log time, that is, by the append time of
+        the group's newest entry, so in a group that nobody writes to it stays open. Until then readers with
+        ``read_committed`` see the log up to its first entry, and nothing appended later.
         """
 
 
