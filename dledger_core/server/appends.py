@@ -164,6 +164,7 @@ class Appends:
 
         def propose() -> None:
             replica = self._replica
+            replica.tables.transactions.check_run(transaction)
             if replica.tables.transactions.state(transaction)[0] != "open":
                 reply(Appended(replica.commit_index, replica.commit_index, replica.soft_state.term))
                 return

@@ -103,7 +103,7 @@ class TransactionTable:
             FencedError: its run was retired by a newer one.
             TransactionError: the transaction is committed already.
         """
-        self._check_run(key)
+        self.check_run(key)
         if self.state(key)[0] == "committed":
             raise TransactionError("the transaction is committed already", "", "write nothing", _about(key))
 
@@ -119,7 +119,7 @@ class TransactionTable:
             if sorted(known) != sorted(parts):
                 raise TransactionError("the transaction is committed with other content", "", "", _about(key))
             return True
-        self._check_run(key)
+        self.check_run(key)
         missing = set(parts) - set(known)
         if missing:
             raise TransactionError(
@@ -130,7 +130,8 @@ class TransactionTable:
             )
         return False
 
-    def _check_run(self, key: TransactionId) -> None:
+    def check_run(self, key: TransactionId) -> None:
+        """Raises FencedError if a newer run of the query retired this one."""
         query = self._queries.get(key.query_id)
         if query is not None and key.run_id and key.run_id in query.retired:
             raise FencedError(
@@ -173,11 +174,16 @@ class TransactionTable:
             query.committed.popitem(last=False)
 
     def apply_abort(self, fields: dict[str, Any]) -> None:
-        """Takes in a committed ``abort`` control entry: all parts of the open transaction lose."""
+        """Takes in a committed ``abort`` control entry: all parts of the open transaction lose.
+
+        One of another run than the one that wrote last changes nothing: a late abort must not end a newer run's work.
+        """
         key = _key(fields)
-        found = self._open.pop((key.query_id, key.batch_id), None)
-        if found is not None:
-            self._lose(found.parts)
+        found = self._open.get((key.query_id, key.batch_id))
+        if found is None or (key.run_id and key.run_id != found.run_id):
+            return
+        del self._open[key.query_id, key.batch_id]
+        self._lose(found.parts)
 
     def _query(self, query_id: str) -> _Query:
         query = self._queries.setdefault(query_id, _Query())

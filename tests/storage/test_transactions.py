@@ -93,6 +93,18 @@ def test_a_new_run_retires_the_old_one():
     assert table.losers(0, 50) == [(11, 16), (31, 36)]
 
 
+def test_a_late_abort_of_an_old_run_changes_nothing():
+    table = TransactionTable()
+    attempt(table, 10, 5)
+    part = attempt(table, 20, 5, T0._replace(run_id="run2"))
+    with pytest.raises(FencedError):
+        table.check_run(T0)
+    table.apply_abort({"q": "q", "b": 0, "r": "run1"})
+    assert table.state(T0) == ("open", [Part(11, 15, 5, 5), part])
+    table.apply_abort({"q": "q", "b": 0, "r": "run2"})
+    assert table.state(T0)[0] == "unknown"
+
+
 def test_an_empty_micro_batch_commits():
     table = TransactionTable()
     assert table.check_commit(T0, []) is False
