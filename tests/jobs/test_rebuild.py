@@ -15,7 +15,7 @@ from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
 from jobs._cli import run_job
-from jobs._consume_queue import TABLE_COLUMNS, TABLE_SCHEMA, UNIT_SCHEMA, assign_offsets, keep_one, unit_batches
+from jobs._rebuild.units import TABLE_COLUMNS, TABLE_SCHEMA, UNIT_SCHEMA, assign_offsets, keep_one, unit_batches
 from jobs.rebuild_consume_queue import RebuildPlan, rebuild
 from tests.rocketmq import golden
 
@@ -55,8 +55,15 @@ def test_units_of_entries() -> None:
         (("--table", "t"), "exactly one of --peers and --store"),
         (("--table", "t", "--store", "s", "--peers", "p"), "exactly one of --peers and --store"),
         (("--table", "t", "--store", "s", "--groups", "a"), "a store holds one group"),
-        (("--table", "t", "--store", "s", "--files", "f"), "--files is not available yet"),
-        (("--table", "t", "--store", "s", "--compare", "f"), "--compare is not available yet"),
+        (("--table", "t", "--peers", "p", "--commitlog", "c"), "--commitlog goes with --store"),
+        (("--table", "t", "--store", "s", "--files", __file__), "is a file"),
+        (("--table", "t", "--store", "s", "--compare", "/nowhere"), "/nowhere is no directory"),
+        (("--table", "t", "--commitlog", "/nowhere"), "/nowhere is no directory"),
+        (("--table", "t", "--commitlog", str(Path(__file__).parent)), "holds no CommitLog file"),
+        (("--table", "t", "--store", "s", "--checkpoint", "c"), "--checkpoint works with --peers only"),
+        (("--table", "t", "--peers", "p", "--trigger", "available-now"), "--trigger needs --checkpoint"),
+        (("--table", "t", "--peers", "p", "--checkpoint", "c", "--trigger", "soon"), "wrong trigger 'soon'"),
+        (("--table", "t", "--peers", "p", "--groups", "a,b", "--files", "f"), "files are of one group"),
         (("--table", "t", "--store", "s", "--tls-ca", "f"), "--tls-ca is not available yet"),
         (("--table", "t", "--store", "s", "--protocol", "dledger-java"), "is not available yet"),
         (("--table", "t", "--peers", "nonsense"), "malformed peer"),
@@ -98,7 +105,7 @@ def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("on_duplicate", ["first", "last"])
 def test_a_slot_that_two_messages_claim(spark: Any, on_duplicate: str) -> None:
-    rows = [("g", "T", 0, offset, 0, 0, 0, None, index) for index, offset in enumerate([0, 1, 1, 2, 0])]
+    rows = [("g", "T", 0, offset, index, 0, 0, None, index) for index, offset in enumerate([0, 1, 1, 2, 0])]
     kept = keep_one(spark.createDataFrame(rows, TABLE_SCHEMA), on_duplicate).collect()
     expected = {0: 0, 1: 1, 2: 3} if on_duplicate == "first" else {0: 4, 1: 2, 2: 3}
     assert {row["queue_offset"]: row["index"] for row in kept} == expected

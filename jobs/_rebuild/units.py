@@ -22,8 +22,10 @@ __all__ = [
     "RANGE_ENTRIES",
     "TABLE_COLUMNS",
     "TABLE_SCHEMA",
+    "UNIT_ARROW",
     "UNIT_SCHEMA",
     "assign_offsets",
+    "claim_slots",
     "keep_one",
     "read_store",
     "unit_batches",
@@ -44,17 +46,37 @@ TABLE_SCHEMA: Final = (
 TABLE_COLUMNS: Final = tuple(column.split()[0].strip("`") for column in TABLE_SCHEMA.split(","))
 UNIT_SCHEMA: Final = TABLE_SCHEMA + ", skipped string"
 """Columns of ``unit_batches``; ``skipped`` is null for a unit, else why the entry is none."""
+UNIT_ARROW: Final = pa.schema(
+    [
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("position", pa.int64()),
+        ("size", pa.int32()),
+        ("tags_code", pa.int64()),
+        ("store_timestamp", pa.timestamp("us", tz="UTC")),
+        ("index", pa.int64()),
+        ("skipped", pa.string()),
+    ]
+)
+"""UNIT_SCHEMA as Arrow has it."""
 
 
-def unit_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turns batches of entries (group, index, position, body) into batches of units, one row per entry."""
+def unit_batches(batches: Iterable[pa.RecordBatch], header_bytes: int = _HEADER_BYTES) -> Iterator[pa.RecordBatch]:
+    """Turns batches of entries (group, index, position, body) into batches of units, one row per entry.
+
+    Args:
+        batches: the entries.
+        header_bytes: how far a message begins behind its entry's position; 0 in a classic CommitLog.
+    """
     for batch in batches:
         columns = consume_queue_columns(batch.column("body"))
         transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & _TRANSACTION_MASK
         pending = pa.array((transaction != 0) & (transaction != _TRANSACTION_COMMIT))
         skipped = pc.if_else(pending, "prepared_or_rolled_back", pa.scalar(None, pa.string()))
         skipped = pc.if_else(columns.column("error").is_valid(), "not_messages", skipped)
-        position = pa.array(np.asarray(batch.column("position")) + _HEADER_BYTES)
+        position = pa.array(np.asarray(batch.column("position")) + header_bytes)
         found: dict[str, Any] = {"group": batch.column("group"), "index": batch.column("index"), "position": position}
         found |= {name: columns.column(name) for name in columns.schema.names if name in TABLE_COLUMNS}
         found["skipped"] = skipped
@@ -124,16 +146,25 @@ def assign_offsets(units: DataFrame, range_entries: int = RANGE_ENTRIES) -> Data
     return placed.withColumn("queue_offset", f.col("base") + f.col("number")).select(*TABLE_COLUMNS)
 
 
-def keep_one(units: DataFrame, on_duplicate: str) -> DataFrame:
-    """Keeps one unit for each slot: a broker may have given a queue offset out twice.
+def claim_slots(units: DataFrame, on_duplicate: str) -> DataFrame:
+    """Says for each unit who else claims its slot: a broker may have given a queue offset out twice.
 
     Args:
         units: rows of TABLE_COLUMNS with queue_offset.
-        on_duplicate: ``first`` or ``last``, in index order.
+        on_duplicate: who keeps the slot, ``first`` or ``last`` in the order of the log.
+
+    Returns:
+        The rows with ``claim`` (1 = keeps the slot) and ``claims`` (how many there are).
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    order = f.col("index").asc() if on_duplicate == "first" else f.col("index").desc()
-    slot = Window.partitionBy(*_QUEUE, "queue_offset").orderBy(order)
-    return units.withColumn("claim", f.row_number().over(slot)).where("claim = 1").select(*TABLE_COLUMNS)
+    order = f.col("position").asc() if on_duplicate == "first" else f.col("position").desc()
+    slot = Window.partitionBy(*_QUEUE, "queue_offset")
+    claimed = units.withColumn("claim", f.row_number().over(slot.orderBy(order)))
+    return claimed.withColumn("claims", f.count("*").over(slot))
+
+
+def keep_one(units: DataFrame, on_duplicate: str) -> DataFrame:
+    """Keeps one unit for each slot, as ``claim_slots`` says."""
+    return claim_slots(units, on_duplicate).where("claim = 1").select(*TABLE_COLUMNS)

@@ -1,0 +1,139 @@
+"""RocketMQ's classic CommitLog: message records one behind the other in files named by their first position.
+
+Pure reading, nothing is written. A file ends with a BLANK record (int length of the rest, int magic) or, the last one,
+with zeros; anything else where a record should begin is damage. Sizes lead from one record to the next, so finding the
+records is a walk in Python; their bytes are never touched by it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+
+__all__ = ["BLANK_MAGIC", "ClassicFile", "Stop", "classic_files", "read_messages", "walk"]
+
+BLANK_MAGIC: Final = -875286124
+"""0xCBD43194; behind the length, unlike in a DLedger file."""
+
+_HEAD: Final = struct.Struct(">ii")
+_NAME_DIGITS: Final = 20
+_BATCH_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicFile:
+    """One file.
+
+    Attributes:
+        path: where it lies.
+        position: of its first byte.
+        size: bytes.
+    """
+
+    path: str
+    position: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Position behind its last byte."""
+        return self.position + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where and why the walk over a file ended.
+
+    Attributes:
+        position: of what is no message.
+        kind: ``blank``, ``end`` (zeros, or nothing is left) or ``damaged``.
+    """
+
+    position: int
+    kind: str
+
+
+def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
+    """Returns the files of a CommitLog directory, by position.
+
+    Raises:
+        ConfigError: no directory, no such files, or they do not continue each other.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no directory", "--commitlog", "name RocketMQ's commitlog directory")
+    names = sorted(p for p in folder.iterdir() if len(p.name) == _NAME_DIGITS and p.name.isdecimal() and p.is_file())
+    files = tuple(ClassicFile(str(path.absolute()), int(path.name), path.stat().st_size) for path in names)
+    if not files:
+        raise ConfigError(f"{folder} holds no CommitLog file", "--commitlog", "name RocketMQ's commitlog directory")
+    for before, after in pairwise(files):
+        if before.end != after.position:
+            found = {"ends_at": before.end, "next_begins_at": after.position}
+            raise ConfigError(f"{after.path} does not continue the file before", "--commitlog", "find the file", found)
+    return files
+
+
+def walk(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
+    """Yields begin and size of the records in ``data``, from ``at`` on, as far as sizes and magics make sense."""
+    end = len(data)
+    while at + _HEAD.size <= end:
+        size, magic = _HEAD.unpack_from(data, at)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > end:
+            return
+        yield at, size
+        at += size
+
+
+def read_messages(file: ClassicFile, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch | Stop]:
+    """Yields the file's messages in batches of columns ``position`` and ``body``, then a Stop.
+
+    Args:
+        file: from ``classic_files``; what was appended since is left out.
+        batch_bytes: about how many bytes of bodies a batch holds.
+    """
+    with Path(file.path).open("rb") as opened:
+        size = min(file.size, opened.seek(0, 2))
+        if not size:
+            yield Stop(file.position, "end")
+            return
+        data = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)
+    ends: list[int] = []
+    first = at = 0
+    for begin, length in walk(data):
+        at = begin + length
+        ends.append(at)
+        if at - first >= batch_bytes:
+            yield _batch(data, first, ends, file.position)
+            first, ends = at, []
+    if ends:
+        yield _batch(data, first, ends, file.position)
+    yield Stop(file.position + at, _kind(data, at))
+
+
+def _batch(data: mmap.mmap, first: int, ends: list[int], base: int) -> pa.RecordBatch:
+    """Records lie one behind the other, so their bytes are the column's bytes."""
+    offsets = np.array([first, *ends], np.int64)
+    buffers = [None, pa.py_buffer((offsets - first).astype(np.int32)), pa.py_buffer(data[first : ends[-1]])]
+    bodies = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
+    return pa.RecordBatch.from_pydict({"position": pa.array(offsets[:-1] + base), "body": bodies})
+
+
+def _kind(data: mmap.mmap, at: int) -> str:
+    rest = len(data) - at
+    if rest < _HEAD.size:
+        return "end" if not any(data[at:]) else "damaged"
+    size, magic = _HEAD.unpack_from(data, at)
+    if magic == BLANK_MAGIC:
+        return "blank"
+    return "end" if (size, magic) == (0, 0) else "damaged"

@@ -1,0 +1,84 @@
+"""Reads a classic CommitLog into units, each of its files by one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
+from jobs._rebuild.units import UNIT_ARROW, UNIT_SCHEMA, unit_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["DAMAGED", "group_of", "preceding", "read_classic"]
+
+DAMAGED = "damaged_files"
+"""Why a row is no unit: a file whose records end in something that is neither BLANK nor zeros."""
+
+
+def group_of(directory: str) -> str:
+    """The group of a classic log alone, which records none: the name of the broker's store directory."""
+    return Path(directory).resolve().parent.name
+
+
+def preceding(directory: str, store: str) -> tuple[ClassicFile, ...]:
+    """Returns the classic files that a DLedger store goes on from.
+
+    Raises:
+        ConfigError: the store does not begin where the files end.
+    """
+    from dledger_core import open_store
+
+    files = classic_files(directory)
+    with open_store(store) as reader:
+        if reader.last_index < reader.first_index:
+            return files
+        first = reader.read(reader.first_index, reader.first_index + 1, max_bytes=1).column("position")[0].as_py()
+    if files[-1].end != first:
+        found = {"commitlog_ends_at": files[-1].end, "store_begins_at": first}
+        raise ConfigError("the store does not go on where the CommitLog ends", directory, "name its own", found)
+    return files
+
+
+def read_classic(spark: SparkSession, files: tuple[ClassicFile, ...], group: str, *, closed: bool) -> DataFrame:
+    """Returns the units of the files; ``index`` is null, a classic log has none.
+
+    Args:
+        spark: the session.
+        files: from ``classic_files``.
+        group: name the rows carry.
+        closed: a DLedger store follows, so the last file too must end with a BLANK.
+    """
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(_reader(files, group, closed), UNIT_SCHEMA)
+
+
+def _reader(
+    files: tuple[ClassicFile, ...], group: str, closed: bool
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                last = number == len(files) - 1 and not closed
+                for found in read_messages(files[number]):
+                    if isinstance(found, pa.RecordBatch):
+                        yield from unit_batches([_entries(found, group)], header_bytes=0)
+                    elif found.kind == "damaged" or (found.kind == "end" and not last and files[number].size):
+                        yield _damage(found, group)
+
+    return read
+
+
+def _entries(messages: pa.RecordBatch, group: str) -> pa.RecordBatch:
+    count = messages.num_rows
+    columns = {"group": pa.repeat(pa.scalar(group), count), "index": pa.nulls(count, pa.int64())}
+    return pa.RecordBatch.from_pydict(columns | {name: messages.column(name) for name in messages.schema.names})
+
+
+def _damage(stop: Stop, group: str) -> pa.RecordBatch:
+    row = {"group": group, "position": stop.position, "skipped": DAMAGED}
+    return pa.RecordBatch.from_pylist([row], UNIT_ARROW)

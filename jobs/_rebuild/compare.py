@@ -1,0 +1,227 @@
+"""Holds existing consume queue files against the log and classifies every difference; changes nothing.
+
+A unit is matched with the message it points at, not with the slot alone: so a lost unit and those that moved up behind
+it are told apart. Units that point before the log's first message are what retention left over, and no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.layout import UNIT
+from jobs._rebuild.files import FOLDER, UNIT_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["CAUSES", "Comparison", "check_compared", "compare"]
+
+CAUSES: Final = {
+    "CQ_MISSING": "the log holds the message, the files do not: it was never indexed, or its unit was lost",
+    "CQ_EXTRA": "the files point at a place where the log that was read holds no message of this queue",
+    "CQ_WRONG_POSITION": "the slot's message is in the log, its unit points elsewhere",
+    "CQ_WRONG_SIZE": "the unit's size is not the message's",
+    "CQ_WRONG_TAG": "the unit's tags code is not the message's: a filter by tag misses it",
+    "CQ_ORDER": "the message is indexed in a slot that is not its queue offset: units before it were lost",
+    "CQ_DUPLICATE_OFFSET": "the broker gave this queue offset out more than once; the files serve one message only",
+}
+"""What each class of difference means."""
+
+_FINDINGS_MAX: Final = 1000
+_NAME_DIGITS: Final = 20
+_QUEUE: Final = ["topic", "queue_id"]
+_FOUND: Final = "topic string, queue_id int, slot bigint, position bigint, found_size int, found_tags bigint"
+_DIFFERENCE: Final = ["kind", *_QUEUE, "slot", "expected", "found"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        directory: the consumequeue folder.
+        files: number of files read.
+        counts: differing slots per class.
+        findings: ranges of slots [start, end) with class, topic, queue_id, count, first positions and cause.
+    """
+
+    directory: str
+    files: int
+    counts: dict[str, int]
+    findings: tuple[dict[str, Any], ...]
+
+    def summary(self) -> dict[str, Any]:
+        """As the job's JSON shows it."""
+        return {
+            "directory": self.directory,
+            "files": self.files,
+            "differences": self.counts,
+            "findings": list(self.findings),
+            "findings_cut": len(self.findings) >= _FINDINGS_MAX,
+        }
+
+
+def check_compared(directory: str) -> str:
+    """Returns the folder that holds the topics: ``directory`` or its ``consumequeue``.
+
+    Raises:
+        ConfigError: it is no local directory.
+    """
+    path = Path(directory).absolute()
+    if not path.is_dir():
+        raise ConfigError(f"{directory} is no directory", "--compare", "name a broker's store or its consumequeue")
+    return str(path / FOLDER if (path / FOLDER).is_dir() else path)
+
+
+def compare(spark: SparkSession, claims: DataFrame, directory: str) -> Comparison:
+    """Compares the files below ``directory`` with the messages of one group's log.
+
+    Args:
+        spark: the session.
+        claims: every message of the log: columns of the table, ``claim`` and ``claims``.
+        directory: from ``check_compared``; the executors must share it.
+    """
+    from pyspark import StorageLevel
+
+    files = _files(directory)
+    claims = claims.persist(StorageLevel.MEMORY_AND_DISK)
+    found = _found(spark, files).persist(StorageLevel.MEMORY_AND_DISK)
+    differences = _differences(claims, found).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        counts = {row["kind"]: row["count"] for row in differences.groupBy("kind").count().collect()}
+        ranges = _ranges(differences)
+    finally:
+        for frame in (differences, found, claims):
+            frame.unpersist()
+    return Comparison(directory, len(files), dict(sorted(counts.items())), ranges)
+
+
+def _files(directory: str) -> list[tuple[str, int, int, str]]:
+    """Topic, queue id, first slot and path of each file."""
+    found = []
+    for path in sorted(Path(directory).glob("*/*/" + "[0-9]" * _NAME_DIGITS)):
+        queue, topic = path.parent.name, path.parent.parent.name
+        if queue.isdecimal() and path.is_file():
+            found.append((topic, int(queue), int(path.name) // UNIT_BYTES, str(path)))
+    return found
+
+
+def _found(spark: SparkSession, files: list[tuple[str, int, int, str]]) -> DataFrame:
+    listed = spark.createDataFrame(files, "topic string, queue_id int, first bigint, path string")
+    tasks = max(1, min(len(files), 4 * spark.sparkContext.defaultParallelism))
+    return listed.repartition(tasks).mapInArrow(_read_files, _FOUND)
+
+
+def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            data = Path(row["path"]).read_bytes()
+            yield _units(row, np.frombuffer(data[: len(data) // UNIT_BYTES * UNIT_BYTES], UNIT))
+
+
+def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
+    """The file's units up to the first that is none, without pre-fill."""
+    ended = np.flatnonzero((slots["physical_offset"] < 0) | (slots["size"] <= 0))
+    slots = slots[: ended[0]] if len(ended) else slots
+    prefill = (slots["physical_offset"] == 0) & (slots["size"] == 0x7FFFFFFF)
+    at = np.flatnonzero(~prefill)
+    columns = {
+        "topic": pa.repeat(pa.scalar(file["topic"]), len(at)),
+        "queue_id": pa.repeat(pa.scalar(file["queue_id"], pa.int32()), len(at)),
+        "slot": pa.array(at.astype(np.int64) + file["first"]),
+    }
+    for name, kind in (("physical_offset", np.int64), ("size", np.int32), ("tags_code", np.int64)):
+        columns[name] = pa.array(slots[name][at].astype(kind))
+    names = ["topic", "queue_id", "slot", "position", "found_size", "found_tags"]
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=names)
+
+
+def _differences(claims: DataFrame, found: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    columns = ["position", "queue_offset", "size", "tags_code", "claim", "claims"]
+    joined = claims.select(*_QUEUE, *columns).join(found, [*_QUEUE, "position"], "full_outer")
+    indexed = joined.where("claim is not null and slot is not null")
+    in_place = f.col("slot") == f.col("queue_offset")
+    kinds = f.array(
+        f.when(~in_place, "CQ_ORDER"),
+        f.when(in_place & (f.col("size") != f.col("found_size")), "CQ_WRONG_SIZE"),
+        f.when(in_place & (f.col("tags_code") != f.col("found_tags")), "CQ_WRONG_TAG"),
+    )
+    moved = indexed.withColumn("kind", f.explode(f.array_compact(kinds)))
+    moved = moved.withColumn("expected", f.col("position")).withColumn("found", f.col("position"))
+    strange = _strange(claims, joined)
+    doubled = _doubled(claims, found)
+    missing = _missing(joined, strange, doubled)
+    doubled = doubled.withColumn("kind", f.lit("CQ_DUPLICATE_OFFSET"))
+    parts = [part.select(*_DIFFERENCE) for part in (moved, strange, doubled, missing)]
+    return parts[0].unionByName(parts[1]).unionByName(parts[2]).unionByName(parts[3])
+
+
+def _kept(claims: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    return claims.where("claim = 1").select(
+        *_QUEUE, f.col("queue_offset").alias("slot"), f.col("position").alias("expected")
+    )
+
+
+def _strange(claims: DataFrame, joined: DataFrame) -> DataFrame:
+    """Units that point at no message of their queue."""
+    from pyspark.sql import functions as f
+
+    begin = claims.agg(f.min("position").alias("begin"))
+    lost = joined.where("claim is null").select(*_QUEUE, "slot", f.col("position").alias("found"))
+    lost = lost.join(_kept(claims), [*_QUEUE, "slot"], "left").crossJoin(f.broadcast(begin))
+    leftover = f.col("expected").isNull() & (f.col("found") < f.col("begin"))
+    kind: Column = f.when(f.col("expected").isNull(), "CQ_EXTRA").otherwise("CQ_WRONG_POSITION")
+    return lost.where(~f.coalesce(leftover, f.lit(False))).withColumn("kind", kind)
+
+
+def _doubled(claims: DataFrame, found: DataFrame) -> DataFrame:
+    """Slots that several messages claim, and which of them the files serve."""
+    from pyspark.sql import functions as f
+
+    several = claims.where("claims > 1").groupBy(*_QUEUE, f.col("queue_offset").alias("slot"))
+    positions = several.agg(f.sort_array(f.collect_list("position")).alias("positions"))
+    served = found.select(*_QUEUE, "slot", f.col("position").alias("served"))
+    joined = positions.join(served, [*_QUEUE, "slot"], "left")
+    found_one = f.when(f.array_contains("positions", f.col("served")), f.col("served"))
+    return joined.withColumn("found", found_one).withColumn("expected", f.col("positions")[0])
+
+
+def _missing(joined: DataFrame, strange: DataFrame, doubled: DataFrame) -> DataFrame:
+    """Messages without a unit anywhere in their queue, unless the slot is explained otherwise."""
+    from pyspark.sql import functions as f
+
+    lost = joined.where("claim = 1 and slot is null").drop("slot")
+    lost = lost.withColumn("slot", f.col("queue_offset")).withColumn("expected", f.col("position"))
+    explained = strange.where("kind = 'CQ_WRONG_POSITION'").select(*_QUEUE, "slot")
+    explained = explained.unionByName(doubled.where("found is not null").select(*_QUEUE, "slot"))
+    lost = lost.join(explained, [*_QUEUE, "slot"], "left_anti")
+    return lost.withColumn("kind", f.lit("CQ_MISSING")).withColumn("found", f.lit(None).cast("bigint"))
+
+
+def _ranges(differences: DataFrame) -> tuple[dict[str, Any], ...]:
+    """Joins neighbouring slots of one class and queue."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    order = Window.partitionBy("kind", *_QUEUE).orderBy("slot")
+    islands = differences.withColumn("island", f.col("slot") - f.row_number().over(order))
+    ranges = islands.groupBy("kind", *_QUEUE, "island").agg(
+        f.min("slot").alias("start"),
+        (f.max("slot") + 1).alias("end"),
+        f.count("*").alias("count"),
+        f.min_by("expected", "slot").alias("expected_position"),
+        f.min_by("found", "slot").alias("found_position"),
+    )
+    rows = ranges.drop("island").orderBy("kind", *_QUEUE, "start").limit(_FINDINGS_MAX).collect()
+    return tuple({**row.asDict(), "cause": CAUSES[row["kind"]]} for row in rows)

@@ -1,0 +1,178 @@
+"""Writes units as RocketMQ's own ``consumequeue/<topic>/<queue>/<offset>`` files, one task for each file.
+
+The unit of queue offset q lies at byte q * 20 of its queue. Slots before a queue's first unit hold RocketMQ's pre-fill
+unit, and so do holes (a zero unit would end the queue for a broker). The last file has its full size, zeros at the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.layout import UNIT
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["FOLDER", "UNIT_BYTES", "WrittenFiles", "check_target", "whole_units", "write_files"]
+
+FOLDER: Final = "consumequeue"
+UNIT_BYTES: Final = UNIT.itemsize
+PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
+"""What RocketMQ writes before a queue's first unit."""
+
+_NAME_BYTES_MAX: Final = 255
+_OFFSET_MAX: Final = (1 << 63) // UNIT_BYTES - 1
+_REPORT_MAX: Final = 100
+_WRITTEN: Final = "files bigint"
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """What was written.
+
+    Attributes:
+        directory: the consumequeue folder.
+        files: number of files.
+        refused: queues that no files can hold: topic, queue_id and why; 100 at most.
+    """
+
+    directory: str
+    files: int
+    refused: tuple[dict[str, Any], ...]
+
+    def summary(self) -> dict[str, Any]:
+        """As the job's JSON shows it."""
+        return {"directory": self.directory, "files": self.files, "refused_queues": list(self.refused)}
+
+
+def check_target(directory: str) -> str:
+    """Returns the absolute directory; refuses one that holds consume queues already.
+
+    Raises:
+        ConfigError: it is no local directory, or its ``consumequeue`` folder is not empty.
+    """
+    if "://" in directory:
+        raise ConfigError(f"{directory} is no local directory", "--files", "name one that all executors share")
+    path = Path(directory).absolute()
+    target = path / FOLDER
+    if path.is_file() or target.is_file():
+        raise ConfigError(f"{path if path.is_file() else target} is a file", "--files", "name a directory")
+    if target.is_dir() and any(target.iterdir()):
+        raise ConfigError(f"{target} holds files already", "--files", "name another directory, or move them away")
+    return str(path)
+
+
+def whole_units(file_bytes: int) -> int:
+    """Returns the size rounded up to whole units, as RocketMQ does."""
+    return -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
+
+
+def write_files(units: DataFrame, directory: str, file_bytes: int) -> WrittenFiles:
+    """Writes the files of all queues beside their final place, then moves them there at once.
+
+    Args:
+        units: rows of the table, one for each slot, of one group.
+        directory: where the ``consumequeue`` folder is made; the executors must share it.
+        file_bytes: size of a file, whole units.
+    """
+    from pyspark.sql import functions as f
+
+    per_file = file_bytes // UNIT_BYTES
+    queues = _queues(units, per_file).persist()
+    target, partial = Path(directory) / FOLDER, Path(directory) / f".{FOLDER}-{uuid.uuid4().hex}"
+    try:
+        refused = queues.where("reason is not null").select("topic", "queue_id", "reason").limit(_REPORT_MAX).collect()
+        partial.mkdir(parents=True)
+        rows = _rows(units, queues.where("reason is null"), per_file)
+        written = rows.groupBy("topic", "queue_id", "file").applyInArrow(_writer(str(partial), per_file), _WRITTEN)
+        found = written.agg(f.coalesce(f.sum("files"), f.lit(0))).first()
+        assert found is not None
+        if target.is_dir():
+            target.rmdir()  # refused by check_target unless empty
+        partial.rename(target)
+    finally:
+        queues.unpersist()
+        shutil.rmtree(partial, ignore_errors=True)
+    return WrittenFiles(str(target), int(found[0]), tuple(row.asDict() for row in refused))
+
+
+def _queues(units: DataFrame, per_file: int) -> DataFrame:
+    """One row per queue: its first and last offset, and the reason if no files can hold it."""
+    from pyspark.sql import functions as f
+
+    first, last, rows = f.col("first"), f.col("last"), f.col("rows")
+    queues = units.groupBy("topic", "queue_id").agg(
+        f.min("queue_offset").alias("first"), f.max("queue_offset").alias("last"), f.count("*").alias("rows")
+    )
+    impossible = (first < 0) | (last > _OFFSET_MAX)
+    # A lying offset must not fill the disk with pre-fill units.
+    sparse = last - first + 1 - rows > rows + per_file
+    return queues.withColumn(
+        "reason",
+        f.when(_unsafe(f.col("topic")), "its topic is no file name")
+        .when(f.col("queue_id") < 0, "its queue id is negative")
+        .when(impossible, "its offsets do not fit")
+        .when(sparse, "it has more holes than messages"),
+    )
+
+
+def _unsafe(topic: Column) -> Column:
+    """Topics come from messages: none may lead out of the directory."""
+    from pyspark.sql import functions as f
+
+    odd = topic.contains("/") | topic.contains("\0") | topic.isin("", ".", "..")
+    return odd | (f.octet_length(topic) > _NAME_BYTES_MAX)
+
+
+def _rows(units: DataFrame, queues: DataFrame, per_file: int) -> DataFrame:
+    """The units with the number of their file, and one marker row (position null) for each file, even an empty one.
+
+    A marker carries the queue's first and last offset.
+    """
+    from pyspark.sql import functions as f
+
+    number = f.sequence(f.floor(f.col("first") / per_file), f.floor(f.col("last") / per_file))
+    markers = queues.select("topic", "queue_id", f.explode(number).alias("file"), "first", "last")
+    nothing = f.lit(None)
+    columns = ["topic", "queue_id", "file", "queue_offset", "position", "size", "tags_code", "first", "last"]
+    for name, kind in (("queue_offset", "bigint"), ("position", "bigint"), ("size", "int"), ("tags_code", "bigint")):
+        markers = markers.withColumn(name, nothing.cast(kind))
+    good = units.join(queues.select("topic", "queue_id", "first", "last"), ["topic", "queue_id"])
+    placed = good.withColumn("file", f.floor(f.col("queue_offset") / per_file))
+    return placed.select(*columns).unionByName(markers.select(*columns))
+
+
+def _writer(directory: str, per_file: int) -> Callable[[pa.Table], pa.Table]:
+    def write(rows: pa.Table) -> pa.Table:
+        topic, queue_id, file = (rows.column(name)[0].as_py() for name in ("topic", "queue_id", "file"))
+        folder = Path(directory) / topic / str(queue_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{file * per_file * UNIT_BYTES:020d}"
+        # A task that is tried again, or runs twice, replaces the whole file.
+        attempt = folder / f"{name}.{uuid.uuid4().hex}"
+        attempt.write_bytes(_content(rows, file * per_file, per_file))
+        attempt.replace(folder / name)
+        return pa.table({"files": pa.array([1], pa.int64())})
+
+    return write
+
+
+def _content(rows: pa.Table, base: int, per_file: int) -> bytes:
+    """Bytes of the file whose first slot is ``base``."""
+    last = rows.column("last")[0].as_py()
+    slots = np.zeros(per_file, UNIT)
+    slots[: min(per_file, last + 1 - base)] = PREFILL
+    units = rows.filter(rows.column("position").is_valid())
+    at = np.asarray(units.column("queue_offset")) - base
+    for field, column in (("physical_offset", "position"), ("size", "size"), ("tags_code", "tags_code")):
+        slots[field][at] = np.asarray(units.column(column))
+    return slots.tobytes()

@@ -1,0 +1,169 @@
+"""Keeps a table of consume queues up to date: a stream over the log, each micro-batch one Delta transaction.
+
+A queue goes on behind the highest offset in the very version of the table that the micro-batch extends. The
+transaction carries the query's id and the micro-batch's number, so one that is run again after a crash writes nothing.
+The table remembers the query's id: with another checkpoint it would hold messages twice, so that is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.errors import ConfigError
+from jobs._cli import progress, stop_requests
+from jobs._rebuild.units import TABLE_COLUMNS, UNIT_SCHEMA, assign_offsets, unit_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["OWNER", "check_extendable", "check_trigger", "extend", "follow", "owner_of"]
+
+OWNER: Final = "dledger.rebuild.query"
+"""Table property: id of the streaming query that the table belongs to."""
+
+_INTERVAL: Final = re.compile(r"^\d+(\.\d+)?\s*(milliseconds?|seconds?|minutes?|hours?)$")
+_POLL_S: Final = 1
+_QUEUE: Final = ["group", "topic", "queue_id"]
+
+
+def check_trigger(trigger: str) -> None:
+    """Raises ConfigError unless it is ``available-now`` or an interval."""
+    if trigger != "available-now" and not _INTERVAL.match(trigger):
+        raise ConfigError(f"wrong trigger {trigger!r}", "--trigger", 'use available-now or "10 seconds"')
+
+
+def owner_of(spark: SparkSession, table: str) -> str | None:
+    """Returns the id of the query that keeps the table, None if there is no table or it was rebuilt as a whole."""
+    from delta.tables import DeltaTable
+
+    if not DeltaTable.isDeltaTable(spark, table):
+        return None
+    properties = DeltaTable.forPath(spark, table).detail().select("properties").first()
+    assert properties is not None
+    return dict(properties[0]).get(OWNER)
+
+
+def check_extendable(spark: SparkSession, table: str) -> None:
+    """Raises ConfigError if there is a table that no stream began."""
+    from delta.tables import DeltaTable
+
+    if DeltaTable.isDeltaTable(spark, table) and owner_of(spark, table) is None:
+        raise ConfigError(f"{table} was rebuilt as a whole", "--table", "name a new directory, with --checkpoint")
+
+
+def follow(
+    spark: SparkSession,
+    source: dict[str, str],
+    table: str,
+    checkpoint: str,
+    trigger: str,
+    make_table: Callable[[SparkSession, str, dict[str, str]], None],
+) -> dict[str, Any]:
+    """Runs the stream until the available entries are read, or until a signal stops it.
+
+    Args:
+        spark: the session, with the data source registered.
+        source: options of the data source.
+        table: directory of the Delta table.
+        checkpoint: directory of the query's checkpoint.
+        trigger: ``available-now`` or an interval.
+        make_table: makes the table with properties, if it is absent.
+
+    Returns:
+        ``batches`` and ``exit_reason`` for the summary.
+    """
+    entries = spark.readStream.format("dledger").options(**source, startingOffsets="earliest").load()
+    done: list[int] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+        rows = extend(batch, number, query, table, make_table)
+        done.append(number)
+        progress(f"micro-batch {number}: the table holds {rows} rows")
+
+    writer = entries.select("group", "index", "position", "body").writeStream.foreachBatch(take)
+    writer = writer.option("checkpointLocation", checkpoint)
+    once = trigger == "available-now"
+    writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=trigger)
+    with stop_requests() as stop:
+        query = writer.start()
+        try:
+            stopped = _wait(query, stop)
+        finally:
+            query.stop()
+    return {"batches": len(done), "exit_reason": "stopped" if stopped else "available data read"}
+
+
+def _wait(query: StreamingQuery, stop: Any) -> bool:
+    """Returns whether a signal came; a micro-batch in hand is broken off then, the next run does it again."""
+    while not query.awaitTermination(_POLL_S):
+        if stop.is_set():
+            progress("stopping")
+            return True
+    return False
+
+
+def extend(
+    entries: DataFrame,
+    number: int,
+    query: str,
+    table: str,
+    make_table: Callable[[SparkSession, str, dict[str, str]], None],
+) -> int:
+    """Adds the units of a micro-batch to the table; returns how many rows the table holds then.
+
+    Args:
+        entries: columns group, index, position, body.
+        number: of the micro-batch.
+        query: id of the streaming query.
+        table: directory of the Delta table.
+        make_table: makes the table with properties, if it is absent.
+
+    Raises:
+        ConfigError: the table belongs to another query, or is gone.
+    """
+    from pyspark.sql import functions as f
+
+    spark = entries.sparkSession
+    _check_owner(spark, table, query, number, make_table)
+    before = _at_version(spark, table)
+    units = entries.mapInArrow(unit_batches, UNIT_SCHEMA).where("skipped is null").drop("skipped")
+    placed = assign_offsets(units)
+    bases = before.groupBy(*_QUEUE).agg((f.max("queue_offset") + 1).alias("base"))
+    placed = placed.join(bases, _QUEUE, "left")
+    offset = f.col("queue_offset") + f.coalesce(f.col("base"), f.lit(0))
+    placed = placed.withColumn("queue_offset", offset).select(*TABLE_COLUMNS)
+    writer = placed.write.format("delta").mode("append").option("txnAppId", query).option("txnVersion", str(number))
+    writer.save(table)
+    return spark.read.format("delta").load(table).count()
+
+
+def _check_owner(
+    spark: SparkSession,
+    table: str,
+    query: str,
+    number: int,
+    make_table: Callable[[SparkSession, str, dict[str, str]], None],
+) -> None:
+    from delta.tables import DeltaTable
+
+    if number == 0 and not DeltaTable.isDeltaTable(spark, table):
+        make_table(spark, table, {OWNER: query})
+    if owner_of(spark, table) != query:
+        raise ConfigError(
+            f"{table} was not made with this checkpoint",
+            "--table, --checkpoint",
+            "give the table's own checkpoint, or a new table and a new checkpoint",
+        )
+
+
+def _at_version(spark: SparkSession, table: str) -> DataFrame:
+    """The table as its latest version is now, whatever is written meanwhile."""
+    from delta.tables import DeltaTable
+
+    latest = DeltaTable.forPath(spark, table).history(1).select("version").first()
+    assert latest is not None
+    return spark.read.format("delta").option("versionAsOf", latest[0]).load(table)

@@ -1,0 +1,105 @@
+"""The rebuild's files and comparisons on stores that a real RocketMQ wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import rebuild_consume_queue
+from jobs._cli import run_job
+from tests.rocketmq import golden
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(SystemExit) as stopped:
+        run_job(rebuild_consume_queue.command, arguments)
+    return int(stopped.value.code), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def queues(directory: Path) -> dict[str, bytes]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def info(name: str, node: str) -> dict[str, Any]:
+    (content,) = golden.members(name, "/info.json").values()
+    found: dict[str, Any] = json.loads(content)["replicas"][node]
+    return found
+
+
+def test_files_and_comparison_of_a_healthy_and_a_damaged_broker(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """n0's and n2's own files are the rebuilt ones to the byte; n1 lost units, each is named."""
+    store = golden.extract(golden.THREE, "n0/dledger-n0", tmp_path)
+    own = {node: golden.extract(golden.THREE, f"{node}/consumequeue", tmp_path) for node in ("n0", "n1", "n2")}
+    before = queues(own["n1"])
+    common = ("--store", str(store), "--table", str(tmp_path / "table"))
+    code, summary = run(
+        capsys, *common, "--files", str(tmp_path / "out"), "--consume-queue-file-size", "1999",
+        "--compare", str(own["n1"].parent),
+    )  # fmt: skip
+    assert queues(tmp_path / "out" / "consumequeue") == queues(own["n0"]) == queues(own["n2"])
+    assert summary["files"]["files"] == len(queues(own["n0"]))
+    damage = info(golden.THREE, "n1")
+    compared = summary["compare"]
+    assert compared["differences"] == {
+        "CQ_MISSING": len(damage["unitsMissingFromOwnConsumeQueue"]),
+        "CQ_ORDER": damage["unitsAtWrongSlot"],
+    }
+    found = {
+        (finding["topic"], finding["queue_id"], slot)
+        for finding in compared["findings"]
+        if finding["kind"] == "CQ_MISSING"
+        for slot in range(finding["start"], finding["end"])
+    }
+    lost = damage["unitsMissingFromOwnConsumeQueue"]
+    assert found == {(unit["topic"], unit["queueId"], unit["queueOffset"]) for unit in lost}
+    assert code == 1
+    assert queues(own["n1"]) == before
+
+
+def test_slots_given_out_twice(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --on-duplicate last the files are those the broker itself has; the comparison names the nine slots."""
+    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
+    own = golden.extract(golden.REUSED, "n0/consumequeue", tmp_path)
+    code, summary = run(
+        capsys, "--store", str(store), "--table", str(tmp_path / "table"), "--on-duplicate", "last",
+        "--files", str(tmp_path / "out"), "--consume-queue-file-size", "2000", "--compare", str(own),
+    )  # fmt: skip
+    assert queues(tmp_path / "out" / "consumequeue") == queues(own)
+    assert (code, summary["compare"]["differences"]) == (1, {"CQ_DUPLICATE_OFFSET": 9})
+
+
+def test_a_mixed_log(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = golden.extract(golden.MIXED, "n0/dledger-n0", tmp_path)
+    classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
+    own = golden.extract(golden.MIXED, "n0/consumequeue", tmp_path)
+    code, summary = run(
+        capsys, "--store", str(store), "--commitlog", str(classic), "--table", str(tmp_path / "table"),
+        "--files", str(tmp_path / "out"), "--consume-queue-file-size", "1200", "--compare", str(own),
+    )  # fmt: skip
+    assert queues(tmp_path / "out" / "consumequeue") == queues(own)
+    assert (code, summary["rows"], summary["compare"]["differences"]) == (0, len(golden.messages(golden.MIXED)), {})
+    assert summary["commitlog"] == {"files": 2, "start": 0, "end": 262144}
+    assert summary["damaged_files"] == []
+    rows = spark.read.format("delta").load(str(tmp_path / "table")).where("index is null").count()
+    assert rows == 325
+
+
+def test_a_store_that_does_not_continue_the_commit_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = golden.extract(golden.MIXED, "n0/dledger-n0", tmp_path)
+    classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
+    (classic / "00000000000000131072").unlink()
+    code, summary = run(capsys, "--store", str(store), "--commitlog", str(classic), "--table", str(tmp_path / "t"))
+    assert code == 3
+    assert "does not go on where the CommitLog ends" in summary["message"]
+    assert not (tmp_path / "t").exists()

@@ -1,0 +1,91 @@
+"""The incremental rebuild gives the table that a full one gives, whatever is run twice."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import Client, LocalCluster
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq import encode_messages
+from jobs import rebuild_consume_queue
+from jobs._cli import run_job
+from jobs._rebuild.incremental import extend
+from jobs._rebuild.table import make_table
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
+
+_ENTRIES = "`group` string, index long, position long, body binary"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(SystemExit) as stopped:
+        run_job(rebuild_consume_queue.command, arguments)
+    return int(stopped.value.code), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def rows_of(spark: Any, table: Path) -> list[Any]:
+    rows: list[Any] = spark.read.format("delta").load(str(table)).orderBy("group", "index").collect()
+    return rows
+
+
+def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    topics, ids = [chance.choice("AB") for _ in range(60)], [chance.randrange(2) for _ in range(60)]
+    bodies = encode_messages(topics, ids, [b"x"] * 60).to_pylist()
+    entries = [("g", i, i * 100, body) for i, body in enumerate(bodies)]
+    table = str(tmp_path / "table")
+    for number, (start, end) in enumerate([(0, 25), (25, 60), (25, 60)]):
+        batch = spark.createDataFrame(entries[start:end], _ENTRIES)
+        assert extend(batch, min(number, 1), "query", table, make_table) == end
+    counts: dict[tuple[str, int], int] = {}
+    for row in rows_of(spark, tmp_path / "table"):
+        key = row["topic"], row["queue_id"]
+        assert row["queue_offset"] == counts.setdefault(key, 0)
+        counts[key] += 1
+    with pytest.raises(ConfigError, match="was not made with this checkpoint"):
+        extend(batch, 0, "another query", table, make_table)
+
+
+@pytest.mark.integration
+def test_runs_add_up_to_a_full_rebuild(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between the runs entries are added; the last run first does a micro-batch again that was written already."""
+    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    with LocalCluster() as cluster, Client(cluster.peers) as client:
+        common = ("--peers", cluster.peers, "--checkpoint", str(checkpoint))
+        append: Callable[[list[int]], Any] = lambda ids: client.append(  # noqa: E731
+            [b"no message", *encode_messages("T", ids, [b"x"] * len(ids)).to_pylist()]
+        )
+        append([0, 1, 0])
+        code, summary = run(capsys, *common, "--table", str(table))
+        assert (code, summary["rows"], summary["exit_reason"]) == (0, 3, "available data read")
+        append([1, 1, 2])
+        assert run(capsys, *common, "--table", str(table))[1]["rows"] == 6
+        last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
+        (checkpoint / "commits" / str(last)).unlink()
+        (checkpoint / "commits" / f".{last}.crc").unlink()
+        append([0, 2])
+        code, summary = run(capsys, *common, "--table", str(table), "--files", str(tmp_path / "out"))
+        assert (code, summary["rows"], summary["dense"]) == (0, 8, True)
+        assert summary["files"]["files"] == 3
+        run(capsys, "--peers", cluster.peers, "--table", str(tmp_path / "full"))
+        assert rows_of(spark, table) == rows_of(spark, tmp_path / "full")
+        for arguments, part in (
+            ((*common, "--table", str(tmp_path / "full")), "was rebuilt as a whole"),
+            (("--peers", cluster.peers, "--table", str(table)), "kept up to date by a stream"),
+            (
+                ("--peers", cluster.peers, "--table", str(table), "--checkpoint", str(tmp_path / "other")),
+                "was not made with this checkpoint",
+            ),
+        ):
+            code, summary = run(capsys, *arguments)
+            assert (code, part in summary["message"]) == (3, True)
+        assert len(rows_of(spark, table)) == 8
