@@ -154,6 +154,11 @@ class RawNode:
         """Returns the term of an entry, or None if the log does not hold it."""
         return self._log.term_at(index) if index != NO_INDEX else None
 
+    @property
+    def durable_index(self) -> Index:
+        """The last entry that is durable here and not waiting to be cut."""
+        return self._log.durable_index
+
     def status(self) -> Status:
         """Returns the replica's state for people and metrics."""
         state, log = self._state, self._log

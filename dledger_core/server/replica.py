@@ -282,8 +282,12 @@ class Replica:
 
     @property
     def readable_end(self) -> Index:
-        """End (exclusive) of what is committed and durable here."""
-        return Index(min(self.commit_index, self.log.last_index()) + 1)
+        """End (exclusive) of what is committed and durable here.
+
+        The files alone do not tell: a tail of an old leader may still lie there, waiting to be cut, at indexes that
+        are committed with other content already.
+        """
+        return Index(min(self.commit_index, self.raft.durable_index, self.log.last_index()) + 1)
 
     @property
     def visible_end(self) -> Index:

@@ -1,0 +1,108 @@
+"""The Ready loop: what is served while the disk is behind, what stops a replica and what does not."""
+
+from __future__ import annotations
+
+import threading
+
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft import AppendEntries, Batch, Configuration
+from dledger_core.record import Columns, Payload, encode
+from dledger_core.server.reads import ReadRequest, Reads
+from dledger_core.server.replica import Replica
+from dledger_core.storage import CommitLog
+from tests.support.server_group import RAFT, STORAGE, eventually, run
+
+
+class Follower:
+    """One replica of three, without network: the test plays the others; ``stall`` holds its disk."""
+
+    def __init__(self, directory, files=None, voters=("n0", "n1", "n2")):
+        self.log = CommitLog.open(directory, group="g", node_id="n0", config=STORAGE, files=files)
+        self.sent = []
+        self.failed = []
+        self.replica = Replica(
+            group="g",
+            node_id=NodeId("n0"),
+            configuration=Configuration(frozenset(map(NodeId, voters))),
+            config=RAFT,
+            log=self.log,
+            send=lambda _, message: self.sent.append(message),
+            on_failed=self.failed.append,
+        )
+        self.position = self.log.staged_end
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.replica.close()
+
+    def stall(self):
+        """Makes the disk wait until the returned event is set."""
+        free = threading.Event()
+        self.replica._disk.run(free.wait)
+        return free
+
+    def entries(self, first, bodies, term, position):
+        records = encode(
+            Columns.from_bodies(bodies),
+            first_index=first,
+            term=term,
+            position=position,
+            timestamp_ms=1000,
+            segment_bytes=STORAGE.data_segment_bytes,
+        )
+        return Batch(Index(first), records.count, Term(term), records.nbytes, Payload(records=records))
+
+    def append(self, leader, term, prev, batches, commit=-1):
+        prev_index, prev_term = prev
+        self.replica.step(
+            AppendEntries(
+                sender=NodeId(leader),
+                target=NodeId("n0"),
+                term=Term(term),
+                prev_index=Index(prev_index),
+                prev_term=Term(prev_term),
+                commit_index=Index(commit),
+                batches=tuple(batches),
+            )
+        )
+
+    async def durable(self, index):
+        await eventually(lambda: self.log.last_index() >= index)
+        await eventually(lambda: not self.replica._disk.busy)
+
+
+async def read_all(replica, executor=None):
+    request = ReadRequest.parse({"start": 0, "end": 1 << 40, "iso": "records"})
+    result = await Reads(replica, executor).read(request)
+    return [] if result.records is None else [bytes(b) for b in _bodies(result.records)]
+
+
+def _bodies(records):
+    at = 0
+    for length in records.headers["length"]:
+        yield records.bodies[at : at + int(length)]
+        at += int(length)
+
+
+def test_entries_that_wait_to_be_cut_are_never_served_as_committed(tmp_path):
+    """The new leader's entries are committed, but the disk still holds the old leader's at the same indexes."""
+
+    async def work():
+        async with Follower(tmp_path / "s") as n0:
+            n0.append("n1", 1, (-1, -1), [n0.entries(0, [b"old"] * 10, 1, 0)])
+            await n0.durable(9)
+            free = n0.stall()
+            try:
+                n0.append("n2", 2, (-1, -1), [n0.entries(0, [b"new"] * 10, 2, 0)], commit=9)
+                await eventually(lambda: n0.replica.commit_index == 9)
+                assert n0.log.last_index() == 9, "the old entries are still on disk"
+                assert await read_all(n0.replica) == []
+                assert n0.replica.readable_end == 0
+            finally:
+                free.set()
+            await eventually(lambda: n0.replica.readable_end == 10)
+            assert await read_all(n0.replica) == [b"new"] * 10
+
+    run(work())

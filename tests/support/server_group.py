@@ -1,0 +1,146 @@
+"""Real ``NodeServer``s of one group in this process, on loopback ports, with real stores; and one raw client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from dledger_core.client.channel import Channel
+from dledger_core.config import Peer, RaftConfig, StorageConfig
+from dledger_core.control import Part, column_crc
+from dledger_core.ids import NodeId
+from dledger_core.net import codec
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import Columns
+from dledger_core.server.config import ServerConfig
+from dledger_core.server.node import NodeServer
+from dledger_core.server.service import Hosted
+
+T = TypeVar("T")
+
+RAFT = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2)
+STORAGE = StorageConfig(data_segment_bytes=16 << 20, index_segment_bytes=1 << 20, zero_ahead_bytes=0)
+TIMEOUT_S = 15.0
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a test's coroutine as the server runs: on uvloop."""
+    return uvloop.run(work)
+
+
+def free_peers(count: int) -> tuple[Peer, ...]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", s.getsockname()[1]) for i, s in enumerate(sockets))
+    finally:
+        for each in sockets:
+            each.close()
+
+
+async def eventually(condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+    """Waits, without blocking the loop, until ``condition`` is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "this never became true"
+        await asyncio.sleep(0.005)
+    return value
+
+
+class ServerGroup:
+    """``nodes`` servers; an async context manager that starts and closes them."""
+
+    def __init__(self, directory: Path, nodes: int = 3, **options: Any) -> None:
+        self.peers = free_peers(nodes)
+        self.directory = directory
+        self.options = {"raft": RAFT, "storage": STORAGE, "tick_ms": 10} | options
+        self.nodes: dict[str, NodeServer] = {}
+        self.channels: list[Channel] = []
+
+    async def __aenter__(self) -> ServerGroup:
+        for peer in self.peers:
+            await self.start(peer.node_id)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for channel in self.channels:
+            await channel.close()
+        for node_id in list(self.nodes):
+            await self.stop(node_id)
+
+    def config(self, node_id: str, **options: Any) -> ServerConfig:
+        settings = {"self_id": NodeId(node_id), "peers": self.peers, "directory": self.directory}
+        return ServerConfig(**(settings | self.options | options))
+
+    async def start(self, node_id: str, **options: Any) -> NodeServer:
+        node = NodeServer(self.config(node_id, **options))
+        await node.start()
+        self.nodes[node_id] = node
+        return node
+
+    async def stop(self, node_id: str) -> None:
+        await self.nodes.pop(node_id).close()
+
+    def hosted(self, node_id: str, group: str = "default") -> Hosted:
+        return self.nodes[node_id].hosted[group]
+
+    async def leader(self, group: str = "default") -> str:
+        """Returns the node that leads and has committed in its term."""
+
+        def found() -> str | None:
+            return next((n for n, s in self.nodes.items() if s.hosted[group].replica.leader_ready), None)
+
+        return str(await eventually(found))
+
+    async def followers(self, group: str = "default") -> list[str]:
+        leader = await self.leader(group)
+        return [node for node in self.nodes if node != leader]
+
+    async def channel(self, node_id: str) -> Channel:
+        channel = Channel(next(peer for peer in self.peers if peer.node_id == node_id))
+        await channel.open(TIMEOUT_S)
+        self.channels.append(channel)
+        return channel
+
+    async def client(self) -> RawClient:
+        """Returns a connection to the leader."""
+        return RawClient(await self.channel(await self.leader()))
+
+
+class RawClient:
+    """Requests as they go over the wire: no retries, no second node."""
+
+    def __init__(self, channel: Channel, group: str = "default") -> None:
+        self.channel = channel
+        self.group = group
+
+    async def ask(self, kind: Type, *payload: Any, timeout_s: float = TIMEOUT_S, **fields: Any) -> Frame:
+        return await self.channel.request({"t": kind, "g": self.group} | fields, *payload, timeout_s=timeout_s)
+
+    async def append(self, bodies: list[bytes], timeout_s: float = TIMEOUT_S, **fields: Any) -> tuple[int, int, int]:
+        columns = Columns.from_bodies(bodies)
+        payload = codec.columns_payload(columns)
+        header = (await self.ask(Type.APPEND, *payload, n=columns.count, timeout_s=timeout_s, **fields)).header
+        return header["first"], header["last"], header["term"]
+
+    async def attempt(self, bodies: list[bytes], key: dict[str, Any], attempt: str = "a") -> Part:
+        first, last, _ = await self.append(bodies, x=key | {"a": attempt})
+        return Part(first, last, len(bodies), column_crc(Columns.from_bodies(bodies).crcs))
+
+    async def read(self, start: int, end: int, timeout_s: float = TIMEOUT_S, **fields: Any) -> tuple[dict, list]:
+        """Returns the answer's header and its (index, magic, body) rows."""
+        frame = await self.ask(Type.READ, start=start, end=end, timeout_s=timeout_s, **fields)
+        records = codec.parse_records(frame.payload, frame.header["n"])
+        rows, at = [], 0
+        for row in records.headers:
+            rows.append((int(row["index"]), int(row["magic"]), bytes(records.bodies[at : at + int(row["length"])])))
+            at += int(row["length"])
+        return frame.header, rows
