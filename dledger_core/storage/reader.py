@@ -8,6 +8,7 @@ ours, at the last whole batch). The view is fixed when the store is opened; open
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
@@ -211,6 +212,31 @@ class StoreReader:
         if not self.first_index <= start <= self.last_index or end <= start:
             raise out_of_range(self._layout.root, start, end, self.first_index, self.last_index)
         return self._reader.read(start, min(end, self.last_index + 1), max_bytes)
+
+    def index_mismatches(self, records: Records) -> list[int]:
+        """Returns those of ``records`` about which the index files say something else than the data.
+
+        Rows at the end that were not written yet do not count: a store that runs, or was killed, is behind there.
+        """
+        if not records.count:
+            return []
+        expected = index_records(records)
+        start = int(expected["index"][0])
+        rows = self._disk_index.read(start, start + records.count)
+        if not self._origin.rules.position_checked:
+            expected["position"] = rows["position"]
+        wrong = ~agreement(rows, expected, magic=self._origin.meta is not None)
+        found = start + np.flatnonzero(wrong)
+        return [int(index) for index in found if index < self._index_end or rows["size"][index - start]]
+
+    @cached_property
+    def _index_end(self) -> int:
+        """The index behind the last entry that the index files know."""
+        first = self._index.first
+        if first is None:
+            return self.last_index + 1
+        written = np.flatnonzero(self._disk_index.read(first, self.last_index + 1)["size"])
+        return first + (int(written[-1]) + 1 if len(written) else 0)
 
     def verify(self) -> StoreReport:
         """Reads everything and reports what is wrong; see ``Finding``."""

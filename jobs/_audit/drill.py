@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from dledger_core.checksum import crc32_column
 from dledger_core.record import HEADER_BYTES
+from jobs._audit.limiter import RateLimiter
 from jobs._audit.model import Finding, Replica
-from jobs._audit.plan import Section, committed_end
+from jobs._audit.plan import Section, committed_end, runs_of
 from jobs._audit.sources import Gap, Source, open_source
 from jobs._audit.vote import Judgement, Seen, State, judge
 
@@ -92,16 +93,19 @@ class _Table:
         )
 
 
-def drill(section: Section, *, pause_s: float = SECOND_LOOK_S) -> Drilled:
+def drill(
+    section: Section, *, pause_s: float = SECOND_LOOK_S, limiters: Mapping[str, RateLimiter] | None = None
+) -> Drilled:
     """Compares the entries of a range on all its replicas.
 
     Args:
         section: the range and who holds it.
         pause_s: how long to wait before suspects of live nodes are read again.
+        limiters: by replica's name, told of all bytes read.
     """
     committed = committed_end(section.replicas)
     with ExitStack() as stack:
-        sources = {r.name: stack.enter_context(open_source(r)) for r in section.replicas}
+        sources = {r.name: stack.enter_context(open_source(r, (limiters or {}).get(r.name))) for r in section.replicas}
         bounds = {r.name: (r.first_index, r.end) for r in section.replicas}
         tables = {n: _read(sources[n], section.start, section.end, bounds[n]) for n in sources}
         first_look = _judged(tables, _suspects(tables), committed)
@@ -109,7 +113,7 @@ def drill(section: Section, *, pause_s: float = SECOND_LOOK_S) -> Drilled:
             time.sleep(pause_s)
         second_look: dict[int, list[Judgement]] = {}
         evidence: dict[int, dict[str, Seen]] = {}
-        for start, end in _runs(sorted(first_look)):
+        for start, end in runs_of(sorted(first_look)):
             again = {n: _read(sources[n], start, end, bounds[n]) for n in sources}
             second_look |= _judged(again, range(start, end), committed)
             evidence |= {i: {n: t.seen(i) for n, t in again.items()} for i in range(start, end)}
@@ -179,15 +183,6 @@ def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -
     return found
 
 
-def _runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of consecutive indexes."""
-    start = 0
-    for i in range(1, len(indexes) + 1):
-        if i == len(indexes) or indexes[i] != indexes[i - 1] + 1:
-            yield indexes[start], indexes[i - 1] + 1
-            start = i
-
-
 def _merged(replica: Replica, judged: dict[int, list[Judgement]]) -> list[tuple[Judgement, Finding]]:
     """Returns one finding for consecutive indexes with the same judgement."""
     found: list[tuple[Judgement, Finding]] = []
@@ -196,7 +191,7 @@ def _merged(replica: Replica, judged: dict[int, list[Judgement]]) -> list[tuple[
         for judgement in judged[index]:
             places.setdefault(judgement, []).append(index)
     for judgement, indexes in places.items():
-        for start, end in _runs(indexes):
+        for start, end in runs_of(indexes):
             names = ",".join(judgement.replicas)
             finding = Finding(
                 kind=judgement.kind, group=replica.group, replica=names, start=start, end=end, count=end - start

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 __all__ = [
     "EXPLANATIONS",
+    "OTHER",
     "SEVERITIES",
     "Class",
     "Finding",
@@ -15,6 +16,10 @@ __all__ = [
     "Severity",
     "Verdict",
 ]
+
+
+OTHER: Final = "other/"
+"""Begins the names of another cluster's replicas."""
 
 
 class Class(StrEnum):
@@ -119,6 +124,7 @@ class Replica:
         end: end of what can be compared: commit index + 1 of a live node, last index + 1 of a store.
         log_uuid: identity of the log, where there is one.
         role: role of a live node.
+        data_bytes: about how many bytes it holds; 0 = unknown.
     """
 
     group: str
@@ -133,6 +139,27 @@ class Replica:
     end: int = 0
     log_uuid: str | None = None
     role: str = ""
+    data_bytes: int = 0
+
+    @property
+    def node(self) -> str:
+        """The node's id in its own cluster, or the store's name."""
+        return self.name.removeprefix(OTHER)
+
+    @property
+    def other(self) -> bool:
+        """Whether it belongs to the cluster that this one is compared with."""
+        return self.name.startswith(OTHER)
+
+    @property
+    def source(self) -> str:
+        """What it was read from, as the table of ranges records it."""
+        return self.path or "node"
+
+    @property
+    def entry_bytes(self) -> float:
+        """About how many bytes an entry takes."""
+        return max(self.data_bytes, 0) / max(1, self.last_index + 1 - self.first_index)
 
     @property
     def live(self) -> bool:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
 from dledger_core.errors import DLedgerError
+from dledger_core.record import HEADER_BYTES
 from jobs._audit.drill import Drilled, drill
-from jobs._audit.model import Class, Finding, Replica
-from jobs._audit.plan import DigestTask, Section, aligned
+from jobs._audit.limiter import RateLimiter
+from jobs._audit.model import OTHER, Class, Finding, Replica
+from jobs._audit.plan import DigestTask, Section, aligned, bundles
 from jobs._audit.ranges import RangeRow
 from jobs._audit.sources import Gap, RangeSeen, open_source
 from jobs._cli import progress
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Compared",
     "RangeKey",
+    "bytes_read",
     "compared_by_replica",
     "digest_pass",
     "drill_pass",
@@ -40,7 +44,8 @@ __all__ = [
 
 RANGES_SCHEMA: Final = (
     "run_id string, group string, replica string, start long, end long, bytes long, content binary, layout binary,"
-    " damaged array<long>, problem string, reason string, read_at timestamp"
+    " damaged array<long>, problem string, reason string, read_at timestamp,"
+    " index_wrong array<long>, log_uuid string, source string, resumes string"
 )
 _ARROW_SCHEMA: Final = pa.schema(
     [
@@ -56,6 +61,10 @@ _ARROW_SCHEMA: Final = pa.schema(
         ("problem", pa.string()),
         ("reason", pa.string()),
         ("read_at", pa.timestamp("us", tz="UTC")),
+        ("index_wrong", pa.list_(pa.int64())),
+        ("log_uuid", pa.string()),
+        ("source", pa.string()),
+        ("resumes", pa.string()),
     ]
 )
 _FOUND_SCHEMA: Final = pa.schema([("found", pa.string())])
@@ -70,20 +79,34 @@ RangeKey = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How much of a replica was compared with another one."""
+    """How much of a replica was compared with another one; which run read it, from when to when."""
 
     group: str
     replica: str
     entries: int
     nbytes: int
+    run_id: str = ""
+    first: datetime | None = None
+    last: datetime | None = None
 
 
-def digest_pass(spark: SparkSession, tasks: Sequence[DigestTask], run_id: str) -> DataFrame:
-    """Returns the digests of all ranges, a row per replica and range (RANGES_SCHEMA); nothing has run yet."""
+def digest_pass(
+    spark: SparkSession, tasks: Sequence[DigestTask], run_id: str, *, resumes: str = "", rate: int | None = None
+) -> DataFrame:
+    """Returns the digests of all ranges, a row per replica and range (RANGES_SCHEMA); nothing has run yet.
 
-    def rows(task: DigestTask) -> Iterator[pa.RecordBatch]:
+    Args:
+        spark: the session.
+        tasks: what to read.
+        run_id: this run.
+        resumes: the run that it goes on with.
+        rate: bytes per second that may be read from one node; then each node is read by one task.
+    """
+
+    def rows(bundle: tuple[DigestTask, ...]) -> Iterator[pa.RecordBatch]:
+        limiter = RateLimiter(rate) if rate else None
         pending: list[dict[str, Any]] = []
-        for row in _digest_rows(task, run_id):
+        for row in chain.from_iterable(_digest_rows(task, run_id, resumes, limiter) for task in bundle):
             pending.append(row)
             if len(pending) >= _ROWS_PER_BATCH:
                 yield pa.RecordBatch.from_pylist(pending, _ARROW_SCHEMA)
@@ -91,13 +114,16 @@ def digest_pass(spark: SparkSession, tasks: Sequence[DigestTask], run_id: str) -
         if pending:
             yield pa.RecordBatch.from_pylist(pending, _ARROW_SCHEMA)
 
-    return _spread(spark, tuple(tasks), rows, RANGES_SCHEMA)
+    return _spread(spark, tuple(bundles(tasks, one_per_node=rate is not None)), rows, RANGES_SCHEMA)
 
 
-def _digest_rows(task: DigestTask, run_id: str) -> Iterator[dict[str, Any]]:
+def _digest_rows(
+    task: DigestTask, run_id: str, resumes: str = "", limiter: RateLimiter | None = None
+) -> Iterator[dict[str, Any]]:
     replica = task.replica
     whose = {"run_id": run_id, "group": replica.group, "replica": replica.name}
-    for seen in _digests(task):
+    whose |= {"log_uuid": replica.log_uuid or "", "source": replica.source, "resumes": resumes}
+    for seen in _digests(task, limiter):
         now = datetime.now(UTC)
         if isinstance(seen, RangeSeen):
             digest = seen.digest
@@ -108,6 +134,7 @@ def _digest_rows(task: DigestTask, run_id: str) -> Iterator[dict[str, Any]]:
                 "content": digest.content,
                 "layout": digest.layout,
                 "damaged": list(seen.damaged),
+                "index_wrong": list(chain.from_iterable(seen.index_wrong)),
                 "problem": "",
                 "reason": "",
                 "read_at": now,
@@ -115,13 +142,13 @@ def _digest_rows(task: DigestTask, run_id: str) -> Iterator[dict[str, Any]]:
             continue
         for start, end in aligned(seen.start, seen.end, task.span):
             gap = {"start": start, "end": end, "problem": seen.kind, "reason": seen.reason, "read_at": now}
-            yield whose | gap | {"bytes": 0, "content": b"", "layout": b"", "damaged": []}
+            yield whose | gap | {"bytes": 0, "content": b"", "layout": b"", "damaged": [], "index_wrong": []}
 
 
-def _digests(task: DigestTask) -> Iterator[RangeSeen | Gap]:
+def _digests(task: DigestTask, limiter: RateLimiter | None) -> Iterator[RangeSeen | Gap]:
     done = task.start
     try:
-        with open_source(task.replica) as source:
+        with open_source(task.replica, limiter) as source:
             for seen in source.digests(task.start, task.end, task.span):
                 yield seen
                 done = seen.end if isinstance(seen, Gap) else seen.digest.end
@@ -133,16 +160,20 @@ def suspect_ranges(ranges: DataFrame) -> dict[RangeKey, list[RangeRow]]:
     """Returns the rows of those ranges that are not simply equal on all replicas."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    problem = (F.col("problem") != "") | (F.size("damaged") > 0)
+    problem = (F.col("problem") != "") | (F.size("damaged") > 0) | (F.size("index_wrong") > 0)
+    other = F.col("replica").startswith(OTHER)  # the layout counts within a cluster alone
     grouped = ranges.groupBy("group", "start", "end").agg(
-        F.count_distinct("content", "layout").alias("kinds"),
+        (F.count_distinct("content", "layout", other) - F.count_distinct(other)).alias("differ"),
+        F.count_distinct("content").alias("kinds"),
         F.max(problem).alias("problem"),
         F.collect_list(
-            F.struct("replica", "content", "layout", F.size("damaged").alias("damaged"), "problem", "reason")
+            F.struct(
+                "replica", "content", "layout", F.size("damaged").alias("damaged"), "problem", "reason", "index_wrong"
+            )
         ).alias("rows"),
     )
     found = {}
-    for row in grouped.where((F.col("kinds") > 1) | F.col("problem")).collect():
+    for row in grouped.where((F.col("kinds") > 1) | (F.col("differ") > 0) | F.col("problem")).collect():
         rows = [
             RangeRow(
                 replica=one.replica,
@@ -151,6 +182,7 @@ def suspect_ranges(ranges: DataFrame) -> dict[RangeKey, list[RangeRow]]:
                 damaged=one.damaged,
                 problem=one.problem,
                 reason=one.reason,
+                index_wrong=tuple(zip(one.index_wrong[::2], one.index_wrong[1::2], strict=True)),
             )
             for one in row.rows
         ]
@@ -168,21 +200,51 @@ def compared_by_replica(ranges: DataFrame) -> list[Compared]:
     rows = (
         readable.withColumn("holders", F.count("*").over(together))
         .where("holders > 1")
-        .groupBy("group", "replica")
-        .agg(F.sum(F.col("end") - F.col("start")).alias("entries"), F.sum("bytes").alias("nbytes"))
+        .groupBy("group", "replica", "run_id")
+        .agg(
+            F.sum(F.col("end") - F.col("start")).alias("entries"),
+            F.sum("bytes").alias("nbytes"),
+            F.min("read_at").alias("first"),
+            F.max("read_at").alias("last"),
+        )
         .collect()
     )
-    return [Compared(row.group, row.replica, row.entries, row.nbytes) for row in rows]
+    return [
+        Compared(
+            row.group,
+            row.replica,
+            row.entries,
+            row.nbytes,
+            row.run_id,
+            row["first"].astimezone(UTC),
+            row["last"].astimezone(UTC),
+        )
+        for row in rows
+    ]
 
 
-def drill_pass(spark: SparkSession, parts: Sequence[Section]) -> list[Drilled]:
-    """Compares ranges entry by entry and returns what was found."""
+def bytes_read(ranges: DataFrame, run_id: str) -> dict[str, int]:
+    """Returns how many bytes of records this run's first pass read, by replica."""
+    from pyspark.sql import functions as F  # noqa: N812
 
-    def rows(part: Section) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pylist([{"found": json.dumps(asdict(_drilled(part)))}], _FOUND_SCHEMA)
+    size = F.col("bytes") + HEADER_BYTES * (F.col("end") - F.col("start"))
+    read = ranges.where((F.col("run_id") == run_id) & (F.col("problem") == "")).groupBy("replica")
+    return {row.replica: row.nbytes for row in read.agg(F.sum(size).alias("nbytes")).orderBy("replica").collect()}
 
+
+def drill_pass(spark: SparkSession, parts: Sequence[Section], rate: int | None = None) -> list[Drilled]:
+    """Compares ranges entry by entry and returns what was found; with a rate one range after the other."""
+
+    def rows(work: tuple[Section, ...]) -> Iterator[pa.RecordBatch]:
+        names = {replica.name for part in work for replica in part.replicas}
+        limiters = {name: RateLimiter(rate) for name in names} if rate else {}
+        for part in work:
+            found = json.dumps(asdict(_drilled(part, limiters)))
+            yield pa.RecordBatch.from_pylist([{"found": found}], _FOUND_SCHEMA)
+
+    bundled = [tuple(parts)] if rate else [(part,) for part in parts]
     with watched(spark, "entry by entry"):
-        found = _spread(spark, tuple(parts), rows, "found string").collect()
+        found = _spread(spark, tuple(bundled), rows, "found string").collect()
     return [_from_json(json.loads(row.found)) for row in found]
 
 
@@ -215,9 +277,9 @@ def _index_findings(replica: Replica) -> Iterator[Finding]:
                 )
 
 
-def _drilled(part: Section) -> Drilled:
+def _drilled(part: Section, limiters: Mapping[str, RateLimiter]) -> Drilled:
     try:
-        return drill(part)
+        return drill(part, limiters=limiters)
     except DLedgerError as error:
         return Drilled((), 0, (f"[{part.start}, {part.end}): {error}",), 0)
 

@@ -7,7 +7,7 @@ same ranges in every run and on every replica, and their digests can be compared
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -18,13 +18,17 @@ __all__ = [
     "DigestTask",
     "Section",
     "aligned",
+    "bundles",
     "choose_span",
     "committed_end",
     "common_range",
-    "digest_tasks",
     "end_findings",
+    "finer_span",
+    "reading_tasks",
+    "runs_of",
     "sample",
     "sections",
+    "steps",
 ]
 
 SPAN_MIN: Final = 1024
@@ -91,6 +95,13 @@ def choose_span(entries: int) -> int:
     return span
 
 
+def finer_span(span: int, entry_bytes: float, bytes_per_second: int) -> int:
+    """Returns a span so small that one range takes about a second at that rate; a range is read in one go."""
+    while span > SPAN_MIN and span * entry_bytes > bytes_per_second:
+        span //= 2
+    return span
+
+
 def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
     """Cuts [start, end) at the multiples of ``span``."""
     while start < end:
@@ -99,18 +110,67 @@ def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def digest_tasks(parts: Sequence[Section], span: int, tasks_wanted: int) -> list[DigestTask]:
-    """Returns the tasks of the first pass, neighbours on different replicas so that all nodes work at once."""
-    entries = sum(part.end - part.start for part in parts)
+def reading_tasks(
+    ranges: Iterable[Section], span: int, tasks_wanted: int, held: Container[tuple[str, int, int]] = frozenset()
+) -> list[DigestTask]:
+    """Returns the tasks of the first pass, neighbours on different replicas so that all nodes work at once.
+
+    Args:
+        ranges: what to read, range by range and in order.
+        span: entries per range.
+        tasks_wanted: so many for each replica, if there are ranges enough.
+        held: (replica, start, end) of digests that are there already.
+    """
+    wanted = list(ranges)
     chunk = span
-    while chunk * tasks_wanted < entries:
+    while chunk * tasks_wanted < sum(part.end - part.start for part in wanted):
         chunk *= 2
-    return [
-        DigestTask(replica, start, end, span)
-        for part in parts
-        for start, end in aligned(part.start, part.end, chunk)
-        for replica in part.replicas
-    ]
+    tasks: dict[str, list[DigestTask]] = {}
+    for part in wanted:
+        for replica in part.replicas:
+            if (replica.name, part.start, part.end) in held:
+                continue
+            mine = tasks.setdefault(replica.name, [])
+            # Ranges are joined where the reader will cut them again: at multiples of the span.
+            if mine and mine[-1].end == part.start and part.start % span == 0 and part.start % chunk:
+                mine[-1] = DigestTask(replica, mine[-1].start, part.end, span)
+            else:
+                mine.append(DigestTask(replica, part.start, part.end, span))
+    return sorted((task for mine in tasks.values() for task in mine), key=lambda task: (task.start, task.replica.name))
+
+
+def steps(tasks: Sequence[DigestTask], step_bytes: int) -> Iterator[list[DigestTask]]:
+    """Cuts the work into steps of about so many bytes, at least one task each."""
+    step: list[DigestTask] = []
+    size = 0.0
+    for task in tasks:
+        nbytes = (task.end - task.start) * task.replica.entry_bytes
+        if step and size + nbytes > step_bytes:
+            yield step
+            step, size = [], 0.0
+        step.append(task)
+        size += nbytes
+    if step:
+        yield step
+
+
+def bundles(tasks: Sequence[DigestTask], *, one_per_node: bool) -> list[tuple[DigestTask, ...]]:
+    """Returns what each task of Spark does; with ``one_per_node`` no node is read by two of them at a time."""
+    if not one_per_node:
+        return [(task,) for task in tasks]
+    by_node: dict[str, list[DigestTask]] = {}
+    for task in tasks:
+        by_node.setdefault(task.replica.name, []).append(task)
+    return [tuple(mine) for mine in by_node.values()]
+
+
+def runs_of(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of consecutive indexes."""
+    start = 0
+    for i in range(1, len(indexes) + 1):
+        if i == len(indexes) or indexes[i] != indexes[i - 1] + 1:
+            yield indexes[start], indexes[i - 1] + 1
+            start = i
 
 
 def sample(parts: Sequence[Section], span: int, seed: str) -> list[Section]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jobs._audit.model import OTHER
+
 __all__ = ["RangeJudgement", "RangeRow", "judge_range"]
 
 
@@ -20,6 +22,7 @@ class RangeRow:
         damaged: how many bodies do not match their CRC.
         problem: empty, or the kind of a gap: damaged, gone, unread.
         reason: for people.
+        index_wrong: ranges of entries about which its index file is wrong.
     """
 
     replica: str
@@ -28,6 +31,7 @@ class RangeRow:
     damaged: int = 0
     problem: str = ""
     reason: str = ""
+    index_wrong: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,17 @@ def judge_range(rows: Sequence[RangeRow]) -> RangeJudgement:
     damaged = any(row.problem or row.damaged for row in readable)
     if damaged or len({row.content for row in readable}) > 1:
         return RangeJudgement(True, (), unread, gone)
-    layouts = Counter(row.layout for row in readable)
+    here = [row for row in readable if not row.replica.startswith(OTHER)]
+    there = [row for row in readable if row.replica.startswith(OTHER)]
+    return RangeJudgement(False, _layout_differs(here) + _layout_differs(there), unread, gone)
+
+
+def _layout_differs(rows: Sequence[RangeRow]) -> tuple[str, ...]:
+    """Compares the layouts within one cluster; two clusters never lay out their entries alike."""
+    layouts = Counter(row.layout for row in rows)
     if len(layouts) < 2:
-        return RangeJudgement(False, (), unread, gone)
+        return ()
     layout, count = layouts.most_common(1)[0]
-    if 2 * count > len(readable):
-        return RangeJudgement(False, tuple(r.replica for r in readable if r.layout != layout), unread, gone)
-    return RangeJudgement(False, (",".join(row.replica for row in readable),), unread, gone)
+    if 2 * count > len(rows):
+        return tuple(row.replica for row in rows if row.layout != layout)
+    return (",".join(row.replica for row in rows),)

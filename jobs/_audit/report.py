@@ -76,6 +76,8 @@ class GroupReport:
         findings: merged, worst first.
         incomplete: why not everything that could be was compared; empty = complete.
         cleared: suspects that a second look cleared.
+        provenance: what coverage rests on: read now, by a run before, or proven on a date.
+        notes: what else a reader should know.
     """
 
     group: str
@@ -86,6 +88,8 @@ class GroupReport:
     findings: tuple[Finding, ...] = ()
     incomplete: tuple[str, ...] = ()
     cleared: int = 0
+    provenance: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -102,6 +106,8 @@ class GroupReport:
             "coverage": {name: coverage.to_json() for name, coverage in self.coverage.items()},
             "incomplete": list(self.incomplete),
             "cleared_by_second_look": self.cleared,
+            "provenance": list(self.provenance),
+            "notes": list(self.notes),
         }
 
 
@@ -145,7 +151,10 @@ def coverage_of(
         compared: (replica, entries, bytes) of what was read and compared.
         extra: names that belong in the table though nothing of them was read.
     """
-    done = {name: (entries, nbytes) for name, entries, nbytes in compared}
+    done: dict[str, tuple[int, int]] = {}
+    for name, entries, nbytes in compared:
+        before = done.get(name, (0, 0))
+        done[name] = before[0] + entries, before[1] + nbytes
     found = {}
     for replica in replicas:
         entries, nbytes = done.get(replica.name, (0, 0))

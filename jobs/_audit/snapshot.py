@@ -77,6 +77,7 @@ def _store_replica(name: str, path: Path) -> Replica:
                 commit_index=reader.vouched_index if reader.vouched_index is not None else reader.commit_index,
                 end=reader.last_index + 1,
                 log_uuid=reader.log_uuid,
+                data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
             )
     except StoreMismatchError as error:
         raise ConfigError(f"replica {name} is no store: {error.what}", error.where, error.remedy) from None
@@ -84,8 +85,14 @@ def _store_replica(name: str, path: Path) -> Replica:
         return Replica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
 
 
-def node_replicas(peers: str, group: str, *, timeout_ms: int = 10_000) -> tuple[Replica, ...]:
+def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000) -> tuple[Replica, ...]:
     """Asks the nodes of a group; waits a moment for those that are just starting or a heartbeat behind.
+
+    Args:
+        peers: the servers.
+        group: the group's name.
+        prefix: goes before the nodes' names.
+        timeout_ms: how long to look for a node that answers.
 
     Raises:
         UnreachableError: no node answers.
@@ -99,7 +106,7 @@ def node_replicas(peers: str, group: str, *, timeout_ms: int = 10_000) -> tuple[
         while _behind(metadata.nodes, wanted) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             metadata = client.metadata()
-        found = tuple(_node_replica(node, peers, group, metadata.log_uuid) for node in metadata.nodes)
+        found = tuple(_node_replica(node, peers, group, metadata.log_uuid, prefix) for node in metadata.nodes)
         # What was appended meanwhile is left to the next audit: else busy replicas would never end alike.
         return tuple(replace(replica, end=min(replica.end, max(wanted + 1, replica.first_index))) for replica in found)
 
@@ -108,13 +115,14 @@ def _behind(nodes: Sequence[NodeStatus], commit_index: int) -> bool:
     return any(not node.reachable or node.commit_index < commit_index for node in nodes)
 
 
-def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None) -> Replica:
+def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None, prefix: str) -> Replica:
+    name = prefix + node.node_id
     if not node.reachable:
         error = f"node {node.node_id} at {node.address} does not answer for group {group}"
-        return Replica(group=group, name=node.node_id, peers=peers, reachable=False, error=error)
+        return Replica(group=group, name=name, peers=peers, reachable=False, error=error)
     return Replica(
         group=group,
-        name=node.node_id,
+        name=name,
         peers=peers,
         first_index=max(0, node.first_index),
         last_index=node.last_index,
@@ -122,4 +130,5 @@ def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None
         end=max(0, node.first_index, min(node.commit_index, node.last_index) + 1),
         log_uuid=log_uuid,
         role=node.role,
+        data_bytes=max(0, node.data_bytes),
     )

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError
+from dledger_core.record import HEADER_BYTES
 from jobs._audit.model import Replica
-from jobs._audit.plan import aligned
+from jobs._audit.plan import aligned, runs_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dledger_core import Client, StoreReader
+    from jobs._audit.limiter import RateLimiter
 
 __all__ = ["Gap", "RangeSeen", "Source", "open_source", "read_past_damage"]
 
@@ -51,10 +53,17 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class RangeSeen:
-    """A range as one replica has it: its digest and the indexes of damaged bodies."""
+    """A range as one replica has it.
+
+    Attributes:
+        digest: its digest.
+        damaged: indexes of damaged bodies.
+        index_wrong: ranges of entries about which the index file says something else than the data.
+    """
 
     digest: RangeDigest
     damaged: tuple[int, ...] = ()
+    index_wrong: tuple[tuple[int, int], ...] = ()
 
 
 class Source(Protocol):
@@ -108,30 +117,35 @@ def read_past_damage(
 
 
 @contextmanager
-def open_source(replica: Replica) -> Iterator[Source]:
-    """Opens a replica for one task."""
+def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterator[Source]:
+    """Opens a replica for one task; ``limiter`` is told of all bytes read."""
     from dledger_core import Client, open_store
 
     with ExitStack() as stack:
         if replica.live:
             client = Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS)
-            yield _NodeSource(stack.enter_context(client), replica.name)
+            yield _NodeSource(stack.enter_context(client), replica.node, limiter)
         else:
-            yield _StoreSource(stack.enter_context(open_store(replica.path)))
+            yield _StoreSource(stack.enter_context(open_store(replica.path)), limiter)
 
 
 class _NodeSource:
-    def __init__(self, client: Client, node: str) -> None:
+    def __init__(self, client: Client, node: str, limiter: RateLimiter | None) -> None:
         self._client = client
         self._node = node
+        self._limiter = limiter
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
         return read_past_damage(lambda at, limit: self._digest(at, limit, span), start, end, span)
 
     def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
+        if self._limiter is not None:  # a range at a time: the node reads all that it is asked for at once
+            end = min(end, start - start % span + span)
         report = _patiently(
             lambda: self._client.digest(start, end, span=span, node=self._node), lambda r: r.next_index > start
         )
+        if self._limiter is not None:
+            self._limiter.take(sum(r.nbytes + HEADER_BYTES * (r.end - r.start) for r in report.ranges))
         seen = [
             RangeSeen(digest, tuple(i for i in report.damaged if digest.start <= i < digest.end))
             for digest in report.ranges
@@ -146,32 +160,40 @@ class _NodeSource:
             lambda: self._client.records(start, end, node=self._node, max_bytes=READ_BYTES),
             lambda fetch: fetch.next_index > start,
         )
+        if self._limiter is not None:
+            self._limiter.take(fetched.batch.nbytes)
         return [fetched.batch], fetched.next_index
 
 
 class _StoreSource:
-    def __init__(self, reader: StoreReader) -> None:
+    def __init__(self, reader: StoreReader, limiter: RateLimiter | None) -> None:
         self._reader = reader
+        self._limiter = limiter
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
         for first, stop in aligned(start, end, span):
             yield from read_past_damage(self._digest, first, stop, span)
 
     def _digest(self, start: int, end: int) -> tuple[list[RangeSeen], int]:
-        hasher, damaged = RangeHasher(start), []
+        hasher, damaged, wrong = RangeHasher(start), [], list[int]()
         at = start
         while at < end:
             records = self._reader.records(at, end, READ_BYTES)
             hasher.update(records)
             damaged += damaged_indexes(records)
+            wrong += self._reader.index_mismatches(records)
             at += records.count
-        return [RangeSeen(hasher.digest(), tuple(damaged))], end
+            if self._limiter is not None:
+                self._limiter.take(records.nbytes)
+        return [RangeSeen(hasher.digest(), tuple(damaged), tuple(runs_of(wrong)))], end
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)
 
     def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         batch = self._reader.read(start, end, max_bytes=READ_BYTES)
+        if self._limiter is not None:
+            self._limiter.take(batch.nbytes)
         return [batch], start + batch.num_rows
 
 

@@ -16,7 +16,7 @@ from jobs._audit.report import GroupReport
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RunFacts", "check_directory", "write_findings", "write_ranges", "write_runs"]
+__all__ = ["RunFacts", "check_directory", "read_ranges", "write_findings", "write_ranges", "write_runs"]
 
 _RUNS_SCHEMA: Final = (
     "run_id string, group string, started_at timestamp, duration_s double, mode string, verdict string,"
@@ -46,8 +46,20 @@ def check_directory(directory: str) -> None:
 
 
 def write_ranges(ranges: DataFrame, directory: str) -> None:
-    """Appends the digests of a run."""
-    ranges.coalesce(1).write.format("delta").mode("append").save(f"{directory}/audit_ranges")
+    """Appends digests; each call is one commit, so what a killed run had finished is there."""
+    path = f"{directory}/audit_ranges"
+    ranges.repartition(1).write.format("delta").option("mergeSchema", "true").mode("append").save(path)
+
+
+def read_ranges(spark: SparkSession, directory: str) -> DataFrame | None:
+    """Returns the digests of all runs; None if there are none, or only those of a version that recorded less."""
+    from delta.tables import DeltaTable
+
+    path = f"{directory}/audit_ranges"
+    if not DeltaTable.isDeltaTable(spark, path):
+        return None
+    rows = spark.read.format("delta").load(path)
+    return rows if "resumes" in rows.columns else None
 
 
 def write_findings(spark: SparkSession, directory: str, facts: RunFacts, findings: Sequence[Finding]) -> None:

@@ -43,11 +43,13 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
         (["--replica", "a=/x", "--replica", "b=/y"], "replica a is no store"),
         (["--replica", "a=/x", "--replica", "b=/y", "--groups", "g"], "a store holds one group"),
         (["--peers", PEERS, "--mode", "thorough"], "Invalid value for '--mode'"),
-        (["--peers", PEERS, "--against", "x"], "--against is not available yet"),
-        (["--peers", PEERS, "--skip-proven", "7d"], "--skip-proven is not available yet"),
-        (["--peers", PEERS, "--resume", "x"], "--resume is not available yet"),
-        (["--peers", PEERS, "--max-bytes-per-second", "1"], "--max-bytes-per-second is not available yet"),
-        (["--peers", PEERS, "--report", "x.html"], "--report is not available yet"),
+        (["--peers", PEERS, "--against", "x"], "malformed peer 'x'"),
+        (["--peers", PEERS, "--against", PEERS], "cannot be compared with itself"),
+        (["--peers", PEERS, "--skip-proven", "soon"], "malformed age 'soon'"),
+        (["--peers", PEERS, "--skip-proven", "7d", "--dry-run"], "earlier runs are recorded in the tables"),
+        (["--peers", PEERS, "--resume", "x"], "'x' is no run id"),
+        (["--peers", PEERS, "--max-bytes-per-second", "0"], "Invalid value for '--max-bytes-per-second'"),
+        (["--peers", PEERS, "--report", "/nowhere/x.html"], "no report can be written to /nowhere/x.html"),
         (["--peers", PEERS, "--table", __file__], "is a file at --table"),
     ],
 )
@@ -139,6 +141,46 @@ def test_a_flipped_byte_is_named_on_live_nodes_and_at_rest(
     for mode in ("digest", "full"):
         code, summary, err = run(capsys, *replicas, "--mode", mode, "--dry-run")
         check_flipped(code, summary, err, victim)
+
+
+@pytest.mark.spark
+def test_what_was_read_before_is_not_read_again_until_its_turn_comes(
+    spark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from delta.tables import DeltaTable
+
+    from tests.spark_connector.store_writer import StoreWriter
+
+    with StoreWriter(tmp_path / "made") as writer:
+        writer.append_numbers(2048)
+    shutil.copytree(writer.path, tmp_path / "copy")
+    table, page = tmp_path / "audit", tmp_path / "report.html"
+    stores = ["--replica", f"a={writer.path}", "--replica", f"b={tmp_path / 'copy'}", "--table", str(table)]
+    code, first, err = run(capsys, *stores, "--max-bytes-per-second", "100000000")
+    assert (code, {part["kind"] for part in first["groups"][0]["provenance"]}) == (0, {"read now"}), err
+    assert first["cost"]["bytes_read"] == {"a": 2048 * 48 + first["coverage"]["a"]["bytes_compared"]} | {
+        "b": first["cost"]["bytes_read"]["a"]
+    }
+
+    # As if the first run had been killed: half of a's digests are there.
+    DeltaTable.forPath(spark, str(table / "audit_ranges")).delete("replica = 'b' OR start > 0")
+    flip_body_byte(writer.path, 5)  # not seen: this range of a is not read again
+    code, second, err = run(capsys, *stores, "--resume", first["run_id"])
+    assert (code, second["coverage_percent"], second["resumed"]) == (0, 100.0, first["run_id"]), err
+    kinds = [(p["replica"], p["kind"], p["entries"]) for p in second["groups"][0]["provenance"]]
+    assert sorted(kinds) == [
+        ("a", f"read by run {first['run_id']}", 1024),
+        ("a", "read now", 1024),
+        ("b", "read now", 2048),
+    ]
+
+    code, third, err = run(capsys, *stores, "--skip-proven", "7d", "--reread-share", "50", "--report", str(page))
+    assert (code, third["verdict"]) == (1, "INCONSISTENT"), err  # the oldest range of a is the one that was flipped
+    (found,) = third["findings"]
+    assert (found["class"], found["replica"], found["start"]) == ("CORRUPT", "a", 5)
+    kinds = [(p["kind"][:9], p["entries"]) for p in third["groups"][0]["provenance"]]
+    assert sorted(kinds) == [("proven on", 1024), ("proven on", 1024), ("read now", 1024), ("read now", 1024)]
+    assert "INCONSISTENT" in page.read_text()
 
 
 def check_flipped(code: int, summary: dict[str, Any], err: str, victim: str) -> None:

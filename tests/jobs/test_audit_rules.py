@@ -17,8 +17,8 @@ from jobs._audit.plan import (
     choose_span,
     committed_end,
     common_range,
-    digest_tasks,
     end_findings,
+    reading_tasks,
     sample,
     sections,
 )
@@ -84,8 +84,9 @@ def test_the_lowest_recorded_commit_index_counts(commits: tuple[int | None, ...]
 
 
 def test_tasks_cover_each_replica_once_and_start_at_multiples_of_the_span() -> None:
-    parts = [Section(5, 70_000, (replica("a", 0, 0), replica("b", 0, 0)))]
-    tasks = digest_tasks(parts, 1024, 8)
+    holders = (replica("a", 0, 0), replica("b", 0, 0))
+    parts = [Section(start, end, holders) for start, end in aligned(5, 70_000, 1024)]
+    tasks = reading_tasks(parts, 1024, 8)
     for name in "ab":
         mine = [task for task in tasks if task.replica.name == name]
         assert [mine[0].start, mine[-1].end] == [5, 70_000]

@@ -76,7 +76,7 @@ def audit(stores: Stores) -> list[Finding]:
         drilled = drill(Section(start, end, holders))
         assert not drilled.unread
         judged.add_drilled(group, drilled)
-    return merge_findings([*found, *judged.findings[group]])
+    return merge_findings([*found, *judged.found(group)])
 
 
 def place_of(store: Path, index: int) -> tuple[Path, int]:

@@ -1,0 +1,187 @@
+"""What earlier runs read: which ranges need not be read again. Pure, except for the two queries at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.errors import ConfigError
+from jobs._audit.model import OTHER, Replica
+from jobs._audit.plan import SPAN_MAX, SPAN_MIN, Section
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Held", "History", "Proof", "chain_of", "held_rows", "identity", "load_history", "to_reread", "trusted"]
+
+_RESUMES_MAX: Final = 100
+Key = tuple[str, int, int]
+Held = tuple[str, str, int, int]
+"""(group, replica, start, end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A range that was equal on some replicas.
+
+    Attributes:
+        start: first index.
+        end: the index behind the last one.
+        holders: identities of the replicas.
+        read_at: when the first of them was read.
+        nbytes: bytes of bodies on each of them.
+    """
+
+    start: int
+    end: int
+    holders: frozenset[str]
+    read_at: datetime
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known about a group's log: ranges proven equal, and ranges that were seen to differ."""
+
+    proofs: tuple[Proof, ...] = ()
+    refuted: tuple[tuple[int, int, datetime], ...] = ()
+    _by_start: dict[int, list[Proof]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        by_start: dict[int, list[Proof]] = {}
+        for proof in self.proofs:
+            by_start.setdefault(proof.start, []).append(proof)
+        object.__setattr__(self, "_by_start", by_start)
+
+    def cover(self, start: int, end: int, holders: frozenset[str], oldest: datetime) -> Proof | None:
+        """Returns a proof of [start, end), also one that is made of smaller ones or part of a larger one."""
+        span = SPAN_MIN
+        while span <= SPAN_MAX:
+            low = start - start % span
+            for proof in self._good(low, holders, oldest):
+                if proof.end >= end:
+                    share = (end - start) / (proof.end - proof.start)
+                    return Proof(start, end, proof.holders, proof.read_at, round(proof.nbytes * share))
+            span *= 2
+        return self._joined(start, end, holders, oldest)
+
+    def _joined(self, start: int, end: int, holders: frozenset[str], oldest: datetime) -> Proof | None:
+        pieces: list[Proof] = []
+        at = start
+        while at < end:
+            fitting = [proof for proof in self._good(at, holders, oldest) if proof.end <= end]
+            if not fitting:
+                return None
+            pieces.append(max(fitting, key=lambda proof: proof.end))
+            at = pieces[-1].end
+        read_at = min(proof.read_at for proof in pieces)
+        return Proof(start, end, holders, read_at, sum(proof.nbytes for proof in pieces))
+
+    def _good(self, start: int, holders: frozenset[str], oldest: datetime) -> list[Proof]:
+        found = [p for p in self._by_start.get(start, ()) if p.read_at >= oldest and holders <= p.holders]
+        return [
+            proof
+            for proof in found
+            if not any(s < proof.end and proof.start < e and at >= proof.read_at for s, e, at in self.refuted)
+        ]
+
+
+def identity(replica: Replica) -> str:
+    """Returns what a replica is known by from run to run: its name, its log, and where a store lies."""
+    return f"{replica.name}|{replica.log_uuid or ''}|{replica.source}"
+
+
+def trusted(wanted: Mapping[Key, Section], history: Mapping[str, History], oldest: datetime) -> dict[Key, Proof]:
+    """Returns the ranges that were proven equal on all their replicas since ``oldest``.
+
+    Entries above every recorded commit index may still be replaced, so they are never trusted.
+    """
+    found = {}
+    for key, part in wanted.items():
+        recorded = [r.commit_index for r in part.replicas if r.commit_index is not None]
+        if key[0] not in history or (recorded and part.end > max(recorded) + 1):
+            continue
+        holders = frozenset(identity(replica) for replica in part.replicas)
+        proof = history[key[0]].cover(part.start, part.end, holders, oldest)
+        if proof is not None:
+            found[key] = proof
+    return found
+
+
+def to_reread(proofs: Mapping[Key, Proof], percent: int) -> set[Key]:
+    """Returns the share of trusted ranges that is read again, the longest unread first; at least one."""
+    count = -(-len(proofs) * percent // 100)
+    return set(sorted(proofs, key=lambda key: (proofs[key].read_at, key))[:count])
+
+
+def chain_of(resumes: Mapping[str, str], run_id: str) -> list[str]:
+    """Returns the run, the one that it resumed, and so on.
+
+    Raises:
+        ConfigError: nothing was recorded of the run.
+    """
+    if run_id not in resumes:
+        remedy = "name a run that was killed while it wrote to this table, or leave it out"
+        raise ConfigError(f"nothing is recorded of run {run_id}", "--resume", remedy)
+    chain = [run_id]
+    while resumes.get(chain[-1]) and len(chain) < _RESUMES_MAX:
+        chain.append(resumes[chain[-1]])
+    return chain
+
+
+def held_rows(rows: DataFrame, replicas: Iterable[Replica], run_id: str) -> tuple[DataFrame, set[Held]]:
+    """Returns the digests that a killed run and those before it read of these very replicas, and their keys."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    resumes = {row.run_id: row.resumes for row in rows.select("run_id", "resumes").distinct().collect()}
+    chain = chain_of(resumes, run_id)
+    mine = _of_replicas(rows, replicas).where(F.col("run_id").isin(chain) & F.col("problem").isin("", "damaged"))
+    keys = mine.select("group", "replica", "start", "end").distinct().collect()
+    return mine, {(row.group, row.replica, row.start, row.end) for row in keys}
+
+
+def load_history(rows: DataFrame, replicas: Sequence[Replica]) -> dict[str, History]:
+    """Returns by group what the newest digests of these replicas say about each range."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    bad = (F.col("problem") != "") | (F.size("damaged") > 0) | (F.size("index_wrong") > 0)
+    seen = F.struct("content", "layout", "bytes", "read_at", bad.alias("bad"))
+    known = F.concat_ws("|", "replica", F.coalesce("log_uuid", F.lit("")), "source")
+    newest = (
+        _of_replicas(rows, replicas)
+        .groupBy("group", "replica", known.alias("known"), "start", "end")
+        .agg(F.max_by(seen, "read_at").alias("seen"))
+        .select("group", "known", "start", "end", F.col("replica").startswith(OTHER).alias("other"), "seen.*")
+    )
+    ranges = newest.groupBy("group", "start", "end").agg(
+        F.collect_set("known").alias("holders"),
+        (F.count_distinct("content") > 1).alias("differs"),
+        (F.count_distinct("layout", "other") > F.count_distinct("other")).alias("moved"),
+        F.max("bad").alias("bad"),
+        F.min("read_at").alias("first"),
+        F.max("read_at").alias("last"),
+        F.max("bytes").alias("nbytes"),
+    )
+    return _histories(ranges.collect())
+
+
+def _histories(rows: Iterable[Any]) -> dict[str, History]:
+    proofs: dict[str, list[Proof]] = {}
+    refuted: dict[str, list[tuple[int, int, datetime]]] = {}
+    for row in rows:  # Spark gives moments without a zone, in that of the machine
+        first, last = row["first"].astimezone(UTC), row["last"].astimezone(UTC)
+        if row.differs or row.moved or row.bad:
+            refuted.setdefault(row.group, []).append((row.start, row.end, last))
+        elif len(row.holders) > 1:
+            proof = Proof(row.start, row.end, frozenset(row.holders), first, row.nbytes)
+            proofs.setdefault(row.group, []).append(proof)
+    return {group: History(tuple(found), tuple(refuted.get(group, ()))) for group, found in proofs.items()}
+
+
+def _of_replicas(rows: DataFrame, replicas: Iterable[Replica]) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    known = F.concat_ws("|", "replica", F.coalesce("log_uuid", F.lit("")), "source")
+    return rows.where(known.isin([identity(replica) for replica in replicas if replica.reachable]))

@@ -1,0 +1,237 @@
+"""One run of the audit on Spark: plan, first pass in steps that survive a kill, second pass, tables, summary."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.errors import ConfigError
+from jobs._audit import plan, tables
+from jobs._audit.history import Proof, held_rows, load_history, to_reread, trusted
+from jobs._audit.judged import Judged, judge_suspects, report_of
+from jobs._audit.model import Replica
+from jobs._audit.options import Options
+from jobs._audit.page import page
+from jobs._audit.passes import (
+    Compared,
+    RangeKey,
+    bytes_read,
+    compared_by_replica,
+    digest_pass,
+    drill_pass,
+    index_pass,
+    suspect_ranges,
+    watched,
+)
+from jobs._audit.picture import Stretch
+from jobs._audit.report import GroupReport, merge_findings, summarize
+from jobs._cli import progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Audit"]
+
+TASKS_PER_CORE: Final = 4
+TASK_BYTES: Final = 1 << 29
+STEP_BYTES: Final = 16 << 30
+TASK_S: Final = 5
+STEP_S: Final = 30
+"""With a byte rate: about how long a task or a step reads."""
+
+
+@dataclass
+class Audit:
+    """One run; ``run`` may be called once."""
+
+    snapshot: dict[str, tuple[Replica, ...]]
+    options: Options
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    began: float = field(default_factory=time.monotonic)
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    reports: list[GroupReport] = field(default_factory=list)
+    chosen: dict[RangeKey, plan.Section] = field(default_factory=dict)
+    spans: dict[str, int] = field(default_factory=dict)
+    proven: dict[RangeKey, Proof] = field(default_factory=dict)
+    drilled_bytes: int = 0
+
+    def run(self, spark: SparkSession) -> dict[str, Any]:
+        """Does everything and returns the JSON summary."""
+        progress(f"run {self.run_id}")
+        parts = {group: plan.sections(replicas) for group, replicas in self.snapshot.items()}
+        for group, sections in parts.items():
+            for part in sections:
+                names = ", ".join(replica.name for replica in part.replicas)
+                progress(f"group {group}: [{part.start}, {part.end}) on {names}")
+        self._choose(parts)
+        earlier = self._earlier(spark)
+        self._skip_proven(earlier)
+        ranges = self._digests(spark, earlier).persist()
+        try:
+            with watched(spark, "digests"):
+                suspects = suspect_ranges(ranges)
+            judged = judge_suspects(suspects)
+            self._second_pass(spark, judged)
+            compared = compared_by_replica(ranges)
+            read = bytes_read(ranges, self.run_id)
+        finally:
+            ranges.unpersist()
+        self.reports = [
+            report_of(group, self.snapshot[group], parts[group], judged, self._done(group, compared), self.run_id)
+            for group in self.snapshot
+        ]
+        if self.options.table is not None:
+            self._write(spark)
+        return self._summary(read)
+
+    def _choose(self, parts: dict[str, list[plan.Section]]) -> None:
+        """Fixes the ranges to compare."""
+        seed = self.options.resume or self.run_id
+        for group, sections in parts.items():
+            span = plan.choose_span(sum(part.end - part.start for part in sections))
+            if self.options.rate:
+                heaviest = max((replica.entry_bytes for replica in self.snapshot[group]), default=0)
+                span = plan.finer_span(span, heaviest, self.options.rate)
+            self.spans[group] = span
+            picked = plan.sample(sections, span, seed) if self.options.mode == "quick" else sections
+            for part in picked:
+                for start, end in plan.aligned(part.start, part.end, span):
+                    self.chosen[group, start, end] = plan.Section(start, end, part.replicas)
+
+    def _earlier(self, spark: SparkSession) -> DataFrame | None:
+        """Returns the digests of earlier runs, if this one needs them."""
+        options = self.options
+        if options.table is None or not (options.resume or options.skip_proven):
+            return None
+        rows = tables.read_ranges(spark, options.table)
+        if rows is None and options.resume:
+            raise ConfigError(f"{options.table} records no run to go on with", "--resume", "leave it out")
+        return rows
+
+    def _skip_proven(self, earlier: DataFrame | None) -> None:
+        """Takes out of the plan what was proven equal not long ago, but for the share whose turn it is."""
+        if earlier is None or self.options.skip_proven is None:
+            return
+        replicas = [replica for found in self.snapshot.values() for replica in found]
+        known = trusted(self.chosen, load_history(earlier, replicas), self.started_at - self.options.skip_proven)
+        again = to_reread(known, self.options.reread_percent)
+        self.proven = {key: proof for key, proof in known.items() if key not in again}
+        self.chosen = {key: part for key, part in self.chosen.items() if key not in self.proven}
+        progress(f"{len(self.proven)} ranges were proven before, {len(self.chosen)} are read")
+
+    def _digests(self, spark: SparkSession, earlier: DataFrame | None) -> DataFrame:
+        """Reads what is not there yet and returns the digests of all ranges."""
+        held: set[tuple[str, str, int, int]] = set()
+        rows = None
+        if earlier is not None and self.options.resume:
+            replicas = [replica for found in self.snapshot.values() for replica in found]
+            rows, held = held_rows(earlier, replicas, self.options.resume)
+            held = {one for one in held if (one[0], one[2], one[3]) in self.chosen}
+        tasks = self._tasks(spark, held)
+        resumes, rate = self.options.resume or "", self.options.rate
+        if self.options.table is None:
+            return digest_pass(spark, tasks, self.run_id, resumes=resumes, rate=rate)
+        nodes = len({task.replica.name for task in tasks})
+        work = list(plan.steps(tasks, rate * STEP_S * nodes if rate else STEP_BYTES))
+        for number, step in enumerate(work or [[]]):
+            if len(work) > 1:
+                progress(f"step {number + 1} of {len(work)}")
+            with watched(spark, "digests"):
+                tables.write_ranges(
+                    digest_pass(spark, step, self.run_id, resumes=resumes, rate=rate), self.options.table
+                )
+        written = tables.read_ranges(spark, self.options.table)
+        assert written is not None
+        mine = written.where(written.run_id == self.run_id)
+        if rows is None:
+            return mine
+        wanted = spark.createDataFrame(list(self.chosen) or [("", 0, 0)], "group string, start long, end long")
+        return mine.unionByName(rows.join(wanted, ["group", "start", "end"], "left_semi").select(*mine.columns))
+
+    def _tasks(self, spark: SparkSession, held: set[tuple[str, str, int, int]]) -> list[plan.DigestTask]:
+        cores = spark.sparkContext.defaultParallelism
+        tasks: list[plan.DigestTask] = []
+        for group, span in self.spans.items():
+            parts = [part for key, part in self.chosen.items() if key[0] == group]
+            here = {one[1:] for one in held if one[0] == group}
+            heaviest = max((replica.entry_bytes for replica in self.snapshot[group]), default=0)
+            size = heaviest * sum(part.end - part.start for part in parts)
+            task_bytes = self.options.rate * TASK_S if self.options.rate else TASK_BYTES
+            tasks += plan.reading_tasks(parts, span, max(TASKS_PER_CORE * cores, int(size / task_bytes)), here)
+        if held:
+            progress(f"{len(held)} digests were read by run {self.options.resume}")
+        return tasks
+
+    def _second_pass(self, spark: SparkSession, judged: Judged) -> None:
+        full = self.options.mode == "full"
+        doubtful = list(self.chosen) if full else judged.doubtful
+        if doubtful:
+            progress(f"{len(doubtful)} of {len(self.chosen)} ranges are read entry by entry")
+            sections = [self.chosen[key] for key in doubtful]
+            for key, drilled in zip(doubtful, drill_pass(spark, sections, self.options.rate), strict=True):
+                judged.add_drilled(key[0], drilled)
+                self.drilled_bytes += drilled.read_bytes
+        if full and not self.options.rate:
+            stores = [r for found in self.snapshot.values() for r in found if r.reachable and not r.live]
+            for finding in index_pass(spark, stores):
+                judged.findings[finding.group].append(finding)
+
+    def _done(self, group: str, compared: list[Compared]) -> list[Compared]:
+        """Returns what was compared now, by a killed run, or proven before, by replica."""
+        done = [one for one in compared if one.group == group]
+        by_day: dict[tuple[str, str], list[Proof]] = defaultdict(list)
+        for key, proof in self.proven.items():
+            if key[0] == group:
+                for holder in proof.holders:
+                    by_day[holder.partition("|")[0], proof.read_at.date().isoformat()].append(proof)
+        for (name, _day), proofs in sorted(by_day.items()):
+            dates = [proof.read_at for proof in proofs]
+            entries, nbytes = sum(p.end - p.start for p in proofs), sum(p.nbytes for p in proofs)
+            done.append(Compared(group, name, entries, nbytes, "", min(dates), max(dates)))
+        return done
+
+    def page(self, summary: dict[str, Any]) -> str:
+        """Returns the report for people, after the run."""
+        stretches: dict[str, list[Stretch]] = defaultdict(list)
+        for (group, start, end), part in self.chosen.items():
+            names = frozenset(replica.name for replica in part.replicas)
+            stretches[group].append(Stretch(start, end, names, "read now"))
+        for (group, start, end), proof in self.proven.items():
+            names = frozenset(holder.partition("|")[0] for holder in proof.holders)
+            stretches[group].append(Stretch(start, end, names, "proven before"))
+        versions = {name: version(name) for name in ("dledger", "pyspark", "delta-spark")}
+        frame = self.options.to_json() | {"versions": ", ".join(f"{k} {v}" for k, v in versions.items())}
+        logs = {r.log_uuid for found in self.snapshot.values() for r in found if r.log_uuid}
+        return page(summary, self.reports, stretches, frame | {"log": ", ".join(sorted(logs)) or "not recorded"})
+
+    def _write(self, spark: SparkSession) -> None:
+        assert self.options.table is not None
+        progress(f"writing {self.options.table}")
+        facts = tables.RunFacts(self.run_id, self.options.mode, self.started_at, time.monotonic() - self.began)
+        found = merge_findings(finding for report in self.reports for finding in report.findings)
+        tables.write_findings(spark, self.options.table, facts, found)
+        tables.write_runs(spark, self.options.table, facts, self.reports)
+
+    def _summary(self, read: dict[str, int]) -> dict[str, Any]:
+        duration = time.monotonic() - self.began
+        total = sum(read.values())
+        return summarize(self.reports) | {
+            "run_id": self.run_id,
+            "mode": self.options.mode,
+            "started_at": self.started_at.isoformat(),
+            "duration_s": round(duration, 3),
+            "table": self.options.table,
+            "resumed": self.options.resume,
+            "cost": {
+                "bytes_read": read,
+                "bytes_read_second_pass": self.drilled_bytes,
+                "bytes_per_second": round(total / duration) if duration else None,
+                "max_bytes_per_second": self.options.rate,
+                "bytes_written_to_replicas": 0,
+            },
+        }
