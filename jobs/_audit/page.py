@@ -16,7 +16,8 @@ __all__ = ["page"]
 _FINDINGS_SHOWN: Final = 200
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2430; max-width: 1000px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 32px 0 8px; } h3 { font-size: 15px; margin: 20px 0 6px; }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 32px 0 8px; }
+h3 { font-size: 15px; margin: 20px 0 6px; }
 .verdict { padding: 18px 22px; border-radius: 8px; color: #fff; }
 .verdict p { margin: 4px 0 0; } .CONSISTENT { background: #1f7a4f; } .INCONSISTENT { background: #b3261e; }
 .INCOMPLETE { background: #9a6700; }
@@ -26,7 +27,8 @@ th { color: #566072; font-weight: 600; } td.n, th.n { text-align: right; font-va
 td { overflow-wrap: anywhere; } code, pre { font: 12.5px/1.45 ui-monospace, monospace; }
 pre { background: #f5f6f8; padding: 10px; border-radius: 6px; overflow-x: auto; margin: 6px 0; }
 .finding { border-left: 5px solid; padding: 2px 0 2px 14px; margin: 16px 0; } .finding p { margin: 3px 0; }
-.legend span { display: inline-block; margin-right: 16px; } .legend i { display: inline-block; width: 12px; height: 12px;
+.legend span { display: inline-block; margin-right: 16px; }
+.legend i { display: inline-block; width: 12px; height: 12px;
 margin-right: 5px; border-radius: 2px; } svg { width: 100%; } .tick, .away { font-size: 11px; fill: #566072; }
 .name { font-size: 13px; fill: #1d2430; } .axis { stroke: #b8bfca; } .quiet { color: #566072; }
 """
