@@ -45,7 +45,8 @@ def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) ->
     table = str(tmp_path / "table")
     for number, (start, end) in enumerate([(0, 25), (25, 60), (25, 60)]):
         batch = spark.createDataFrame(entries[start:end], _ENTRIES)
-        assert extend(batch, min(number, 1), "query", table, make_table) == end
+        extend(batch, min(number, 1), "query", table, make_table)
+        assert spark.read.format("delta").load(table).count() == end
     counts: dict[tuple[str, int], int] = {}
     for row in rows_of(spark, tmp_path / "table"):
         key = row["topic"], row["queue_id"]
@@ -67,12 +68,10 @@ def test_runs_add_up_to_a_full_rebuild(spark: Any, tmp_path: Path, capsys: pytes
         append([0, 1, 0])
         code, summary = run(capsys, *common, "--table", str(table))
         assert (code, summary["rows"], summary["exit_reason"]) == (0, 3, "available data read")
-        append([1, 1, 2])
-        assert run(capsys, *common, "--table", str(table))[1]["rows"] == 6
         last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
         (checkpoint / "commits" / str(last)).unlink()
         (checkpoint / "commits" / f".{last}.crc").unlink()
-        append([0, 2])
+        append([1, 0, 2, 1, 0])
         code, summary = run(capsys, *common, "--table", str(table), "--files", str(tmp_path / "out"))
         assert (code, summary["rows"], summary["dense"]) == (0, 8, True)
         assert summary["files"]["files"] == 3

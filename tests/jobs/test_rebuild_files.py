@@ -1,0 +1,89 @@
+"""Files for queues that no healthy broker has, and the classes of differences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dledger_core.rocketmq.layout import UNIT
+from jobs._rebuild.compare import compare
+from jobs._rebuild.files import write_files
+from jobs._rebuild.units import TABLE_SCHEMA
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
+PREFILL = (0, 0x7FFFFFFF, 0)
+ZERO = (0, 0, 0)
+
+
+def unit(offset: int) -> tuple[int, int, int]:
+    return 1000 * offset, 100 + offset % 100, -offset
+
+
+def units(spark: Any, topics: dict[str, list[int]]) -> Any:
+    rows = [
+        ("g", topic, 0, offset, *unit(offset), None, offset) for topic, offsets in topics.items() for offset in offsets
+    ]
+    return spark.createDataFrame(rows, TABLE_SCHEMA)
+
+
+def slots(path: Path) -> list[tuple[int, int, int]]:
+    return [tuple(map(int, slot)) for slot in np.fromfile(path, UNIT)]
+
+
+def test_prefill_holes_and_queues_that_no_file_can_hold(spark: Any, tmp_path: Path) -> None:
+    frame = units(spark, {"T": [6, 7, 13], "../up": [1], "x/y": [0], "lies": [0, 1 << 50], "below": [-1]})
+    written = write_files(frame, str(tmp_path / "out"), 4 * UNIT.itemsize)
+    folder = tmp_path / "out" / "consumequeue" / "T" / "0"
+    found = {int(path.name) // UNIT.itemsize: slots(path) for path in folder.iterdir()}
+    assert found == {
+        4: [PREFILL, PREFILL, unit(6), unit(7)],
+        8: [PREFILL] * 4,
+        12: [PREFILL, unit(13), ZERO, ZERO],
+    }
+    assert written.files == 3
+    assert {row["topic"]: row["reason"] for row in written.refused} == {
+        "../up": "its topic is no file name",
+        "x/y": "its topic is no file name",
+        "lies": "it has more holes than messages",
+        "below": "its offsets do not fit",
+    }
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["consumequeue"]
+    assert not (tmp_path / "up").exists()
+
+
+def test_each_class_of_difference(spark: Any, tmp_path: Path) -> None:
+    """Slots 1-9 of a queue are damaged one after the other; the leftover in slot 0 is older than the log."""
+    folder = tmp_path / "T" / "0"
+    folder.mkdir(parents=True)
+    there = [(7, 100, 0), *(unit(offset) for offset in range(1, 8)), (99_000, 100, 0), (98_000, 100, 0)]
+    there[2] = (2001, 102, -2)
+    there[3] = (3000, 1, -3)
+    there[4] = (4000, 104, 9)
+    there[5:7] = [unit(6), unit(7)]
+    (folder / f"{0:020d}").write_bytes(np.array([*there, *[ZERO] * 5], UNIT).tobytes())
+    claims = [("g", "T", 0, offset, *unit(offset), None, offset, 1, 1) for offset in range(1, 9)]
+    twice = [("g", "T", 1, 0, at, 100, 0, None, at, claim, 2) for claim, at in ((1, 1200), (2, 1300))]
+    schema = TABLE_SCHEMA + ", claim int, claims bigint"
+    (tmp_path / "T" / "1").mkdir()
+    (tmp_path / "T" / "1" / f"{0:020d}").write_bytes(np.array([(1300, 100, 0)], UNIT).tobytes())
+    report = compare(spark, spark.createDataFrame([*claims, *twice], schema), str(tmp_path))
+    ranges = {(row["kind"], row["queue_id"], row["start"], row["end"]): row for row in report.findings}
+    assert set(ranges) == {
+        ("CQ_WRONG_POSITION", 0, 2, 3),
+        ("CQ_WRONG_SIZE", 0, 3, 4),
+        ("CQ_WRONG_TAG", 0, 4, 5),
+        ("CQ_MISSING", 0, 5, 6),
+        ("CQ_ORDER", 0, 5, 7),
+        ("CQ_WRONG_POSITION", 0, 8, 9),
+        ("CQ_EXTRA", 0, 9, 10),
+        ("CQ_DUPLICATE_OFFSET", 1, 0, 1),
+    }
+    doubled = ranges["CQ_DUPLICATE_OFFSET", 1, 0, 1]
+    assert (doubled["expected_position"], doubled["found_position"]) == (1200, 1300)
+    assert report.counts["CQ_WRONG_POSITION"] == 2

@@ -1,0 +1,78 @@
+"""Reading classic CommitLog files: where records end, and what is damage."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq import encode_messages
+from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, read_messages
+from tests.rocketmq import golden
+
+BODIES = encode_messages("T", 0, [b"a" * n for n in (1, 50, 300)]).to_pylist()
+
+
+def read(path: Path, position: int = 0, batch_bytes: int = 1 << 20) -> tuple[dict[int, bytes], Stop]:
+    *batches, stop = read_messages(ClassicFile(str(path), position, path.stat().st_size), batch_bytes)
+    found = {}
+    for batch in batches:
+        assert isinstance(batch, pa.RecordBatch)
+        found.update(zip(batch.column("position").to_pylist(), batch.column("body").to_pylist(), strict=True))
+    assert isinstance(stop, Stop)
+    return found, stop
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 5_000, 1 << 30])
+def test_the_golden_log(tmp_path: Path, batch_bytes: int) -> None:
+    files = classic_files(golden.extract(golden.MIXED, "n0/commitlog", tmp_path))
+    found: dict[int, bytes] = {}
+    for file in files:
+        messages, stop = read(Path(file.path), file.position, batch_bytes)
+        assert stop.kind == "blank"
+        found |= messages
+    expected = golden.messages(golden.MIXED)
+    assert found == {at: body for at, body in expected.items() if at < files[-1].end}
+    assert len(found) == 325
+
+
+@pytest.mark.parametrize(
+    ("rest", "kind"),
+    [
+        (b"", "end"),
+        (bytes(7), "end"),
+        (bytes(100), "end"),
+        (b"\1", "damaged"),
+        (struct.pack(">ii", 100, BLANK_MAGIC) + b"whatever", "blank"),
+        (struct.pack(">ii", 100, 77), "damaged"),
+        (BODIES[0][:-1], "damaged"),
+        (struct.pack(">i", 90) + BODIES[0][4:], "damaged"),
+        (struct.pack(">i", -1) + BODIES[0][4:], "damaged"),
+    ],
+)
+def test_what_ends_a_file(tmp_path: Path, rest: bytes, kind: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(BODIES) + rest)
+    found, stop = read(path, 1000)
+    assert list(found.values()) == BODIES
+    assert stop == Stop(1000 + sum(map(len, BODIES)), kind)
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert read(tmp_path / "file", 5) == ({}, Stop(5, "end"))
+
+
+def test_directories_that_are_no_commit_log(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no directory"):
+        classic_files(tmp_path / "nothing")
+    (tmp_path / "lock").touch()
+    with pytest.raises(ConfigError, match="holds no CommitLog file"):
+        classic_files(tmp_path)
+    (tmp_path / f"{0:020d}").write_bytes(bytes(100))
+    (tmp_path / f"{200:020d}").write_bytes(bytes(100))
+    with pytest.raises(ConfigError, match="does not continue the file before"):
+        classic_files(tmp_path)
