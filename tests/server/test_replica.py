@@ -38,9 +38,15 @@ class Follower:
         await self.replica.close()
 
     def stall(self):
-        """Makes the disk wait until the returned event is set."""
-        free = threading.Event()
-        self.replica._disk.run(free.wait)
+        """Makes the disk wait until the returned event is set; returns once it waits."""
+        waiting, free = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            waiting.set()
+            free.wait()
+
+        self.replica._disk.run(wait)
+        assert waiting.wait(10)
         return free
 
     def entries(self, first, bodies, term, position):
