@@ -162,7 +162,7 @@ def _run(command: click.Command, arguments: Sequence[str] | None) -> Outcome:
         return Outcome({"status": "stopped"}, EXIT_INCOMPLETE)
     except click.ClickException as error:
         where = f"; see --help of {error.ctx.info_name}" if isinstance(error, click.UsageError) and error.ctx else ""
-        return _failed("USAGE", f"{error.format_message()}{where}", EXIT_USAGE)
+        return _failed("USAGE", f"{error.format_message().rstrip('.')}{where}", EXIT_USAGE)
     except DLedgerError as error:
         return _failed(error.name, str(error), error.exit_code)
     except OSError as error:
@@ -178,11 +178,14 @@ def _unexpected(error: Exception) -> Outcome:
         name, text = found[-1]["name"], found[-1]["text"]
         return _failed(name, text, getattr(getattr(errors, found[-1]["kind"], None), "exit_code", EXIT_USAGE))
     traceback.print_exception(error)
-    first_line = str(error).strip().partition("\n")[0]
+    # Py4J's own first line says only which call failed; the Java error follows.
+    java = getattr(error, "java_exception", None)
+    first_line = str(error if java is None else java.toString()).strip().partition("\n")[0]
     return _failed("INTERNAL", f"{type(error).__name__}: {first_line}", EXIT_USAGE)
 
 
 def _failed(name: str, text: str, exit_code: int) -> Outcome:
+    text = " ".join(text.split())  # a data loss has three lines
     click.echo(f"error: {text}", err=True)
     return Outcome({"status": "error", "error": name, "message": text}, exit_code)
 

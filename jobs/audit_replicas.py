@@ -27,7 +27,6 @@ import click
 
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
-from jobs._audit import tables
 from jobs._audit.model import OTHER, Replica, Verdict
 from jobs._audit.options import Options, check_report_path, parse_age, parse_run_id
 from jobs._audit.run import Audit
@@ -44,6 +43,7 @@ from jobs._cli import (
     progress,
     run_job,
 )
+from jobs._directories import check_audit_directory
 from jobs._session import check_versions, spark_session
 from jobs._stopping import run_stoppable
 
@@ -100,7 +100,7 @@ def command(
     if table is None and not dry_run:
         raise ConfigError("there is no place for the result", "--table", "name a directory, or use --dry-run")
     if table is not None:
-        tables.check_directory(table)
+        check_audit_directory(table)
     options = _options(None if dry_run else table, against, more)
     check_versions()
     snapshot = _snapshot(peers, groups, replicas, against)

@@ -26,6 +26,7 @@ if __package__ in (None, ""):  # started as a script: make the project importabl
 import click
 
 from dledger_core.errors import ConfigError
+from jobs._checkpoint import check_resume
 from jobs._cli import (
     EXIT_OK,
     EXIT_USAGE,
@@ -37,6 +38,7 @@ from jobs._cli import (
     run_job,
     stop_requests,
 )
+from jobs._directories import check_checkpoint, check_table
 from jobs._session import check_versions, spark_session
 
 if TYPE_CHECKING:
@@ -173,11 +175,11 @@ def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
 
     if plan.trigger != "available-now" and not _INTERVAL.match(plan.trigger):
         raise ConfigError(f"wrong trigger {plan.trigger!r}", "--trigger", 'use available-now or "10 seconds"')
-    for name, directory in (("--table", plan.table), ("--checkpoint", plan.checkpoint)):
-        if "://" not in directory and Path(directory).is_file():
-            raise ConfigError(f"{directory} is a file", name, "name a directory")
-    options = DLedgerOptions.for_reading(plan.source)
-    bounds = Tracker(options).bounds()
+    check_table(plan.table)
+    check_checkpoint(plan.checkpoint)
+    tracker = Tracker(DLedgerOptions.for_reading(plan.source))
+    bounds = tracker.bounds()
+    check_resume(plan.checkpoint, tracker)
     return {group: {"start": view.first, "end": view.end} for group, view in sorted(bounds.items())}
 
 
@@ -187,6 +189,7 @@ def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
     from spark_connector import register
 
     register(spark)
+    _check_columns(spark, plan)
     began = time.monotonic()
     totals = _Totals()
     with stop_requests() as stop:
@@ -201,6 +204,21 @@ def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
     ended["duration_s"] = round(time.monotonic() - began, 3)
     ended |= {"query_id": str(query.id), "table": plan.table, "checkpoint": plan.checkpoint}
     return Outcome(totals.summary() | ended, EXIT_USAGE if "error" in ended else EXIT_OK)
+
+
+def _check_columns(spark: SparkSession, plan: IngestPlan) -> None:
+    """Refuses a table with other columns than the source's."""
+    from delta.tables import DeltaTable
+
+    from spark_connector.schema import schema_for
+
+    if not DeltaTable.isDeltaTable(spark, plan.table):
+        return
+    found, wanted = spark.read.format("delta").load(plan.table).columns, schema_for(plan.source["decode"]).names
+    if found and found != wanted:
+        values = {"columns": ",".join(found)}
+        remedy = "name another directory, or give the --decode that the table was made with"
+        raise ConfigError(f"{plan.table} is a table of something else", "--table", remedy, values)
 
 
 def _start(spark: SparkSession, plan: IngestPlan) -> StreamingQuery:

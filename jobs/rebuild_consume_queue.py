@@ -29,6 +29,7 @@ import click
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.commit_log import ClassicFile, classic_files
+from jobs._checkpoint import check_resume
 from jobs._cli import (
     EXIT_FINDING,
     EXIT_OK,
@@ -39,6 +40,7 @@ from jobs._cli import (
     progress,
     run_job,
 )
+from jobs._directories import check_checkpoint
 from jobs._rebuild.classic import DAMAGED, group_of, preceding, read_classic
 from jobs._rebuild.compare import check_compared, compare
 from jobs._rebuild.files import check_target, whole_units, write_files
@@ -189,8 +191,7 @@ def _check_incremental(options: dict[str, Any]) -> None:
     if not options["peers"]:
         raise ConfigError("--checkpoint works with --peers only", "--checkpoint", "a store is rebuilt as a whole")
     check_trigger(options["trigger"] or "available-now")
-    if "://" not in options["checkpoint"] and Path(options["checkpoint"]).is_file():
-        raise ConfigError(f"{options['checkpoint']} is a file", "--checkpoint", "name a directory")
+    check_checkpoint(options["checkpoint"])
     if (options["files"] or options["compared"]) and (options["trigger"] or "available-now") != "available-now":
         raise ConfigError("a stream without end writes no files", "--files, --compare", "use --trigger available-now")
 
@@ -224,7 +225,10 @@ def _log_plan(
     from spark_connector.tracking import Tracker
 
     source = {"path": store} if store else {"peers": str(peers), "groups": ",".join(parse_groups(groups or "default"))}
-    bounds = Tracker(DLedgerOptions.for_reading(source)).bounds()
+    tracker = Tracker(DLedgerOptions.for_reading(source))
+    bounds = tracker.bounds()
+    if written["checkpoint"]:
+        check_resume(written["checkpoint"], tracker)
     ranges = {group: (view.first, view.end) for group, view in sorted(bounds.items())}
     foreign = False
     classic: tuple[ClassicFile, ...] = ()
@@ -359,7 +363,8 @@ def _read_entries(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
 
 
 def _outcome(plan: RebuildPlan, found: dict[str, Any]) -> Outcome:
-    summary = found | _extent(plan) | {"queue_offsets": "read" if plan.foreign else "assigned", "table": plan.table}
+    extent = _extent(plan) if plan.checkpoint is None else {}  # a stream goes on behind what was there at its start
+    summary = found | extent | {"queue_offsets": "read" if plan.foreign else "assigned", "table": plan.table}
     problems = (
         not found["dense"],
         found["duplicate_slots"] > 0,

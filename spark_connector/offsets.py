@@ -93,6 +93,8 @@ class StreamOffset:
         Raises:
             CheckpointError: made by a newer version, or not an offset of this source.
         """
+        if not isinstance(data, Mapping):  # another source's offset may be a bare number
+            raise _foreign(data)
         version = data.get("v")
         if isinstance(version, int) and version > VERSION:
             raise CheckpointError(

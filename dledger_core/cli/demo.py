@@ -47,7 +47,12 @@ JOB_TIMEOUT_S: Final = 180.0
         "dledger demo --keep /tmp/dledger-demo --format json",
     )
 )
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Put everything into DIR and leave it.")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Put everything into DIR and leave it.",
+)
 @click.option(
     "--events",
     type=click.IntRange(2000, FLIGHTS_COUNT),

@@ -19,7 +19,10 @@ __all__ = ["dev"]
 @click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="How many node processes.")
 @click.option("--group", "groups", multiple=True, default=("default",), help="Groups; repeat it or use commas.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Keep the stores here (default: temporary, removed)."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the stores here (default: temporary, removed).",
 )
 @format_option
 def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, output: Format) -> None:

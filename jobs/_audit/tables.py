@@ -6,17 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dledger_core.errors import ConfigError
 from jobs._audit.model import Finding
 from jobs._audit.report import GroupReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RunFacts", "check_directory", "read_ranges", "write_findings", "write_ranges", "write_runs"]
+__all__ = ["RunFacts", "read_ranges", "write_findings", "write_ranges", "write_runs"]
 
 _RUNS_SCHEMA: Final = (
     "run_id string, group string, started_at timestamp, duration_s double, mode string, verdict string,"
@@ -36,13 +34,6 @@ class RunFacts:
     mode: str
     started_at: datetime
     duration_s: float
-
-
-def check_directory(directory: str) -> None:
-    """Raises ConfigError if tables cannot be made below ``directory``."""
-    path = Path(directory)
-    if "://" not in directory and path.exists() and not path.is_dir():
-        raise ConfigError(f"{directory} is a file", "--table", "name a directory")
 
 
 def write_ranges(ranges: DataFrame, directory: str) -> None:

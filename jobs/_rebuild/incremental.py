@@ -8,6 +8,8 @@ The table remembers the query's id: with another checkpoint it would hold messag
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +28,7 @@ OWNER: Final = "dledger.rebuild.query"
 
 _INTERVAL: Final = re.compile(r"^\d+(\.\d+)?\s*(milliseconds?|seconds?|minutes?|hours?)$")
 _POLL_S: Final = 1
+_STOP_PATIENCE_S: Final = 30
 _QUEUE: Final = ["group", "topic", "queue_id"]
 
 
@@ -91,17 +94,21 @@ def follow(
     with stop_requests() as stop:
         query = writer.start()
         try:
-            stopped = _wait(query, stop)
+            stopped = _wait(query, done, stop)
         finally:
             query.stop()
     return {"batches": len(done), "exit_reason": "stopped" if stopped else "available data read"}
 
 
-def _wait(query: StreamingQuery, stop: Any) -> bool:
-    """Returns whether a signal came; a micro-batch in hand is broken off then, the next run does it again."""
+def _wait(query: StreamingQuery, done: list[int], stop: threading.Event) -> bool:
+    """Returns whether a signal came; the micro-batch in hand is finished first, if that does not take long."""
     while not query.awaitTermination(_POLL_S):
         if stop.is_set():
-            progress("stopping")
+            progress("stopping after the micro-batch in hand")
+            finished, deadline = len(done), time.monotonic() + _STOP_PATIENCE_S
+            while query.status["isTriggerActive"] and len(done) == finished and time.monotonic() < deadline:
+                if query.awaitTermination(_POLL_S):
+                    break
             return True
     return False
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dledger_core.errors import ConfigError
+from jobs._directories import check_table, local_path
 from jobs._rebuild.units import TABLE_COLUMNS, TABLE_SCHEMA
 
 if TYPE_CHECKING:
@@ -16,14 +16,8 @@ __all__ = ["checked_table", "make_table", "queue_facts"]
 
 def checked_table(table: str) -> str:
     """Returns the table's absolute path; refuses a directory that holds something other than a Delta table."""
-    if "://" in table:
-        return table
-    directory = Path(table).absolute()
-    if directory.is_file():
-        raise ConfigError(f"{table} is a file", "--table", "name a directory")
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / "_delta_log").is_dir():
-        raise ConfigError(f"{table} holds files and is no Delta table", "--table", "name a new or empty directory")
-    return str(directory)
+    check_table(table)
+    return str(local_path(table) or table)
 
 
 def make_table(spark: SparkSession, table: str, properties: dict[str, str] | None = None) -> None:
