@@ -125,7 +125,8 @@ def _notes(usable: Sequence[Replica]) -> list[str]:
     names = [", ".join(sorted(uuid or "not recorded" for uuid in side)) for side in (here, there)]
     if here == there:
         return [f"both clusters hold the same log ({names[0]})"]
-    return [f"the clusters hold two logs, {names[0]} and {names[1]}: entries are compared by index, layouts are not"]
+    left_out = "layouts, and the first entry, which holds the log's identity, are not"
+    return [f"the clusters hold two logs, {names[0]} and {names[1]}: entries are compared by index; {left_out}"]
 
 
 def _provenance(one: Compared, run_id: str) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def _finding(finding: Finding) -> str:
     meaning, next_step = EXPLANATIONS[finding.kind]
     evidence = dict(finding.evidence)
     seen = evidence.pop("replicas", None)
-    shown = f"<pre>{escape(json.dumps(evidence, indent=2))}</pre>" if evidence else ""
+    lines = "\n".join(f"{name}: {json.dumps(value)}" for name, value in evidence.items())
+    shown = f"<pre>{escape(lines)}</pre>" if evidence else ""
     if isinstance(seen, dict):
         rows = [(name, *_entry(one)) for name, one in seen.items()]
         shown = _table(("replica", "#term", "#position", "#size", "crc", "state"), rows) + shown

@@ -29,6 +29,7 @@ __all__ = [
     "sample",
     "sections",
     "steps",
+    "two_logs",
 ]
 
 SPAN_MIN: Final = 1024
@@ -73,9 +74,20 @@ def sections(replicas: Sequence[Replica]) -> list[Section]:
     found = []
     for start, end in pairwise(edges):
         holders = tuple(r for r in usable if r.first_index <= start and end <= r.end)
-        if len(holders) > 1:
-            found.append(Section(start, end, holders))
-    return found
+        found += _by_log(start, end, holders) if start == 0 and two_logs(usable) else [Section(start, end, holders)]
+    return [part for part in found if len(part.replicas) > 1]
+
+
+def two_logs(replicas: Sequence[Replica]) -> bool:
+    """Whether the replicas are those of two clusters that hold logs made independently."""
+    here, there = ({r.log_uuid for r in replicas if r.other is side} for side in (False, True))
+    return bool(here and there) and here != there
+
+
+def _by_log(start: int, end: int, holders: tuple[Replica, ...]) -> list[Section]:
+    """Compares the first entry, which holds the log's identity, within our cluster alone."""
+    here = tuple(replica for replica in holders if not replica.other)
+    return [Section(start, start + 1, here), *([Section(start + 1, end, holders)] if end > start + 1 else [])]
 
 
 def committed_end(replicas: Sequence[Replica]) -> int:
