@@ -140,7 +140,8 @@ class Replica:
             raise refused[0]
 
     def propose(self, payload: Payload) -> Batch:
-        """Appends a batch as leader; raises NotLeaderError, TransferringError or ProposalDroppedError."""
+        """Appends a batch as leader; raises BadRequestError if it does not fit the log, else as the core does."""
+        self.log.check_payload(payload)
         batch = self.raft.propose(payload, payload.count, payload.nbytes)
         self.schedule()
         return batch
