@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from dledger_core.raft import Batch, HardState, Ready
 if TYPE_CHECKING:
     from dledger_core.storage import CommitLog
 
-__all__ = ["DiskWriter"]
+__all__ = ["DiskWriter", "persist"]
 
 Job = Ready | Callable[[], None] | None
 
@@ -72,6 +73,7 @@ class DiskWriter:
             while self._turn():
                 pass
         except BaseException as error:  # noqa: BLE001 - reported, and the node stops
+            self._log.refuse_writes(error)
             self._call(self._on_failed, error)
 
     def _turn(self) -> bool:
@@ -79,8 +81,7 @@ class DiskWriter:
         while not self._jobs.empty():
             jobs.append(self._jobs.get())
         readys = [job for job in jobs if isinstance(job, Ready)]
-        for hard_state, truncate_from, batches in _merge(readys):
-            self._log.persist(hard_state, truncate_from, batches)
+        persist(self._log, readys)
         if readys:
             self._call(self._done, readys)
         for job in jobs:
@@ -89,12 +90,18 @@ class DiskWriter:
         return None not in jobs
 
     def _call(self, function: Callable[..., None], argument: object) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody is left to be told
             self._loop.call_soon_threadsafe(function, argument)
 
     def _done(self, readys: list[Ready]) -> None:
         self._unfinished -= len(readys)
         self._on_persisted(readys)
+
+
+def persist(log: CommitLog, readys: list[Ready]) -> None:
+    """Makes consecutive Readys durable, with as few syncs as possible."""
+    for hard_state, truncate_from, batches in _merge(readys):
+        log.persist(hard_state, truncate_from, batches)
 
 
 _Write = tuple[HardState | None, Index | None, Sequence[Batch]]

@@ -1,6 +1,7 @@
 """One group on one node: the Ready loop that joins the Raft core, the log, the tables and the network.
 
-Everything here runs on the node's event loop; only ``DiskWriter`` has a thread of its own.
+Everything here runs in one thread, a node's event loop, in turns that ``Environment.call_soon`` begins; only the
+disk works beside it.
 """
 
 from __future__ import annotations
@@ -8,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from random import Random
 
 from dledger_core import control
 from dledger_core.config import RaftConfig
@@ -22,7 +21,8 @@ from dledger_core.errors import NotLeaderError, ProtocolError, invariant
 from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, SoftState
 from dledger_core.record import BATCH_END, HEADER_BYTES, MAGIC_CONTROL, TIME_MASK, Payload
-from dledger_core.server.disk import DiskWriter
+from dledger_core.server.environment import Environment, event_loop_environment
+from dledger_core.server.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
 
 __all__ = ["Replica"]
@@ -51,6 +51,7 @@ class Replica:
         log: the opened store; closed by ``close``.
         send: called with (group, message) for every message to a peer.
         on_failed: called once when the replica cannot go on.
+        environment: clock, turns, chance and disk; by default those of the running event loop.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Replica:
         log: CommitLog,
         send: Callable[[str, Message], None],
         on_failed: Callable[[BaseException], None],
+        environment: Environment | None = None,
     ) -> None:
         self.group = group
         self.node_id = node_id
@@ -70,14 +72,15 @@ class Replica:
         self.tables = log.load_tables()
         self._send = send
         self._on_failed = on_failed
-        self._loop = asyncio.get_running_loop()
+        self._environment = environment = environment or event_loop_environment()
         self._controls: deque[_Control] = deque()
         self._scheduled = False
         self._failed = False
+        self._closing = False
         self._tables_saved_at = log.data_bytes
         self._uuid_recorded = log.log_uuid is not None
-        self._readers: set[asyncio.Future[None]] = set()
-        self._reads: dict[int, asyncio.Future[Index | None]] = {}
+        self._progress = Progress()
+        self._reads: dict[int, Callable[[Index | None], None]] = {}
         self._next_read = 1
         self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
         self.before_ready: list[Callable[[], None]] = []
@@ -92,10 +95,10 @@ class Replica:
             store=log,
             hard_state=log.hard_state,
             commit_index=log.commit_index,
-            random=Random(),  # spreads election timeouts, no secret
+            random=environment.random,
             noop_payload=self._noop_payload,
         )
-        self._disk = DiskWriter(log, self._loop, self._persisted, self._fail)
+        self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
         self._apply_controls(self.commit_index)
 
@@ -116,8 +119,11 @@ class Replica:
         return self.log.config.profile == "B"
 
     def _noop_payload(self, first_index: Index) -> tuple[object, int]:
-        body = control.pack({"k": "log", "u": uuid.uuid4().hex}) if first_index == 0 else b""
+        body = control.pack({"k": "log", "u": self._new_uuid()}) if first_index == 0 else b""
         return Payload(control=body), HEADER_BYTES + len(body)
+
+    def _new_uuid(self) -> str:
+        return uuid.UUID(int=self._environment.random.getrandbits(128), version=4).hex
 
     # --- input -----------------------------------------------------------------------------------------------
 
@@ -150,10 +156,10 @@ class Replica:
         """Runs the Ready loop at the end of this loop turn, so that whatever arrives in the turn goes together."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._pump)
+            self._environment.call_soon(self._pump)
 
     def _guard(self, function: Callable[[], object]) -> None:
-        if self._failed:
+        if self._failed or self._closing:
             return
         try:
             function()
@@ -166,6 +172,7 @@ class Replica:
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
             self._failed = True
+            self.log.refuse_writes(error)
             _LOG.critical("group %s on %s stops: %s", self.group, self.node_id, error)
             self._on_failed(error)
 
@@ -178,7 +185,7 @@ class Replica:
     def _turn(self) -> None:
         for prepare in self.before_ready:
             prepare()
-        while self.raft.has_ready():
+        while self.raft.has_ready() and not self._failed:
             self._handle(self.raft.ready())
 
     def _handle(self, ready: Ready) -> None:
@@ -186,7 +193,7 @@ class Replica:
             self.log.stage_truncate(ready.truncate_from)
             while self._controls and self._controls[-1].index >= ready.truncate_from:
                 self._controls.pop()
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._environment.now_ms()
         for batch in ready.batches:
             self.log.stage(batch, now_ms)
             self._note_control(batch)
@@ -201,14 +208,14 @@ class Replica:
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
         for read in ready.reads:
-            waiter = self._reads.pop(read.request_id, None)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(read.index)
+            reply = self._reads.pop(read.request_id, None)
+            if reply is not None:
+                reply(read.index)
 
     def _persisted(self, readys: list[Ready]) -> None:
         for ready in readys:
             self._guard(lambda ready=ready: self._finish(ready))  # type: ignore[misc]
-        self._wake_readers()
+        self._progress.wake()
 
     def _finish(self, ready: Ready) -> None:
         for message in ready.persisted_messages:
@@ -231,7 +238,7 @@ class Replica:
         self._apply_controls(commit_index)
         for notify in self.on_commit:
             notify(commit_index)
-        self._wake_readers()
+        self._progress.wake()
 
     def _apply_controls(self, commit_index: Index) -> None:
         while self._controls and self._controls[0].index <= commit_index:
@@ -257,7 +264,7 @@ class Replica:
         )
         for notify in self.on_role:
             notify(soft_state)
-        self._wake_readers()
+        self._progress.wake()
 
     # --- what services ask -----------------------------------------------------------------------------------
 
@@ -297,40 +304,30 @@ class Replica:
 
     async def wait_progress(self, timeout_s: float) -> None:
         """Waits until something became readable, the role changed, or the time is over."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._readers.add(waiter)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._readers.discard(waiter)
-
-    def _wake_readers(self) -> None:
-        if self._readers:
-            readers, self._readers = self._readers, set()
-            for waiter in readers:
-                if not waiter.done():
-                    waiter.set_result(None)
+        await self._progress.wait(timeout_s)
 
     async def read_index(self, timeout_s: float) -> Index:
         """Returns an index up to which reads are linearizable; raises NotLeaderError."""
-        number, self._next_read = self._next_read, self._next_read + 1
-        waiter: asyncio.Future[Index | None] = self._loop.create_future()
-        self._reads[number] = waiter
-        try:
-            self.raft.read_index(number)
-            self.schedule()
-            async with asyncio.timeout(timeout_s):
-                index = await waiter
-        except TimeoutError:
-            index = None
-        finally:
-            self._reads.pop(number, None)
+        index = await answer_within(timeout_s, self.ask_read_index, self.forget_read_index)
         if index is None:
             raise self.not_leader()
         return index
+
+    def ask_read_index(self, reply: Callable[[Index | None], None]) -> int:
+        """Asks for such an index; ``reply`` gets it, or None if leadership was lost first. Raises NotLeaderError.
+
+        Returns:
+            The question's number, for ``forget_read_index``.
+        """
+        number, self._next_read = self._next_read, self._next_read + 1
+        self.raft.read_index(number)
+        self._reads[number] = reply
+        self.schedule()
+        return number
+
+    def forget_read_index(self, number: int) -> None:
+        """Drops a question, answered or not."""
+        self._reads.pop(number, None)
 
     def save_checkpoint(self) -> None:
         """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
@@ -340,8 +337,16 @@ class Replica:
             self._disk.run(partial(self.log.save_tables, self.tables.snapshot()))
 
     async def close(self) -> None:
-        """Writes what is queued and closes the store."""
-        await asyncio.to_thread(self._disk.close)
-        if self.log.failure is None:
-            self.log.save_tables(self.tables.snapshot())
-        self.log.close(self.commit_index)
+        """Writes what is queued and closes the store; after a failure nothing is written any more."""
+        self._closing = True
+        await asyncio.to_thread(self.close_blocking)
+
+    def close_blocking(self) -> None:
+        """As ``close``, for those who have no event loop."""
+        self._closing = True
+        self._disk.close()
+        try:
+            if self.log.failure is None:
+                self.log.save_tables(self.tables.snapshot())
+        finally:
+            self.log.close(self.commit_index)

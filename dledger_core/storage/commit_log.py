@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger_core.config import StorageConfig
-from dledger_core.errors import (
-    CorruptRecordError,
-    DiskFailedError,
-    StoreMismatchError,
-    invariant,
-)
+from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRun
 from dledger_core.raft.ready import HardState
@@ -58,6 +53,8 @@ class CommitLog:
         self._lock = lock
         self._failure: DiskFailedError | None = None
         self._cuts = 0
+        for folder in (layout.root, layout.meta, layout.data, layout.index):
+            files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
         data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
         index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
         self._index = IndexFile(index)
@@ -372,6 +369,12 @@ class CommitLog:
             {"errno": error.errno or 0},
         )
         return self._failure
+
+    def refuse_writes(self, error: BaseException) -> None:
+        """Ends writing, because its replica stopped: what was derived since then may be wrong. Any thread may call."""
+        self._failure = self._failure or DiskFailedError(
+            f"the replica stopped: {error}", str(self._layout.root), "find out why, then start again"
+        )
 
     def zero_ahead(self) -> bool:
         """Zeroes one chunk ahead of the tail; returns whether there is more to do. Safe from any one thread."""

@@ -10,6 +10,7 @@ from dledger_core.record import Columns, Payload, encode
 from dledger_core.server.reads import ReadRequest, Reads
 from dledger_core.server.replica import Replica
 from dledger_core.storage import CommitLog
+from tests.support.hand_driven import HandDriven
 from tests.support.server_group import RAFT, STORAGE, eventually, run
 
 
@@ -112,3 +113,35 @@ def test_entries_that_wait_to_be_cut_are_never_served_as_committed(tmp_path):
             assert await read_all(n0.replica) == [b"new"] * 10
 
     run(work())
+
+
+def test_a_replica_runs_without_event_loop_thread_and_clock(tmp_path):
+    with HandDriven(tmp_path / "s", voters=("n0", "n1", "n2")) as n0:
+        n0.lead()
+        n0.stalled = True
+        n0.now_ms = 1_800_000_000_000
+        batch = n0.replica.propose(Payload(Columns.from_bodies([b"a", b"b"])))
+        n0.run()
+        assert n0.replica.readable_end == 1, "its own disk has not written it and nobody else took it"
+        n0.acknowledge()
+        assert (n0.replica.commit_index, n0.replica.readable_end) == (batch.last_index, 1)
+        n0.stalled = False
+        n0.run()
+        assert n0.replica.readable_end == batch.last_index + 1
+        assert n0.log.last_time_ms == 1_800_000_000_000
+        found = []
+        n0.replica.ask_read_index(found.append)
+        n0.depose()
+        assert found == [None]
+    assert not n0.failures
+
+
+def test_the_same_seed_makes_the_same_replica(tmp_path):
+    uuids = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        with HandDriven(tmp_path / name, seed=seed) as n0:
+            n0.lead()
+            n0.run()
+            uuids.append((n0.replica.log_uuid, n0.log.log_uuid))
+    assert uuids[0] == uuids[1] != uuids[2]
+    assert uuids[0][0] == uuids[0][1] is not None

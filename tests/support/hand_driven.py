@@ -1,0 +1,188 @@
+"""A real ``Replica`` on a real store, driven by hand: no event loop, no thread, no clock.
+
+The test says when a turn runs, when the disk works and what the other voters answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from dledger_core.config import RaftConfig, StorageConfig
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft import (
+    AppendEntries,
+    AppendEntriesResponse,
+    Configuration,
+    Message,
+    Ready,
+    RequestVote,
+    RequestVoteResponse,
+    Role,
+)
+from dledger_core.server.appends import Appends
+from dledger_core.server.disk import persist
+from dledger_core.server.environment import Environment
+from dledger_core.server.replica import Replica
+from dledger_core.storage import CommitLog
+from tests.support.server_group import RAFT, STORAGE
+
+
+class HandDisk:
+    """Persists in ``work``, on the caller's thread; reports in a turn of its own."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        on_persisted: Callable[[list[Ready]], None],
+        on_failed: Callable[[BaseException], None],
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self.jobs: deque[Ready | Callable[[], None]] = deque()
+        self.failed = False
+        self._log = log
+        self._on_persisted = on_persisted
+        self._on_failed = on_failed
+        self._call_soon = call_soon
+        self._unreported = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._unreported > 0
+
+    def submit(self, ready: Ready) -> None:
+        self._unreported += 1
+        self.jobs.append(ready)
+
+    def run(self, job: Callable[[], None]) -> None:
+        self.jobs.append(job)
+
+    def work(self) -> None:
+        while self.jobs and not self.failed:
+            job = self.jobs.popleft()
+            try:
+                if isinstance(job, Ready):
+                    persist(self._log, [job])
+                    self._call_soon(lambda ready=job: self._done(ready))
+                else:
+                    job()
+            except BaseException as error:  # noqa: BLE001 - reported as the node's disk does
+                self.failed = True
+                self._log.refuse_writes(error)
+                self._call_soon(lambda error=error: self._on_failed(error))
+
+    def _done(self, ready: Ready) -> None:
+        self._unreported -= 1
+        self._on_persisted([ready])
+
+    def close(self) -> None:
+        self.work()
+
+
+class HandDriven:
+    """One replica of ``voters``; the test plays the others. A context manager that closes the store."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        voters: tuple[str, ...] = ("n0",),
+        files: Any = None,
+        raft: RaftConfig = RAFT,
+        storage: StorageConfig = STORAGE,
+        seed: int = 1,
+    ) -> None:
+        self.turns: deque[Callable[[], None]] = deque()
+        self.now_ms = 1_700_000_000_000
+        self.sent: list[Message] = []
+        self.failures: list[BaseException] = []
+        self.stalled = False
+        self.log = CommitLog.open(directory, group="g", node_id="n0", config=storage, files=files)
+        self.replica = Replica(
+            group="g",
+            node_id=NodeId("n0"),
+            configuration=Configuration(frozenset(map(NodeId, voters))),
+            config=raft,
+            log=self.log,
+            send=lambda _, message: self.sent.append(message),
+            on_failed=self.failures.append,
+            environment=Environment(
+                now_ms=lambda: self.now_ms,
+                call_soon=self.turns.append,
+                open_disk=self._open_disk,
+                random=Random(seed),
+            ),
+        )
+
+    def _open_disk(self, log: CommitLog, on_persisted: Any, on_failed: Any) -> HandDisk:
+        self.disk = HandDisk(log, on_persisted, on_failed, self.turns.append)
+        return self.disk
+
+    def __enter__(self) -> HandDriven:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.replica.close_blocking()
+
+    def run(self) -> None:
+        """Runs turns, and the disk unless it is ``stalled``, until nothing is left to do."""
+        while self.turns or (self.disk.jobs and not self.stalled and not self.disk.failed):
+            if self.turns:
+                self.turns.popleft()()
+            else:
+                self.disk.work()
+
+    def step(self, kind: type[Message], sender: str, term: int, **fields: Any) -> None:
+        self.replica.step(kind(sender=NodeId(sender), target=NodeId("n0"), term=Term(term), **fields))
+
+    def lead(self, *, commit: bool = True) -> None:
+        """Makes it leader; with other voters they vote for it and, if ``commit``, take its NOOP."""
+        while not self.replica.is_leader:
+            self.replica.tick()
+            self.run()
+            asked, self.sent[:] = list(self.sent), []
+            for message in asked:
+                if isinstance(message, RequestVote):
+                    answer = {"granted": True, "pre": message.pre}
+                    self.step(RequestVoteResponse, message.target, message.term, **answer)
+            self.run()
+        if commit:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """The other voters take everything there is."""
+        status = self.replica.raft.status()
+        for peer in status.progress:
+            self.accept(peer, status.last_index)
+        self.run()
+
+    def accept(self, peer: str, index: int) -> None:
+        answer = {"accepted": True, "match_index": Index(index), "last_index": Index(index)}
+        term = self.replica.raft.status().term
+        self.step(AppendEntriesResponse, peer, term, hint_term=Term(-1), hint_first_index=Index(-1), **answer)
+
+    def depose(self, leader: str = "n1", term: int | None = None) -> None:
+        """Another node leads, with an empty message in a higher term; the tail of ours stays as it is."""
+        term = term or self.replica.raft.status().term + 1
+        commit = self.replica.commit_index
+        prev_term = self.replica.raft.term_at(commit)
+        self.step(
+            AppendEntries,
+            leader,
+            term,
+            prev_index=commit,
+            prev_term=Term(-1) if prev_term is None else prev_term,
+            commit_index=commit,
+            batches=(),
+        )
+        self.run()
+
+    @property
+    def role(self) -> Role:
+        return self.replica.soft_state.role
+
+    def appends(self, budget: Any) -> Appends:
+        return Appends(self.replica, budget)
