@@ -20,6 +20,7 @@
     |  |- CorruptRecordError          path, position: damaged bytes, never served
     |  |- StoreMismatchError          another group's, node's or log's store; exit code 3
     |  |- StoreBusyError              another process holds the store; exit code 3
+    |  |- StoreIncompleteError        a conversion into the store has not come to its end; exit code 3
     |  |- DiskFailedError             the first write or sync error stops the node
     |  '- DiskFullError               retriable
     |- ProtocolError                  the other side sent what it may not; connection is closed
@@ -68,6 +69,7 @@ __all__ = [
     "SequenceGapError",
     "StorageError",
     "StoreBusyError",
+    "StoreIncompleteError",
     "StoreMismatchError",
     "TransactionError",
     "TransferringError",
@@ -260,6 +262,14 @@ class StoreBusyError(StorageError):
 
     code = 622
     name = "STORE_BUSY"
+    exit_code = 3
+
+
+class StoreIncompleteError(StorageError):
+    """A conversion into the store has not come to its end."""
+
+    code = 624
+    name = "STORE_INCOMPLETE"
     exit_code = 3
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from dledger_core.config import StorageConfig
-from dledger_core.errors import ConfigError, StoreBusyError, StoreMismatchError
+from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
 from dledger_core.storage.files import File, Files
 from dledger_core.storage.log_meta import LogMeta, load_log_meta, save_log_meta
 
-__all__ = ["Layout", "claim_store", "lock_store", "open_identity", "refuse"]
+__all__ = ["Layout", "check_complete", "claim_store", "lock_store", "open_identity", "refuse"]
 
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
 
@@ -53,6 +53,11 @@ class Layout:
         return self.meta / "tables"
 
     @property
+    def converting(self) -> Path:
+        """Progress of a conversion into this store; as long as it is there, the store is not complete."""
+        return self.meta / "converting.json"
+
+    @property
     def lock(self) -> Path:
         """Held while a process has the store open."""
         return self.meta / "lock"
@@ -68,6 +73,16 @@ def refuse(error: OSError, path: Path) -> NoReturn:
     ) from error
 
 
+def check_complete(files: Files, layout: Layout) -> None:
+    """Raises StoreIncompleteError if a conversion into the store has not come to its end."""
+    if files.read(layout.converting) is not None:
+        raise StoreIncompleteError(
+            "the store is being converted, or its conversion was interrupted",
+            str(layout.root),
+            "run the same dledger convert again, it goes on where it stopped; or remove the directory",
+        )
+
+
 def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> LogMeta | None:
     """Looks whose store a directory holds, writing nothing.
 
@@ -76,7 +91,9 @@ def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> 
 
     Raises:
         StoreMismatchError: it is another group's or node's, Java's, or no store at all.
+        StoreIncompleteError: a conversion into it has not come to its end.
     """
+    check_complete(files, layout)
     meta = load_log_meta(files, layout.log_meta)
     if meta is None:
         _check_vacant(files, layout)

@@ -14,6 +14,14 @@ from dledger_core.storage.files import Files
 __all__ = ["FORMAT_VERSION", "LogMeta", "load_log_meta", "save_log_meta"]
 
 FORMAT_VERSION: Final = 1
+_COUNTS: Final = (
+    "data_segment_bytes",
+    "index_segment_bytes",
+    "first_position",
+    "first_index",
+    "foreign_end",
+    "broker_end_index",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,7 @@ class LogMeta:
         first_index: index of the first entry at ``first_position``.
         previous_term: term of the entry before ``first_index``, or None if unknown.
         foreign_end: entries below were written by Java and may carry no mark and no CRC.
+        broker_end_index: messages of entries below carry the queue offsets that a broker gave them.
     """
 
     profile: Literal["A", "B"]
@@ -45,6 +54,7 @@ class LogMeta:
     first_index: int = 0
     previous_term: int | None = None
     foreign_end: int = 0
+    broker_end_index: int = 0
 
     def effective(self, config: StorageConfig) -> StorageConfig:
         """Returns ``config`` with what the log has fixed: segment sizes and profile."""
@@ -65,7 +75,7 @@ def _parse(found: Any, path: Path) -> LogMeta:
             f"format version {version} is newer than this program's {FORMAT_VERSION}", str(path), "upgrade the program"
         )
     meta = LogMeta(**{field.name: found[field.name] for field in fields(LogMeta) if field.name in found})
-    for name in ("data_segment_bytes", "index_segment_bytes", "first_position", "first_index", "foreign_end"):
+    for name in _COUNTS:
         if not isinstance(getattr(meta, name), int) or getattr(meta, name) < 0:
             raise TypeError(f"{name} is wrong")
     meta.effective(StorageConfig())

@@ -7,6 +7,7 @@ ours, at the last whole batch). The view is fixed when the store is opened; open
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +25,9 @@ from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import read_properties
 from dledger_core.storage.index_file import IndexFile, OverlaidIndex, agreement, term_runs
-from dledger_core.storage.layout import Layout
+from dledger_core.storage.layout import Layout, check_complete
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
+from dledger_core.storage.log_queries import control_entries
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import batch_ends
 from dledger_core.storage.scan import Cursor, Rules, Scanner
@@ -85,6 +87,7 @@ def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
 
     Raises:
         StoreMismatchError: there is no store.
+        StoreIncompleteError: a conversion into it has not come to its end.
         CorruptRecordError: a data file is missing between others.
     """
     files, layout = files or OsFiles(), Layout(Path(path))
@@ -92,6 +95,7 @@ def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
         raise StoreMismatchError(
             "no store is here (there is no data/)", str(layout.root), "name the directory that holds data/ and index/"
         )
+    check_complete(files, layout)
     origin = _origin(files, layout)
     meta = origin.meta
     data_bytes = _segment_bytes(files, layout.data, meta.data_segment_bytes if meta else None, DATA_SEGMENT_BYTES)
@@ -154,6 +158,28 @@ class StoreReader:
             return NodeId(self._origin.meta.node_id)
         name = self._layout.root.resolve().name
         return NodeId(name.removeprefix("dledger-")) if name.startswith("dledger-") else None
+
+    @property
+    def meta(self) -> LogMeta | None:
+        """What a store of ours records about itself; None in a store written by Java."""
+        return self._origin.meta
+
+    @property
+    def segment_bytes(self) -> tuple[int, int]:
+        """Sizes of the data files and of the index files."""
+        return self._reader.data.segment_bytes, self._disk_index.segments.segment_bytes
+
+    @property
+    def position_end(self) -> int:
+        """Where the last entry's record ends; where the files begin if there is none."""
+        if self.last_index < self.first_index:
+            return self._reader.data.bases[0] if self._reader.data.bases else 0
+        row = self._index.read(self.last_index, self.last_index + 1)[0]
+        return int(row["position"]) + int(row["size"])
+
+    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
+        """Yields (index, append time in ms, magic, body) of the control entries of a store of ours in [start, end)."""
+        return control_entries(self._reader, max(start, self.first_index), min(end, self.last_index + 1))
 
     def _scan_tail(self) -> int:
         """Walks the tail, holds the index rows that the files do not have, and returns the last entry's index."""
