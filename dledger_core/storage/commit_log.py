@@ -55,6 +55,8 @@ class CommitLog:
         self._cuts = 0
         for folder in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
+        for folder in (layout.root, layout.meta, layout.data, layout.index):
+            files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
         data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
         index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
         self._index = IndexFile(index)

@@ -1,8 +1,10 @@
 """A file system in memory that loses, tears and fails writes, for ``dledger_core.storage``'s seam.
 
 What is written is only maybe durable until ``datasync``; what is created or removed only until ``sync_dir``. ``crash``
-decides at random, sector by sector, what of it survives, and makes every open file useless. ``fail_at`` makes an
-operation raise EIO; ``crash_at`` stops the program in the middle of one, possibly half done.
+decides at random, sector by sector, what of it survives, and makes every open file useless; ``kill`` ends the program
+but not the machine, so that the page cache stays. ``fail_at`` makes an operation raise EIO; as on Linux, pages whose
+sync failed are clean afterwards: they can be read, and no later sync makes them durable. ``crash_at`` stops the program
+in the middle of an operation, possibly half done.
 """
 
 from __future__ import annotations
@@ -35,7 +37,14 @@ class _Inode:
         self.pending.append((size, None))
 
     def sync(self) -> None:
-        self.durable = bytearray(self.content)
+        for offset, data in self.pending:
+            if data is None:
+                _truncate(self.durable, offset)
+            else:
+                _write(self.durable, offset, data)
+        self.pending = []
+
+    def fail_sync(self) -> None:
         self.pending = []
 
     def crash(self, chance: random.Random, keep: float) -> None:
@@ -93,7 +102,11 @@ class FaultyFile:
 
     def datasync(self) -> None:
         inode = self._live()
-        self._files.operation("sync", self._path)
+        try:
+            self._files.operation("sync", self._path)
+        except OSError:
+            inode.fail_sync()
+            raise
         inode.sync()
 
     def size(self) -> int:
@@ -139,13 +152,19 @@ class FaultyFiles:
     def crash(self, keep: float) -> None:
         """The machine lost power; each sector of what was not synced survives with probability ``keep``."""
         for directory, pending in self.pending_names.items():
-            for path, inode in pending[: self.chance.randrange(len(pending) + 1) if keep < 1 else len(pending)]:
+            kept = {0: 0, 1: len(pending)}.get(keep, self.chance.randrange(len(pending) + 1))
+            for path, inode in pending[:kept]:
                 self._apply(self.durable_names, path, inode)
             assert directory in self.directories or not pending
         self.pending_names = {}
         self.names = dict(self.durable_names)
         for inode in {id(i): i for i in self.names.values()}.values():
             inode.crash(self.chance, keep)
+        self.generation += 1
+        self.locks.clear()
+
+    def kill(self) -> None:
+        """The program ended, the machine did not: what was written is still there, synced or not."""
         self.generation += 1
         self.locks.clear()
 
