@@ -27,7 +27,6 @@ A job that can finish its work in hand instead (a stream) polls::
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 import threading
@@ -42,9 +41,9 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from dledger_core import errors
 from dledger_core.config import check_group_name
 from dledger_core.errors import ConfigError, DLedgerError
+from jobs._failures import find_failure
 
 __all__ = [
     "EXIT_FINDING",
@@ -52,6 +51,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_STORAGE",
     "EXIT_USAGE",
+    "MORE_FROM_SPARK",
     "Outcome",
     "StoppedError",
     "connection_options",
@@ -61,6 +61,7 @@ __all__ = [
     "progress",
     "run_job",
     "stop_requests",
+    "verbose_option",
 ]
 
 EXIT_OK: Final = 0
@@ -68,10 +69,8 @@ EXIT_FINDING: Final = 1
 EXIT_INCOMPLETE: Final = 2
 EXIT_USAGE: Final = 3
 EXIT_STORAGE: Final = 4
+MORE_FROM_SPARK: Final = "run it with --verbose to see Spark's own log"
 
-_OURS: Final = re.compile(
-    r"^(?:dledger_core|spark_connector)\.errors\.(?P<kind>\w+): (?P<text>\[(?P<name>[\w.]+)\].+)$", re.MULTILINE
-)
 _SECURITY_OPTIONS: Final = ("--tls-ca", "--tls-cert", "--tls-key", "--token-file")
 
 
@@ -141,6 +140,11 @@ def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     )
 
 
+def verbose_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Adds ``--verbose``."""
+    return click.option("--verbose", is_flag=True, help="Show Spark's own log too, with its stack traces.")(command)
+
+
 def run_job(command: click.Command, arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a job's command, prints its JSON summary as the last line of stdout and exits."""
     began = time.monotonic()
@@ -173,15 +177,13 @@ def _run(command: click.Command, arguments: Sequence[str] | None) -> Outcome:
 
 def _unexpected(error: Exception) -> Outcome:
     """Spark wraps what a task raised in its own long text: an error of ours in there is the one to report."""
-    found = list(_OURS.finditer(str(error)))
-    if found:
-        name, text = found[-1]["name"], found[-1]["text"]
-        return _failed(name, text, getattr(getattr(errors, found[-1]["kind"], None), "exit_code", EXIT_USAGE))
+    failure = find_failure(error)
+    if failure.name is not None:
+        return _failed(failure.name, failure.text, failure.exit_code)
+    if failure.of_spark:
+        return _failed("SPARK_FAILED", f"[SPARK_FAILED] {failure.text}; {MORE_FROM_SPARK}", failure.exit_code)
     traceback.print_exception(error)
-    # Py4J's own first line says only which call failed; the Java error follows.
-    java = getattr(error, "java_exception", None)
-    first_line = str(error if java is None else java.toString()).strip().partition("\n")[0]
-    return _failed("INTERNAL", f"{type(error).__name__}: {first_line}", EXIT_USAGE)
+    return _failed("INTERNAL", f"{type(error).__name__}: {failure.text}", EXIT_USAGE)
 
 
 def _failed(name: str, text: str, exit_code: int) -> Outcome:

@@ -9,8 +9,9 @@ Usage::
         ...
 
 It works alike under plain ``python`` and ``spark-submit``: in both Delta's jar is there, without ``--packages``.
-Settings given to ``spark-submit`` win over the defaults here. A session that is already active (a notebook, a test)
-is used as it is and left running. Versions are checked before a JVM starts, so that what is missing is one clear
+Settings given to ``spark-submit``, in ``spark-defaults.conf`` or in ``PYSPARK_SUBMIT_ARGS`` win over the defaults here.
+A session that is already active (a notebook, a test) is used as it is and left running. Versions are checked before a
+JVM starts, or first of all in the one that spark-submit has started, so that what is missing is one clear
 ``ConfigError`` and not a Java stack trace.
 """
 
@@ -20,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,33 +29,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
+from jobs._settings import DELTA_EXTENSION, LOG_LEVEL, TOLD_TWICE, defaults_for, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JAVA_VERSIONS", "SPARK_VERSION", "check_versions", "find_java", "spark_session"]
+__all__ = ["JAVA_VERSIONS", "SPARK_VERSION", "check_running_java", "check_versions", "find_java", "spark_session"]
 
 SPARK_VERSION: Final = "4.2"
 JAVA_VERSIONS: Final = (17, 21)
-_DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_DEFAULTS: Final = {
-    "spark.sql.extensions": _DELTA_EXTENSION,
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "4",
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-}
 
 
 @contextmanager
 def spark_session(
-    app_name: str, *, driver_memory: str = "1g", settings: Mapping[str, str] | None = None
+    app_name: str, *, driver_memory: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """Yields a session with Delta, in UTC, and stops it at the end if it was made here.
 
@@ -75,11 +65,14 @@ def spark_session(
         if active is not None:
             yield active
             return
-        spark = _start(app_name, {**_DEFAULTS, "spark.driver.memory": driver_memory, **(settings or {})})
-        try:
-            yield spark
-        finally:
-            spark.stop()
+        wanted = {"spark.driver.memory": driver_memory} if driver_memory else {}
+        # Spark would leave a folder spark-warehouse in the working directory.
+        with tempfile.TemporaryDirectory(prefix="dledger-warehouse-", ignore_cleanup_errors=True) as warehouse:
+            spark = _start(app_name, {**wanted, **(settings or {})}, {"spark.sql.warehouse.dir": warehouse})
+            try:
+                yield spark
+            finally:
+                spark.stop()
 
 
 def check_versions() -> None:
@@ -100,6 +93,23 @@ def check_versions() -> None:
         raise ConfigError(f"PySpark {SPARK_VERSION}.x is needed", "Python environment", install, found)
     if not _under_spark_submit():
         os.environ["JAVA_HOME"] = str(find_java())
+        return
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()  # connects to spark-submit's JVM, which knows what it was given
+    runtime: Any = SparkContext._jvm  # PySpark has no public way to the JVM before a context exists
+    check_running_java(int(runtime.java.lang.Runtime.version().feature()))
+
+
+def check_running_java(version: int) -> None:
+    """Refuses the JVM that spark-submit has started if it is of a version that was not tried.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if version not in JAVA_VERSIONS:
+        remedy = "point JAVA_HOME at a Java 17 or 21 and run spark-submit again"
+        raise ConfigError("Java 17 or 21 is needed", "JAVA_HOME and PATH", remedy, {"running": version})
 
 
 def find_java() -> Path:
@@ -151,7 +161,7 @@ def _under_spark_submit() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _start(app_name: str, settings: dict[str, str]) -> SparkSession:
+def _start(app_name: str, settings: dict[str, str], fallbacks: dict[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -160,19 +170,35 @@ def _start(app_name: str, settings: dict[str, str]) -> SparkSession:
     os.environ["PYTHONPATH"] = python_path
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings |= {"spark.pyspark.python": sys.executable, "spark.executorEnv.PYTHONPATH": python_path}
-    if _under_spark_submit():
-        SparkContext._ensure_initialized()  # connects to spark-submit's JVM, which knows what it was given
-        given = SparkConf()
-        settings = {key: value for key, value in settings.items() if not given.contains(key)}
-    else:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings.setdefault("spark.master", os.environ.get("SPARK_MASTER", "local[*]"))
+    under_submit = _under_spark_submit()
+    if not under_submit:
+        if "SPARK_MASTER" in os.environ:
+            settings.setdefault("spark.master", os.environ["SPARK_MASTER"])
+        if is_local(settings.get("spark.master", "local")):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Only what the JVM must know at its start: the rest of what it then reports was given by the user.
         SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
-        given = SparkConf()
+    given = SparkConf()
+    known = dict(given.getAll())
+    if under_submit:
+        settings = {key: value for key, value in settings.items() if key not in known}
+    master = settings.get("spark.master") or known.get("spark.master", "local[*]")
+    chosen = {**fallbacks, **defaults_for(master, known)}
+    chosen = {key: value for key, value in chosen.items() if key not in known} | settings
     builder = SparkSession.builder.appName(app_name)
-    for key, value in (settings | _add_delta_jars(given)).items():
+    for key, value in (chosen | _add_delta_jars(given)).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if LOG_LEVEL not in known | settings:
+        _quieten(spark)
+    return spark
+
+
+def _quieten(spark: SparkSession) -> None:
+    """Keeps stack traces of what the job itself reports off the terminal."""
+    log4j: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    for name in TOLD_TWICE:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 def _add_delta_jars(given: Any) -> dict[str, str]:
@@ -188,7 +214,7 @@ def _add_delta_jars(given: Any) -> dict[str, str]:
     jvm: Any = SparkContext._jvm  # PySpark has no public way to the JVM before a context exists
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     try:
-        loader.loadClass(_DELTA_EXTENSION)
+        loader.loadClass(DELTA_EXTENSION)
         return {}
     except Py4JJavaError:
         pass

@@ -42,9 +42,11 @@ from jobs._cli import (
     parse_groups,
     progress,
     run_job,
+    verbose_option,
 )
 from jobs._directories import check_audit_directory
 from jobs._session import check_versions, spark_session
+from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
 
 __all__ = ["command", "main"]
@@ -85,6 +87,7 @@ _EXIT: Final = {
     help="Read no more than that from one node, all tasks together.",
 )
 @click.option("--report", metavar="FILE.html", help="Write a report for people.")
+@verbose_option
 @dry_run_option
 @connection_options
 def command(
@@ -105,7 +108,7 @@ def command(
     check_versions()
     snapshot = _snapshot(peers, groups, replicas, against)
     audit = Audit(snapshot, options)
-    with spark_session("dledger-audit") as spark:
+    with spark_session("dledger-audit", settings=VERBOSE if more["verbose"] else None) as spark:
         try:
             summary = run_stoppable(spark, lambda: audit.run(spark))
         except StoppedError:

@@ -29,7 +29,7 @@ from dledger_core.errors import ConfigError
 from jobs._checkpoint import check_resume
 from jobs._cli import (
     EXIT_OK,
-    EXIT_USAGE,
+    MORE_FROM_SPARK,
     Outcome,
     connection_options,
     dry_run_option,
@@ -37,9 +37,12 @@ from jobs._cli import (
     progress,
     run_job,
     stop_requests,
+    verbose_option,
 )
 from jobs._directories import check_checkpoint, check_table
+from jobs._failures import find_failure
 from jobs._session import check_versions, spark_session
+from jobs._settings import VERBOSE
 
 if TYPE_CHECKING:
     import threading
@@ -53,8 +56,7 @@ _POLL_S: Final = 1
 _STOP_PATIENCE_S: Final = 120.0
 _INTERVAL: Final = re.compile(r"\s*\d+\s*(milliseconds?|seconds?|minutes?|hours?)\s*\Z")
 _REPORT_EVERY_S: Final = 2.0
-_OUR_ERROR: Final = re.compile(r"(?<=Error: )\[([A-Z_.]+)\] [^\n]*(?:\nCause: [^\n]*\n[^\n]*)?")
-"""An error as Python prints it: its class, then our code and text; a data loss has three lines."""
+_GO_ON: Final = "start them and run the same command again: it goes on where the checkpoint ends"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,15 @@ class _Totals:
     "--max-bytes-per-trigger", type=click.IntRange(min=1), help="At most this many bytes of the logs in a micro-batch."
 )
 @click.option("--fail-on-data-loss/--no-fail-on-data-loss", default=True, show_default=True)
+@click.option(
+    "--retry-for",
+    type=click.IntRange(1, 86_400),
+    default=15,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to go on trying when no node answers in mid-stream.",
+)
+@verbose_option
 @dry_run_option
 @connection_options
 def command(
@@ -145,6 +156,8 @@ def command(
     max_offsets_per_trigger: int | None,
     max_bytes_per_trigger: int | None,
     fail_on_data_loss: bool,
+    retry_for: int,
+    verbose: bool,
     dry_run: bool,
 ) -> Outcome:
     """Streams logs into a Delta table, each entry exactly once."""
@@ -155,6 +168,7 @@ def command(
         "decode": decode,
         "startingOffsets": starting_offsets,
         "failOnDataLoss": str(fail_on_data_loss).lower(),
+        "fetchRetryMs": str(retry_for * 1000),
     }
     if max_offsets_per_trigger is not None:
         source["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
@@ -164,7 +178,7 @@ def command(
     available = _check(plan)
     if dry_run:
         return Outcome({"status": "ok", "dry_run": True, "available": available, "table": table})
-    with spark_session("dledger-ingest") as spark:
+    with spark_session("dledger-ingest", settings=VERBOSE if verbose else None) as spark:
         return _run(spark, plan)
 
 
@@ -191,19 +205,19 @@ def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
     register(spark)
     _check_columns(spark, plan)
     began = time.monotonic()
-    totals = _Totals()
+    totals, exit_code = _Totals(), EXIT_OK
     with stop_requests() as stop:
         query = _start(spark, plan)
         try:
             ended: dict[str, Any] = {"exit_reason": _follow(query, totals, stop)}
         except StreamingQueryException as error:
-            ended = _failure(str(error))
+            ended, exit_code = _failure(error, plan.source)
         finally:
             query.stop()
     totals.take(query)
     ended["duration_s"] = round(time.monotonic() - began, 3)
     ended |= {"query_id": str(query.id), "table": plan.table, "checkpoint": plan.checkpoint}
-    return Outcome(totals.summary() | ended, EXIT_USAGE if "error" in ended else EXIT_OK)
+    return Outcome(totals.summary() | ended, exit_code)
 
 
 def _check_columns(spark: SparkSession, plan: IngestPlan) -> None:
@@ -266,17 +280,15 @@ def _next_indexes(offset: Any) -> dict[str, int]:
     return {group: int(entry["next"]) for group, entry in data["groups"].items()} if data else {}
 
 
-def _failure(text: str) -> dict[str, Any]:
-    """Reports why the query failed: the error of ours within Spark's long text, else the text's first line."""
-    found = _OUR_ERROR.search(text)
-    message = " ".join(found.group(0).split()) if found else text.strip().splitlines()[0]
+def _failure(error: Exception, source: dict[str, str]) -> tuple[dict[str, Any], int]:
+    """Reports why the query failed; returns the summary's part and the exit code."""
+    failure = find_failure(error)
+    message = failure.line(source, _GO_ON)
+    if failure.name is None:
+        message = f"[STREAM_FAILED] {message}; {MORE_FROM_SPARK}"
     progress(f"error: {message}")
-    return {
-        "status": "error",
-        "error": found.group(1) if found else "STREAM_FAILED",
-        "message": message,
-        "exit_reason": "failed",
-    }
+    name = failure.name or "STREAM_FAILED"
+    return {"status": "error", "error": name, "message": message, "exit_reason": "failed"}, failure.exit_code
 
 
 def main(run: Callable[..., Any] = run_job) -> None:

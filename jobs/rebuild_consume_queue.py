@@ -39,8 +39,10 @@ from jobs._cli import (
     parse_groups,
     progress,
     run_job,
+    verbose_option,
 )
 from jobs._directories import check_checkpoint
+from jobs._failures import naming_all_nodes
 from jobs._rebuild.classic import DAMAGED, group_of, preceding, read_classic
 from jobs._rebuild.compare import check_compared, compare
 from jobs._rebuild.files import check_target, whole_units, write_files
@@ -55,6 +57,7 @@ from jobs._rebuild.units import (
     unit_batches,
 )
 from jobs._session import check_versions, spark_session
+from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
 
 if TYPE_CHECKING:
@@ -147,6 +150,7 @@ class RebuildPlan:
     show_default=True,
     help="How far to read a store: to its recorded commit index or to its last entry. Servers give what is committed.",
 )
+@verbose_option
 @dry_run_option
 @connection_options
 def command(**options: Any) -> Outcome:
@@ -163,7 +167,9 @@ def command(**options: Any) -> Outcome:
     plan = _plan(options)
     if options["dry_run"]:
         return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **_extent(plan)})
-    with spark_session("dledger-rebuild-consume-queue") as spark:
+    settings = VERBOSE if options["verbose"] else None
+    session = spark_session("dledger-rebuild-consume-queue", settings=settings)
+    with session as spark, naming_all_nodes(plan.source, "start them and run the same command again"):
         if plan.checkpoint is None:
             return run_stoppable(spark, lambda: rebuild(spark, plan))
         return _extend(spark, plan, plan.checkpoint)

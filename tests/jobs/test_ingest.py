@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,35 +114,78 @@ def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
     assert in_table(spark, table) == expected
 
 
+def started(arguments: list[str], directory: Path, program: Sequence[str] = (sys.executable,)) -> subprocess.Popen[str]:
+    """The job as a process of its own, in an empty working directory."""
+    work = directory / "work"
+    work.mkdir()
+    return subprocess.Popen(
+        [*program, str(CHECKOUT / "jobs" / "ingest.py"), *arguments, "--checkpoint", str(directory / "checkpoint")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=work,
+        env={**os.environ, "SPARK_MASTER": "local[1]"},
+    )
+
+
+def wait_for(job: subprocess.Popen[str], done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 150
+    while not done() and time.monotonic() < deadline:
+        assert job.poll() is None
+        time.sleep(0.2)
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_servers_that_die_in_mid_stream_are_one_line_and_a_restart_goes_on(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dledger_core import LocalCluster
+
+    table, nodes = tmp_path / "table", ("n0", "n1", "n2")
+    with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20) as cluster:
+        append(cluster, "a", *(b"%05d" % number for number in range(4000)))
+        arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
+        limits = ["--trigger", "1 seconds", "--max-offsets-per-trigger", "50", "--retry-for", "2"]
+        job = started(arguments + limits, tmp_path)
+        try:
+            wait_for(job, lambda: len(list((table / "_delta_log").glob("*.json"))) >= 3)
+            for node in nodes:
+                cluster.kill(node)
+            out, err = job.communicate(timeout=120)
+        finally:
+            job.kill()
+            job.wait()
+        summary = json.loads(out.strip().splitlines()[-1])
+        assert (job.returncode, summary["status"], summary["error"]) == (3, "error", "UNREACHABLE")
+        [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert line.startswith(f"error: [UNREACHABLE] no node serves group a any more at {cluster.peers} (last=")
+        assert line.endswith("start them and run the same command again: it goes on where the checkpoint ends")
+        assert "\tat " not in err
+        assert "Traceback" not in err
+        assert not list((tmp_path / "work").iterdir())
+        for node in nodes:
+            cluster.restart(node)
+        code, summary, _ = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
+        assert (code, summary["exit_reason"]) == (0, "available data read")
+        assert in_table(spark, table) == [("a", b"%05d" % number) for number in range(4000)]
+
+
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_sigterm_finishes_the_batch_in_hand(spark: Any, cluster: Any, tmp_path: Path) -> None:
     table = tmp_path / "table"
     arguments = ["--peers", cluster.peers, "--groups", "b", "--table", str(table), "--trigger", "1 seconds"]
-    job = subprocess.Popen(
-        [
-            sys.executable,
-            str(CHECKOUT / "jobs" / "ingest.py"),
-            *arguments,
-            "--checkpoint",
-            str(tmp_path / "checkpoint"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=tmp_path,
-        env={**os.environ, "SPARK_MASTER": "local[1]"},
-    )
+    job = started(arguments, tmp_path)
     try:
-        deadline = time.monotonic() + 150
-        while not list((table / "_delta_log").glob("*1.json")) and time.monotonic() < deadline:
-            assert job.poll() is None
-            time.sleep(0.2)
+        wait_for(job, lambda: bool(list((table / "_delta_log").glob("*1.json"))))
         job.send_signal(signal.SIGTERM)
         out, _ = job.communicate(timeout=60)
     finally:
         job.kill()
         job.wait()
-    summary = json.loads(out.decode().strip().splitlines()[-1])
+    summary = json.loads(out.strip().splitlines()[-1])
     assert (job.returncode, summary["status"], summary["exit_reason"]) == (0, "ok", "stopped")
     assert summary["rows"] == len(in_table(spark, table)) > 0

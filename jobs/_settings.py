@@ -1,0 +1,54 @@
+"""The Spark settings that a job brings along, and which of Spark's loggers it quietens.
+
+What the user gave always wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["DELTA_EXTENSION", "LOG_LEVEL", "TOLD_TWICE", "VERBOSE", "defaults_for", "is_local"]
+
+DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
+LOG_LEVEL: Final = "spark.log.level"
+VERBOSE: Final = {LOG_LEVEL: "WARN"}
+
+_EVERYWHERE: Final = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    LOG_LEVEL: "ERROR",
+}
+# On one machine many small tasks cost more than they bring, and nobody else has to reach the driver.
+_ONE_MACHINE: Final = {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+TOLD_TWICE: Final = (
+    "org.apache.spark.util.Utils",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.delta.files.DeltaFileFormatWriter",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.sources.ForeachBatchUserFuncException",
+)
+"""Loggers that write an exception with its stack trace and throw it on: the job itself reports it, in one line."""
+
+
+def is_local(master: str) -> bool:
+    """Whether driver and executors are one process: ``local``, ``local[4]``, but not ``local-cluster[…]``."""
+    return master == "local" or master.startswith("local[")
+
+
+def defaults_for(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings to add for a master; none that was given."""
+    wanted = _EVERYWHERE | (_ONE_MACHINE if is_local(master) else {})
+    return {key: value for key, value in wanted.items() if key not in given}
