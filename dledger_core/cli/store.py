@@ -11,6 +11,7 @@ import click
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import EntryWriter, say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.errors import CorruptRecordError
 from dledger_core.storage import open_store
 
 __all__ = ["dump", "verify"]
@@ -40,13 +41,22 @@ def dump(output: Format, start: int | None, end: int | None, store: Path) -> Non
         stop = reader.last_index + 1 if end is None else min(end, reader.last_index + 1)
         commit = "not recorded" if reader.commit_index is None else reader.commit_index
         say(f"indexes {reader.first_index} to {reader.last_index}, commit index {commit}")
+        if reader.identity_lost:
+            say("meta/log.json is missing: the store is read as if Java had written it")
         writer = EntryWriter(output, magic=True)
         while begin < stop:
             batch = reader.read(begin, min(begin + _CHUNK_ENTRIES, stop))
             if not len(batch):
-                return
+                break
             writer.write(batch)
             begin = batch.column("index")[-1].as_py() + 1
+        if end is None and reader.vouched_index is not None and reader.vouched_index > reader.last_index:
+            raise CorruptRecordError(
+                "committed entries behind the last one shown are damaged or missing",
+                str(store),
+                f"'dledger verify {store}' says where",
+                {"last_index": reader.last_index, "committed_index": reader.vouched_index},
+            )
 
 
 @click.command(

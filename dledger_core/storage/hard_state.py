@@ -16,6 +16,8 @@ from dledger_core.storage.files import Files
 __all__ = ["load_hard_state", "parse_properties", "read_properties", "save_hard_state"]
 
 _NAME = "currterm"
+_TERM_DIGITS_MAX = 18
+"""So a term always fits 63 bits."""
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -55,12 +57,13 @@ def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:
     if pairs is None and last_term <= 0:
         return HardState(Term(0), None)
     term, vote = (pairs or {}).get("currTerm", ""), (pairs or {}).get("voteLeader", "")
-    if not (term.isascii() and term.isdigit() and int(term) >= last_term):
+    usable = term.isascii() and term.isdigit() and len(term) <= _TERM_DIGITS_MAX
+    if not (usable and int(term) >= last_term):
         raise CorruptRecordError(
             "the file is missing, older than the log or without a term, so the node may have voted without knowing it",
             str(path),
             "restore it, or remove the whole store and let the node catch up as an empty one",
-            {"term": term, "last_entry_term": last_term},
+            {"term": term[:40], "last_entry_term": last_term},
         )
     return HardState(Term(int(term)), NodeId(vote) if vote else None)
 

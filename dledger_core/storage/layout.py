@@ -8,12 +8,15 @@ from typing import NoReturn
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
+from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP
 from dledger_core.storage.files import File, Files
 from dledger_core.storage.log_meta import LogMeta, load_log_meta, save_log_meta
+from dledger_core.storage.segments import is_segment_name
 
-__all__ = ["Layout", "check_complete", "claim_store", "lock_store", "open_identity", "refuse"]
+__all__ = ["Layout", "check_complete", "claim_store", "lacks_identity", "lock_store", "open_identity", "refuse"]
 
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
+_JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +113,66 @@ def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> 
 
 def _check_vacant(files: Files, layout: Layout) -> None:
     names = set(files.listdir(layout.root) or ())
-    left = names - {"meta"}
-    if "meta" in names and not set(files.listdir(layout.meta) or ()) <= _META_LEFTOVERS:
-        left.add("meta")
-    if not left:
+    in_meta = set(files.listdir(layout.meta) or ()) if "meta" in names else set()
+    if names <= {"meta"} and in_meta <= _META_LEFTOVERS:
         return
-    if left & {"data", "index", "currterm", "checkpoint"}:
+    if lacks_identity(files, layout):
+        raise StoreMismatchError(
+            "the file is missing, so nobody knows whose store this is",
+            str(layout.log_meta),
+            "restore it from a backup, or move the store away and let the node catch up from its peers",
+        )
+    stray = _stray(files, layout, names, in_meta)
+    if stray is None:
         raise StoreMismatchError(
             "the directory holds a store written by Java DLedger (it has no meta/log.json)",
             str(layout.root),
-            "convert it first, or use another directory",
+            "use another directory, or take the log over with 'dledger convert'",
         )
     raise StoreMismatchError(
-        f"the directory is not empty and is no store (it holds {min(left)!r})",
+        f"the directory is not empty and is no store (it holds {stray!r})",
         str(layout.root),
         "use an empty or a new directory",
     )
+
+
+def lacks_identity(files: Files, layout: Layout) -> bool:
+    """Whether a store is ours, as its other files and its records tell, but has lost ``meta/log.json``."""
+    if files.read(layout.log_meta) is not None:
+        return False
+    if set(files.listdir(layout.meta) or ()) & {"checkpoint", "tables"}:
+        return True
+    head = _first_header(files, layout.data)
+    # Java writes zeros where our records hold the append time, the mark and the CRC.
+    return _is_record(head) and any(head[32:44])
+
+
+def _stray(files: Files, layout: Layout, names: set[str], in_meta: set[str]) -> str | None:
+    """Returns the name of something that Java DLedger would not have written, or None."""
+    if "meta" in names:
+        return f"meta/{min(in_meta)}" if in_meta else "meta"
+    for folder in (layout.data, layout.index):
+        if folder.name in names:
+            for name in files.listdir(folder) or ():
+                if not is_segment_name(name):
+                    return f"{folder.name}/{name}"
+    if not names & _JAVA_NAMES:
+        return min(names)
+    head = _first_header(files, layout.data)
+    if any(head[:4]) and not _is_record(head):
+        return f"data/{(files.listdir(layout.data) or [''])[0]}"
+    return None
+
+
+def _first_header(files: Files, data: Path) -> bytes:
+    """Returns the first record's header, or what lies in its place; empty if there is no data file."""
+    names = [name for name in files.listdir(data) or () if is_segment_name(name)]
+    return files.open(data / names[0]).pread(HEADER_BYTES, 0) if names else b""
+
+
+def _is_record(header: bytes) -> bool:
+    magic = int.from_bytes(header[:4], "big", signed=True)
+    return len(header) == HEADER_BYTES and (magic == MAGIC_BLANK or MAGIC_DATA <= magic <= MAGIC_MEMBERSHIP)
 
 
 def lock_store(files: Files, layout: Layout) -> File:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final, Literal
 
 from dledger_core.config import StorageConfig
-from dledger_core.errors import StoreMismatchError
+from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.storage.files import Files
 
 __all__ = ["FORMAT_VERSION", "LogMeta", "load_log_meta", "save_log_meta"]
 
 FORMAT_VERSION: Final = 1
-_COUNTS: Final = (
+
+_REQUIRED: Final = ("format_version", "profile", "group", "node_id", "data_segment_bytes", "index_segment_bytes")
+_NUMBERS: Final = (
+    "format_version",
     "data_segment_bytes",
     "index_segment_bytes",
     "first_position",
@@ -22,6 +26,12 @@ _COUNTS: Final = (
     "foreign_end",
     "broker_end_index",
 )
+_KINDS: Final[dict[str, type | tuple[type, ...]]] = {
+    "group": str,
+    "node_id": str,
+    "log_uuid": (str, NoneType),
+    "previous_term": (int, NoneType),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +80,24 @@ def _parse(found: Any, path: Path) -> LogMeta:
     if not isinstance(found, dict):
         raise TypeError("not a map")
     version = found.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if type(version) is int and version > FORMAT_VERSION:
         raise StoreMismatchError(
             f"format version {version} is newer than this program's {FORMAT_VERSION}", str(path), "upgrade the program"
         )
+    missing = [name for name in _REQUIRED if name not in found]
+    if missing:
+        raise TypeError(f"{missing[0]} is missing")
     meta = LogMeta(**{field.name: found[field.name] for field in fields(LogMeta) if field.name in found})
-    for name in _COUNTS:
-        if not isinstance(getattr(meta, name), int) or getattr(meta, name) < 0:
+    for name in _NUMBERS:
+        if type(getattr(meta, name)) is not int or getattr(meta, name) < 0:
             raise TypeError(f"{name} is wrong")
-    meta.effective(StorageConfig())
+    for name, kinds in _KINDS.items():
+        if not isinstance(getattr(meta, name), kinds) or isinstance(getattr(meta, name), bool):
+            raise TypeError(f"{name} is wrong")
+    try:
+        meta.effective(StorageConfig())
+    except ConfigError as error:
+        raise TypeError(f"{error.where} {error.what}") from None
     return meta
 
 
@@ -92,9 +111,13 @@ def load_log_meta(files: Files, path: Path) -> LogMeta | None:
     if data is None:
         return None
     try:
-        return _parse(json.loads(data), path)
+        return _parse(json.loads(data.decode()), path)
     except (ValueError, TypeError) as error:
-        raise StoreMismatchError(f"the file is malformed: {error}", str(path), "restore it from a backup") from error
+        raise StoreMismatchError(
+            f"the file is malformed: {error}",
+            str(path),
+            "restore it from a backup, or move the store away and let the node catch up from its peers",
+        ) from error
 
 
 def save_log_meta(files: Files, path: Path, meta: LogMeta) -> None:

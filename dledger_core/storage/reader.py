@@ -7,8 +7,9 @@ ours, at the last whole batch). The view is fixed when the store is opened; open
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
-from dledger_core.errors import StoreMismatchError
+from dledger_core.errors import CorruptRecordError, StoreMismatchError
 from dledger_core.ids import GroupName, Index, NodeId
 from dledger_core.raft.batch import TermRun
 from dledger_core.record import Records, index_records, to_arrow
@@ -25,13 +26,14 @@ from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import read_properties
 from dledger_core.storage.index_file import IndexFile, OverlaidIndex, agreement, term_runs
-from dledger_core.storage.layout import Layout, check_complete
+from dledger_core.storage.layout import Layout, check_complete, lacks_identity
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
 from dledger_core.storage.log_queries import control_entries
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import batch_ends
 from dledger_core.storage.scan import Cursor, Rules, Scanner
-from dledger_core.storage.segments import Segments
+from dledger_core.storage.segments import Segments, is_segment_name
+from dledger_core.storage.start_check import start_findings
 from dledger_core.storage.verify import StoreReport, verify_store
 
 __all__ = ["StoreReader", "open_store"]
@@ -78,6 +80,16 @@ def _segment_bytes(files: Files, directory: Path, recorded: int | None, default:
     return size or default
 
 
+def _check_folder(files: Files, layout: Layout) -> None:
+    """Refuses a directory without identity whose ``data/`` is missing or holds something else than data files."""
+    names = files.listdir(layout.data)
+    found = "there is no data/" if names is None else f"data/ holds {names[0]!r}" if names else ""
+    if found and not any(map(is_segment_name, names or ())):
+        raise StoreMismatchError(
+            f"no store is here ({found})", str(layout.root), "name the directory that holds data/ and index/"
+        )
+
+
 def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
     """Opens a node's store for reading.
 
@@ -91,24 +103,23 @@ def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
         CorruptRecordError: a data file is missing between others.
     """
     files, layout = files or OsFiles(), Layout(Path(path))
-    if files.listdir(layout.data) is None:
-        raise StoreMismatchError(
-            "no store is here (there is no data/)", str(layout.root), "name the directory that holds data/ and index/"
-        )
     check_complete(files, layout)
     origin = _origin(files, layout)
+    if origin.meta is None:
+        _check_folder(files, layout)
     meta = origin.meta
     data_bytes = _segment_bytes(files, layout.data, meta.data_segment_bytes if meta else None, DATA_SEGMENT_BYTES)
     index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
     data = Segments.load(files, layout.data, data_bytes)
     index = Segments.load(files, layout.index, index_bytes, gaps=True)
-    return StoreReader(layout, origin, data, IndexFile(index))
+    return StoreReader(files, layout, origin, data, IndexFile(index))
 
 
 class StoreReader:
     """A read-only view of one store; made by ``open_store``. Reads are safe from any thread."""
 
-    def __init__(self, layout: Layout, origin: _Origin, data: Segments, index: IndexFile) -> None:
+    def __init__(self, files: Files, layout: Layout, origin: _Origin, data: Segments, index: IndexFile) -> None:
+        self._files = files
         self._layout = layout
         self._origin = origin
         self._disk_index = index
@@ -135,6 +146,11 @@ class StoreReader:
         checkpoint = self._origin.checkpoint
         found = checkpoint.commit_index if checkpoint is not None else self._origin.java_commit_index
         return None if found is None else Index(min(found, self.last_index))
+
+    @property
+    def identity_lost(self) -> bool:
+        """Whether the store is ours but has no ``meta/log.json``, so that it is read as if Java had written it."""
+        return self._origin.meta is None and lacks_identity(self._files, self._layout)
 
     @property
     def vouched_index(self) -> Index | None:
@@ -266,8 +282,13 @@ class StoreReader:
 
     def verify(self) -> StoreReport:
         """Reads everything and reports what is wrong; see ``Finding``."""
-        own = self._origin.meta is not None
-        return verify_store(self._reader, self._disk_index, self.first_index, self._origin.checkpoint, own=own)
+        meta = self._origin.meta
+        report = verify_store(self._reader, self._disk_index, self.first_index, self._origin.checkpoint, meta)
+        term = 0
+        with contextlib.suppress(CorruptRecordError):  # then it is among the findings
+            term = self._reader.term_at(self.last_index) if self.last_index >= self.first_index else 0
+        more = start_findings(self._files, self._layout, meta, last_index=report.last_index, last_term=term)
+        return replace(report, findings=(*more, *report.findings))
 
     def close(self) -> None:
         """Lets go of the files."""

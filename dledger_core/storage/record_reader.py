@@ -43,7 +43,7 @@ def corrupt(data: Segments, stop: Stop, index: int | None = None) -> CorruptReco
         stop.kind.value,
         str(data.path(stop.cursor.position)),
         "repair the store from a peer, or restore it",
-        {"index": at, "position": stop.cursor.position},
+        ({} if at is None else {"index": at}) | {"position": stop.cursor.position},
     )
 
 

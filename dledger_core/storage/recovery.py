@@ -8,6 +8,7 @@ tail of a crash: the log is cut back to its last whole batch. Index rows that di
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from dledger_core.storage.record_reader import RecordReader, corrupt
 from dledger_core.storage.scan import Cursor, Run, Scanner, Stop, StopKind
 from dledger_core.storage.segments import Segments
 
-__all__ = ["LogEnd", "batch_ends", "cut_tail", "recover"]
+__all__ = ["LogEnd", "batch_ends", "cut_tail", "missing_head", "recover", "wrong_sizes"]
 
 _CUT_BYTES_MAX = 32 << 20
 
@@ -71,6 +72,23 @@ def cut_tail(data: Segments, position: int, written_end: int) -> None:
         stop = start
 
 
+def missing_head(data: Segments, meta: LogMeta) -> int | None:
+    """Returns where the log begins if the segments that hold its beginning are gone.
+
+    A prefix is deleted only after ``meta/log.json`` says so, so the first segment is never behind what it says.
+    """
+    lost = bool(data.bases) and data.bases[0] > data.base_of(meta.first_position)
+    return meta.first_position if lost else None
+
+
+def wrong_sizes(data: Segments) -> Iterator[tuple[int, int]]:
+    """Yields (base, size) of each segment of a wrong size; a crash can leave only the last one short."""
+    for base in data.bases:
+        size = data.size_of(base)
+        if size > data.segment_bytes or (size < data.segment_bytes and base != data.bases[-1]):
+            yield base, size
+
+
 class _Recovery:
     def __init__(self, reader: RecordReader, index: IndexFile, meta: LogMeta, unsynced_bytes_max: int) -> None:
         self.reader = reader
@@ -84,6 +102,14 @@ class _Recovery:
             self._refuse_loss(checkpoint, self.meta.first_position)
             self.index.segments.drop(tuple(reversed(self.index.segments.bases)))
             return LogEnd(self.meta.first_index, self.meta.first_index - 1, self.meta.first_position, 0, 0)
+        lost = missing_head(self.data, self.meta)
+        if lost is not None:
+            raise CorruptRecordError(
+                "data files are missing: the log begins before the first one",
+                str(self.data.path(lost)),
+                "restore them, or repair from a peer",
+                {"first_index": self.meta.first_index, "position": lost},
+            )
         self._check_sizes()
         head = self._head()
         first = head.index
@@ -111,16 +137,13 @@ class _Recovery:
             )
 
     def _check_sizes(self) -> None:
-        bases = self.data.bases
-        for base in bases:
-            size = self.data.size_of(base)
-            if size > self.data.segment_bytes or (size < self.data.segment_bytes and base != bases[-1]):
-                raise CorruptRecordError(
-                    f"the file has {size} bytes instead of {self.data.segment_bytes}",
-                    str(self.data.path(base)),
-                    "restore it, or repair from a peer",
-                    {"position": base + min(size, self.data.segment_bytes)},
-                )
+        for base, size in wrong_sizes(self.data):
+            raise CorruptRecordError(
+                f"the file has {size} bytes instead of {self.data.segment_bytes}",
+                str(self.data.path(base)),
+                "restore it, or repair from a peer",
+                {"position": base + min(size, self.data.segment_bytes)},
+            )
 
     def _head(self) -> Cursor:
         """Returns the first record's place; its index is None if it cannot be known."""

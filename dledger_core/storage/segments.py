@@ -20,7 +20,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
 from dledger_core.storage.files import File, Files
 
-__all__ = ["Segments", "segment_name"]
+__all__ = ["Segments", "is_segment_name", "segment_name"]
 
 _NAME_DIGITS: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
@@ -32,10 +32,15 @@ def segment_name(base: int) -> str:
     return f"{base:0{_NAME_DIGITS}d}"
 
 
+def is_segment_name(name: str) -> bool:
+    """Whether ``name`` is one that ``segment_name`` makes."""
+    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
+
+
 def _bases(names: Iterable[str], directory: Path, *, strict: bool) -> list[int]:
     bases = []
     for name in names:
-        if len(name) == _NAME_DIGITS and name.isascii() and name.isdigit():
+        if is_segment_name(name):
             bases.append(int(name))
         elif strict:
             raise StoreMismatchError(

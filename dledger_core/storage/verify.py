@@ -16,13 +16,14 @@ from dledger_core.ids import Index, Position
 from dledger_core.record import index_records
 from dledger_core.storage.checkpoint import Checkpoint
 from dledger_core.storage.index_file import IndexSource, agreement
+from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.record_reader import RecordReader
-from dledger_core.storage.recovery import batch_ends
+from dledger_core.storage.recovery import batch_ends, missing_head, wrong_sizes
 from dledger_core.storage.scan import Cursor, Run, Scanner, Stop, StopKind
 
 __all__ = ["Finding", "FindingKind", "StoreReport", "verify_store"]
 
-FindingKind = Literal["CORRUPT", "INDEX_MISMATCH", "TERM_REGRESSION", "INDEX_GAP", "TORN_TAIL"]
+FindingKind = Literal["CORRUPT", "INDEX_MISMATCH", "TERM_REGRESSION", "INDEX_GAP", "TORN_TAIL", "FOREIGN_FILE"]
 _SYNC_ROWS: Final = 4096
 
 
@@ -33,7 +34,8 @@ class Finding:
     Attributes:
         kind: ``CORRUPT`` a record is damaged or missing; ``INDEX_MISMATCH`` the index does not say what the data says
             (harmless, recovery rewrites it); ``TERM_REGRESSION`` a term below the one before; ``INDEX_GAP`` indexes
-            are missing; ``TORN_TAIL`` bytes behind the last whole batch, which recovery would cut.
+            are missing; ``TORN_TAIL`` bytes behind the last whole batch, which recovery would cut; ``FOREIGN_FILE``
+            something that no store of ours holds.
         severity: ``error`` or ``warning``.
         start: first index concerned.
         end: index behind the last one concerned.
@@ -67,12 +69,14 @@ class StoreReport:
 
 
 class _Verifier:
-    def __init__(self, reader: RecordReader, index: IndexSource, checkpoint: Checkpoint | None, *, own: bool) -> None:
+    def __init__(
+        self, reader: RecordReader, index: IndexSource, checkpoint: Checkpoint | None, meta: LogMeta | None
+    ) -> None:
         self.reader = reader
         self.data = reader.data
         self.index = index
         self.checkpoint = checkpoint
-        self.own = own
+        self.meta = meta
         self.findings: list[Finding] = []
         self.first: int | None = None
         self.end = 0
@@ -84,6 +88,8 @@ class _Verifier:
 
     def run(self, first_index: int) -> StoreReport:
         self.end = self.whole_end = first_index
+        if self.meta is not None:
+            self._check_files(self.meta, first_index)
         cursor: Cursor | None = Cursor(self.data.bases[0]) if self.data.bases else None
         while cursor is not None:
             scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
@@ -97,6 +103,18 @@ class _Verifier:
         first = first_index if self.first is None else self.first
         findings = tuple(sorted(self.findings, key=lambda finding: (finding.position, finding.start)))
         return StoreReport(Index(first), Index(self.whole_end - 1), findings)
+
+    def _check_files(self, meta: LogMeta, first_index: int) -> None:
+        """Reports what recovery refuses before it looks at records: lost first files and wrong sizes."""
+        lost = missing_head(self.data, meta)
+        if lost is not None:
+            end = max(first_index, meta.first_index + 1)
+            self._report("CORRUPT", meta.first_index, end, lost, "data files at the log's beginning are missing")
+        for base, size in wrong_sizes(self.data):
+            header = self.reader.header_at(base)
+            index = first_index if header is None else header[2]
+            message = f"the file has {size} bytes instead of {self.data.segment_bytes}"
+            self._report("CORRUPT", index, index, base + min(size, self.data.segment_bytes - 1), message)
 
     def _see(self, run: Run) -> None:
         """Takes note of valid records."""
@@ -114,7 +132,7 @@ class _Verifier:
                 self.whole_position = int(run.positions[at]) + int(run.records.sizes[at])
         expected = index_records(run.records)
         expected["position"] = run.positions
-        wrong = ~agreement(self.index.read(run.first_index, run.end_index), expected, magic=self.own)
+        wrong = ~agreement(self.index.read(run.first_index, run.end_index), expected, magic=self.meta is not None)
         if bool(wrong.any()):
             self._index_mismatch(run, np.flatnonzero(wrong))
 
@@ -156,11 +174,7 @@ class _Verifier:
         if stop.kind is StopKind.TERM:
             return Cursor(cursor.position, index)
         if stop.kind is StopKind.INDEX:
-            header = self.reader.header_at(cursor.position)
-            if header is not None and header[2] > index:
-                self._report("INDEX_GAP", index, header[2], cursor.position, "entries are missing")
-                return Cursor(cursor.position, header[2], cursor.term)
-            return None
+            return self._pass_wrong_index(cursor, index)
         if self.data.written_end(cursor.position) == cursor.position:
             return None
         onward = self._behind(stop, index)
@@ -168,6 +182,21 @@ class _Verifier:
             kind = stop.kind if stop.kind is not StopKind.END else StopKind.HEADER
             self._report("CORRUPT", index, max(onward.index, index + 1), cursor.position, kind.value)
         return onward
+
+    def _pass_wrong_index(self, cursor: Cursor, index: int) -> Cursor | None:
+        """Tells a record whose index is damaged, by the record behind it, from entries that are missing."""
+        header = self.reader.header_at(cursor.position)
+        if header is None:
+            return None
+        for at in (cursor.position + header[1], int(self.index.read(index + 1, index + 2)[0]["position"])):
+            following = self.reader.header_at(at) if at > cursor.position else None
+            if following is not None and following[2] == index + 1:
+                self._report("CORRUPT", index, index + 1, cursor.position, StopKind.INDEX.value)
+                return Cursor(at, index + 1, cursor.term)
+        if header[2] > index:
+            self._report("INDEX_GAP", index, header[2], cursor.position, "entries are missing")
+            return Cursor(cursor.position, header[2], cursor.term)
+        return None
 
     def _blame_record_before(self, index: int) -> bool:
         """Whether a term falls because the record before has a damaged one: then the index has it lower."""
@@ -226,7 +255,11 @@ class _Verifier:
 
 
 def verify_store(
-    reader: RecordReader, index: IndexSource, first_index: int, checkpoint: Checkpoint | None, *, own: bool
+    reader: RecordReader,
+    index: IndexSource,
+    first_index: int,
+    checkpoint: Checkpoint | None,
+    meta: LogMeta | None,
 ) -> StoreReport:
     """Scans a store from its first record to its last.
 
@@ -235,6 +268,6 @@ def verify_store(
         index: its index as it lies on disk.
         first_index: what an empty store begins with.
         checkpoint: what is vouched for, or None.
-        own: written by us, so the index's column ``magic`` counts.
+        meta: the identity of a store of ours; None where Java wrote it.
     """
-    return _Verifier(reader, index, checkpoint, own=own).run(first_index)
+    return _Verifier(reader, index, checkpoint, meta).run(first_index)

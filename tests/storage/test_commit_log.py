@@ -25,7 +25,7 @@ from dledger_core.errors import (
     StoreMismatchError,
 )
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRun
 from dledger_core.raft.ready import HardState
 from dledger_core.record import BATCH_END, TIME_MASK, Columns, Payload
 from dledger_core.storage import CommitLog, open_store
@@ -199,6 +199,16 @@ def test_a_long_batch_is_found_from_its_end() -> None:
     assert [(b.first_index, b.count) for b in got] == [(1, 6000)]
 
 
+def test_a_read_returns_a_bounded_number_of_tiny_batches() -> None:
+    sizes = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, zero_ahead_bytes=0)
+    log = open_log(FaultyFiles(), config=sizes)
+    batches = [make_batch(index, [b""]) for index in range(BATCHES_MAX + 20)]
+    for batch in batches:
+        log.stage(batch, 1000)
+    log.persist(HardState(Term(1), N0), None, batches)
+    assert [batch.first_index for batch in log.read_batches(Index(7), 8 << 20)] == [*range(7, 7 + BATCHES_MAX)]
+
+
 def test_control_entries_are_found() -> None:
     log = open_log(FaultyFiles())
     for number in range(20):
@@ -307,15 +317,14 @@ def test_the_prefix_can_be_dropped() -> None:
     assert reader.verify().findings == ()
 
 
-def test_a_store_whose_first_files_are_gone_begins_later() -> None:
+def test_a_store_whose_first_files_were_deleted_begins_later() -> None:
     files = FaultyFiles()
     log = open_log(files)
     append(log, [b"z" * 90] * 300)
     expected = read_all(log)
     second = next(i for i in range(300) if log.position_of(i) == 8192)
+    log.delete_prefix(second)
     log.close(200)
-    for base in (0, 4096):
-        del files.names[STORE / "data" / segment_name(base)]
     log = open_log(files)
     assert (log.first_index(), log.last_index(), log.commit_index) == (second, 299, 200)
     assert read_all(log) == expected[second:]

@@ -1,0 +1,331 @@
+"""What can go wrong with a store's files: the node's start, ``verify`` and ``read`` each name file, position, remedy.
+
+The store is one that was closed in order, so everything in it is vouched for: nothing of it may ever be cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.recent_check import check_recent
+from dledger_core.storage.segments import segment_name
+from tests.support.logs import append, open_log
+
+FIRST, LAST = f"data/{segment_name(0)}", f"data/{segment_name(4096)}"
+ROWS = f"index/{segment_name(0)}"
+IDENTITY = "meta/log.json"
+Damage = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Store:
+    path: Path
+    positions: list[int]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """60 entries of 128 bytes in 12 batches of two terms over two files."""
+    path = tmp_path_factory.mktemp("damage") / "dledger-n0"
+    log = open_log(directory=path)
+    for number in range(12):
+        append(log, [bytes([65 + number]) * 80] * 5, term=1 + number // 6)
+    positions = [int(log.position_of(i)) for i in range(60)]
+    log.close(40)
+    assert positions[31] == 4096
+    return Store(path, positions)
+
+
+@pytest.fixture
+def store(whole: Store, tmp_path: Path) -> Store:
+    shutil.copytree(whole.path, tmp_path / "dledger-n0")
+    return Store(tmp_path / "dledger-n0", whole.positions)
+
+
+def content(path: Path) -> dict[str, bytes | None]:
+    """Every file but the lock."""
+    found = {str(name.relative_to(path)): name.read_bytes() if name.is_file() else None for name in path.rglob("*")}
+    found.pop("meta/lock", None)
+    return found
+
+
+def count(read: Callable[[int], int]) -> int:
+    """How many entries there are when each read goes on where the last one ended."""
+    begin = 0
+    while begin < 60:
+        begin += read(begin)
+    return begin
+
+
+def start(path: Path) -> CommitLog:
+    """What a node does before it serves."""
+    log = open_log(directory=path)
+    try:
+        check_recent(log)
+    except BaseException:
+        log.close()
+        raise
+    return log
+
+
+def flip(name: str, at: int) -> Damage:
+    def damage(path: Path) -> None:
+        data = bytearray((path / name).read_bytes())
+        data[at] ^= 1
+        (path / name).write_bytes(data)
+
+    return damage
+
+
+def wipe(name: str, start: int, stop: int) -> Damage:
+    def damage(path: Path) -> None:
+        data = bytearray((path / name).read_bytes())
+        data[start:stop] = bytes(stop - start)
+        (path / name).write_bytes(data)
+
+    return damage
+
+
+def cut(name: str, size: int) -> Damage:
+    return lambda path: os.truncate(path / name, size)
+
+
+def remove(name: str) -> Damage:
+    return lambda path: shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+
+
+def put(name: str, data: bytes) -> Damage:
+    return lambda path: (path / name).write_bytes(data)
+
+
+def swap(path: Path) -> None:
+    (path / FIRST).rename(path / "aside")
+    (path / LAST).rename(path / FIRST)
+    (path / "aside").rename(path / LAST)
+
+
+AT_10 = 10 * 128
+AT_40 = 4096 + 9 * 128
+
+DAMAGED = [
+    # what, damage, file, position, entries concerned
+    ("a magic in the middle", flip(FIRST, AT_10 + 3), FIRST, AT_10, (10, 11)),
+    ("a size in the middle", flip(FIRST, AT_10 + 6), FIRST, AT_10, (10, 11)),
+    ("an index in the middle", flip(FIRST, AT_10 + 15), FIRST, AT_10, (10, 11)),
+    ("an index below the others", flip(FIRST, AT_10 + 128 + 15), FIRST, AT_10 + 128, (11, 12)),
+    ("an index at a file's end", flip(FIRST, 30 * 128 + 15), FIRST, 30 * 128, (30, 31)),
+    ("a body in the middle", flip(FIRST, AT_10 + 60), FIRST, AT_10, (10, 11)),
+    ("a body in the last file", flip(LAST, AT_40 - 4096 + 60), LAST, AT_40, (40, 41)),
+    ("the first record", flip(FIRST, 3), FIRST, 0, (0, 1)),
+    ("zeros in the middle", wipe(FIRST, AT_10, AT_10 + 3 * 128), FIRST, AT_10, (10, 13)),
+    ("the first file zeroed", wipe(FIRST, 0, 4096), FIRST, 0, (0, 31)),
+    ("the first file missing", remove(FIRST), FIRST, 0, (0, 31)),
+    ("the first file too short", cut(FIRST, 2000), FIRST, None, (15, 31)),
+    ("the first file too long", cut(FIRST, 5000), FIRST, None, None),
+    ("the last file too long", cut(LAST, 5000), LAST, None, None),
+    ("two files swapped", swap, FIRST, 0, (0, 60)),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "position", "entries"), [c[1:] for c in DAMAGED], ids=[c[0] for c in DAMAGED]
+)
+def test_damaged_records_stop_the_node_with_file_and_position(
+    store: Store, damage: Damage, file: str, position: int | None, entries: tuple[int, int] | None
+) -> None:
+    damage(store.path)
+    before = content(store.path)
+    with pytest.raises(CorruptRecordError) as caught:
+        start(store.path)
+    error = caught.value
+    assert (error.where, error.exit_code) == (str(store.path / file), 4)
+    assert position is None or error.values["position"] == position
+    assert "position" in error.values
+    assert error.remedy
+    after = content(store.path)
+    assert {name: after[name] for name in before if name.startswith("data/")} == {
+        name: data for name, data in before.items() if name.startswith("data/")
+    }
+    with open_store(store.path) as reader:
+        findings = [f for f in reader.verify().findings if f.kind == "CORRUPT"]
+    assert str(store.path / file) in {f.path for f in findings}
+    assert entries is None or entries in {(f.start, f.end) for f in findings}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [remove(LAST), cut(LAST, 0), wipe(LAST, 0, 4096), remove("data")],
+    ids=["missing", "empty", "zeroed", "all missing"],
+)
+def test_durable_entries_lost_at_the_end_stop_the_node(store: Store, damage: Damage) -> None:
+    damage(store.path)
+    with pytest.raises(CorruptRecordError) as caught:
+        start(store.path)
+    assert caught.value.where.startswith(str(store.path / "data"))
+    with open_store(store.path) as reader:
+        [finding] = reader.verify().findings
+        assert (finding.kind, finding.end, reader.vouched_index) == ("CORRUPT", 60, 40)
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "what", "kinds"),
+    [
+        pytest.param(put(IDENTITY, b'{"x'), IDENTITY, "malformed", None, id="identity cut"),
+        pytest.param(put(IDENTITY, b"\xff\xfe\0"), IDENTITY, "malformed", None, id="identity of other bytes"),
+        pytest.param(put(IDENTITY, b"[1]"), IDENTITY, "not a map", None, id="identity no map"),
+        pytest.param(put(IDENTITY, b""), IDENTITY, "malformed", None, id="identity empty"),
+        pytest.param(
+            put(IDENTITY, b'{"format_version": 1}'), IDENTITY, "profile is missing", None, id="identity incomplete"
+        ),
+        pytest.param(
+            put(IDENTITY, b'{"format_version": 9}'), IDENTITY, "version 9 is newer", None, id="identity newer"
+        ),
+        pytest.param(remove(IDENTITY), IDENTITY, "the file is missing", ["CORRUPT"], id="identity missing"),
+        pytest.param(remove("meta"), IDENTITY, "the file is missing", ["CORRUPT"], id="meta missing"),
+        pytest.param(
+            put("data/notes.txt", b""), "data", "'notes.txt' does not belong", ["FOREIGN_FILE"], id="a stray file"
+        ),
+    ],
+)
+def test_a_store_that_is_not_certainly_this_nodes_is_refused(
+    store: Store, damage: Damage, where: str, what: str, kinds: list[str] | None
+) -> None:
+    damage(store.path)
+    before = content(store.path)
+    with pytest.raises(StoreMismatchError, match=what) as caught:
+        start(store.path)
+    assert (caught.value.where, caught.value.exit_code) == (str(store.path / where), 3)
+    assert caught.value.remedy
+    assert content(store.path) == before
+    if kinds is None:
+        with pytest.raises(StoreMismatchError, match=what):
+            open_store(store.path)
+    else:
+        with open_store(store.path) as reader:
+            assert [finding.kind for finding in reader.verify().findings] == kinds
+            assert (reader.last_index, reader.identity_lost) == (59, kinds == ["CORRUPT"])
+    assert content(store.path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("format_version", None),
+        ("format_version", "1"),
+        ("profile", "Z"),
+        ("group", 5),
+        ("node_id", None),
+        ("data_segment_bytes", 0),
+        ("data_segment_bytes", True),
+        ("index_segment_bytes", 33),
+        ("first_position", -1),
+        ("first_index", 1.5),
+        ("log_uuid", 5),
+        ("previous_term", "x"),
+    ],
+)
+def test_a_wrong_value_in_the_identity_is_named(store: Store, name: str, value: object) -> None:
+    path = store.path / IDENTITY
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    for look in (start, open_store):
+        with pytest.raises(StoreMismatchError, match=f"malformed: {name}") as caught:
+            look(store.path)
+        assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, None],
+    ids=lambda text: "missing" if text is None else repr(text[:12]),
+)
+def test_a_useless_currterm_stops_the_node(store: Store, text: bytes | None) -> None:
+    path = store.path / "currterm"
+    path.unlink()
+    if text is not None:
+        path.write_bytes(text)
+    before = content(store.path)
+    with pytest.raises(CorruptRecordError, match="may have voted") as caught:
+        start(store.path)
+    assert caught.value.where == str(path)
+    assert len(str(caught.value)) < 500
+    assert content(store.path) == before
+    with open_store(store.path) as reader:
+        assert [(finding.kind, finding.path) for finding in reader.verify().findings] == [("CORRUPT", str(path))]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [flip(ROWS, 5 * 32 + 6), cut(ROWS, 100), remove(ROWS), remove("index"), put("meta/tables", b"\xff" * 40)],
+    ids=["a row", "a short file", "a missing file", "all missing", "tables"],
+)
+def test_what_can_be_made_again_from_the_data_does_not_stop_the_node(store: Store, damage: Damage) -> None:
+    damage(store.path)
+    before = {name: data for name, data in content(store.path).items() if name.startswith("data/")}
+    with open_store(store.path) as reader:
+        assert {finding.severity for finding in reader.verify().findings} <= {"warning"}
+        assert count(lambda begin: reader.read(begin, 60).num_rows) == 60
+    log = start(store.path)
+    assert count(lambda begin: log.read(begin, 60, 1 << 20).count) == 60
+    log.close()
+    after = {name: data for name, data in content(store.path).items() if name.startswith("data/")}
+    assert after == before
+
+
+@pytest.mark.parametrize("name", ["data", "meta", IDENTITY, "currterm"])
+def test_a_file_where_a_folder_belongs_and_a_folder_where_a_file_belongs(store: Store, name: str) -> None:
+    path = store.path / name
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+        path.mkdir()
+    with pytest.raises((ConfigError, DLedgerError)) as caught:
+        start(store.path)
+    assert (caught.value.exit_code, caught.value.where) == (3, str(path))
+
+
+FOREIGN = [
+    # what lies there, word of the error
+    ({"notes.txt": b"x"}, "no store .it holds 'notes.txt'"),
+    ({"data/notes.txt": b"x"}, "it holds 'data/notes.txt'"),
+    ({FIRST: bytes(4096), "data/notes.txt": b"x"}, "it holds 'data/notes.txt'"),
+    ({FIRST: b"PK\3\4" + bytes(4092)}, f"it holds '{FIRST}'"),
+    ({"meta/something": b"x"}, "it holds 'meta/something'"),
+    ({"data/x": b"x", "meta/lock": b""}, "it holds 'meta/lock'"),
+    ({FIRST: bytes(4096), ROWS: bytes(1024), "currterm": b""}, "written by Java"),
+    ({FIRST: b"\0\0\0\1" + bytes(4092), "checkpoint": b""}, "written by Java"),
+    ({FIRST: b"\xff\xff\xff\xff" + bytes(4092)}, "written by Java"),
+    ({FIRST: b"\0\0\0\2" + bytes(36) + b"\1" * 4 + bytes(400)}, "log.json"),
+    ({"data/x": b"x", "meta/checkpoint": b""}, "log.json"),
+]
+
+
+@pytest.mark.parametrize(("files", "word"), FOREIGN, ids=[f"{at} {word[:20]}" for at, (_, word) in enumerate(FOREIGN)])
+def test_a_foreign_directory_is_called_what_it_is_and_left_alone(
+    tmp_path: Path, files: dict[str, bytes], word: str
+) -> None:
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    before = content(tmp_path)
+    with pytest.raises(StoreMismatchError, match=word) as caught:
+        open_log(directory=tmp_path)
+    assert caught.value.where.startswith(str(tmp_path))
+    assert content(tmp_path) == before
+
+
+def test_a_folder_of_other_files_is_no_store_to_read(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "notes.txt").write_bytes(b"x")
+    with pytest.raises(StoreMismatchError, match=r"no store is here .data/ holds 'notes\.txt'"):
+        open_store(tmp_path)
