@@ -7,7 +7,7 @@ ProtocolError, so what comes out can be handed to the core and to the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from dledger_core.raft.messages import (
 from dledger_core.record import HEADER_BYTES, Columns, Payload, Records
 
 __all__ = [
+    "HEARTBEATS_MAX",
+    "alive_frame",
     "columns_payload",
     "frame_to_message",
     "frame_to_messages",
-    "heartbeat_responses_frame",
-    "heartbeats_frame",
+    "heartbeat_responses_frames",
+    "heartbeats_frames",
     "int_field",
     "message_to_frame",
     "parse_columns",
@@ -42,6 +44,9 @@ __all__ = [
     "records_payload",
     "str_field",
 ]
+
+HEARTBEATS_MAX: Final = 1024
+"""Heartbeats in one frame: even with the longest names of groups its header is well below its bound."""
 
 _INT64_MAX = (1 << 63) - 1
 _COUNT_MAX = 1 << 23
@@ -152,9 +157,9 @@ def message_to_frame(group: str, message: Message) -> list[Buffer]:
         case TimeoutNow():
             header["t"] = Type.TIMEOUT_NOW
         case Heartbeat():
-            return heartbeats_frame([(group, message)])
+            return heartbeats_frames([(group, message)])
         case HeartbeatResponse():
-            return heartbeat_responses_frame([(group, message)])
+            return heartbeat_responses_frames([(group, message)])
     return encode_frame(header)
 
 
@@ -180,18 +185,33 @@ def _records_of(batch: Batch) -> Records:
     return payload.records
 
 
-def heartbeats_frame(beats: Sequence[tuple[str, Heartbeat]]) -> list[Buffer]:
-    """Returns one frame with the heartbeats of all groups between two nodes; at least one."""
+def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]]) -> list[Buffer]:
+    """Returns the heartbeats of all groups between two nodes, at least one: a frame, or a few of very many."""
     _, first = beats[0]
     rows = [(group, beat.term, beat.commit_index, beat.round) for group, beat in beats]
-    return encode_frame({"t": Type.HEARTBEATS, "s": first.sender, "to": first.target, "h": rows})
+    return _beats_frames(Type.HEARTBEATS, first.sender, first.target, rows)
 
 
-def heartbeat_responses_frame(beats: Sequence[tuple[str, HeartbeatResponse]]) -> list[Buffer]:
-    """Returns one frame with the heartbeat responses of all groups between two nodes; at least one."""
+def heartbeat_responses_frames(beats: Sequence[tuple[str, HeartbeatResponse]]) -> list[Buffer]:
+    """Returns the heartbeat responses of all groups between two nodes, as ``heartbeats_frames`` does."""
     _, first = beats[0]
     rows = [(group, beat.term, beat.round, beat.last_index) for group, beat in beats]
-    return encode_frame({"t": Type.HEARTBEATS_OK, "s": first.sender, "to": first.target, "h": rows})
+    return _beats_frames(Type.HEARTBEATS_OK, first.sender, first.target, rows)
+
+
+def alive_frame(sender: NodeId, target: NodeId) -> list[Buffer]:
+    """Returns a frame that only says that its sender is there: heartbeats of no group."""
+    return _beats_frames(Type.HEARTBEATS, sender, target, [])
+
+
+def _beats_frames(
+    kind: Type, sender: NodeId, target: NodeId, rows: Sequence[tuple[str, int, int, int]]
+) -> list[Buffer]:
+    return [
+        buffer
+        for at in range(0, max(len(rows), 1), HEARTBEATS_MAX)
+        for buffer in encode_frame({"t": kind, "s": sender, "to": target, "h": rows[at : at + HEARTBEATS_MAX]})
+    ]
 
 
 # --- messages in --------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ __all__ = ["Connection", "Handler", "ServerSide", "TransportStats"]
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
 CLOSE_TIMEOUT_S: Final = 5.0
+KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, seconds and count: an idle connection to a machine that is gone ends after half a minute."""
 _TLS_HANDSHAKE: Final = 0x16
 
 _log = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self.version = 0
         self.features: frozenset[str] = frozenset()
         self.peer_address = ""
+        self.received_bytes = 0
 
     def __repr__(self) -> str:
         state = "closed" if self.closed.done() else "closing" if self._closing else "open"
@@ -137,6 +140,15 @@ class Connection(asyncio.BufferedProtocol):
         if not self._closing:
             self._transport.resume_reading()
 
+    def bound_unacknowledged(self, seconds: float) -> None:
+        """Lets the kernel break the connection when bytes sent stay unacknowledged so long, where it can.
+
+        Not for a side that may rightly stop reading for longer.
+        """
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
     def close(self, error: Exception | None = None) -> None:
         """Sends what is queued and closes; ``closed`` and ``on_close`` then tell ``error``."""
         if self._closing:
@@ -168,6 +180,9 @@ class Connection(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         peer = transport.get_extra_info("peername")
         self.peer_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
@@ -185,6 +200,7 @@ class Connection(asyncio.BufferedProtocol):
         """Delivers every frame that is complete now."""
         decoder = self._decoder
         decoder.buffer_updated(nbytes)
+        self.received_bytes += nbytes
         try:
             if not self._preface_done and not self._take_preface():
                 return

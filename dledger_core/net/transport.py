@@ -58,7 +58,7 @@ async def connect(
     except DLedgerError as error:
         where = f"{error.where}, {address}" if error.where and address not in error.where else error.where or address
         raise type(error)(error.what, where, error.remedy, error.values) from None
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError) as error:  # a UnicodeError: no name of a host
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
         remedy = "check that the node runs and that the address is right"
         raise UnreachableError(f"cannot connect: {reason}", address, remedy) from None

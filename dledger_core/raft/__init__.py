@@ -1,6 +1,6 @@
 """The Raft algorithm alone: messages, ticks and proposals in, ``Ready`` out. No clock, chance, I/O or threads."""
 
-from dledger_core.raft.batch import Batch, LogStore, TermRun
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRun
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
@@ -17,6 +17,7 @@ from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, ReadReady, Ready, Role, SoftState
 
 __all__ = [
+    "BATCHES_MAX",
     "AppendEntries",
     "AppendEntriesResponse",
     "Batch",

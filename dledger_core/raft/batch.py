@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from dledger_core.ids import Index, Term
 
-__all__ = ["Batch", "LogStore", "TermRun"]
+__all__ = ["BATCHES_MAX", "Batch", "LogStore", "TermRun"]
+
+BATCHES_MAX: Final = 4096
+"""Batches in one AppendEntries: however tiny they are, its header stays small (drivers refuse far longer ones)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +68,5 @@ class LogStore(Protocol):
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
         """Returns consecutive whole batches, the first one containing ``start``.
 
-        At least one batch; then as many as fit ``max_bytes``.
+        At least one batch; then as many as fit ``max_bytes``, at most ``BATCHES_MAX``.
         """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft.batch import Batch, LogStore
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore
 from dledger_core.raft.recent import RecentBatches
 from dledger_core.raft.runs import TermRuns
 
@@ -163,13 +163,13 @@ class RaftLog:
         return True
 
     def batches_from(self, start: Index, max_bytes: int) -> tuple[Batch, ...]:
-        """Returns whole batches from the one containing ``start``: at least one, then as many as fit."""
+        """Returns whole batches from the one containing ``start``: at least one, then as many as fit and may be."""
         recent_first = self._recent.first_index
         if recent_first is not None and start >= recent_first:
             return self._recent.slice(start, max_bytes)
         stored = self._store.read_batches(start, max_bytes)
         # The store may still hold a tail that a Ready in flight cuts.
-        batches = tuple(batch for batch in stored if batch.last_index <= self.durable_index)
+        batches = tuple(batch for batch in stored if batch.last_index <= self.durable_index)[:BATCHES_MAX]
         invariant(
             bool(batches) and batches[0].first_index <= start <= batches[0].last_index,
             "the store did not return the batch asked for",

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Final
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
-from dledger_core.raft.batch import Batch
+from dledger_core.raft.batch import BATCHES_MAX, Batch
 
 __all__ = ["BATCH_OVERHEAD_BYTES", "RecentBatches"]
 
@@ -65,11 +65,12 @@ class RecentBatches:
         self._drop_head(head)
 
     def slice(self, start: Index, max_bytes: int) -> tuple[Batch, ...]:
-        """Returns whole batches from the one containing ``start``: at least one, then as many as fit."""
+        """Returns whole batches from the one containing ``start``: at least one, then as many as fit and may be."""
         at = bisect_right(self._firsts, start, self._head) - 1
         end = at + 1
         nbytes = self._batches[at].nbytes
-        while end < len(self._batches):
+        stop = min(len(self._batches), at + BATCHES_MAX)
+        while end < stop:
             nbytes += self._batches[end].nbytes
             if nbytes > max_bytes:
                 break

@@ -15,7 +15,7 @@ from typing import Final
 import uvloop
 
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, DLedgerError, ProtocolError, StoreMismatchError
+from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
@@ -37,6 +37,10 @@ CHECKPOINT_S: Final = 1.0
 STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
 """Environment variable: the node stops when its standard input ends, so when its parent dies."""
 READ_THREADS: Final = 2
+SILENT_TIMEOUTS: Final = 4
+"""Election timeouts without a byte after which a link to a peer is given up."""
+UNHOSTED_LOG_S: Final = 60.0
+UNHOSTED_MAX: Final = 1024
 
 
 class NodeServer:
@@ -56,7 +60,9 @@ class NodeServer:
             check_hello=self._check_logs,
             deliver=self._deliver,
             on_lost=self._on_lost,
+            silent_ticks_max=SILENT_TIMEOUTS * config.raft.election_ticks_max,
         )
+        self._unhosted: dict[str, float] = {}
         self._service = ClientService(config, self._hosted)
 
     @property
@@ -159,6 +165,7 @@ class NodeServer:
         self._timers[name] = loop.call_later(period_s, fire)
 
     def _tick(self) -> None:
+        self._links.tick()
         for hosted in self._hosted.values():
             hosted.replica.tick()
 
@@ -214,8 +221,22 @@ class NodeServer:
     def _deliver(self, group: str, message: Message) -> None:
         hosted = self._hosted.get(group)
         if hosted is None:
-            raise ProtocolError(f"a message for group {group!r}, which is not hosted here", "")
+            self._drop(group, message.sender)
+            return
         hosted.replica.step(message)
+
+    def _drop(self, group: str, sender: NodeId) -> None:
+        """Says now and then that a peer hosts a group which this node does not; the other groups go on."""
+        now = asyncio.get_running_loop().time()
+        if now - self._unhosted.get(group, -UNHOSTED_LOG_S) >= UNHOSTED_LOG_S:
+            if len(self._unhosted) >= UNHOSTED_MAX:
+                self._unhosted.clear()
+            self._unhosted[group] = now
+            _LOG.warning(
+                "dropped what %s sent for group %r, which is not hosted here: name the same groups everywhere",
+                sender,
+                group[:127],
+            )
 
     def _on_lost(self, node_id: NodeId) -> None:
         for hosted in self._hosted.values():

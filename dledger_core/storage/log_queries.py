@@ -11,7 +11,7 @@ from dledger_core import checksum
 from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
-from dledger_core.raft.batch import Batch
+from dledger_core.raft.batch import BATCHES_MAX, Batch
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, TIME_MASK, Payload, Records
 from dledger_core.storage.record_reader import HEADER_STRUCT, RecordReader
 from dledger_core.storage.recovery import batch_ends
@@ -24,7 +24,7 @@ _BACK_COUNT: Final = 4096
 
 
 def read_batches(reader: RecordReader, start: int, first_index: int, end: int, max_bytes: int) -> list[Batch]:
-    """Returns whole batches, the first one containing ``start``; at least one, then as many as fit.
+    """Returns whole batches, the first one containing ``start``; at least one, then as many as fit and may be.
 
     Args:
         reader: the store.
@@ -39,6 +39,7 @@ def read_batches(reader: RecordReader, start: int, first_index: int, end: int, m
     if not len(ends):
         records = reader.read(begin, end, BATCH_BYTES_MAX)
         ends = batch_ends(records)[:1]
+    ends = ends[:BATCHES_MAX]
     batches = []
     first = 0
     terms = records.headers["term"][ends].tolist()

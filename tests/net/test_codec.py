@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from dledger_core.checksum import crc32
 from dledger_core.errors import ProtocolError
 from dledger_core.net import codec
-from dledger_core.net.frame import Frame, FrameDecoder
+from dledger_core.net.frame import ARRAY_LENGTH_MAX, Frame, FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
-from dledger_core.raft.batch import Batch
+from dledger_core.raft.batch import BATCHES_MAX, Batch
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
@@ -80,14 +80,40 @@ def test_heartbeats_of_many_groups_share_a_frame(rows):
         (g, HeartbeatResponse(sender="n1", target="n0", term=term, last_index=last, round=number))
         for g, term, last, number in rows
     ]
-    assert codec.frame_to_messages(received(codec.heartbeats_frame(beats))) == beats
-    assert codec.frame_to_messages(received(codec.heartbeat_responses_frame(answers))) == answers
+    assert codec.frame_to_messages(received(codec.heartbeats_frames(beats))) == beats
+    assert codec.frame_to_messages(received(codec.heartbeat_responses_frames(answers))) == answers
+
+
+def test_heartbeats_of_very_many_groups_are_split_and_a_frame_may_hold_none():
+    ends = {"sender": "n0", "target": "n1", "term": 1 << 40}
+    groups = [f"{number:0127d}" for number in range(ARRAY_LENGTH_MAX + 5)]
+    beats = [(group, Heartbeat(**ends, commit_index=1 << 62, round=1 << 40)) for group in groups]
+    answers = [(group, HeartbeatResponse(**ends, last_index=1 << 62, round=1 << 40)) for group in groups]
+    for rows, buffers in (
+        (beats, codec.heartbeats_frames(beats)),
+        (answers, codec.heartbeat_responses_frames(answers)),
+        ([], codec.alive_frame("n0", "n1")),
+    ):
+        decoder = FrameDecoder(FRAME_BYTES_MAX)
+        decoder.receive_data(b"".join(buffers))
+        found = []
+        while (frame := decoder.next_frame()) is not None:
+            found += codec.frame_to_messages(frame)
+        assert found == rows
+
+
+def test_the_most_batches_of_one_append_entries_fit_its_frame():
+    message = make_append([1] * BATCHES_MAX, first=1 << 40, body=b"")
+    _, got = codec.frame_to_message(received(codec.message_to_frame("g", message)))
+    assert [(b.first_index, b.count, b.term) for b in got.batches] == [
+        (b.first_index, b.count, b.term) for b in message.batches
+    ]
 
 
 def make_append(counts, first=5, term=3, body=b"some body"):
     batches, index = [], first
     for number, count in enumerate(counts):
-        columns = Columns.from_bodies([body + bytes([number, i % 256]) for i in range(count)])
+        columns = Columns.from_bodies([body + bytes([number % 256, i % 256]) for i in range(count)])
         batch_term = term - 1 if number == 0 else term
         run = encode(
             columns,

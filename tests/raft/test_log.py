@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import Batch, TermRun
+from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRun
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, RecentBatches
 from dledger_core.raft.runs import TermRuns
@@ -166,6 +166,25 @@ def test_runs_refuse_a_falling_term() -> None:
     runs = TermRuns([TermRun(Index(0), Term(3))])
     with pytest.raises(InvariantViolationError, match="never go down"):
         runs.append(Index(1), Term(2))
+
+
+@pytest.mark.parametrize("recent_bytes_max", [0, 1 << 30], ids=["from the store", "from memory"])
+def test_one_append_entries_carries_a_bounded_number_of_batches(recent_bytes_max: int) -> None:
+    total = 2 * BATCHES_MAX + 10
+    store = MemoryStore()
+    log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
+    for index in range(total):
+        log.append(batch(index, 1, 1, nbytes=1))
+    _, batches = log.take_output(1)
+    store.apply(Ready(number=1, batches=batches))
+    log.persisted(1)
+    start, sizes = 0, []
+    while start < total:
+        found = log.batches_from(Index(start), BIG)
+        assert found[0].first_index == start
+        sizes.append(len(found))
+        start = found[-1].last_index + 1
+    assert sizes == [BATCHES_MAX, BATCHES_MAX, 10]
 
 
 def test_recent_batches_stay_bounded_and_keep_what_is_not_durable() -> None:

@@ -1,0 +1,288 @@
+"""Links between nodes, over real sockets: what breaks them, what does not, and how they come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import pytest
+
+from dledger_core.config import Peer
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.net import codec
+from dledger_core.net.transport import Hello, connect, serve
+from dledger_core.raft import Heartbeat, RequestVote, Role
+from dledger_core.server import peers as peers_module
+from dledger_core.server.peers import PeerLinks
+from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers, run
+
+SILENT_TICKS = 40
+TICK_S = 0.005
+
+
+class Node:
+    """The links of one node with its listening port, and a clock that ticks while ``ticking``."""
+
+    def __init__(self, me: Peer, peers: tuple[Peer, ...]) -> None:
+        self.me = me
+        self.got = []
+        self.lost = []
+        self.opened = 0
+        self.dialled_at = []
+        self.refuse_frames = None
+        self.links = PeerLinks(
+            me.node_id,
+            peers,
+            hello=self.hello,
+            check_hello=lambda _: None,
+            deliver=lambda group, message: self.got.append((group, message)),
+            on_lost=self.lost.append,
+            silent_ticks_max=SILENT_TICKS,
+        )
+
+    def hello(self) -> Hello:
+        self.dialled_at.append(asyncio.get_running_loop().time())
+        return Hello(role="peer", node_id=self.me.node_id)
+
+    def handler_for(self, connection):
+        self.opened += 1
+        self.links.adopt(connection)
+        return self.links
+
+    async def __aenter__(self):
+        self.server = await serve(
+            self.me.host,
+            self.me.port,
+            accept=lambda _: Hello(role="peer", node_id=self.me.node_id),
+            handler_for=self.handler_for,
+        )
+        self.links.start()
+        self.clock = asyncio.create_task(self._tick())
+        return self
+
+    async def _tick(self):
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.links.tick()
+
+    async def __aexit__(self, *_):
+        self.clock.cancel()
+        await self.links.close()
+        await self.server.close()
+
+
+class Proxy:
+    """Forwards one port to another; ``swallow`` makes the connections of this moment half-open."""
+
+    def __init__(self, target: Peer) -> None:
+        self.target = target
+        self.pairs = []
+        self.swallowed = set()
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+        for task, *writers in self.pairs:
+            task.cancel()
+            for writer in writers:
+                writer.close()
+
+    async def _accept(self, reader, writer):
+        there_reader, there_writer = await asyncio.open_connection(self.target.host, self.target.port)
+        number = len(self.pairs)
+        self.pairs.append((asyncio.current_task(), writer, there_writer))
+        await asyncio.gather(self._forward(number, reader, there_writer), self._forward(number, there_reader, writer))
+
+    async def _forward(self, number, reader, writer):
+        try:
+            while data := await reader.read(65536):
+                if number not in self.swallowed:
+                    writer.write(data)
+        except ConnectionError:
+            pass
+        if number not in self.swallowed:
+            writer.close()
+
+    def swallow(self):
+        self.swallowed |= set(range(len(self.pairs)))
+
+
+def beat(sender, target, number=1):
+    return Heartbeat(sender=sender, target=target, term=Term(1), commit_index=Index(-1), round=number)
+
+
+async def both_connected(one, other):
+    await eventually(lambda: one.links.connected() and other.links.connected())
+
+
+def test_an_idle_link_stays_open_and_says_so():
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+            await both_connected(n0, n1)
+            await asyncio.sleep(4 * SILENT_TICKS * TICK_S)
+            assert (n0.lost, n1.lost, n1.opened) == ([], [], 1)
+            n0.links.send("g", beat("n0", "n1"))
+            n1.links.send("g", beat("n1", "n0"))
+            await eventually(lambda: n0.got and n1.got)
+            assert (n0.got, n1.got) == ([("g", beat("n1", "n0"))], [("g", beat("n0", "n1"))])
+
+    run(main())
+
+
+def test_a_link_that_swallows_everything_is_given_up_and_made_again():
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[1], peers) as n1, Proxy(peers[1]) as proxy:
+            around = (peers[0], Peer(NodeId("n1"), "127.0.0.1", proxy.port))
+            async with Node(peers[0], around) as n0:
+                await both_connected(n0, n1)
+                proxy.swallow()
+                await eventually(lambda: n0.lost and n1.lost)
+                await both_connected(n0, n1)
+                n0.links.send("g", beat("n0", "n1", 7))
+                await eventually(lambda: n1.got)
+                assert n1.got == [("g", beat("n0", "n1", 7))]
+                assert len(proxy.pairs) == n1.opened == 2
+
+    run(main())
+
+
+def test_many_heartbeats_of_one_turn_go_in_frames_that_the_other_side_takes():
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+            await both_connected(n0, n1)
+            groups = [f"g{number}" for number in range(20_000)]
+            for group in groups:
+                n0.links.send(group, beat("n0", "n1"))
+            await eventually(lambda: len(n1.got) == len(groups))
+            assert [group for group, _ in n1.got] == groups
+            assert n1.lost == []
+
+    run(main())
+
+
+def test_a_link_that_breaks_at_once_is_dialled_less_and_less_often():
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+            await both_connected(n0, n1)
+            for number in range(5):
+                await eventually(n1.links.connected)
+                for connection in list(n1.server.connections):
+                    connection.abort()
+                await eventually(lambda number=number: len(n0.lost) > number)
+            await eventually(lambda: len(n0.dialled_at) == 6)
+            pauses = [b - a for a, b in zip(n0.dialled_at, n0.dialled_at[1:], strict=False)]
+            least = [peers_module.DIAL_PAUSE_S * 1.5**n * 0.75 for n in range(5)]
+            assert all(pause > bound - 0.005 for pause, bound in zip(pauses, least, strict=True)), pauses
+
+    run(main())
+
+
+@pytest.mark.parametrize("host", ["bad..name", "x" * 70 + ".example", "\udcff", "nul\0byte"])
+def test_a_host_that_is_no_name_does_not_end_the_dialling(host, caplog):
+    async def main():
+        peers = free_peers(2)
+        wrong = (peers[0], Peer(NodeId("n1"), host, peers[1].port))
+        with caplog.at_level(logging.INFO, "dledger_core.server.peers"):
+            async with Node(peers[0], wrong) as n0:
+                await eventually(lambda: len(n0.dialled_at) >= 2)
+                assert not any(task.done() for task in n0.links._dialling)
+        assert any("peer n1" in record.getMessage() for record in caplog.records)
+
+    run(main())
+
+
+def test_an_unexpected_error_while_dialling_is_logged_and_dialling_goes_on(caplog):
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[1], peers) as n1, Node(peers[0], peers) as n0:
+            await both_connected(n0, n1)
+            checks = []
+
+            def check(_):
+                checks.append(1)
+                if len(checks) < 3:
+                    raise RuntimeError("a mistake of ours")
+
+            n0.links._check_hello = check
+            for connection in list(n1.server.connections):
+                connection.abort()
+            await eventually(lambda: len(checks) == 3)
+            await both_connected(n0, n1)
+        assert any("a mistake of ours" in str(record.exc_info) for record in caplog.records)
+
+    run(main())
+
+
+def test_a_group_that_a_node_does_not_host_leaves_the_others_alone(tmp_path, caplog):
+    async def main():
+        cluster = ServerGroup(tmp_path, groups=("shared",))
+        async with cluster:
+            await cluster.stop("n0")
+            with caplog.at_level(logging.WARNING, "dledger_core.server.node"):
+                await cluster.start("n0", groups=("shared", "mine", "alone"))
+                extra = [cluster.hosted("n0", name).replica for name in ("mine", "alone")]
+                await cluster.leader("shared")
+                links = cluster.nodes["n0"]._links
+                await eventually(lambda: len(links.connected()) == 2)
+                opened = {name: link.connection for name, link in links._links.items()}
+                # What each of them asks again and again nobody answers.
+                for _ in range(3):
+                    for replica in extra:
+                        replica._guard(replica.raft.campaign)
+                    await asyncio.sleep(0.2)
+                client = RawClient(await cluster.channel(await cluster.leader("shared")), "shared")
+                await client.append([b"the others go on"])
+                assert {name: link.connection for name, link in links._links.items()} == opened
+                assert all(replica.soft_state.role is not Role.LEADER for replica in extra)
+        lines = [record.getMessage() for record in caplog.records if "not hosted here" in record.getMessage()]
+        assert {sum(f"'{name}'" in line for line in lines) for name in ("mine", "alone")} == {2}, lines
+
+    run(main())
+
+
+def test_a_malformed_message_still_breaks_the_link():
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[1], peers) as n1:
+            connection = await connect(
+                peers[1].host, peers[1].port, Hello(role="peer", node_id="n0"), n1.links, timeout_s=5
+            )
+            stranger = RequestVote(
+                sender=NodeId("n7"),
+                target=NodeId("n1"),
+                term=Term(1),
+                last_index=Index(-1),
+                last_term=Term(-1),
+                pre=True,
+            )
+            connection.send_buffers(codec.message_to_frame("g", stranger))
+            await connection.closed
+            assert n1.got == []
+
+    run(main())
+
+
+def test_the_kernel_watches_links_too():
+    async def main():
+        peers = free_peers(2)
+        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+            await both_connected(n0, n1)
+            for node in (n0, n1):
+                (link,) = node.links._links.values()
+                sock = link.connection._transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                if hasattr(socket, "TCP_USER_TIMEOUT"):
+                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+                if hasattr(socket, "TCP_KEEPIDLE"):
+                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
+
+    run(main())
