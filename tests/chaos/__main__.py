@@ -1,0 +1,45 @@
+"""Chaos against real processes on loopback.
+
+python -m tests.chaos --minutes 5                 rounds of at most five minutes, each with a new seed
+python -m tests.chaos --minutes 60 --record       the same, resumable, each round a line of CAMPAIGN.jsonl
+python -m tests.chaos failover --kills 50         how long appends stand still when the leader is killed
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.campaign import run_campaign
+from tests.chaos.failover import run_failover
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", choices=("run", "failover"), default="run")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults strike, in all")
+    parser.add_argument("--seed", type=int, help="the first round's seed; the next rounds count on from it")
+    parser.add_argument("--out", type=Path, help="where a failed round stays (default: a new temporary folder)")
+    parser.add_argument("--record", action="store_true", help="append to CAMPAIGN.jsonl and go on where it stopped")
+    parser.add_argument("--kills", type=int, default=50, help="failover: how often the leader is killed")
+    parser.add_argument("--limit-ms", type=float, default=1000.0, help="failover: more than this is a failure")
+    options = parser.parse_args()
+    # Whoever stops us gets the cleaning up.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = options.out or Path(tempfile.mkdtemp(prefix="dledger-chaos-"))
+    try:
+        if options.command == "failover":
+            return run_failover(options.kills, options.limit_ms, out / "failover")
+        return run_campaign(options.minutes, options.seed, out, to_record=options.record)
+    finally:
+        if not any(out.iterdir()) and options.out is None:
+            out.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""Rounds of chaos: start, let things go wrong, heal, judge, tell; and the record of rounds that counts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dledger_core import open_store
+from dledger_core.errors import DLedgerError
+from dledger_core.record import MAGIC_DATA
+from tests.chaos.checker import ReplicaLog, Verdict, check
+from tests.chaos.cluster import ChaosCluster, SmallDisk, own_mounts
+from tests.chaos.history import Append, Operation, Recorder, hash_of
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.proxy import LoopThread, Network
+from tests.chaos.workload import Workload
+
+CHECKOUT: Final = Path(__file__).resolve().parents[2]
+CAMPAIGN: Final = Path(__file__).with_name("CAMPAIGN.jsonl")
+ROUND_MINUTES_MAX: Final = 5.0
+VOIDING: Final = ("dledger_core/raft", "dledger_core/storage", "dledger_core/server")
+"""A change to one of these voids the lines of the campaign made before."""
+OPTIONS: Final = {
+    "data_segment_bytes": 1 << 20,
+    "index_segment_bytes": 128 << 10,
+    "zero_ahead_bytes": 256 << 10,
+    "transaction_timeout_ms": 5000,
+}
+"""Small segments, so that a run of a minute has many of them."""
+
+
+@dataclass
+class Round:
+    """What came of a round."""
+
+    seed: int
+    minutes: float
+    directory: Path
+    verdict: Verdict = field(default_factory=Verdict)
+    faults: Counter[str] = field(default_factory=Counter)
+    skipped: list[str] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+    elections: int = 0
+    replay: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict.ok
+
+
+def run_round(seed: int, minutes: float, directory: Path) -> Round:
+    """Runs one round in a new directory, which stays; every process and mount is gone afterwards."""
+    directory.mkdir(parents=True)
+    found = Round(seed, minutes, directory, replay=f"python -m tests.chaos --minutes {minutes:g} --seed {seed}")
+    chance = random.Random(seed)
+    network, clients = Network(), LoopThread("clients")
+    recorder = Recorder(directory / "history.jsonl")
+    cluster = ChaosCluster(directory, network, **OPTIONS)
+    disk = _small_disk(cluster, chance, found)
+    try:
+        cluster.start(timeout_s=120.0)
+        workload = Workload(cluster.client_peers, cluster.node_ids, recorder, seed)
+        scratch = directory / "copies"
+        nemesis = Nemesis(cluster, recorder, chance, scratch, disk)
+        clients.call(workload.start())
+        nemesis.run(time.monotonic() + minutes * 60)
+        found.faults = nemesis.counts
+        settled = _come_to_rest(cluster, clients, workload, found.verdict)
+        for what in [*nemesis.violations, *workload.broken]:
+            found.verdict.add("behaviour", what)
+        cluster.resume_all()
+        _judge(cluster, recorder.operations, settled, found)
+    finally:
+        cluster.close()
+        network.close()
+        clients.close()
+        recorder.close()
+        if disk is not None:
+            _keep_store(disk[1], found)
+            disk[1].unmount()
+    return found
+
+
+def _small_disk(cluster: ChaosCluster, chance: random.Random, found: Round) -> tuple[str, SmallDisk] | None:
+    node = chance.choice(cluster.node_ids)
+    refusal = SmallDisk.refusal()
+    if refusal is None:
+        disk = SmallDisk(cluster.node_directory(node))
+        refusal = disk.mount()
+        if refusal is None:
+            return node, disk
+    found.skipped.append(f"disk-full: {refusal}")
+    return None
+
+
+def _keep_store(disk: SmallDisk, found: Round) -> None:
+    """Copies what lies on a disk that is about to vanish, if somebody will want to look at it."""
+    if disk.mounted and not found.ok:
+        shutil.copytree(disk.path, found.directory / f"{disk.path.name}-kept", dirs_exist_ok=True)
+
+
+def _come_to_rest(cluster: ChaosCluster, clients: LoopThread, workload: Workload, verdict: Verdict) -> int:
+    """Heals everything, lets the clients finish, and returns an index that every node has committed."""
+    cluster.network.heal()
+    cluster.resume_all()
+    clients.call(workload.stop(), timeout_s=300)
+    settled = cluster.wait_settled()
+    if settled is None:
+        verdict.add("liveness", "a minute after everything was healed the nodes are not equally far")
+        return -1
+    clients.call(workload.read_all(settled), timeout_s=300)
+    again = cluster.wait_settled()
+    return settled if again is None else again
+
+
+def _judge(cluster: ChaosCluster, history: list[Operation], settled: int, found: Round) -> None:
+    codes = cluster.stop_all()
+    for node_id, code in codes.items():
+        if code != 0:
+            found.verdict.add("behaviour", f"{node_id} was told to stop and ended with exit code {code}")
+    for node_id in cluster.node_ids:
+        for line in _internal_errors(cluster.log_path(node_id)):
+            found.verdict.add("behaviour", f"{node_id} printed: {line}")
+    replicas = {}
+    for node_id in cluster.node_ids:
+        try:
+            replicas[node_id] = load_replica(cluster.store_path(node_id), settled)
+        except DLedgerError as error:
+            found.verdict.add("store", f"{node_id}: {error}")
+    if replicas and settled >= 0:
+        judged = check(history, replicas)
+        found.verdict.violations += judged.violations
+        found.verdict.counts += judged.counts
+        found.elections = max(0, int(max(log.terms[-1] for log in replicas.values())))
+    acknowledged = sorted(each.end for each in history if isinstance(each, Append) and each.status == "ok")
+    found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acknowledged)), default=0.0)
+
+
+def _internal_errors(log: Path) -> list[str]:
+    words = ("Traceback", "safety property", "InvariantViolation", "internal error", "unexpected ")
+    return [line for line in log.read_text(errors="replace").splitlines() if any(word in line for word in words)]
+
+
+def load_replica(store: Path, upto: int) -> ReplicaLog:
+    """Reads a store at rest, up to an index."""
+    terms, data, hashes, records = [], [], [], []
+    with open_store(store) as reader:
+        at = first = int(reader.first_index)
+        end = min(upto, int(reader.last_index)) + 1
+        while at < end:
+            piece = reader.records(at, end)
+            terms.append(piece.headers["term"].astype(np.int64))
+            data.append(piece.headers["magic"] == MAGIC_DATA)
+            raw, bodies = memoryview(piece.data), piece.bodies
+            starts, sizes = piece.starts.tolist(), piece.sizes.tolist()
+            body_at = 0
+            for start, size in zip(starts, sizes, strict=True):
+                records.append(hash_of(bytes(raw[start : start + size])))
+                hashes.append(hash_of(bytes(bodies[body_at : body_at + size - 48])))
+                body_at += size - 48
+            at += piece.count
+    return ReplicaLog(
+        first,
+        np.concatenate(terms) if terms else np.empty(0, np.int64),
+        np.concatenate(data) if data else np.empty(0, np.bool_),
+        np.array(hashes, np.uint64),
+        np.array(records, np.uint64),
+    )
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def show(found: Round, console: Console) -> None:
+    """Prints the table of a round."""
+    table = Table("what", "count", title=f"seed {found.seed}, {found.minutes:g} min")
+    table.columns[1].justify = "right"
+    for name, count in sorted(found.verdict.counts.items()):
+        table.add_row(name, f"{count:,}")
+    table.add_section()
+    for name, count in sorted(found.faults.items()):
+        table.add_row(f"fault {name}", f"{count:,}")
+    table.add_section()
+    table.add_row("elections (final term)", f"{found.elections:,}")
+    table.add_row("longest time without an ack", f"{found.longest_gap_s:.2f} s")
+    table.add_row("verdict", "ok" if found.ok else f"{len(found.verdict.violations)} violations")
+    console.print(table)
+    for reason in found.skipped:
+        console.print(f"skipped: {reason}", markup=False)
+    for violation in found.verdict.violations:
+        console.print(f"VIOLATION {violation.kind}: {violation.what}", style="red", markup=False, soft_wrap=True)
+    if not found.ok:
+        console.print(f"kept: {found.directory}", markup=False, soft_wrap=True)
+        console.print(f"replay: {found.replay}", markup=False, soft_wrap=True)
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(CHECKOUT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def code_version() -> str:
+    """Returns what identifies the code that a line of the campaign vouches for."""
+    return "-".join(_git("rev-parse", f"HEAD:{folder}")[:10] for folder in VOIDING)
+
+
+def changed_files() -> str:
+    """Returns what of the package differs from the commit."""
+    return _git("status", "--porcelain", "--", "dledger_core")
+
+
+def recorded(path: Path = CAMPAIGN) -> list[dict[str, Any]]:
+    """Returns the lines that hold for the present code."""
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    version = code_version()
+    return [row for row in rows if row["code"] == version]
+
+
+def record(found: Round, path: Path = CAMPAIGN) -> None:
+    """Appends a round's line."""
+    row = {
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "code": code_version(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": found.seed,
+        "minutes": found.minutes,
+        "operations": dict(sorted(found.verdict.counts.items())),
+        "faults": dict(sorted(found.faults.items())),
+        "elections": found.elections,
+        "longest_gap_s": round(found.longest_gap_s, 2),
+        "violations": len(found.verdict.violations),
+        "verdict": "ok" if found.ok else "violated",
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def run_campaign(minutes: float, seed: int | None, out: Path, *, to_record: bool) -> int:
+    """Runs rounds until so many minutes are done; recorded ones count, unless a seed is given.
+
+    Returns:
+        The process's exit code.
+    """
+    console = Console(width=110, highlight=False)
+    if to_record and changed_files():
+        sys.stderr.write(f"commit first, the record names a commit:\n{changed_files()}\n")
+        return 3
+    done = recorded() if to_record and seed is None else []
+    left = minutes - sum(row["minutes"] for row in done if row["verdict"] == "ok")
+    if done:
+        console.print(
+            f"{len(done)} rounds are recorded for this code; {max(left, 0):g} of {minutes:g} minutes are left"
+        )
+    first = seed if seed is not None else 1 + max((row["seed"] for row in done), default=random.randrange(1 << 30))
+    own_mounts()
+    for number in range(first, first + 100_000):
+        if left <= 1e-9:
+            return 0
+        found = run_round(number, min(left, ROUND_MINUTES_MAX), out / f"seed-{number}")
+        show(found, console)
+        if to_record:
+            record(found)
+        if not found.ok:
+            return 1
+        shutil.rmtree(found.directory)
+        left -= found.minutes
+    return 0

@@ -1,0 +1,229 @@
+"""The cluster under test: node processes whose every connection goes through the misbehaving network."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import dledger_core
+from dledger_core import Client
+from dledger_core.cluster import LocalCluster
+from dledger_core.config import Peer, format_peers
+from dledger_core.errors import DLedgerError
+from dledger_core.ids import NodeId
+from dledger_core.server.node import STOP_WITH_STDIN
+from tests.chaos.proxy import Network
+
+CLIENTS: Final = "clients"
+"""Where the clients are, as a place of the network."""
+ADMIN_TIMEOUT_MS: Final = 3000
+READY_S: Final = 60.0
+
+# As `python -m dledger_core.cli`, but the kernel ends the node with us: one frozen by SIGSTOP sees no end of its input.
+_NODE: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from dledger_core.cli import main; main()"
+
+
+class ChaosCluster(LocalCluster):
+    """Nodes on loopback, each with a directory and a peers string of its own; one thread uses it.
+
+    Args:
+        directory: where everything lies.
+        network: gets a link for each pair of nodes and from the clients to each node.
+        nodes: number of nodes.
+        options: of ``dledger serve``.
+    """
+
+    def __init__(self, directory: Path, network: Network, nodes: int = 3, **options: Any) -> None:
+        super().__init__(nodes, directory, **options)
+        self.network = network
+        self._code = directory / "code"
+        ports = {peer.node_id: peer.port for peer in self._peers}
+        self._dialled = {
+            (one, other): network.link(one, other, ports[NodeId(other)])
+            for one in (*self.node_ids, CLIENTS)
+            for other in self.node_ids
+            if one != other
+        }
+        # A copy of the code: a run of an hour shall not see the half of an edit.
+        package = Path(dledger_core.__file__).parent
+        shutil.copytree(package, self._code / package.name, dirs_exist_ok=True)
+
+    @property
+    def client_peers(self) -> str:
+        """The peers string for clients under test; ``peers`` leads around the network."""
+        return self._peers_of(CLIENTS)
+
+    def _peers_of(self, place: str) -> str:
+        return format_peers(
+            tuple(
+                peer if peer.node_id == place else Peer(peer.node_id, peer.host, self._dialled[place, peer.node_id])
+                for peer in self._peers
+            )
+        )
+
+    def node_directory(self, node_id: str) -> Path:
+        """Returns the folder that holds a node's stores."""
+        return self.directory / node_id
+
+    def store_path(self, node_id: str, group: str = "default") -> Path:
+        return self.node_directory(node_id) / group / f"dledger-{node_id}"
+
+    def _spawn(self, peer: Peer) -> None:
+        command = [sys.executable, "-c", _NODE, "serve"]
+        command += ["--self-id", peer.node_id, "--peers", self._peers_of(peer.node_id)]
+        command += ["--dir", str(self.node_directory(peer.node_id))]
+        for name, value in self._options.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        with self.log_path(peer.node_id).open("ab") as log:
+            log.write(f"--- start at {time.monotonic():.4f}\n".encode())
+            log.flush()
+            self._processes[peer.node_id] = subprocess.Popen(
+                command,
+                cwd=self._code,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, STOP_WITH_STDIN: "1"},
+            )
+
+    # --- what runs ----------------------------------------------------------------------------------------------------
+
+    def running(self) -> list[str]:
+        """Returns the nodes whose process lives, frozen ones included."""
+        return [node_id for node_id, process in self._processes.items() if process.poll() is None]
+
+    def died(self, may_die: set[str]) -> dict[str, int]:
+        """Returns the exit code of each node that ended by itself, once; those that may are left out."""
+        found = {
+            node_id: code
+            for node_id, process in self._processes.items()
+            if node_id not in may_die and (code := process.poll()) is not None
+        }
+        for node_id in found:
+            self._reap(node_id)
+        return found
+
+    def wait_exit(self, node_id: str, timeout_s: float) -> int | None:
+        """Returns the exit code of a node that is about to end, None if it does not."""
+        deadline = time.monotonic() + timeout_s
+        process = self._process(node_id)
+        while (code := process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if code is not None:
+            self._reap(node_id)
+        return code
+
+    def last_words(self, node_id: str, lines: int = 1) -> str:
+        """Returns what a node printed last."""
+        return "\n".join(self.log_path(node_id).read_text(errors="replace").strip().splitlines()[-lines:])
+
+    def started_since(self, node_id: str, offset: int) -> bool:
+        """Whether the node has said that it serves, behind a place in its log."""
+        return b" serves " in self.log_path(node_id).read_bytes()[offset:]
+
+    # --- who leads ----------------------------------------------------------------------------------------------------
+
+    def leader_now(self) -> str | None:
+        """Returns who says that it leads, in the newest term heard of."""
+        with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
+            return client.metadata().leader_id
+        return None
+
+    def wait_settled(self, timeout_s: float = READY_S) -> int | None:
+        """Waits until every node has committed one more entry and all are equally far.
+
+        Returns:
+            The commit index, or None if that did not happen.
+        """
+        deadline = time.monotonic() + timeout_s
+        with Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(DLedgerError):
+                    nodes = client.metadata().nodes
+                    commits = {node.commit_index for node in nodes}
+                    lasts = {node.last_index for node in nodes}
+                    roles = [node.role for node in nodes]
+                    if len(commits | lasts) == 1 and roles.count("leader") == 1 and min(commits) >= 0:
+                        return int(min(commits))
+                time.sleep(0.05)
+        return None
+
+    def resume_all(self) -> None:
+        """Lets every frozen node go on."""
+        for node_id in self.running():
+            self.resume(node_id)
+
+    def stop_all(self) -> dict[str, int]:
+        """Ends all nodes in an orderly way; returns their exit codes."""
+        running = self.running()
+        for node_id in running:
+            self._process(node_id).send_signal(signal.SIGCONT)
+            self._process(node_id).terminate()
+        return {node_id: -99 if (code := self.wait_exit(node_id, 20.0)) is None else code for node_id in running}
+
+
+class SmallDisk:
+    """A tmpfs of which the size can change; used as a node's directory. Needs to be root."""
+
+    SIZE = "2g"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mounted = False
+
+    @staticmethod
+    def refusal() -> str | None:
+        """Returns why there can be none, or None."""
+        if os.geteuid() != 0:
+            return "mounting a small disk needs root"
+        if shutil.which("mount") is None:
+            return "there is no mount command"
+        return None
+
+    def mount(self) -> str | None:
+        """Mounts it; returns why that failed, or None."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        done = self._run("mount", "-t", "tmpfs", "-o", f"size={self.SIZE}", "dledger-chaos", str(self.path))
+        self.mounted = done.returncode == 0
+        return None if self.mounted else done.stderr.strip()
+
+    def fill(self, spare_bytes: int) -> None:
+        """Leaves room for so many bytes only."""
+        stat = os.statvfs(self.path)
+        used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+        self._resize(f"{(used + spare_bytes) // 1024}k")
+
+    def empty(self) -> None:
+        """Gives it its full size again."""
+        self._resize(self.SIZE)
+
+    def _resize(self, size: str) -> None:
+        done = self._run("mount", "-o", f"remount,size={size}", str(self.path))
+        if done.returncode:
+            raise OSError(done.stderr.strip())
+
+    def unmount(self) -> None:
+        """Takes it away with all it holds; repeatable."""
+        if self.mounted and self._run("umount", str(self.path)).returncode:
+            self._run("umount", "--lazy", str(self.path))
+        self.mounted = False
+
+    @staticmethod
+    def _run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def own_mounts() -> None:
+    """Gives this process mounts of its own, so that they end with it, however it ends. Needs to be root."""
+    new_mounts, recursive_private = 0x00020000, (1 << 14) | (1 << 18)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(new_mounts) == 0:
+        libc.mount(b"none", b"/", None, recursive_private, None)

@@ -1,0 +1,33 @@
+"""A bounded run of the chaos command, as users of the long one start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.campaign import CHECKOUT
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+MINUTES = 0.6
+SEED = 20
+STOP_S = 60
+
+
+def test_a_short_run_breaks_no_promise(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", str(MINUTES), "--seed", str(SEED), "--out", tmp_path]
+    # The command ends its nodes and its mount itself, so it is asked to stop and not killed.
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        try:
+            printed, _ = run.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGTERM)
+            printed, _ = run.communicate(timeout=STOP_S)
+    assert run.returncode == 0, printed
+    assert "verdict" in printed
+    assert os.listdir(tmp_path) == [], "a good round leaves nothing"

@@ -1,0 +1,230 @@
+"""The checker accepts what a log may do and finds every kind of violation, each in a history of a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chaos.checker import ReplicaLog, check
+from tests.chaos.history import Append, Decision, Operation, Read, Recorder, load_history
+
+CONTROL = -1
+
+
+def log_of(*bodies: int, terms: list[int] | None = None, first: int = 0) -> ReplicaLog:
+    """A replica whose entries have these hashes; CONTROL is a control entry."""
+    values = np.array([0 if body == CONTROL else body for body in bodies], np.uint64)
+    known_terms = np.array(terms or [1] * len(bodies), np.int64)
+    data = np.array([body != CONTROL for body in bodies], np.bool_)
+    return ReplicaLog(first, known_terms, data, values, values * np.uint64(7) + known_terms.astype(np.uint64))
+
+
+def ok(start: float, first: int, *hashes: int, client: str = "p", **fields: Any) -> Append:
+    last = first + len(hashes) - 1
+    given = {"end": start + 1, "term": 1, **fields}
+    return Append(client=client, start=start, status="ok", hashes=hashes, first=first, last=last, **given)
+
+
+def lost(start: float, status: Any, *hashes: int, client: str = "p", **fields: Any) -> Append:
+    return Append(client=client, start=start, end=start + 1, status=status, hashes=hashes, **fields)
+
+
+def read(start: float, from_index: int, rows: dict[int, int], next_index: int, **fields: Any) -> Read:
+    indexes, hashes = np.array(list(rows), np.int64), np.array(list(rows.values()), np.uint64)
+    given = {"client": "r", "end": start + 1, "commit_index": next_index - 1, "full": True, **fields}
+    return Read(
+        start=start, status="ok", from_index=from_index, next_index=next_index, indexes=indexes, hashes=hashes, **given
+    )
+
+
+def kinds(history: list[Operation], *logs: ReplicaLog) -> set[str]:
+    verdict = check(history, {f"n{i}": log for i, log in enumerate(logs)})
+    assert verdict.ok == (not verdict.violations)
+    return {violation.kind for violation in verdict.violations}
+
+
+LOG = log_of(CONTROL, 11, 12, 13)
+
+RIGHT: dict[str, list[Operation]] = {
+    "nothing": [],
+    "appends one after the other": [ok(0, 1, 11), ok(2, 2, 12), ok(4, 3, 13)],
+    "appends at the same time may lie either way": [ok(0, 3, 13), ok(0.5, 1, 11, 12)],
+    "an unknown append that took effect late": [lost(0, "unknown", 13), ok(5, 1, 11), ok(7, 2, 12)],
+    "an unknown append that did not": [lost(0, "unknown", 99), ok(0, 1, 11, 12, 13)],
+    "a failed append": [lost(0, "fail", 99, error="NO_LEADER"), ok(0, 1, 11, 12, 13)],
+    "a producer's repeat gets the first result": [
+        lost(0, "unknown", 11, producer="a/0"),
+        ok(1, 2, 12, 13, client="q"),
+        ok(5, 1, 11, producer="a/0"),
+        ok(7, 1, 11, producer="a/0"),
+    ],
+    "a producer's repeat fails after its first try took effect": [
+        lost(0, "unknown", 11, producer="a/0"),
+        lost(2, "fail", 11, producer="a/0", error="NO_LEADER"),
+        ok(4, 2, 12, 13),
+    ],
+    "reads of parts": [
+        ok(0, 1, 11, 12, 13),
+        read(2, 0, {1: 11}, 2, commit_index=3),
+        read(4, 2, {2: 12, 3: 13}, 4),
+        read(6, 4, {}, 4, commit_index=3),
+    ],
+    "a named replica may lag, and go back": [
+        ok(0, 1, 11, 12, 13),
+        read(2, 0, {1: 11, 2: 12, 3: 13}, 4, node="n0"),
+        read(4, 0, {1: 11}, 2, node="n1"),
+    ],
+    "a linearizable read with a lower commit at the same time": [
+        lost(0, "unknown", 11, 12, 13),
+        read(0, 0, {1: 11, 2: 12, 3: 13}, 4, end=9.0),
+        read(1, 0, {1: 11}, 2, linearizable=True, end=9.0, client="s"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_accepts(name: str) -> None:
+    known = [value for each in RIGHT[name] if isinstance(each, Append) for value in each.hashes]
+    rest = [lost(0, "unknown", value, client="rest") for value in (11, 12, 13) if value not in known]
+    assert kinds([*RIGHT[name], *rest], LOG, LOG, LOG) == set()
+
+
+ALL = ok(0, 1, 11, 12, 13)
+
+WRONG: dict[str, tuple[str, list[Operation]]] = {
+    "two appends share an index": ("duplicate-index", [ok(0, 1, 11, 12), ok(0, 2, 12, 13)]),
+    "two producers share a range": (
+        "duplicate-index",
+        [ok(0, 1, 11, producer="a/0"), ok(0, 1, 11, producer="b/0"), ok(0, 2, 12, 13)],
+    ),
+    "a range of another length": ("range", [replace(ALL, last=2)]),
+    "a later append lies before": ("order", [ok(0, 2, 12), ok(2, 1, 11), ok(0, 3, 13)]),
+    "an append lies before what was read": (
+        "order",
+        [ok(0, 2, 12, 13), read(3, 2, {2: 12, 3: 13}, 4), ok(5, 1, 11)],
+    ),
+    "an unknown append lies before what it came after": ("order", [ok(0, 2, 12, 13), lost(3, "unknown", 11)]),
+    "an acknowledged append is missing": ("lost", [ALL, ok(3, 4, 14)]),
+    "an acknowledged append lies elsewhere": ("moved", [ok(0, 1, 12), ok(0, 2, 11), ok(0, 3, 13)]),
+    "an acknowledged append lies in another term": ("term", [replace(ALL, term=2)]),
+    "a failed append appears": ("failed-append-appears", [ok(0, 1, 11, 12), lost(0, "fail", 13)]),
+    "an entry that nobody appended": ("from-nowhere", [ok(0, 1, 11, 12)]),
+    "half of an unknown batch": ("torn-batch", [ok(0, 1, 11, 12), lost(0, "unknown", 13, 14)]),
+    "an unknown batch that does not lie together": ("torn-batch", [ok(0, 2, 12), lost(0, "unknown", 11, 13)]),
+    "a read shows another body": ("changed", [ALL, read(2, 1, {1: 11, 2: 99, 3: 13}, 4)]),
+    "a read shows a control entry's place": ("changed", [ALL, read(2, 0, {0: 5, 1: 11}, 2)]),
+    "a read shows what is gone": ("vanished", [ALL, read(2, 1, {1: 11, 2: 12, 3: 13, 4: 14}, 5)]),
+    "a commit index that is gone": ("vanished", [ALL, read(2, 1, {1: 11}, 2, commit_index=7)]),
+    "a read leaves something out": ("skipped", [ALL, read(2, 1, {1: 11, 3: 13}, 4)]),
+    "a read jumps": ("skipped", [ALL, read(2, 1, {}, 4)]),
+    "a read in another order": ("unordered", [ALL, read(2, 1, {2: 12, 1: 11, 3: 13}, 4)]),
+    "a read before commit": ("read-uncommitted", [ALL, read(2, 1, {1: 11, 2: 12}, 3, commit_index=1)]),
+    "a client goes back in time": (
+        "back-in-time",
+        [ALL, read(2, 1, {1: 11, 2: 12, 3: 13}, 4), read(4, 1, {1: 11}, 2)],
+    ),
+    "a client does not see its own append": ("back-in-time", [ALL, read(2, 1, {1: 11}, 2, client="p")]),
+    "a linearizable read misses an ack": ("stale", [ALL, read(2, 1, {1: 11}, 2, linearizable=True)]),
+    "a linearizable read misses what another read saw": (
+        "stale",
+        [
+            lost(0, "unknown", 11, 12, 13),
+            read(2, 1, {1: 11, 2: 12, 3: 13}, 4, client="s"),
+            read(4, 1, {1: 11}, 2, linearizable=True),
+        ],
+    ),
+    "a linearizable read stops too early": (
+        "stale",
+        [ALL, read(2, 1, {1: 11}, 2, linearizable=True, uncommitted=True, commit_index=3)],
+    ),
+    "a refusal that is never right": ("refused", [ALL, lost(2, "fail", 99, error="SEQUENCE_GAP")]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_finds(name: str) -> None:
+    kind, history = WRONG[name]
+    assert kind in kinds(history, LOG, LOG, LOG)
+
+
+def test_an_idempotent_append_that_lies_twice() -> None:
+    log = log_of(CONTROL, 11, 11)
+    history: list[Operation] = [lost(0, "unknown", 11, producer="a/0"), ok(2, 2, 11, producer="a/0")]
+    assert kinds(history, log) == {"duplicate"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        log_of(CONTROL, 11, 12),
+        log_of(CONTROL, 11, 12, 14),
+        log_of(CONTROL, 11, 12, 13, terms=[1, 1, 1, 2]),
+        log_of(12, 13, 14, first=2),
+    ],
+    ids=["shorter", "other body", "other term", "other part"],
+)
+def test_finds_a_replica_that_differs(other: ReplicaLog) -> None:
+    assert "diverged" in kinds([ALL], LOG, LOG, other)
+
+
+def test_a_replica_that_begins_later_is_compared_where_both_are() -> None:
+    assert kinds([ALL], LOG, log_of(12, 13, first=2)) == set()
+
+
+def test_finds_a_term_that_goes_back() -> None:
+    log = log_of(CONTROL, 11, terms=[2, 1])
+    assert "terms" in kinds([ok(0, 1, 11)], log)
+
+
+def attempt(name: str, *hashes: int, first: int = -1, status: Any = "ok") -> Append:
+    made = ok(0, first, *hashes, attempt=name, client="t")
+    return made if status == "ok" else lost(0, status, *hashes, attempt=name, client="t")
+
+
+def decision(commit: bool, *attempts: str, status: Any = "ok") -> Decision:
+    return Decision(
+        client="t", start=5, end=6, status=status, transaction="t/1", commit=commit, attempts=attempts, error=""
+    )
+
+
+ATTEMPTS = [attempt("t/1/a", 11, 12, first=1), attempt("t/1/b", 13, first=3)]
+
+
+def test_of_a_transaction_only_what_the_commit_lists_is_visible() -> None:
+    history = [*ATTEMPTS, decision(True, "t/1/b")]
+    assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == set()
+    assert kinds([*history, read(8, 0, {1: 11, 2: 12, 3: 13}, 4, uncommitted=True)], LOG) == set()
+    assert kinds([*history, read(8, 0, {1: 11, 2: 12, 3: 13}, 4)], LOG) == {"aborted-read"}
+    assert kinds([*history, read(8, 0, {}, 4)], LOG) == {"skipped"}
+
+
+def test_of_an_aborted_transaction_nothing_is_visible() -> None:
+    history = [*ATTEMPTS, decision(False)]
+    assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
+    assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == {"aborted-read"}
+
+
+def test_a_losing_attempt_may_lie_twice() -> None:
+    log = log_of(CONTROL, 11, 12, 11, 12)
+    history = [attempt("t/1/a", 11, 12, first=3), decision(True, "t/1/a"), read(8, 0, {3: 11, 4: 12}, 5)]
+    assert kinds(history, log) == set()
+
+
+def test_a_transaction_has_one_end() -> None:
+    assert kinds([*ATTEMPTS, decision(True, "t/1/a"), decision(False)], LOG) == {"transaction"}
+    assert kinds([*ATTEMPTS, decision(True, "t/1/a", status="unknown")], LOG) == {"unresolved"}
+
+
+def test_a_history_survives_its_file(tmp_path: Path) -> None:
+    history = [*ATTEMPTS, decision(True, "t/1/a"), lost(0, "unknown", 5), read(8, 0, {3: 13}, 4, linearizable=True)]
+    recorder = Recorder(tmp_path / "history.jsonl")
+    for each in history:
+        recorder.add(each)
+    recorder.note("kill n0", 3.0, nodes=["n0"])
+    recorder.close()
+    loaded = load_history(tmp_path / "history.jsonl")
+    assert list(map(repr, loaded)) == list(map(repr, history))
