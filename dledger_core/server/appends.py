@@ -8,9 +8,9 @@ is known.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,84 +19,50 @@ from dledger_core import control
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import (
     BadRequestError,
-    BusyError,
     DLedgerError,
-    FencedError,
     LeadershipLostError,
     NoLeaderError,
-    SequenceConflictError,
-    SequenceGapError,
     TransactionError,
 )
-from dledger_core.ids import Index, Term
+from dledger_core.ids import NO_TERM, Index
 from dledger_core.raft import Role, SoftState
 from dledger_core.record import Columns, Payload
+from dledger_core.server.budget import Budget
+from dledger_core.server.in_flight import Appended, ProducerKey, ProducersInFlight, Reply, Waiting
 from dledger_core.server.replica import Replica
 
-__all__ = ["Appended", "Appends", "ProducerKey"]
+__all__ = ["Appended", "Appends", "ProducerKey", "Reply"]
+
+_LOG = logging.getLogger(__name__)
 
 COALESCED_BYTES_MAX: Final = 1 << 20
 BATCHES_IN_FLIGHT: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Where the data entries of an append lie: [first_index, last_index], and in which term."""
-
-    first_index: Index
-    last_index: Index
-    term: Term
-
-
-Reply = Callable[[Appended | DLedgerError], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerKey:
-    """Who appends, and which of its appends it is."""
-
-    producer_id: str
-    epoch: int
-    sequence: int
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A proposed batch and whom to tell; pieces are (data entries, reply)."""
-
-    last_index: Index
-    term: Term
-    first_data: Index
-    pieces: list[tuple[int, Reply]]
-    nbytes: int
-    producer: ProducerKey | None = None
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """Sequences of one producer that are proposed and not committed."""
-
-    epoch: int
-    next_sequence: int
-    sequences: dict[int, tuple[int, _Waiting]] = field(default_factory=dict)
+UNTIL_READY_MAX: Final = 10_000
+ID_BYTES_MAX: Final = 512
+"""Bound on the ids of producers, queries, runs and attempts."""
+PARTS_MAX: Final = 16_000
+"""Parts of one transaction: its control entry and the answer that lists them fit a frame's header (1 MiB and at most
+16,384 elements)."""
 
 
 class Appends:
     """The append service of one replica; lives on the node's event loop.
 
+    Every request either raises, and then nothing was kept of it, or its reply is called once, perhaps within the
+    call. What a reply raises is logged and concerns nobody else.
+
     Args:
         replica: the group's replica.
-        inflight_bytes_max: bytes proposed and not committed, above which appends are answered BUSY.
+        budget: bytes of appends that are not answered yet, shared by all groups of the node.
     """
 
-    def __init__(self, replica: Replica, inflight_bytes_max: int) -> None:
+    def __init__(self, replica: Replica, budget: Budget) -> None:
         self._replica = replica
-        self._bytes_max = inflight_bytes_max
-        self._bytes = 0
+        self._budget = budget
         self._plain: list[tuple[Columns, Reply]] = []
         self._plain_bytes = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._producers: dict[str, _InFlight] = {}
+        self._waiting: deque[Waiting] = deque()
+        self._producers = ProducersInFlight(lambda: replica.tables.producers)
         self._until_ready: list[Callable[[], None]] = []
         replica.before_ready.append(self._flush)
         replica.on_commit.append(self._committed)
@@ -106,39 +72,61 @@ class Appends:
 
     def append(self, columns: Columns, reply: Reply) -> None:
         """Appends bodies that belong to nobody; ``columns`` are verified."""
-        self._admit(columns.record_bytes)
+        reply = self._admit(Payload(columns), reply)
         self._plain.append((columns, reply))
         self._plain_bytes += columns.record_bytes
         self._replica.schedule()
 
     def append_produced(self, columns: Columns, key: ProducerKey, reply: Reply) -> None:
         """Appends as the next, or a repeated, append of a producer."""
-        self._admit(columns.record_bytes)
         self._refuse_profile_a("a producer id")
-        self._when_ready(lambda: self._produce(columns, key, reply), reply)
+        _check_ids({"producer id": key.producer_id})
+        crc = control.column_crc(columns.crcs)
+        fields = {"p": key.producer_id, "e": key.epoch, "s": key.sequence, "n": columns.count, "c": crc}
+        payload = Payload(columns, control=control.pack({"k": "producer"} | fields))
+        reply = self._admit(payload, reply)
+        self._when_ready(lambda: self._produce(payload, key, crc, reply), reply)
 
     def append_attempt(self, columns: Columns, transaction: TransactionId, attempt: str, reply: Reply) -> None:
         """Appends as part of a transaction's attempt."""
-        self._admit(columns.record_bytes)
         self._refuse_profile_a("a transaction")
+        _check_ids({"attempt": attempt})
+        fields = {"a": attempt, "n": columns.count, "c": control.column_crc(columns.crcs)}
+        payload = Payload(columns, control=control.pack(_transaction_fields("attempt", transaction) | fields))
+        reply = self._admit(payload, reply)
 
         def propose() -> None:
             self._replica.tables.transactions.check_attempt(transaction)
-            fields = _transaction_fields("attempt", transaction) | {
-                "a": attempt,
-                "n": columns.count,
-                "c": control.column_crc(columns.crcs),
-            }
-            self._propose(Payload(columns, control=control.pack(fields)), [(columns.count, reply)])
+            self._propose(payload, [(columns.count, reply)])
 
         self._when_ready(propose, reply)
 
     def commit(self, transaction: TransactionId, parts: list[Part], reply: Reply) -> None:
         """Commits a transaction with the winning parts; a repeat is answered like the first."""
         self._refuse_profile_a("a transaction")
+        if len(parts) > PARTS_MAX:
+            raise BadRequestError(
+                f"a transaction of {len(parts)} parts is above the bound",
+                "parts",
+                f"commit at most {PARTS_MAX}: append larger chunks, or smaller micro-batches",
+                {"parts": len(parts), "bound": PARTS_MAX},
+            )
+        fields = _transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
+        payload = Payload(control=control.pack(fields))
+        reply = self._admit(payload, reply)
 
-        def confirmed(outcome: Appended | DLedgerError) -> None:
-            """Tells a commit that took effect from one that another entry in flight overtook."""
+        def propose() -> None:
+            if self._replica.tables.transactions.check_commit(transaction, parts):
+                reply(self._now())
+            else:
+                self._propose(payload, [(0, self._confirmed(transaction, parts, reply))])
+
+        self._when_ready(propose, reply)
+
+    def _confirmed(self, transaction: TransactionId, parts: list[Part], reply: Reply) -> Reply:
+        """Tells a commit that took effect from one that another entry in flight overtook."""
+
+        def confirm(outcome: Appended | DLedgerError) -> None:
             state, won = self._replica.tables.transactions.state(transaction)
             if isinstance(outcome, Appended) and (state != "committed" or sorted(won) != sorted(parts)):
                 outcome = TransactionError(
@@ -149,49 +137,55 @@ class Appends:
                 )
             reply(outcome)
 
-        def propose() -> None:
-            replica = self._replica
-            if replica.tables.transactions.check_commit(transaction, parts):
-                reply(Appended(replica.commit_index, replica.commit_index, replica.soft_state.term))
-                return
-            fields = _transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
-            self._propose(Payload(control=control.pack(fields)), [(0, confirmed)])
-
-        self._when_ready(propose, reply)
+        return confirm
 
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
         """Aborts an open transaction; one that is not open is left as it is."""
+        payload = Payload(control=control.pack(_transaction_fields("abort", transaction)))
+        reply = self._admit(payload, reply)
 
         def propose() -> None:
-            replica = self._replica
-            replica.tables.transactions.check_run(transaction)
-            if replica.tables.transactions.state(transaction)[0] != "open":
-                reply(Appended(replica.commit_index, replica.commit_index, replica.soft_state.term))
-                return
-            self._propose(Payload(control=control.pack(_transaction_fields("abort", transaction))), [(0, reply)])
+            self._replica.tables.transactions.check_run(transaction)
+            if self._replica.tables.transactions.state(transaction)[0] == "open":
+                self._propose(payload, [(0, reply)])
+            else:
+                reply(self._now())
 
         self._when_ready(propose, reply)
 
     def when_ready(self, reply: Reply) -> None:
         """Replies with the commit index once this leader's tables are complete."""
-        replica = self._replica
-        self._when_ready(
-            lambda: reply(Appended(replica.commit_index, replica.commit_index, replica.soft_state.term)), reply
-        )
+        reply = self._admit(None, reply)
+        self._when_ready(lambda: reply(self._now()), reply)
 
-    def _admit(self, nbytes: int) -> None:
+    def _admit(self, payload: Payload | None, reply: Reply) -> Reply:
+        """Checks a request and takes its bytes from the budget; the returned reply gives them back, then replies."""
         if not self._replica.is_leader:
             raise self._replica.not_leader()
-        if self._bytes + self._plain_bytes + nbytes > self._bytes_max:
-            raise BusyError(
-                "too many bytes are waiting for their commit", "", "retry after 50 ms", {"retry_after_ms": 50}
-            )
+        nbytes = 0
+        if payload is not None:
+            self._replica.log.check_payload(payload)
+            nbytes = payload.nbytes
+        self._budget.take(nbytes)
+
+        def answer(outcome: Appended | DLedgerError) -> None:
+            self._budget.give(nbytes)
+            try:
+                reply(outcome)
+            except Exception:  # noqa: BLE001 - it concerns one client
+                _LOG.exception("group %s: an answer could not be given", self._replica.group)
+
+        return answer
 
     def _refuse_profile_a(self, what: str) -> None:
         if not self._replica.profile_b:
             raise BadRequestError(
                 f"{what} needs a log of profile B", f"group {self._replica.group}", "use plain appends"
             )
+
+    def _now(self) -> Appended:
+        replica = self._replica
+        return Appended(replica.commit_index, replica.commit_index, replica.soft_state.term)
 
     def _when_ready(self, propose: Callable[[], None], reply: Reply) -> None:
         """Runs ``propose`` once the tables are complete, that is, the leader committed in its term."""
@@ -204,60 +198,22 @@ class Appends:
             except DLedgerError as error:
                 reply(error)
 
-        if self._replica.is_leader and not self._replica.leader_ready:
-            if len(self._until_ready) > 10_000:
-                raise NoLeaderError("the new leader is not ready yet", "", "retry")
-            self._until_ready.append(attempt)
-        else:
+        if not self._replica.is_leader or self._replica.leader_ready:
             attempt()
-
-    # --- producers -------------------------------------------------------------------------------------------
-
-    def _produce(self, columns: Columns, key: ProducerKey, reply: Reply) -> None:
-        crc = control.column_crc(columns.crcs)
-        flight = self._producers.get(key.producer_id)
-        if flight is not None and key.epoch <= flight.epoch:
-            if self._join_inflight(flight, key, crc, columns.count, reply):
-                return
+        elif len(self._until_ready) >= UNTIL_READY_MAX:
+            reply(NoLeaderError("the new leader is not ready yet", "", "retry"))
         else:
-            known = self._replica.tables.producers.check(key.producer_id, key.epoch, key.sequence, crc)
-            if known is not None:
-                reply(Appended(known.first_index, known.last_index, self._replica.soft_state.term))
-                return
-            flight = self._producers[key.producer_id] = _InFlight(key.epoch, key.sequence)
-        fields = {
-            "k": "producer",
-            "p": key.producer_id,
-            "e": key.epoch,
-            "s": key.sequence,
-            "n": columns.count,
-            "c": crc,
-        }
-        payload = Payload(columns, control=control.pack(fields))
-        waiting = self._propose(payload, [(columns.count, reply)], key)
-        flight.sequences[key.sequence] = (crc, waiting)
-        flight.next_sequence = key.sequence + 1
+            self._until_ready.append(attempt)
 
-    def _join_inflight(self, flight: _InFlight, key: ProducerKey, crc: int, count: int, reply: Reply) -> bool:
-        """Handles an append of a producer with appends in flight; False = it is the next one, propose it."""
-        about = {"producer_id": key.producer_id, "epoch": key.epoch, "sequence": key.sequence}
-        if key.epoch < flight.epoch:
-            raise FencedError("a newer epoch of this producer exists", "", "stop this instance", about)
-        if key.sequence == flight.next_sequence:
-            return False
-        if key.sequence > flight.next_sequence:
-            expected = about | {"expected": flight.next_sequence}
-            raise SequenceGapError("a sequence was skipped", "", "append the missing ones first", expected)
-        if key.sequence in flight.sequences:
-            known_crc, waiting = flight.sequences[key.sequence]
-            if known_crc != crc:
-                raise SequenceConflictError("a repeated sequence carries other content", "", "", about)
-            waiting.pieces.append((-count, reply))
-            return True
-        known = self._replica.tables.producers.check(key.producer_id, key.epoch, key.sequence, crc)
-        if known is not None:
-            reply(Appended(known.first_index, known.last_index, self._replica.soft_state.term))
-        return known is not None
+    def _produce(self, payload: Payload, key: ProducerKey, crc: int, reply: Reply) -> None:
+        found = self._producers.decide(key, crc)
+        if found is None:
+            self._producers.add(key, crc, self._propose(payload, [(payload.count - 1, reply)], key))
+        elif isinstance(found, Waiting):
+            found.pieces.append((payload.count - 1, reply))
+        else:
+            term = self._replica.raft.term_at(found.last_index)
+            reply(Appended(found.first_index, found.last_index, NO_TERM if term is None else term))
 
     # --- proposing and answering -----------------------------------------------------------------------------
 
@@ -280,12 +236,11 @@ class Appends:
 
     def _propose(
         self, payload: Payload, pieces: list[tuple[int, Reply]], producer: ProducerKey | None = None
-    ) -> _Waiting:
+    ) -> Waiting:
         batch = self._replica.propose(payload)
         first_data = Index(batch.first_index + (payload.control is not None))
-        waiting = _Waiting(batch.last_index, batch.term, first_data, pieces, batch.nbytes, producer)
+        waiting = Waiting(batch.last_index, batch.term, first_data, pieces, producer)
         self._waiting.append(waiting)
-        self._bytes += batch.nbytes
         return waiting
 
     def _committed(self, commit_index: Index) -> None:
@@ -293,7 +248,7 @@ class Appends:
             waiting = self._waiting.popleft()
             self._forget(waiting)
             if self._replica.raft.term_at(waiting.last_index) == waiting.term:
-                _answer(waiting)
+                waiting.answer()
             else:
                 self._answer_lost(waiting)
         if self._plain:
@@ -306,14 +261,9 @@ class Appends:
         for attempt in ready:
             attempt()
 
-    def _forget(self, waiting: _Waiting) -> None:
-        self._bytes -= waiting.nbytes
+    def _forget(self, waiting: Waiting) -> None:
         if waiting.producer is not None:
-            flight = self._producers.get(waiting.producer.producer_id)
-            if flight is not None and flight.epoch == waiting.producer.epoch:
-                flight.sequences.pop(waiting.producer.sequence, None)
-                if not flight.sequences:
-                    del self._producers[waiting.producer.producer_id]
+            self._producers.remove(waiting.producer)
 
     def _role_changed(self, soft_state: SoftState) -> None:
         if soft_state.role is Role.LEADER:
@@ -330,7 +280,7 @@ class Appends:
         self._producers.clear()
         self._run_ready()
 
-    def _answer_lost(self, waiting: _Waiting) -> None:
+    def _answer_lost(self, waiting: Waiting) -> None:
         error = LeadershipLostError(
             "leadership was lost before the append committed",
             f"group {self._replica.group}",
@@ -339,18 +289,6 @@ class Appends:
         )
         for _, reply in waiting.pieces:
             reply(error)
-
-
-def _answer(waiting: _Waiting) -> None:
-    first = waiting.first_data
-    for count, reply in waiting.pieces:
-        if count < 0:  # a repeat that joined an append in flight
-            reply(Appended(waiting.first_data, Index(waiting.first_data - count - 1), waiting.term))
-        elif count == 0:  # a control entry alone
-            reply(Appended(waiting.last_index, waiting.last_index, waiting.term))
-        else:
-            reply(Appended(first, Index(first + count - 1), waiting.term))
-            first = Index(first + count)
 
 
 def _join(parts: list[Columns]) -> Columns:
@@ -364,4 +302,17 @@ def _join(parts: list[Columns]) -> Columns:
 
 
 def _transaction_fields(kind: str, transaction: TransactionId) -> dict[str, Any]:
+    _check_ids({"query id": transaction.query_id, "run id": transaction.run_id})
     return {"k": kind, "q": transaction.query_id, "b": transaction.batch_id, "r": transaction.run_id}
+
+
+def _check_ids(ids: dict[str, str]) -> None:
+    for what, value in ids.items():
+        nbytes = len(value.encode())
+        if nbytes > ID_BYTES_MAX:
+            raise BadRequestError(
+                f"{what} of {nbytes} bytes is above the bound",
+                what,
+                f"use at most {ID_BYTES_MAX} bytes",
+                {"bytes": nbytes, "bound": ID_BYTES_MAX},
+            )

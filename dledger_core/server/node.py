@@ -21,6 +21,7 @@ from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
 from dledger_core.raft import Configuration, Message
 from dledger_core.server.appends import Appended, Appends
+from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.peers import PeerLinks
 from dledger_core.server.reads import Reads
@@ -63,6 +64,7 @@ class NodeServer:
             silent_ticks_max=SILENT_TIMEOUTS * config.raft.election_ticks_max,
         )
         self._unhosted: dict[str, float] = {}
+        self._budget = Budget(config.inflight_bytes_max)
         self._service = ClientService(config, self._hosted)
 
     @property
@@ -118,7 +120,7 @@ class NodeServer:
             send=self._links.send,
             on_failed=self._fail,
         )
-        appends = Appends(replica, config.inflight_bytes_max)
+        appends = Appends(replica, self._budget)
         self._hosted[group] = Hosted(replica, appends, Reads(replica, self._executor))
 
     async def wait(self) -> None:
@@ -145,9 +147,11 @@ class NodeServer:
         await self._service.close()
         if self._server is not None:
             await self._server.close()
-        for hosted in self._hosted.values():
-            await hosted.replica.close()
+        closing = (hosted.replica.close() for hosted in self._hosted.values())
+        failures = [found for found in await asyncio.gather(*closing, return_exceptions=True) if found is not None]
         self._executor.shutdown()
+        if failures:
+            raise failures[0]
 
     # --- time ------------------------------------------------------------------------------------------------
 
@@ -240,8 +244,7 @@ class NodeServer:
 
     def _on_lost(self, node_id: NodeId) -> None:
         for hosted in self._hosted.values():
-            hosted.replica.raft.report_unreachable(node_id)
-            hosted.replica.schedule()
+            hosted.replica.report_unreachable(node_id)
 
 
 def _log_abort(outcome: Appended | DLedgerError) -> None:

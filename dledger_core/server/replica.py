@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from dledger_core import control
 from dledger_core.config import RaftConfig
-from dledger_core.errors import NotLeaderError, ProtocolError, invariant
+from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError, invariant
 from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, SoftState
 from dledger_core.record import BATCH_END, HEADER_BYTES, MAGIC_CONTROL, TIME_MASK, Payload
@@ -29,6 +30,7 @@ __all__ = ["Replica"]
 
 _LOG = logging.getLogger(__name__)
 _HEADER = struct.Struct(">iiqqqQIi")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +150,15 @@ class Replica:
     def propose(self, payload: Payload) -> Batch:
         """Appends a batch as leader; raises BadRequestError if it does not fit the log, else as the core does."""
         self.log.check_payload(payload)
-        batch = self.raft.propose(payload, payload.count, payload.nbytes)
-        self.schedule()
-        return batch
+        return self._ask(lambda: self.raft.propose(payload, payload.count, payload.nbytes))
+
+    def transfer_leadership(self, target: NodeId) -> None:
+        """Starts to hand leadership to another voter; raises as the core does."""
+        self._ask(lambda: self.raft.transfer_leadership(target))
+
+    def report_unreachable(self, peer: NodeId) -> None:
+        """Takes note that the connection to a peer broke."""
+        self._guard(lambda: self.raft.report_unreachable(peer))
 
     def schedule(self) -> None:
         """Runs the Ready loop at the end of this loop turn, so that whatever arrives in the turn goes together."""
@@ -168,6 +176,23 @@ class Replica:
             return
         if self.raft.has_ready():
             self.schedule()
+
+    def _ask(self, function: Callable[[], T]) -> T:
+        """Runs a caller's request; the caller gets the core's refusals, whatever else goes wrong stops the replica.
+
+        A replica that has stopped hands nothing out any more, so what it is asked for is dropped for certain.
+        """
+        if not (self._failed or self._closing):
+            try:
+                result = function()
+            except DLedgerError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
+                self._fail(error)
+            else:
+                self.schedule()
+                return result
+        raise ProposalDroppedError(f"{self.node_id} has stopped", f"group {self.group}", "ask another node")
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
@@ -249,10 +274,10 @@ class Replica:
             self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
 
     def _role_changed(self, soft_state: SoftState) -> None:
-        if soft_state.role is Role.LEADER and self.soft_state.role is not Role.LEADER:
-            self._leading_from = Index(self.raft.status().last_index)
-        elif soft_state.role is not Role.LEADER:
+        if soft_state.role is not Role.LEADER:
             self._leading_from = None
+        elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
+            self._leading_from = Index(self.raft.status().last_index)
         self.soft_state = soft_state
         _LOG.info(
             "group %s: %s is %s in term %d, leader %s",
@@ -270,8 +295,8 @@ class Replica:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads the group."""
-        return self.soft_state.role is Role.LEADER
+        """Whether this node leads the group, and has not stopped."""
+        return self.soft_state.role is Role.LEADER and not self._failed
 
     @property
     def leader_ready(self) -> bool:
@@ -320,9 +345,8 @@ class Replica:
             The question's number, for ``forget_read_index``.
         """
         number, self._next_read = self._next_read, self._next_read + 1
-        self.raft.read_index(number)
+        self._ask(lambda: self.raft.read_index(number))
         self._reads[number] = reply
-        self.schedule()
         return number
 
     def forget_read_index(self, number: int) -> None:

@@ -306,8 +306,7 @@ class ClientService:
         if target not in {peer.node_id for peer in self._config.peers}:
             raise BadRequestError(f"{target} is not in the peers string", "node", "name another node")
         if target != self._config.self_id:
-            replica.raft.transfer_leadership(target)
-            replica.schedule()
+            replica.transfer_leadership(target)
         deadline = asyncio.get_running_loop().time() + 3.0
         while replica.soft_state.leader_id != target:
             left = deadline - asyncio.get_running_loop().time()

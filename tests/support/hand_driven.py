@@ -12,6 +12,8 @@ from random import Random
 from typing import Any
 
 from dledger_core.config import RaftConfig, StorageConfig
+from dledger_core.control import TransactionId
+from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import (
     AppendEntries,
@@ -23,7 +25,9 @@ from dledger_core.raft import (
     RequestVoteResponse,
     Role,
 )
-from dledger_core.server.appends import Appends
+from dledger_core.record import Columns
+from dledger_core.server.appends import Appended, Appends, ProducerKey
+from dledger_core.server.budget import Budget
 from dledger_core.server.disk import persist
 from dledger_core.server.environment import Environment
 from dledger_core.server.replica import Replica
@@ -184,5 +188,25 @@ class HandDriven:
     def role(self) -> Role:
         return self.replica.soft_state.role
 
-    def appends(self, budget: Any) -> Appends:
-        return Appends(self.replica, budget)
+
+class Asker:
+    """Appends to a hand-driven replica and keeps the answers, in order."""
+
+    def __init__(self, node: HandDriven, budget: Budget | None = None) -> None:
+        self.appends = Appends(node.replica, budget or Budget(1 << 30))
+        self.answers: list[Appended | DLedgerError] = []
+
+    def plain(self, *bodies: bytes) -> None:
+        self.appends.append(Columns.from_bodies(bodies), self.answers.append)
+
+    def produced(self, producer_id: str, epoch: int, sequence: int, *bodies: bytes) -> None:
+        key = ProducerKey(producer_id, epoch, sequence)
+        self.appends.append_produced(Columns.from_bodies(bodies), key, self.answers.append)
+
+    def attempt(self, transaction: TransactionId, attempt: str, *bodies: bytes) -> None:
+        self.appends.append_attempt(Columns.from_bodies(bodies), transaction, attempt, self.answers.append)
+
+    @property
+    def ranges(self) -> list[tuple[int, int] | type[DLedgerError]]:
+        """Each answer as (first, last), or the class of its error."""
+        return [(a.first_index, a.last_index) if isinstance(a, Appended) else type(a) for a in self.answers]
