@@ -23,9 +23,9 @@ from dledger_core.cli.demo_stages import (
     Job,
     append_with_failover,
     body_hash,
+    check_session,
     delta_bodies_hash,
     delta_row_count,
-    jobs_folder,
 )
 from dledger_core.cli.flights import FLIGHTS_COUNT, flight_messages
 from dledger_core.cli.options import Format, examples, format_option
@@ -70,7 +70,7 @@ def demo(keep: Path | None, events: int, seconds: float, output: Format) -> int 
     Three nodes, a producer, a stream into Delta; the leader is killed in the middle and comes back. Then the rows in
     Delta are compared with the events, the consume queues rebuilt, and the three replicas audited.
     """
-    jobs_folder()
+    check_session()
     with _directory(keep) as directory, _terminate_as_interrupt():
         facts = _Demo(directory, events, seconds).run()
     failed = [name for name, ok in facts["checks"].items() if not ok]

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from dledger_core.client import Client, Producer
 from dledger_core.cluster import LocalCluster
-from dledger_core.errors import ConfigError, DLedgerError
+from dledger_core.errors import ConfigError, DLedgerError, error_from_wire
 from dledger_core.rocketmq import encode_messages
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Job",
     "append_with_failover",
     "body_hash",
+    "check_session",
     "delta_bodies_hash",
     "delta_row_count",
     "jobs_folder",
@@ -47,6 +48,17 @@ _JOB_ENVIRONMENT: Final = {
     "JDK_JAVA_OPTIONS": os.environ.get("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"),
 }
 
+_CHECK_SESSION: Final = """
+import json
+from dledger_core.errors import DLedgerError
+from jobs._session import check_versions
+try:
+    check_versions()
+except DLedgerError as error:
+    print(json.dumps(error.to_wire()))
+"""
+"""Run apart: the core never imports the jobs, and they import PySpark."""
+
 
 def jobs_folder() -> Path:
     """Returns the folder of the spark-submit jobs, which live beside the package in a checkout.
@@ -58,6 +70,21 @@ def jobs_folder() -> Path:
     if not (folder / "ingest.py").exists():
         raise ConfigError("the jobs are not here", str(folder), "run the demo from a checkout: make demo")
     return folder
+
+
+def check_session() -> None:
+    """Checks what the jobs need of Spark and Java, before anything is started.
+
+    Raises:
+        ConfigError: something is missing or of a version that was not tried.
+    """
+    command = [sys.executable, "-c", _CHECK_SESSION]
+    done = subprocess.run(command, cwd=jobs_folder().parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["unknown"])[-1]
+        raise ConfigError(f"the jobs cannot be loaded: {reason}", "dledger demo", "pip install 'dledger[all]'")
+    if done.stdout.strip():
+        raise error_from_wire(json.loads(done.stdout))
 
 
 class Job:

@@ -110,6 +110,8 @@ def _explain(error: Exception) -> int:
 
 def _line_of(error: Exception) -> tuple[str, int]:
     match error:
+        case click.exceptions.NoArgsIsHelpError():
+            return f"no command is given; see '{error.ctx.command_path} --help'", EXIT_USAGE
         case click.ClickException():
             context = getattr(error, "ctx", None)
             hint = f"; see '{context.command_path} --help'" if context else ""
@@ -120,7 +122,8 @@ def _line_of(error: Exception) -> tuple[str, int]:
             return f"{error}: a safety property is broken, this store is suspect; please report it", EXIT_STORAGE
         case OSError():
             about = f" at {error.filename}" if error.filename else ""
-            return f"{error.strerror or error}{about}", EXIT_USAGE
+            remedy = "; check the path, its permissions and the room on the disk" if about else ""
+            return f"{error.strerror or error}{about}{remedy}", EXIT_USAGE
         case _:
             known = f"{type(error).__name__}: {error}".splitlines()[0]
             return f"unexpected {known}; please report it with the output of DLEDGER_DEBUG=1", EXIT_USAGE

@@ -6,14 +6,24 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
-from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES, RaftConfig, StorageConfig, parse_peers
+from dledger_core.config import (
+    BATCH_BYTES_MAX,
+    DATA_SEGMENT_BYTES,
+    INDEX_SEGMENT_BYTES,
+    RaftConfig,
+    StorageConfig,
+    parse_peers,
+)
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig
+
+_SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
+"""Java maps a file as a whole, and counts its bytes in an int."""
 
 __all__ = ["ServeSettings", "flag_of", "read_settings"]
 
@@ -23,6 +33,13 @@ def _names(value: Any) -> Any:
     pieces = [value] if isinstance(value, str) else value
     if isinstance(pieces, (list, tuple)) and all(isinstance(piece, str) for piece in pieces):
         return tuple(name.strip() for piece in pieces for name in piece.split(",") if name.strip())
+    return value
+
+
+def _path(value: Any) -> Any:
+    """An empty string is a variable of the shell that was not set, not the current directory."""
+    if value == "":
+        raise ValueError("it is empty; write '.' for the current directory")
     return value
 
 
@@ -42,18 +59,26 @@ class ServeSettings(BaseModel):
     peers: str = Field(description="All nodes, this one included: 'n0-host:port;n1-host:port'.")
     self_id: str = Field(description="This node's id in peers.")
     group: Names = Field(("default",), description="Groups to host; repeat it or use commas.")
-    dir: Path = Field(Path("dledger-data"), description="Root directory; a store is DIR/GROUP/dledger-SELF_ID.")
-    host: str | None = Field(None, description="Address to listen on (default: the one in peers).")
+    dir: Annotated[Path, BeforeValidator(_path)] = Field(
+        Path("dledger-data"), description="Root directory; a store is DIR/GROUP/dledger-SELF_ID."
+    )
+    host: str | None = Field(None, min_length=1, description="Address to listen on (default: the one in peers).")
     profile: Literal["A", "B"] = Field("B", description="Disk profile; A is readable by RocketMQ's DLedger 0.3.1.2.")
     durability: Literal["fsync", "page-cache"] = Field("fsync", description="What an acknowledged entry survives.")
-    data_segment_bytes: ByteSize = Field(ByteSize(DATA_SEGMENT_BYTES), description="Size of a data file.")
-    index_segment_bytes: ByteSize = Field(ByteSize(INDEX_SEGMENT_BYTES), description="Size of an index file.")
+    data_segment_bytes: ByteSize = Field(
+        ByteSize(DATA_SEGMENT_BYTES), ge=1024, le=_SEGMENT_BYTES_MAX, description="Size of a data file."
+    )
+    index_segment_bytes: ByteSize = Field(
+        ByteSize(INDEX_SEGMENT_BYTES), ge=32, le=_SEGMENT_BYTES_MAX, description="Size of an index file."
+    )
     zero_ahead_bytes: ByteSize = Field(ByteSize(64 << 20), description="Zeros written ahead of the tail.")
     tick_ms: int = Field(20, ge=1, description="Length of a tick.")
     election_ms: int = Field(400, ge=1, description="A follower campaigns after this long to twice as long.")
     heartbeat_ms: int = Field(60, ge=1, description="A leader sends heartbeats this often.")
     preferred_leaders: Names = Field((), description="Nodes that should lead when caught up, best first.")
-    inflight_bytes: ByteSize = Field(ByteSize(256 << 20), description="Appends held at most; more is answered BUSY.")
+    inflight_bytes: ByteSize = Field(
+        ByteSize(256 << 20), ge=BATCH_BYTES_MAX, description="Appends held at most; more is answered BUSY."
+    )
     transaction_timeout_ms: int = Field(900_000, ge=1, description="Open transactions older than this are aborted.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
 
@@ -64,9 +89,16 @@ class ServeSettings(BaseModel):
             ConfigError: settings that do not fit each other.
         """
         election = max(1, self.election_ms // self.tick_ms)
+        peers = parse_peers(self.peers)
+        known = [str(peer.node_id) for peer in peers]
+        for name in self.preferred_leaders:
+            if name not in known:
+                raise ConfigError(
+                    f"{name} is not in the peers string", "preferred-leaders", f"use some of {', '.join(known)}"
+                )
         return ServerConfig(
             self_id=NodeId(self.self_id),
-            peers=parse_peers(self.peers),
+            peers=peers,
             groups=self.group,
             directory=self.dir,
             host=self.host,
@@ -77,7 +109,6 @@ class ServeSettings(BaseModel):
                 election_ticks_min=election,
                 election_ticks_max=2 * election,
                 heartbeat_ticks=max(1, self.heartbeat_ms // self.tick_ms),
-                noop_on_election=self.profile == "B",
                 preferred_leaders=tuple(NodeId(name) for name in self.preferred_leaders),
             ),
             storage=StorageConfig(
@@ -108,10 +139,15 @@ def read_settings(path: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
         first = error.errors(include_url=False)[0]
         key = str(first["loc"][0])
         missing = first["type"] == "missing"
-        what = f"{key} is missing" if missing else f"{key} = {first['input']!r} is wrong: {first['msg']}"
+        what = (
+            f"{key} is missing"
+            if missing
+            else f"{key} = {first['input']!r} is wrong: {first['msg'].removeprefix('Value error, ')}"
+        )
         given = any(flag_of(name) == key and value not in (None, ()) for name, value in flags.items())
         where = f"--{key}" if given or path is None else str(path)
-        raise ConfigError(what, where, f"give --{key}, or {key} in the file of --config") from None
+        remedy = f"give --{key}, or {key} in the file of --config" if missing else "correct the value"
+        raise ConfigError(what, where, remedy) from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

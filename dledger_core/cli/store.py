@@ -11,7 +11,7 @@ import click
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import EntryWriter, say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
-from dledger_core.errors import CorruptRecordError
+from dledger_core.errors import CorruptRecordError, StorageError
 from dledger_core.storage import open_store
 
 __all__ = ["dump", "verify"]
@@ -69,13 +69,18 @@ def dump(output: Format, start: int | None, end: int | None, store: Path) -> Non
 def verify(output: Format, stores: tuple[Path, ...]) -> int:
     """Check every record of store directories.
 
-    Exit 1 if anything is wrong. Changes nothing.
+    Exit 1 if anything is wrong, 4 or 3 if a store cannot be read at all. Changes nothing.
     """
     rows: list[dict[str, Any]] = []
+    unreadable: list[StorageError] = []
     for store in stores:
         say(f"verifying {store} ...")
-        with open_store(store) as reader:
-            report = reader.verify()
+        try:
+            with open_store(store) as reader:
+                report = reader.verify()
+        except StorageError as error:
+            unreadable.append(error)
+            continue
         rows.append(
             {
                 "store": str(store),
@@ -91,4 +96,8 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
         show_rows(
             [{"store": row["store"], **finding} for row in rows for finding in row["findings"]], output, "findings"
         )
+    if unreadable:
+        for other in unreadable[:-1]:
+            say(f"error: {other}")
+        raise unreadable[-1]
     return EXIT_FINDING if any(row["findings"] for row in rows) else 0

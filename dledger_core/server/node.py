@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 import uvloop
@@ -28,6 +29,7 @@ from dledger_core.server.reads import Reads
 from dledger_core.server.replica import Replica
 from dledger_core.server.service import ClientService, Hosted
 from dledger_core.storage import CommitLog
+from dledger_core.storage.layout import check_owner
 from dledger_core.storage.recent_check import check_recent
 
 __all__ = ["STOP_WITH_STDIN", "NodeServer", "run"]
@@ -91,6 +93,8 @@ class NodeServer:
             config.host or config.me.host, config.me.port, accept=self._accept, handler_for=self._handler_for
         )
         try:
+            for group in config.groups:  # all of them before the first is written
+                check_owner(config.store_path(group), group=group, node_id=config.self_id)
             for group in config.groups:
                 self._open(group)
         except BaseException:
@@ -111,11 +115,14 @@ class NodeServer:
         except BaseException:
             log.close()
             raise
+        profile = log.config.profile
+        if profile != config.storage.profile:
+            _LOG.warning("group %s stays in profile %s, in which its log was made", group, profile)
         replica = Replica(
             group=group,
             node_id=config.self_id,
             configuration=Configuration(frozenset(peer.node_id for peer in config.peers)),
-            config=config.raft,
+            config=replace(config.raft, noop_on_election=config.raft.noop_on_election and profile == "B"),
             log=log,
             send=self._links.send,
             on_failed=self._fail,

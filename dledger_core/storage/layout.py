@@ -9,11 +9,20 @@ from typing import NoReturn
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
 from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP
-from dledger_core.storage.files import File, Files
+from dledger_core.storage.files import File, Files, OsFiles
 from dledger_core.storage.log_meta import LogMeta, load_log_meta, save_log_meta
 from dledger_core.storage.segments import is_segment_name
 
-__all__ = ["Layout", "check_complete", "claim_store", "lacks_identity", "lock_store", "open_identity", "refuse"]
+__all__ = [
+    "Layout",
+    "check_complete",
+    "check_owner",
+    "claim_store",
+    "lacks_identity",
+    "lock_store",
+    "open_identity",
+    "refuse",
+]
 
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
 _JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
@@ -109,6 +118,20 @@ def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> 
                 f"start with the right {what}, or use another directory",
             )
     return meta
+
+
+def check_owner(directory: Path, *, group: str, node_id: str, files: Files | None = None) -> None:
+    """Looks whether a directory is free for, or holds, the store of this group and node; writes nothing.
+
+    Raises:
+        StoreMismatchError: it holds something else.
+        StoreIncompleteError: a conversion into it has not come to its end.
+        ConfigError: it cannot be read.
+    """
+    try:
+        open_identity(files or OsFiles(), Layout(directory), group=group, node_id=node_id)
+    except OSError as error:
+        refuse(error, directory)
 
 
 def _check_vacant(files: Files, layout: Layout) -> None:

@@ -14,7 +14,12 @@ from click.testing import CliRunner, Result
 
 from dledger_core.cli import main
 from dledger_core.cli.root import _COMMANDS
+from dledger_core.client import Client
+from dledger_core.cluster import LocalCluster
+from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError, InvariantViolationError, UnreachableError
+from dledger_core.storage import CommitLog
+from tests.support.logs import append
 
 PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
 NOBODY = "n0-127.0.0.1:1"
@@ -43,6 +48,8 @@ def assert_one_line(result: Result, code: int, *said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([], ["no command is given", "'dledger --help'"]),
+        (["perf"], ["no command is given", "'dledger perf --help'"]),
         (["--nonsense"], ["No such option", "dledger --help"]),
         (["appendd"], ["No such command"]),
         (["status", "--peers", PEERS, "--pears"], ["No such option", "--peers", "dledger status --help"]),
@@ -69,6 +76,27 @@ def assert_one_line(result: Result, code: int, *said: str) -> None:
         (["serve", "--peers", PEERS, "--self-id", "n0", "--election-ms", "20"], ["election_ticks_min"]),
         (["serve", "--peers", PEERS, "--self-id", "n0", "--index-segment-bytes", "33"], ["multiple of 32"]),
         (["serve", "--peers", PEERS, "--self-id", "n0", "--group", "a,a"], ["each once"]),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "--group", ""], ["at least one group"]),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "--dir", ""], ["--dir", "is empty"]),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "--host", ""], ["--host"]),
+        (
+            ["serve", "--peers", PEERS, "--self-id", "n0", "--data-segment-bytes", "4GiB"],
+            ["--data-segment", "2147483647"],
+        ),
+        (
+            ["serve", "--peers", PEERS, "--self-id", "n0", "--data-segment-bytes", "10"],
+            ["--data-segment-bytes", "1024"],
+        ),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "--data-segment-bytes", "-5"], ["--data-segment-bytes", "-5"]),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "--inflight-bytes", "0"], ["--inflight-bytes", "8388608"]),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "--preferred-leaders", "n1,n9"], ["n9", "n0, n1"]),
+        (["serve", "--peers", PEERS, "--self-id", "n0", "extra"], ["extra"]),
+        (["serve", "--config", "/"], ["at /", "Is a directory"]),
+        (["transfer", "--peers", PEERS], ["Missing argument 'NODE_ID'"]),
+        (["transfer", "--peers", PEERS, "n9"], ["no node 'n9'", "n0, n1"]),
+        (["dump", __file__], ["test_root.py", "is a file"]),
+        (["demo", "--events", "1"], ["--events"]),
+        (["demo", "--keep", __file__], ["--keep", "is a file"]),
         (["serve", "--config", "/nowhere.toml"], ["/nowhere.toml", "No such file"]),
         (["perf", "append", "--size", "1", "--request-bytes", "1000000"], ["--request-bytes"]),
         (["perf", "append", "--peers", PEERS, "--dir", "x"], ["--dir"]),
@@ -88,7 +116,7 @@ def test_wrong_usage_is_one_line_and_exit_3(arguments: list[str], said: list[str
         (UnreachableError("no peer answered", "n0-h:1", "start a node"), 3, "[UNREACHABLE] no peer answered at n0-h:1"),
         (CorruptRecordError("damaged", "file 7", ""), 4, "[CORRUPT] damaged at file 7"),
         (InvariantViolationError("two leaders"), 4, "two leaders"),
-        (PermissionError(13, "Permission denied", "/root/x"), 3, "Permission denied at /root/x"),
+        (PermissionError(13, "Permission denied", "/root/x"), 3, "Permission denied at /root/x; check the path"),
         (OSError("odd"), 3, "odd"),
         (ZeroDivisionError("a\nb"), 3, "unexpected ZeroDivisionError: a; please report it"),
     ],
@@ -141,8 +169,73 @@ def test_each_command_has_help_with_examples_and_a_format(name: str) -> None:
     assert "--format [table|json]" in result.stdout
 
 
-def test_nobody_answers_is_exit_3() -> None:
-    assert_one_line(run("get", "--peers", NOBODY, "--timeout", "0.3", "0"), 3, "127.0.0.1:1")
+@pytest.mark.parametrize(
+    "arguments", [("append", "x"), ("get", "0"), ("tail",), ("status",), ("transfer", "n0")], ids=lambda a: a[0]
+)
+def test_nobody_answers_is_exit_3(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, "--peers", NOBODY, "--timeout", "0.3")
+    assert_one_line(result, 3, "[UNREACHABLE]", "127.0.0.1:1", "check that they run")
+
+
+@pytest.mark.parametrize("command", ["dump", "verify"])
+@pytest.mark.parametrize("made", [None, "data/notes.txt"], ids=["empty", "other files"])
+def test_a_directory_that_is_no_store_is_called_so(tmp_path: Path, command: str, made: str | None) -> None:
+    if made:
+        (tmp_path / made).parent.mkdir()
+        (tmp_path / made).write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(command, str(tmp_path))
+    assert (result.exit_code, result.stdout) == (3, ""), result.output
+    assert f"no store is here ({'data/ holds' if made else 'there is no data/'}" in result.stderr.splitlines()[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["dev", "perf append", "demo --keep"])
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("")
+    option = [] if command.startswith("demo") else ["--dir"]
+    result = run(*command.split(), *option, str(tmp_path / "file" / "below"))
+    assert result.exit_code == 3, result.output
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: Not a directory at ")
+    assert "check the path" in last
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_folder_in_use_is_not_the_demos(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert_one_line(run("demo", "--keep", str(tmp_path)), 3, "not empty", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_demo_checks_spark_and_java_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text("__version__ = '3.5.1'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = run("demo", "--keep", str(tmp_path / "new"))
+    assert_one_line(result, 3)
+    assert not (tmp_path / "new").exists()
+
+
+def test_verify_goes_on_behind_a_store_it_cannot_read(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        CommitLog.open(tmp_path / name, group="g", node_id="n0").close()
+    (tmp_path / "b" / "meta" / "log.json").write_text("{")
+    result = run("verify", *(str(tmp_path / name) for name in "abc"), "--format", "json")
+    assert (result.exit_code, [Path(row["store"]).name for row in json.loads(result.stdout)]) == (3, ["a", "c"])
+    assert str(tmp_path / "b" / "meta" / "log.json") in result.stderr.splitlines()[-1]
+
+
+def test_dump_says_that_committed_entries_are_missing_at_the_end(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    append(log, [b"one"] * 3)
+    log.close(2)
+    assert run("dump", str(tmp_path / "s")).exit_code == 0
+    for file in (tmp_path / "s" / "data").iterdir():
+        file.unlink()
+    result = run("dump", str(tmp_path / "s"))
+    assert result.exit_code == 4
+    assert "committed entries behind the last one shown" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -181,11 +274,8 @@ def test_flags_override_the_settings_file(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_an_unwritable_directory_is_one_line(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     (tmp_path / "file").write_text("")
-    done = serve("--peers", f"n0-127.0.0.1:{port}", "--self-id", "n0", "--dir", str(tmp_path / "file"))
+    done = serve("--peers", f"n0-127.0.0.1:{free_port()}", "--self-id", "n0", "--dir", str(tmp_path / "file"))
     assert_failed(done, str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == ""
 
@@ -199,6 +289,29 @@ def test_a_port_in_use_is_one_line_and_nothing_is_written(tmp_path: Path) -> Non
         done = serve("--peers", f"n0-127.0.0.1:{port}", "--self-id", "n0", "--dir", str(tmp_path / "data"))
     assert_failed(done, str(port))
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.integration
+def test_nothing_is_written_for_any_group_if_one_store_is_foreign(tmp_path: Path) -> None:
+    CommitLog.open(tmp_path / "b" / "dledger-n0", group="else", node_id="n0").close()
+    done = serve("--peers", f"n0-127.0.0.1:{free_port()}", "--self-id", "n0", "--dir", str(tmp_path), "--group", "a,b")
+    assert_failed(done, str(tmp_path / "b" / "dledger-n0"))
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.integration
+def test_a_log_keeps_its_profile_whatever_the_flag_says(tmp_path: Path) -> None:
+    config = StorageConfig(profile="A", data_segment_bytes=1 << 20, index_segment_bytes=1 << 15)
+    CommitLog.open(tmp_path / "default" / "dledger-n0", group="default", node_id="n0", config=config).close()
+    with LocalCluster(1, tmp_path) as cluster, Client(cluster.peers) as client:
+        assert client.append([b"x"]).first_index == 0
+    assert "stays in profile A" in (tmp_path / "n0.log").read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
