@@ -1,26 +1,39 @@
 """Checks of the directories a job is told to write to, before a JVM starts and before anything is written.
 
-Only local paths can be checked; what has a scheme (``s3a://…``, ``hdfs://…``) is left to Spark.
+Of what has a scheme (``s3a://…``, ``hdfs://…``) only the names are compared; the rest is left to Spark.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 import tempfile
-from pathlib import Path
+from collections.abc import Mapping
+from itertools import combinations, product
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from dledger_core.errors import ConfigError
 
-__all__ = ["check_audit_directory", "check_checkpoint", "check_table", "local_path"]
+__all__ = [
+    "check_apart",
+    "check_audit_directory",
+    "check_checkpoint",
+    "check_file",
+    "check_table",
+    "check_writable",
+    "local_path",
+]
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_FILE_SCHEME: Final = re.compile(r"file:(//)?(?=/)")
 _CHECKPOINT: Final = {"metadata", "offsets"}
 _AUDIT: Final = {"audit_runs", "audit_ranges", "audit_findings"}
 
 
 def local_path(directory: str) -> Path | None:
-    """Returns the absolute path, None if it has a scheme."""
+    """Returns the absolute path, None if it has a scheme other than ``file:``."""
+    directory = _FILE_SCHEME.sub("", directory, count=1) if directory.startswith("file:") else directory
     return None if _SCHEME.match(directory) else Path(directory).absolute()
 
 
@@ -55,6 +68,59 @@ def check_audit_directory(directory: str) -> None:
     found = _names(directory, "--table")
     if found and not _AUDIT & found:
         raise _foreign(directory, "holds files and no tables of an audit", "--table")
+
+
+def check_apart(written: Mapping[str, str | None], read: Mapping[str, str | None] | None = None) -> None:
+    """Refuses to write to a directory that is, holds or lies in another one of the job's directories.
+
+    Args:
+        written: directories that the job writes to, by option; None where it was not given.
+        read: directories that it reads.
+
+    Raises:
+        ConfigError: names both.
+    """
+    places = {option: _place(directory) for option, directory in written.items() if directory}
+    others = {option: _place(directory) for option, directory in (read or {}).items() if directory}
+    pairs = [*combinations(places.items(), 2), *product(places.items(), others.items())]
+    for (option, place), (other_option, other) in pairs:
+        if place.is_relative_to(other) or other.is_relative_to(place):
+            outer, inner = sorted((place, other))
+            what = f"{place} is given twice" if place == other else f"{inner} lies in {outer}"
+            remedy = "name two directories, neither inside the other"
+            raise ConfigError(what, f"{option}, {other_option}", remedy)
+
+
+def check_file(path: str, option: str) -> None:
+    """Refuses a file that cannot be written.
+
+    Raises:
+        ConfigError: says which.
+    """
+    parent = Path(path).absolute().parent
+    try:
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror or error}"
+        raise ConfigError(what, option, "name a file in a directory you may write to") from None
+
+
+def check_writable(directory: str, option: str) -> None:
+    """Refuses a directory that is a file or cannot be written; it may hold anything.
+
+    Raises:
+        ConfigError: says which and why.
+    """
+    _names(directory, option)
+
+
+def _place(directory: str) -> PurePath:
+    """What tells whether two directories are the same: symbolic links are followed."""
+    path = local_path(directory)
+    return PurePosixPath(directory) if path is None else path.resolve()
 
 
 def _foreign(directory: str, what: str, option: str) -> ConfigError:

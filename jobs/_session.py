@@ -34,10 +34,19 @@ from jobs._settings import DELTA_EXTENSION, LOG_LEVEL, TOLD_TWICE, defaults_for,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JAVA_VERSIONS", "SPARK_VERSION", "check_running_java", "check_versions", "find_java", "spark_session"]
+__all__ = [
+    "JAVA_VERSIONS",
+    "SPARK_VERSION",
+    "SYSTEM_JAVA",
+    "check_running_java",
+    "check_versions",
+    "find_java",
+    "spark_session",
+]
 
 SPARK_VERSION: Final = "4.2"
 JAVA_VERSIONS: Final = (17, 21)
+SYSTEM_JAVA: Final = Path("/usr/lib/jvm")
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -83,14 +92,17 @@ def check_versions() -> None:
     """
     install = "install the project with its extra 'spark'"
     try:
-        import delta
         import pyspark
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed", "Python environment", install) from None
-    del delta
     if not pyspark.__version__.startswith(SPARK_VERSION + "."):
         found = {"found": pyspark.__version__}
         raise ConfigError(f"PySpark {SPARK_VERSION}.x is needed", "Python environment", install, found)
+    try:
+        import delta  # after that: it imports parts of PySpark that another version may lack
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed", "Python environment", install) from None
+    del delta
     if not _under_spark_submit():
         os.environ["JAVA_HOME"] = str(find_java())
         return
@@ -139,7 +151,7 @@ def _java_homes() -> Iterator[Path]:
     on_path = shutil.which("java")
     if on_path is not None:
         yield Path(on_path).resolve().parent.parent
-    yield from sorted(Path("/usr/lib/jvm").glob("*"))
+    yield from sorted(SYSTEM_JAVA.glob("*"))
 
 
 def _java_version(home: Path) -> int | None:

@@ -28,7 +28,7 @@ import click
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
 from jobs._audit.model import OTHER, Replica, Verdict
-from jobs._audit.options import Options, check_report_path, parse_age, parse_run_id
+from jobs._audit.options import Options, parse_age, parse_run_id
 from jobs._audit.run import Audit
 from jobs._audit.snapshot import STORE_GROUP, node_replicas, parse_replicas, store_replicas
 from jobs._cli import (
@@ -44,7 +44,7 @@ from jobs._cli import (
     run_job,
     verbose_option,
 )
-from jobs._directories import check_audit_directory
+from jobs._directories import check_apart, check_audit_directory, check_file
 from jobs._session import check_versions, spark_session
 from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
@@ -104,6 +104,9 @@ def command(
         raise ConfigError("there is no place for the result", "--table", "name a directory, or use --dry-run")
     if table is not None:
         check_audit_directory(table)
+    stores = {f"--replica {name}": directory for name, _, directory in (text.partition("=") for text in replicas)}
+    check_apart({"--table": table}, stores)
+    check_apart({"--report": more["report"]}, stores)
     options = _options(None if dry_run else table, against, more)
     check_versions()
     snapshot = _snapshot(peers, groups, replicas, against)
@@ -130,7 +133,7 @@ def _options(table: str | None, against: str | None, more: dict[str, Any]) -> Op
         given = "--skip-proven" if age is not None else "--resume"
         raise ConfigError("earlier runs are recorded in the tables", given, "give --table, without --dry-run")
     if report is not None:
-        check_report_path(report)
+        check_file(report, "--report")
     return Options(
         mode=more["mode"],
         table=table,

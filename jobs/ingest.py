@@ -39,7 +39,7 @@ from jobs._cli import (
     stop_requests,
     verbose_option,
 )
-from jobs._directories import check_checkpoint, check_table
+from jobs._directories import check_apart, check_checkpoint, check_table
 from jobs._failures import find_failure
 from jobs._session import check_versions, spark_session
 from jobs._settings import VERBOSE
@@ -191,6 +191,7 @@ def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
         raise ConfigError(f"wrong trigger {plan.trigger!r}", "--trigger", 'use available-now or "10 seconds"')
     check_table(plan.table)
     check_checkpoint(plan.checkpoint)
+    check_apart({"--table": plan.table, "--checkpoint": plan.checkpoint})
     tracker = Tracker(DLedgerOptions.for_reading(plan.source))
     bounds = tracker.bounds()
     check_resume(plan.checkpoint, tracker)

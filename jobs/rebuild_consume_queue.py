@@ -41,11 +41,11 @@ from jobs._cli import (
     run_job,
     verbose_option,
 )
-from jobs._directories import check_checkpoint
+from jobs._directories import check_apart, check_checkpoint
 from jobs._failures import naming_all_nodes
 from jobs._rebuild.classic import DAMAGED, group_of, preceding, read_classic
 from jobs._rebuild.compare import check_compared, compare
-from jobs._rebuild.files import check_target, whole_units, write_files
+from jobs._rebuild.files import FOLDER, check_target, whole_units, write_files
 from jobs._rebuild.incremental import check_extendable, check_trigger, follow, owner_of
 from jobs._rebuild.table import checked_table, make_table, queue_facts
 from jobs._rebuild.units import (
@@ -191,6 +191,9 @@ def _check_combination(options: dict[str, Any]) -> None:
             raise ConfigError("consume queue files are of one group", f"--groups, {flag}", "name one group")
     if options["checkpoint"]:
         _check_incremental(options)
+    files = f"{options['files']}/{FOLDER}" if options["files"] else None
+    written = {"--table": options["table"], "--checkpoint": options["checkpoint"], "--files": files}
+    check_apart(written, {"--store": store, "--commitlog": commitlog, "--compare": options["compared"]})
 
 
 def _check_incremental(options: dict[str, Any]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from dledger_core.errors import ConfigError
 
-__all__ = ["Options", "check_report_path", "parse_age", "parse_run_id"]
+__all__ = ["Options", "parse_age", "parse_run_id"]
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -71,10 +70,3 @@ def parse_run_id(text: str) -> str:
         remedy = "copy the run id that the audit printed when it began"
         raise ConfigError(f"{text!r} is no run id", "--resume", remedy)
     return text
-
-
-def check_report_path(text: str) -> None:
-    """Raises ConfigError if no file can be written there."""
-    path = Path(text)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"no report can be written to {text}", "--report", "name a file in an existing directory")

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.layout import UNIT
+from jobs._directories import check_writable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -58,14 +59,13 @@ def check_target(directory: str) -> str:
     """Returns the absolute directory; refuses one that holds consume queues already.
 
     Raises:
-        ConfigError: it is no local directory, or its ``consumequeue`` folder is not empty.
+        ConfigError: it is no local directory, cannot be written, or its ``consumequeue`` folder is not empty.
     """
     if "://" in directory:
         raise ConfigError(f"{directory} is no local directory", "--files", "name one that all executors share")
     path = Path(directory).absolute()
     target = path / FOLDER
-    if path.is_file() or target.is_file():
-        raise ConfigError(f"{path if path.is_file() else target} is a file", "--files", "name a directory")
+    check_writable(str(target), "--files")
     if target.is_dir() and any(target.iterdir()):
         raise ConfigError(f"{target} holds files already", "--files", "name another directory, or move them away")
     return str(path)

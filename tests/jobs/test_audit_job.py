@@ -49,8 +49,16 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
         (["--peers", PEERS, "--skip-proven", "7d", "--dry-run"], "earlier runs are recorded in the tables"),
         (["--peers", PEERS, "--resume", "x"], "'x' is no run id"),
         (["--peers", PEERS, "--max-bytes-per-second", "0"], "Invalid value for '--max-bytes-per-second'"),
-        (["--peers", PEERS, "--report", "/nowhere/x.html"], "no report can be written to /nowhere/x.html"),
+        (["--peers", PEERS, "--report", "/nowhere/x.html"], "/nowhere/x.html cannot be written"),
+        (["--peers", PEERS, "--report", "/proc/x.html"], "/proc/x.html cannot be written"),
         (["--peers", PEERS, "--table", __file__], "is a file at --table"),
+        (["--peers", PEERS, "--table", "/proc/t"], "/proc/t cannot be written"),
+        (
+            ["--replica", "a=/x", "--replica", "b=y", "--table", "y/t"],
+            "at --table, --replica b; name two",
+        ),
+        (["--replica", "a=x", "--replica", "b=y", "--table", "x"], "x is given twice at --table, --replica a"),
+        (["--replica", "a=", "--replica", "b=y"], "malformed replica 'a='"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_and_code_3(

@@ -38,6 +38,19 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
         ([*NEEDED, "--groups", ","], "malformed groups"),
         ([*NEEDED, "--starting-offsets", "newest"], "earliest, latest or JSON"),
         ([*NEEDED, "--checkpoint", __file__], "is a file at --checkpoint"),
+        ([*NEEDED, "--checkpoint", "table"], "table is given twice at --table, --checkpoint"),
+        (
+            [*NEEDED, "--checkpoint", "table/c"],
+            "at --table, --checkpoint; name two",
+        ),
+        (
+            [*NEEDED, "--table", "checkpoint/t"],
+            "at --table, --checkpoint; name two",
+        ),
+        ([*NEEDED, "--table", "/proc/table"], "/proc/table cannot be written"),
+        ([*NEEDED, "--checkpoint", f"{__file__}/c"], "is a file at --checkpoint"),
+        ([*NEEDED, "--checkpoint", str(Path(__file__).parent)], "holds files and is no checkpoint"),
+        ([*NEEDED, "--retry-for", "0"], "--retry-for"),
         ([*NEEDED, "--starting-offsets", "@absent"], "cannot read the file"),
         ([*NEEDED, "--max-bytes-per-trigger", "0"], "--max-bytes-per-trigger"),
     ],
@@ -170,6 +183,34 @@ def test_servers_that_die_in_mid_stream_are_one_line_and_a_restart_goes_on(
         code, summary, _ = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
         assert (code, summary["exit_reason"]) == (0, "available data read")
         assert in_table(spark, table) == [("a", b"%05d" % number) for number in range(4000)]
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize(
+    ("columns", "decode"),
+    [
+        ("1 as id", "none"),
+        ("`group`, `index`, term, position, timestamp, body, 1 as more", "none"),
+        ("body, `group`, `index`, term, position, timestamp", "none"),
+        ("`group`, `index`, term, position, timestamp, body", "message"),
+    ],
+)
+def test_a_table_with_other_columns_is_left_as_it_is(
+    spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, decode: str
+) -> None:
+    table = tmp_path / "table"
+    row = "select 'a' as `group`, 0L as `index`, 1L as term, 0L as position, now() as timestamp, X'00' as body"
+    spark.sql(row).selectExpr(*columns.split(", ")).write.format("delta").save(str(table))
+    before = sorted(table.rglob("*"))
+    arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table), "--decode", decode]
+    code, summary, err = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
+    assert (code, summary["error"]) == (3, "CONFIG")
+    assert f"{table} is a table of something else at --table (columns=" in err
+    assert len(err.strip().splitlines()) == 1
+    assert sorted(table.rglob("*")) == before
+    assert not (tmp_path / "checkpoint").exists()
 
 
 @pytest.mark.spark

@@ -68,6 +68,31 @@ def test_units_of_entries() -> None:
         (("--table", "t", "--store", "s", "--protocol", "dledger-java"), "is not available yet"),
         (("--table", "t", "--peers", "nonsense"), "malformed peer"),
         (("--table", __file__, "--store", "s"), "is a file"),
+        (("--table", "/proc/t", "--store", "s"), "/proc/t cannot be written"),
+        (("--table", "t", "--store", "s", "--files", "/proc"), "/proc/consumequeue cannot be written"),
+        (("--table", "t", "--peers", "n0-h:1", "--checkpoint", "t"), "t is given twice at --table, --checkpoint"),
+        (
+            ("--table", "t/u", "--peers", "n0-h:1", "--checkpoint", "t"),
+            "at --table, --checkpoint; name two",
+        ),
+        (("--table", "s/t", "--store", "s"), "at --table, --store; name two"),
+        (("--table", "t", "--store", "t/s"), "at --table, --store; name two"),
+        (
+            ("--table", "c/t", "--commitlog", "c"),
+            "at --table, --commitlog; name two",
+        ),
+        (
+            ("--table", "t", "--store", "s", "--files", "t"),
+            "at --table, --files; name two",
+        ),
+        (
+            ("--table", "t", "--store", "s", "--files", "s"),
+            "at --files, --store; name two",
+        ),
+        (
+            ("--table", "q/t", "--store", "s", "--compare", "q"),
+            "at --table, --compare; name two",
+        ),
         (("--table", str(Path(__file__).parent), "--store", "s"), "is no Delta table"),
         (("--table", "t", "--store", "/nowhere"), "/nowhere"),
         (("--table", "t", "--unknown", "s"), "No such option"),

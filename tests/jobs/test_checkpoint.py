@@ -1,0 +1,100 @@
+"""What a checkpoint says is compared with the logs before a JVM starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core.errors import ConfigError
+from jobs._checkpoint import check_resume
+from spark_connector.errors import CheckpointError, GroupGoneError, LogRecreatedError, OffsetBeyondEndError
+from spark_connector.options import DLedgerOptions
+from spark_connector.tracking import Tracker
+from tests.spark_connector.store_writer import StoreWriter
+
+
+@pytest.fixture
+def tracker(tmp_path: Path) -> Tracker:
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.append_numbers(10)
+    return Tracker(DLedgerOptions.for_reading({"path": str(writer.path)}))
+
+
+def checkpoint(directory: Path, *offsets: Any, head: str = "v1") -> str:
+    """A checkpoint as Spark writes it: one file per planned micro-batch, with version, metadata and the offset."""
+    (directory / "offsets").mkdir(parents=True)
+    for number, offset in enumerate(offsets):
+        text = offset if isinstance(offset, str) else json.dumps(offset)
+        (directory / "offsets" / str(number)).write_text(f"{head}\n{{}}\n{text}")
+        (directory / "offsets" / f".{number}.crc").write_bytes(b"crc\0")
+    return str(directory)
+
+
+def offset(next_index: int = 4, *, group: str = "default", log: str = "log-1") -> dict[str, Any]:
+    return {"groups": {group: {"check": None, "log": log, "next": next_index, "term": -1}}, "v": 1}
+
+
+def test_a_new_or_fitting_checkpoint(tracker: Tracker, tmp_path: Path) -> None:
+    for place in (
+        str(tmp_path / "absent"),
+        "s3a://bucket/checkpoint",
+        checkpoint(tmp_path / "empty"),
+        checkpoint(tmp_path / "fits", offset(0), offset()),
+    ):
+        check_resume(place, tracker)
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "said"),
+    [
+        (offset(log="log-2"), LogRecreatedError, "log-2"),
+        (offset(group="orders"), GroupGoneError, "'orders'"),
+        ({"groups": {}, "v": 99}, CheckpointError, "version 99"),
+        (17, CheckpointError, "not an offset of this source"),
+        ({"topic": {"0": 5}}, CheckpointError, "not an offset of this source"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_something_else(
+    tracker: Tracker, tmp_path: Path, found: Any, error: type[Exception], said: str
+) -> None:
+    before = checkpoint(tmp_path / "checkpoint", found)
+    names = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=said):
+        check_resume(before, tracker)
+    assert sorted(tmp_path.rglob("*")) == names
+
+
+def test_a_log_that_ends_before_the_checkpoint(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.append_numbers(10)
+    tracker = Tracker(DLedgerOptions.for_reading({"path": str(writer.path), "fetchRetryMs": "1"}))
+    with pytest.raises(OffsetBeyondEndError, match="DLEDGER_DATA_LOSS"):
+        check_resume(checkpoint(tmp_path / "checkpoint", offset(50)), tracker)
+
+
+def test_the_newest_micro_batch_counts(tracker: Tracker, tmp_path: Path) -> None:
+    fits = [offset(index) for index in range(10)]
+    with pytest.raises(LogRecreatedError):  # batch 10 comes after batch 9, not after batch 1
+        check_resume(checkpoint(tmp_path / "checkpoint", *fits, offset(log="log-2")), tracker)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"head": "v7"}, {"extra": "\n{}"}, {"text": "{torn"}, {"text": ""}],
+    ids=["a newer Spark", "two sources", "torn", "nothing"],
+)
+def test_what_is_not_understood_is_left_to_spark(tracker: Tracker, tmp_path: Path, arguments: dict[str, str]) -> None:
+    text = arguments.get("text", json.dumps(offset(log="log-2"))) + arguments.get("extra", "")
+    check_resume(checkpoint(tmp_path / "checkpoint", text, head=arguments.get("head", "v1")), tracker)
+
+
+def test_a_directory_that_is_no_checkpoint(tracker: Tracker, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "holiday.jpg").touch()
+    with pytest.raises(ConfigError, match="is no checkpoint"):
+        check_resume(str(tmp_path / "photos"), tracker)
