@@ -25,7 +25,9 @@ _LINES_MAX = 40_000
 
 @click.command(
     epilog=examples(
-        "dledger append hello world", "journalctl -f | dledger append --group logs", "dledger append --file events.json"
+        "dledger append hello world",
+        "seq 1 1000 | dledger append",
+        "dledger append --file README.md --producer-id importer",
     )
 )
 @connection_options

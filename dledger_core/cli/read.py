@@ -38,7 +38,7 @@ def get(peers: str, group: str, timeout: float, output: Format, body_only: bool,
 @click.command(
     epilog=examples(
         "dledger tail",
-        "dledger tail --from first --no-follow --format json | jq .body",
+        "dledger tail --from first --no-follow --format json",
         "dledger tail --from 2025-01-31T12:00 --count 100",
     )
 )

@@ -42,6 +42,7 @@ def _plain(value: Any) -> str:
 @click.command(
     epilog=examples(
         "dledger serve --peers 'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913' --self-id n0",
+        """printf 'peers = "n0-127.0.0.1:40911"\\nself-id = "n0"\\n' > n0.toml""",
         "dledger serve --config n0.toml --log-level debug",
     )
 )

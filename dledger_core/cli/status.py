@@ -13,7 +13,7 @@ from dledger_core.cli.root import EXIT_FINDING
 __all__ = ["status", "transfer"]
 
 
-@click.command(epilog=examples("dledger status", "dledger status --group logs --format json"))
+@click.command(epilog=examples("dledger status", "dledger status --group default --format json"))
 @connection_options
 @format_option
 def status(peers: str, group: str, timeout: float, output: Format) -> int:

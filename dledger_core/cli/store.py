@@ -23,7 +23,7 @@ _directory = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.command(
     epilog=examples(
         "dledger dump dledger-data/default/dledger-n0 --from 100 --to 120",
-        "dledger dump /var/lib/broker/dledger-n0 --format json",
+        "dledger dump dledger-data/default/dledger-n0 --format json",
     )
 )
 @format_option
@@ -36,6 +36,8 @@ def dump(output: Format, start: int | None, end: int | None, store: Path) -> Non
     STORE is the one that holds data/ and index/. Control entries are included. Stores of Java DLedger can be read
     too, and all of them also while a node writes.
     """
+    if start is not None and end is not None and end <= start:
+        raise click.UsageError(f"--to {end} must be above --from {start}")
     with open_store(store) as reader:
         begin = reader.first_index if start is None else start
         stop = reader.last_index + 1 if end is None else min(end, reader.last_index + 1)
@@ -43,6 +45,8 @@ def dump(output: Format, start: int | None, end: int | None, store: Path) -> Non
         say(f"indexes {reader.first_index} to {reader.last_index}, commit index {commit}")
         if reader.identity_lost:
             say("meta/log.json is missing: the store is read as if Java had written it")
+        if begin > reader.last_index + 1:
+            reader.records(begin, begin + 1)  # says which indexes there are
         writer = EntryWriter(output, magic=True)
         while begin < stop:
             batch = reader.read(begin, min(begin + _CHUNK_ENTRIES, stop))

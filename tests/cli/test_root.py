@@ -66,6 +66,7 @@ def assert_one_line(result: Result, code: int, *said: str) -> None:
         (["append", "--peers", PEERS, "--file", "f", "body"], ["not both"]),
         (["append", "--peers", PEERS, "--file", "/nowhere/f"], ["No such file", "/nowhere/f"]),
         (["append", "--peers", PEERS, "--file", "/"], ["/"]),
+        (["dump", "/", "--from", "9", "--to", "3"], ["--to 3 must be above --from 9"]),
         (["dump", "/nowhere"], ["/nowhere", "does not exist"]),
         (["verify"], ["Missing argument"]),
         (["serve"], ["peers is missing"]),
@@ -231,6 +232,9 @@ def test_dump_says_that_committed_entries_are_missing_at_the_end(tmp_path: Path)
     append(log, [b"one"] * 3)
     log.close(2)
     assert run("dump", str(tmp_path / "s")).exit_code == 0
+    beyond = run("dump", str(tmp_path / "s"), "--from", "9")
+    assert (beyond.exit_code, beyond.stdout) == (3, "")
+    assert "first_index=0 last_index=2" in beyond.stderr.splitlines()[-1]
     for file in (tmp_path / "s" / "data").iterdir():
         file.unlink()
     result = run("dump", str(tmp_path / "s"))
