@@ -24,7 +24,7 @@ from dledger_core.cli.options import Format, examples, format_option, peers_opti
 from dledger_core.cli.output import say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
 from dledger_core.config import Peer, parse_peers
-from dledger_core.errors import ConfigError
+from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 
 __all__ = ["doctor"]
 
@@ -32,6 +32,7 @@ _PYSPARK = "4.2."
 _DELTA = "4.4.0"
 _DELTA_JAR = f"*delta-spark_4.2_2.13*{_DELTA}.jar"
 _JAVA = (17, 21)
+_SYSTEM_JAVA = Path("/usr/lib/jvm")
 _CONNECT_TIMEOUT_S = 2.0
 _FREE_BYTES_MIN = 1 << 30
 _WITH_SPARK = "pip install 'dledger[spark]'"
@@ -130,18 +131,34 @@ def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> _Check:
 def _java(*, needed: bool) -> _Check:
     home = os.environ.get("JAVA_HOME")
     path = f"{home}/bin/java" if home else shutil.which("java")
-    remedy = "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
     result = "wrong" if needed else "note"
     if path is None:
-        return _Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
+        return _Check("Java", result, "none on PATH and no JAVA_HOME", _java_remedy())
+    version = _java_version(path)
+    if version is None:
+        return _Check("Java", result, f"{path} cannot be run", _java_remedy())
+    major = re.search(r"\d+", version.removeprefix("1."))
+    if major is None or int(major[0]) not in _JAVA:
+        return _Check("Java", result, f"version {version} at {path}; 17 or 21 is needed", _java_remedy())
+    return _Check("Java", "ok", f"version {version} at {path}")
+
+
+def _java_version(path: str) -> str | None:
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except OSError as error:
-        return _Check("Java", result, f"{path}: {error.strerror}", remedy)
-    match = re.search(r'version "(\d+)[^"]*"', done.stderr)
-    if match is None or int(match[1]) not in _JAVA:
-        return _Check("Java", result, f"{match[0] if match else 'unknown version'} at {path}", remedy)
-    return _Check("Java", "ok", f"{match[0]} at {path}")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r'version "([^"]+)"', done.stderr)
+    return match[1] if match and done.returncode == 0 else None
+
+
+def _java_remedy() -> str:
+    """What to do: use a fitting Java that is there already, else install one."""
+    for home in sorted(_SYSTEM_JAVA.glob("*")):
+        major = re.match(r"\d+", _java_version(f"{home}/bin/java") or "")
+        if major and int(major[0]) in _JAVA:
+            return f"export JAVA_HOME={home}"
+    return "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
 
 
 def _data_sources() -> Iterator[_Check]:
@@ -196,4 +213,22 @@ def _reachable(peer: Peer) -> _Check:
     except OSError as error:
         reason = error.strerror or str(error)
         return _Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
+    error_of_node = _refusal(peer)
+    if error_of_node is not None:
+        remedy = "check host and port: something listens there, and it does not answer as a node does"
+        return _Check(what, "wrong", f"{peer.address}: {error_of_node}", remedy)
     return _Check(what, "ok", f"{peer.address} answers")
+
+
+def _refusal(peer: Peer) -> str | None:
+    """Asks the node as a client does; returns why it gave no answer. A node that lacks the group has answered."""
+    from dledger_core.client import Client
+
+    try:
+        with Client(f"{peer.node_id}-{peer.address}", timeout_ms=int(_CONNECT_TIMEOUT_S * 1000)) as client:
+            client.metadata()
+    except UnknownGroupError:
+        return None
+    except DLedgerError as error:
+        return error.what
+    return None
