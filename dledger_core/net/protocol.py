@@ -31,8 +31,8 @@ __all__ = [
 
 PREFACE: Final = b"DLGR\x01"
 VERSION: Final = 1
-HELLO_BYTES_MAX: Final = 4096
-"""Bound on a frame before hello is accepted."""
+HELLO_BYTES_MAX: Final = 64 << 10
+"""Bound on a frame before hello is accepted: it names every group of a node, with its log."""
 HELLO_TIMEOUT_S: Final = 5.0
 HEADER_BYTES_MAX: Final = 1 << 20
 FRAME_BYTES_MAX: Final = 32 << 20
@@ -64,7 +64,7 @@ class Type(IntEnum):
     TRANSACTION_OK          state unknown|open|committed|aborted, parts of a committed one, index
     DIGEST                  start, end, span (entries per range, a power of two)
     DIGEST_OK               ranges [[start, end, count, bytes, digest bytes, layout bytes], ...], next, commit,
-                            damaged [indexes]
+                            damaged [indexes], cut bool (more are damaged in these ranges than are named)
     TRANSFER                node
     TRANSFER_OK             leader
     VOTE                    s sender, to, term, li last_index, lt last_term, pre, x transfer

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 from dledger_core.errors import BusyError
 
-__all__ = ["Budget"]
+__all__ = ["RETRY_AFTER_MS", "Budget"]
 
 RETRY_AFTER_MS: Final = 50
 
@@ -41,3 +43,12 @@ class Budget:
     def give(self, nbytes: int) -> None:
         """Gives bytes back."""
         self._held -= nbytes
+
+    @contextlib.contextmanager
+    def lend(self, nbytes: int) -> Iterator[None]:
+        """Takes bytes for as long as the context lasts; raises BusyError."""
+        self.take(nbytes)
+        try:
+            yield
+        finally:
+            self.give(nbytes)

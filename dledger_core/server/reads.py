@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
 
 from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
 from dledger_core.errors import BadRequestError, BehindError, IndexOutOfRangeError
@@ -21,12 +21,16 @@ __all__ = ["DigestRequest", "ReadRequest", "ReadResult", "Reads"]
 READ_BYTES_MAX: Final = 16 << 20
 WAIT_MS_MAX: Final = 30_000
 BEHIND_WAIT_MS: Final = 200
+READ_INDEX_S: Final = 5.0
 DIGEST_ENTRIES_MAX: Final = 1 << 20
 DIGEST_BYTES_MAX: Final = 64 << 20
+DIGEST_DAMAGED_MAX: Final = 1000
 
 RANGES_MAX: Final = 4096
 """Ranges in one answer, well below what a header may hold."""
 
+_INT64_MAX: Final = (1 << 63) - 1
+_Choice = TypeVar("_Choice", bound=str)
 Isolation = Literal["committed", "uncommitted", "records"]
 
 
@@ -45,22 +49,33 @@ class ReadRequest:
     @classmethod
     def parse(cls, header: dict[str, Any]) -> ReadRequest:
         """Checks a READ header; raises BadRequestError."""
-        isolation = header.get("iso", "committed")
-        try:
-            request = cls(
-                start=int(header["start"]),
-                end=int(header["end"]),
-                max_bytes=max(1, min(int(header.get("max", 8 << 20)), READ_BYTES_MAX)),
-                min_commit=int(header.get("min_commit", -1)),
-                wait_ms=max(0, min(int(header.get("wait", 0)), WAIT_MS_MAX)),
-                isolation=isolation,
-                linearizable=header.get("cons", "committed") == "linearizable",
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadRequestError(f"malformed read: {error!r}") from None
-        if isolation not in ("committed", "uncommitted", "records") or request.start < 0:
-            raise BadRequestError("malformed read", "", "", {"iso": isolation, "start": request.start})
-        return request
+        return cls(
+            start=_int(header, "start"),
+            end=_int(header, "end"),
+            max_bytes=max(1, min(_int(header, "max", default=8 << 20), READ_BYTES_MAX)),
+            min_commit=_int(header, "min_commit", -1, default=-1),
+            wait_ms=min(_int(header, "wait", default=0), WAIT_MS_MAX),
+            isolation=_one_of(header, "iso", ("committed", "uncommitted", "records")),
+            linearizable=_one_of(header, "cons", ("committed", "linearizable")) == "linearizable",
+        )
+
+
+def _int(header: dict[str, Any], key: str, minimum: int = 0, *, default: int | None = None) -> int:
+    value = header.get(key, default)
+    if type(value) is not int or not minimum <= value <= _INT64_MAX:
+        raise BadRequestError(f"field {key!r} is not an integer in range", "", "", {"value": repr(value)[:80]})
+    return value
+
+
+def _one_of(header: dict[str, Any], key: str, choices: tuple[_Choice, ...]) -> _Choice:
+    """Returns a field that is one of ``choices``; the first one where it is missing."""
+    value = header.get(key, choices[0])
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise BadRequestError(
+        f"field {key!r} has no such value", "", f"use {', '.join(choices)}", {"value": repr(value)[:80]}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +115,8 @@ class Reads:
             NotLeaderError: linearizable, and not the leader.
             CorruptRecordError: the records are damaged here.
         """
-        min_commit = request.min_commit
-        if request.linearizable:
-            min_commit = max(min_commit, await self._replica.read_index(5.0))
-        await self._wait_commit(min_commit, max(request.wait_ms, BEHIND_WAIT_MS))
-        end = await self._wait_readable(request)
+        request = await self.ready(request)
+        end = self._readable_end(request)
         first = self._replica.log.first_index()
         if request.start < first:
             raise self._out_of_range(request.start, "is below the first index of the log")
@@ -132,8 +144,21 @@ class Reads:
             skip=[pair for pair in losers if pair[0] < next_index],
         )
 
-    async def _wait_commit(self, min_commit: int, wait_ms: int) -> None:
-        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+    async def ready(self, request: ReadRequest) -> ReadRequest:
+        """Waits as long as the request asks for; returns it as one that ``read`` answers without waiting.
+
+        Raises:
+            BehindError: as ``read``.
+            NotLeaderError: as ``read``.
+        """
+        min_commit, now = request.min_commit, asyncio.get_running_loop().time()
+        if request.linearizable:
+            min_commit = max(min_commit, await self._replica.read_index(READ_INDEX_S))
+        await self._wait_commit(min_commit, now + max(request.wait_ms, BEHIND_WAIT_MS) / 1000)
+        await self._wait_readable(request, now + request.wait_ms / 1000)
+        return replace(request, min_commit=-1, wait_ms=0, linearizable=False)
+
+    async def _wait_commit(self, min_commit: int, deadline: float) -> None:
         while self._replica.readable_end <= min_commit:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
@@ -145,16 +170,19 @@ class Reads:
                 )
             await self._replica.wait_progress(left)
 
-    async def _wait_readable(self, request: ReadRequest) -> int:
-        """Waits up to ``wait_ms`` for something at ``start``; returns the end of what may be read."""
-        deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
-        while True:
-            limit = self._replica.visible_end if request.isolation == "committed" else self._replica.readable_end
-            end = min(request.end, limit)
-            left = deadline - asyncio.get_running_loop().time()
-            if end > request.start or left <= 0 or request.end <= request.start:
-                return end
+    async def _wait_readable(self, request: ReadRequest, deadline: float) -> None:
+        """Waits until ``deadline`` for something at ``start``."""
+        loop = asyncio.get_running_loop()
+        while request.start < request.end and self._readable_end(request) <= request.start:
+            left = deadline - loop.time()
+            if left <= 0:
+                return
             await self._replica.wait_progress(left)
+
+    def _readable_end(self, request: ReadRequest) -> int:
+        """Returns the end of what may be read of the request's range now."""
+        replica = self._replica
+        return min(request.end, replica.visible_end if request.isolation == "committed" else replica.readable_end)
 
     def _out_of_range(self, index: int, why: str) -> IndexOutOfRangeError:
         first, last = self._replica.log.first_index(), self._replica.readable_end - 1
@@ -175,14 +203,19 @@ class Reads:
         """Digests ranges from the files, whatever the CRCs say.
 
         Returns:
-            The digests of whole aligned ranges, the index to go on from, and the indexes of damaged records.
+            The digests of whole aligned ranges, the index to go on from, and the indexes of damaged records in them;
+            ranges behind many damaged records are left to the next request.
         """
         first = self._replica.log.first_index()
         if request.start < first:
             raise self._out_of_range(request.start, "is below the first index of the log")
         if request.span < 1 or request.span & (request.span - 1):
             raise BadRequestError("span must be a power of two", "", "", {"span": request.span})
-        end = min(request.end, self._replica.readable_end, request.start + max(DIGEST_ENTRIES_MAX, request.span))
+        if request.span > DIGEST_ENTRIES_MAX:
+            raise BadRequestError(
+                "span is above the bound", "", f"use at most {DIGEST_ENTRIES_MAX}", {"span": request.span}
+            )
+        end = min(request.end, self._replica.readable_end, request.start + DIGEST_ENTRIES_MAX)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self._digest, request.start, end, request.span)
 
@@ -190,7 +223,9 @@ class Reads:
         ranges: list[RangeDigest] = []
         damaged: list[int] = []
         nbytes = 0
-        while start < end and nbytes < DIGEST_BYTES_MAX and len(ranges) < RANGES_MAX:
+        while (
+            start < end and nbytes < DIGEST_BYTES_MAX and len(ranges) < RANGES_MAX and len(damaged) < DIGEST_DAMAGED_MAX
+        ):
             stop = min(end, start - start % span + span)
             hasher = RangeHasher(start)
             while start < stop:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dledger_core.config import BATCH_BYTES_MAX, format_peers
+from dledger_core.checksum import Buffer
+from dledger_core.config import format_peers
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, TransferringError, UnknownGroupError
@@ -18,9 +19,11 @@ from dledger_core.net.codec import int_field, str_field
 from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import HEADER_BYTES, Columns
-from dledger_core.server.appends import Appended, Appends, ProducerKey
+from dledger_core.record import Columns
+from dledger_core.server.appends import Appended, Appends, ProducerKey, Reply
+from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.flow import ClientFlow
 from dledger_core.server.reads import DigestRequest, ReadRequest, Reads
 from dledger_core.server.replica import Replica
 
@@ -28,8 +31,8 @@ __all__ = ["ClientService", "Hosted"]
 
 _LOG = logging.getLogger(__name__)
 
-CONNECTION_BYTES_MAX: Final = 64 << 20
-PRODUCER_ID_BYTES_MAX: Final = 512
+DAMAGED_MAX: Final = 8192
+"""Damaged indexes in one answer, well below what a header may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +44,61 @@ class Hosted:
     reads: Reads
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One request and the way back to who asked."""
+
+    connection: Connection
+    flow: ClientFlow
+    frame: Frame
+    hosted: Hosted
+
+    def answer(self, kind: Type, fields: dict[str, Any], *payload: Buffer) -> None:
+        """Answers; an answer that does not fit a frame becomes an error."""
+        try:
+            self.connection.send({"t": kind, "r": self.frame.header["r"]} | fields, *payload)
+        except ProtocolError as error:
+            self.refuse(error)
+
+    def refuse(self, error: DLedgerError) -> None:
+        """Answers with an error."""
+        _fail(self.connection, self.frame, error)
+
+
 class ClientService:
     """Answers clients; lives on the node's event loop.
 
-    A connection whose unanswered appends hold more than 64 MiB is not read from until they are answered, so one
-    stuck client takes nothing from the others.
+    What one connection may keep busy is bounded by its ``ClientFlow``; answers of all connections together by the
+    node's ``inflight_bytes_max``, apart from the appends' own, so that readers cannot keep producers out.
     """
 
     def __init__(self, config: ServerConfig, hosted: dict[str, Hosted]) -> None:
         self._config = config
         self._hosted = hosted
-        self._held: dict[Connection, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._handlers: dict[int, Callable[[Connection, Frame, Hosted], None]] = {
+        self._flows: dict[Connection, ClientFlow] = {}
+        self._answers = Budget(config.inflight_bytes_max)
+        self._handlers: dict[int, Callable[[_Request], None]] = {
             Type.APPEND: self._append,
             Type.METADATA: self._metadata,
             Type.PRODUCER: self._producer,
             Type.TRANSACTION: self._transaction,
-            Type.READ: lambda c, f, h: self._spawn(c, f, self._read(c, f, h)),
-            Type.TIME: lambda c, f, h: self._spawn(c, f, self._time(c, f, h)),
-            Type.DIGEST: lambda c, f, h: self._spawn(c, f, self._digest(c, f, h)),
-            Type.TRANSFER: lambda c, f, h: self._spawn(c, f, self._transfer(c, f, h)),
+            Type.READ: lambda request: self._start(request, self._read),
+            Type.TIME: lambda request: self._start(request, self._time),
+            Type.DIGEST: lambda request: self._start(request, self._digest),
+            Type.TRANSFER: lambda request: self._start(request, self._transfer),
         }
+
+    @property
+    def flows(self) -> Mapping[Connection, ClientFlow]:
+        """The connections that have asked for something, and what they keep busy."""
+        return self._flows
 
     async def close(self) -> None:
         """Cancels what is being answered."""
-        for task in self._tasks:
+        tasks = [task for flow in self._flows.values() for task in flow.tasks]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- frames ----------------------------------------------------------------------------------------------
 
@@ -79,126 +109,84 @@ class ClientService:
         if handler is None:
             raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
         int_field(frame.header, "r", 1)
+        flow = self._flows.get(connection)
+        if flow is None:
+            flow = self._flows[connection] = ClientFlow(connection)
         try:
-            group = str_field(frame.header, "g")
-            hosted = self._hosted.get(group)
-            if hosted is None:
-                names = ", ".join(sorted(self._hosted))
-                raise UnknownGroupError(
-                    f"{self._config.self_id} does not host group {group!r}", "", f"it hosts: {names}", {"group": group}
-                )
-            handler(connection, frame, hosted)
+            handler(_Request(connection, flow, frame, self._group(frame)))
         except ProtocolError:
             raise
         except DLedgerError as error:
             _fail(connection, frame, error)
+        flow.check_unsent()
+
+    def _group(self, frame: Frame) -> Hosted:
+        group = str_field(frame.header, "g")
+        hosted = self._hosted.get(group)
+        if hosted is None:
+            names = ", ".join(sorted(self._hosted))
+            raise UnknownGroupError(
+                f"{self._config.self_id} does not host group {group!r}", "", f"it hosts: {names}", {"group": group}
+            )
+        return hosted
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
-        """Forgets what the connection held."""
+        """Ends what is being done for the connection."""
         del error
-        self._held.pop(connection, None)
+        flow = self._flows.pop(connection, None)
+        if flow is not None:
+            flow.close()
 
-    def _spawn(self, connection: Connection, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, request: _Request, work: Callable[[_Request], Coroutine[Any, Any, None]]) -> None:
         async def answer() -> None:
             try:
-                await work
+                await work(request)
             except DLedgerError as error:
-                _fail(connection, frame, error)
+                request.refuse(error)
             except Exception as error:  # noqa: BLE001 - the asker gets an answer, the log the traceback
-                _LOG.exception("request failed: %s", frame.header)
-                _fail(connection, frame, DLedgerError(f"internal error: {error!r}"))
+                _LOG.exception("request failed: %s", request.frame.header)
+                request.refuse(DLedgerError(f"internal error: {error!r}"))
 
-        task = asyncio.create_task(answer())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        request.flow.start(answer())
 
     # --- appends ---------------------------------------------------------------------------------------------
 
-    def _append(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        if not hosted.replica.is_leader:
-            raise hosted.replica.not_leader()
-        columns = codec.parse_columns(frame.payload, int_field(frame.header, "n", 1))
-        self._check_bounds(columns, hosted)
+    def _append(self, request: _Request) -> None:
+        header, payload = request.frame.header, request.frame.payload
+        if not request.hosted.replica.is_leader:
+            raise request.hosted.replica.not_leader()
+        columns = codec.parse_columns(payload, int_field(header, "n", 1))
         columns.verify()
-        nbytes = len(frame.payload)
-        self._hold(connection, nbytes)  # before the append: it may be answered within the call
-        try:
-            self._append_columns(frame.header, columns, hosted, self._reply_later(connection, frame, nbytes))
-        except DLedgerError:
-            self._release(connection, nbytes)
-            raise
-
-    def _append_columns(
-        self,
-        header: dict[str, Any],
-        columns: Columns,
-        hosted: Hosted,
-        reply: Callable[[Appended | DLedgerError], None],
-    ) -> None:
-        if header.get("x") is not None:
-            transaction = _transaction_id(header)
-            hosted.appends.append_attempt(columns, transaction, str_field(header["x"], "a"), reply)
-        elif header.get("p") is not None:
-            key = ProducerKey(str_field(header, "p"), int_field(header, "pe", 0), int_field(header, "ps", 0))
-            if len(key.producer_id.encode()) > PRODUCER_ID_BYTES_MAX:
-                raise BadRequestError("the producer id is too long", "", "use at most 512 bytes")
-            hosted.appends.append_produced(columns, key, reply)
-        else:
-            hosted.appends.append(columns, reply)
-
-    def _hold(self, connection: Connection, nbytes: int) -> None:
-        held = self._held[connection] = self._held.get(connection, 0) + nbytes
-        if held > CONNECTION_BYTES_MAX >= held - nbytes:
-            connection.pause_reading()
-
-    def _release(self, connection: Connection, nbytes: int) -> None:
-        held = self._held.get(connection)
-        if held is None:  # the connection is gone
-            return
-        self._held[connection] = held - nbytes
-        if held > CONNECTION_BYTES_MAX >= held - nbytes:
-            connection.resume_reading()
-
-    def _check_bounds(self, columns: Columns, hosted: Hosted) -> None:
-        largest, bound = int(columns.lengths.max()) + HEADER_BYTES, hosted.replica.log.config.record_bytes_max
-        if columns.record_bytes > BATCH_BYTES_MAX or largest > bound:
-            raise BadRequestError(
-                "an append is too large",
-                "",
-                f"a record has at most {bound} bytes, a batch {BATCH_BYTES_MAX}",
-                {"record_bytes": largest, "batch_bytes": columns.record_bytes},
-            )
-
-    def _reply_later(
-        self, connection: Connection, frame: Frame, nbytes: int
-    ) -> Callable[[Appended | DLedgerError], None]:
-        request = frame.header["r"]
+        nbytes = len(payload)
 
         def reply(outcome: Appended | DLedgerError) -> None:
-            self._release(connection, nbytes)
+            request.flow.release(nbytes)
             if isinstance(outcome, DLedgerError):
-                connection.send({"t": Type.FAILURE, "r": request, "e": outcome.to_wire()})
+                request.refuse(outcome)
             else:
                 fields = {"first": outcome.first_index, "last": outcome.last_index, "term": outcome.term}
-                connection.send({"t": Type.APPEND_OK, "r": request, **fields})
+                request.answer(Type.APPEND_OK, fields)
 
-        return reply
+        request.flow.hold(nbytes)  # before the append: it may be answered within the call
+        try:
+            _append_columns(header, columns, request.hosted.appends, reply)
+        except DLedgerError:
+            request.flow.release(nbytes)
+            raise
 
     # --- transactions and producers --------------------------------------------------------------------------
 
-    def _transaction(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        header, replica = frame.header, hosted.replica
+    def _transaction(self, request: _Request) -> None:
+        header, hosted = request.frame.header, request.hosted
         transaction, op = _transaction_id(header), str_field(header, "op")
-        if not replica.is_leader:
-            raise replica.not_leader()
 
         def reply(outcome: Appended | DLedgerError) -> None:
             if isinstance(outcome, DLedgerError):
-                _fail(connection, frame, outcome)
+                request.refuse(outcome)
                 return
-            state, parts = replica.tables.transactions.state(transaction)
-            fields = {"state": state, "parts": [list(part) for part in parts], "index": outcome.last_index}
-            connection.send({"t": Type.TRANSACTION_OK, "r": header["r"], **fields})
+            state, parts = hosted.replica.tables.transactions.state(transaction)
+            won = [list(part) for part in parts] if state == "committed" else []  # of an open one there is no bound
+            request.answer(Type.TRANSACTION_OK, {"state": state, "parts": won, "index": outcome.last_index})
 
         if op == "commit":
             hosted.appends.commit(transaction, _parts(header), reply)
@@ -209,34 +197,29 @@ class ClientService:
         else:
             raise BadRequestError(f"unknown operation {op!r}", "", "use state, commit or abort")
 
-    def _producer(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        producer_id = str_field(frame.header, "p")
+    def _producer(self, request: _Request) -> None:
+        producer_id = str_field(request.frame.header, "p")
 
         def reply(outcome: Appended | DLedgerError) -> None:
             if isinstance(outcome, DLedgerError):
-                _fail(connection, frame, outcome)
+                request.refuse(outcome)
                 return
-            entry = hosted.replica.tables.producers.get(producer_id)
+            entry = request.hosted.replica.tables.producers.get(producer_id)
             newest = entry.appends[-1] if entry is not None and entry.appends else None
-            connection.send(
-                {
-                    "t": Type.PRODUCER_OK,
-                    "r": frame.header["r"],
-                    "known": entry is not None,
-                    "epoch": entry.epoch if entry is not None else 0,
-                    "sequence": entry.next_sequence if entry is not None else 0,
-                    "last": [newest.first_index, newest.last_index] if newest is not None else None,
-                }
-            )
+            fields = {
+                "known": entry is not None,
+                "epoch": entry.epoch if entry is not None else 0,
+                "sequence": entry.next_sequence if entry is not None else 0,
+                "last": [newest.first_index, newest.last_index] if newest is not None else None,
+            }
+            request.answer(Type.PRODUCER_OK, fields)
 
-        if not hosted.replica.is_leader:
-            raise hosted.replica.not_leader()
-        hosted.appends.when_ready(reply)
+        request.hosted.appends.when_ready(reply)
 
     # --- reads -----------------------------------------------------------------------------------------------
 
-    def _metadata(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        replica = hosted.replica
+    def _metadata(self, request: _Request) -> None:
+        replica = request.hosted.replica
         status = replica.raft.status()
         me = [
             self._config.self_id,
@@ -248,59 +231,56 @@ class ClientService:
             replica.visible_end,
             replica.log.data_bytes,
         ]
-        connection.send(
-            {
-                "t": Type.METADATA_OK,
-                "r": frame.header["r"],
-                "leader": status.leader_id,
-                "term": status.term,
-                "log": replica.log_uuid,
-                "self": me,
-                "peers": format_peers(self._config.peers),
-                "groups": sorted(self._hosted),
-                "losers": replica.tables.transactions.losers_count,
-            }
-        )
-
-    async def _read(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        result = await hosted.reads.read(ReadRequest.parse(frame.header))
         fields = {
-            "t": Type.READ_OK,
-            "r": frame.header["r"],
-            "n": result.records.count if result.records is not None else 0,
-            "next": result.next_index,
-            "commit": result.commit_index,
-            "visible": result.visible_end,
-            "first": result.first_index,
-            "skip": [list(pair) for pair in result.skip],
+            "leader": status.leader_id,
+            "term": status.term,
+            "log": replica.log_uuid,
+            "self": me,
+            "peers": format_peers(self._config.peers),
+            "groups": sorted(self._hosted),
+            "losers": replica.tables.transactions.losers_count,
+            "time": replica.log.last_time_ms or None,
         }
-        payload = codec.records_payload([result.records]) if result.records is not None else []
-        await connection.drained()
-        connection.send(fields, *payload)
+        request.answer(Type.METADATA_OK, fields)
 
-    async def _time(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        index = await hosted.reads.index_at_time(int_field(frame.header, "ms", 0))
-        connection.send({"t": Type.TIME_OK, "r": frame.header["r"], "index": index})
-
-    async def _digest(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        header = frame.header
-        request = DigestRequest(
-            int_field(header, "start", 0), int_field(header, "end", 0), int_field(header, "span", 1)
-        )
-        ranges, next_index, damaged = await hosted.reads.digest(request)
-        connection.send(
-            {
-                "t": Type.DIGEST_OK,
-                "r": header["r"],
-                "ranges": [_digest_row(digest) for digest in ranges],
-                "next": next_index,
-                "commit": hosted.replica.readable_end - 1,
-                "damaged": damaged[:1000],
+    async def _read(self, request: _Request) -> None:
+        reads = request.hosted.reads
+        asked = await reads.ready(ReadRequest.parse(request.frame.header))
+        async with request.flow.room():
+            result = await reads.read(asked)
+            fields = {
+                "n": result.records.count if result.records is not None else 0,
+                "next": result.next_index,
+                "commit": result.commit_index,
+                "visible": result.visible_end,
+                "first": result.first_index,
+                "skip": [list(pair) for pair in result.skip],
             }
-        )
+            payload = codec.records_payload([result.records]) if result.records is not None else []
+            with self._answers.lend(result.records.nbytes if result.records is not None else 0):
+                await request.connection.drained()
+                request.answer(Type.READ_OK, fields, *payload)
 
-    async def _transfer(self, connection: Connection, frame: Frame, hosted: Hosted) -> None:
-        target, replica = NodeId(str_field(frame.header, "node")), hosted.replica
+    async def _time(self, request: _Request) -> None:
+        index = await request.hosted.reads.index_at_time(int_field(request.frame.header, "ms", 0))
+        request.answer(Type.TIME_OK, {"index": index})
+
+    async def _digest(self, request: _Request) -> None:
+        header, hosted = request.frame.header, request.hosted
+        asked = DigestRequest(int_field(header, "start", 0), int_field(header, "end", 0), int_field(header, "span", 1))
+        async with request.flow.room():
+            ranges, next_index, damaged = await hosted.reads.digest(asked)
+        fields = {
+            "ranges": [_digest_row(digest) for digest in ranges],
+            "next": next_index,
+            "commit": hosted.replica.readable_end - 1,
+            "damaged": damaged[:DAMAGED_MAX],
+            "cut": len(damaged) > DAMAGED_MAX,
+        }
+        request.answer(Type.DIGEST_OK, fields)
+
+    async def _transfer(self, request: _Request) -> None:
+        target, replica = NodeId(str_field(request.frame.header, "node")), request.hosted.replica
         if not replica.is_leader:
             raise replica.not_leader()
         if target not in {peer.node_id for peer in self._config.peers}:
@@ -313,7 +293,17 @@ class ClientService:
             if left <= 0:
                 raise TransferringError(f"{target} did not take over in time", "", "retry when it has caught up")
             await replica.wait_progress(left)
-        connection.send({"t": Type.TRANSFER_OK, "r": frame.header["r"], "leader": target})
+        request.answer(Type.TRANSFER_OK, {"leader": target})
+
+
+def _append_columns(header: dict[str, Any], columns: Columns, appends: Appends, reply: Reply) -> None:
+    if header.get("x") is not None:
+        appends.append_attempt(columns, _transaction_id(header), str_field(header["x"], "a"), reply)
+    elif header.get("p") is not None:
+        key = ProducerKey(str_field(header, "p"), int_field(header, "pe", 0), int_field(header, "ps", 0))
+        appends.append_produced(columns, key, reply)
+    else:
+        appends.append(columns, reply)
 
 
 def _digest_row(digest: RangeDigest) -> list[Any]:
@@ -339,4 +329,8 @@ def _parts(header: dict[str, Any]) -> list[Part]:
 
 
 def _fail(connection: Connection, frame: Frame, error: DLedgerError) -> None:
-    connection.send({"t": Type.FAILURE, "r": frame.header["r"], "e": error.to_wire()})
+    header = {"t": Type.FAILURE, "r": frame.header["r"]}
+    try:
+        connection.send(header | {"e": error.to_wire()})
+    except ProtocolError:  # it repeats what was asked
+        connection.send(header | {"e": type(error)("the error is too long to be told").to_wire()})

@@ -1,0 +1,294 @@
+"""What a client's connection gets from one real node: answers, distinct errors, and bounds on what it may keep busy."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from dledger_core.client.channel import Channel
+from dledger_core.control import Part
+from dledger_core.errors import (
+    BadRequestError,
+    BusyError,
+    FencedError,
+    ProducerUnknownError,
+    SequenceConflictError,
+    SequenceGapError,
+    TransactionError,
+    UnknownGroupError,
+)
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.net.transport import Hello, connect
+from dledger_core.server.appends import PARTS_MAX
+from dledger_core.server.flow import ANSWERS_AT_ONCE, REQUESTS_MAX, UNSENT_BYTES_MAX
+from tests.support.server_group import RawClient, ServerGroup, eventually, run
+
+KEY = {"q": "query", "b": 1, "r": "run"}
+
+
+def serve_one(tmp_path, work, **options):
+    """Runs ``work(group, client)`` against a group of one node."""
+
+    async def all_of_it():
+        async with ServerGroup(tmp_path, 1, **options) as group:
+            await work(group, await group.client())
+
+    run(all_of_it())
+
+
+def stall(hosted):
+    """Makes the group's disk wait until the returned event is set; returns once it waits."""
+    waiting, free = threading.Event(), threading.Event()
+
+    def wait():
+        waiting.set()
+        free.wait(30)
+
+    hosted.replica._disk.run(wait)
+    assert waiting.wait(10)
+    return free
+
+
+class Client:
+    """A bare connection that may stop taking what it is sent."""
+
+    def __init__(self):
+        self.frames: list[Frame] = []
+
+    @classmethod
+    async def open(cls, group):
+        self = cls()
+        peer = group.peers[0]
+        self.connection = await connect(peer.host, peer.port, Hello(), self, timeout_s=10)
+        return self
+
+    def on_frame(self, _, frame):
+        self.frames.append(frame)
+
+    def on_close(self, *_):
+        pass
+
+
+def server_side(group, known=()):
+    """Returns the server's end, and the flow, of the connection that is not among ``known``."""
+    flows = group.nodes["n0"]._service.flows
+    return next((connection, flow) for connection, flow in flows.items() if connection not in known)
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+def test_metadata_tells_the_time_of_the_last_entry(tmp_path):
+    async def work(_, client):
+        before = int(time.time() * 1000)
+        await client.append([b"a"])
+        header = (await client.ask(Type.METADATA)).header
+        assert before - 1000 <= header["time"] <= int(time.time() * 1000) + 1000
+
+    serve_one(tmp_path, work)
+
+
+def test_each_break_of_a_sequence_has_its_own_code(tmp_path):
+    async def work(_, client):
+        for epoch, sequence in ((0, 0), (1, 0), (1, 1)):
+            await client.append([b"x"], p="p", pe=epoch, ps=sequence)
+        cases = [
+            (ProducerUnknownError, 602, {"p": "stranger", "pe": 0, "ps": 1}, b"x"),
+            (SequenceGapError, 603, {"p": "p", "pe": 1, "ps": 3}, b"x"),
+            (FencedError, 601, {"p": "p", "pe": 0, "ps": 1}, b"x"),
+            (SequenceConflictError, 604, {"p": "p", "pe": 1, "ps": 1}, b"other"),
+        ]
+        for kind, code, fields, body in cases:
+            with pytest.raises(kind) as refused:
+                await client.append([body], **fields)
+            assert refused.value.code == code
+            assert not refused.value.retriable
+        assert await client.append([b"x"], p="p", pe=1, ps=1) == (6, 6, 1)
+
+    serve_one(tmp_path, work)
+
+
+def test_the_parts_of_a_transaction_are_bounded_both_ways(tmp_path):
+    async def work(_, client):
+        parts = [await client.attempt([b"a"], KEY), await client.attempt([b"b"], KEY)]
+        state = (await client.ask(Type.TRANSACTION, op="state", x=KEY)).header
+        assert (state["state"], state["parts"]) == ("open", []), "an open one may have any number of parts"
+        too_many = [list(Part(1, 1, 1, 1))] * (PARTS_MAX + 1)
+        with pytest.raises(BadRequestError, match="at most 16000"):
+            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=too_many)
+        with pytest.raises(TransactionError, match="is not in the log"):
+            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=too_many[1:])
+        await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(part) for part in parts])
+        state = (await client.ask(Type.TRANSACTION, op="state", x=KEY)).header
+        assert (state["state"], state["parts"]) == ("committed", [list(part) for part in parts])
+
+    serve_one(tmp_path, work)
+
+
+def test_an_error_too_long_to_tell_is_told_shorter(tmp_path):
+    async def work(group, client):
+        stranger = RawClient(client.channel, "g" * ((1 << 20) - 100))
+        with pytest.raises(UnknownGroupError):
+            await stranger.ask(Type.METADATA)
+        await client.append([b"goes on"])
+
+    serve_one(tmp_path, work)
+
+
+def test_digests_name_damage_in_steps_and_say_when_they_cut(tmp_path):
+    async def work(group, client):
+        first, last, _ = await client.append([b"body"] * 20_000)
+        path = next((tmp_path / "default" / "dledger-n0" / "data").iterdir())
+        data = bytearray(path.read_bytes())
+        assert data.count(b"body") == 20_000
+        path.write_bytes(data.replace(b"body", b"BODY"))
+        fine = (await client.ask(Type.DIGEST, start=0, end=last + 1, span=1024)).header
+        assert (fine["next"], len(fine["ranges"]), fine["cut"]) == (1024, 1, False)
+        assert fine["damaged"] == list(range(first, 1024))
+        coarse = (await client.ask(Type.DIGEST, start=0, end=last + 1, span=16384)).header
+        assert (coarse["next"], coarse["cut"]) == (16384, True)
+        assert coarse["damaged"] == list(range(first, first + 8192))
+
+    serve_one(tmp_path, work)
+
+
+def test_the_span_of_a_digest_is_bounded(tmp_path):
+    async def work(_, client):
+        with pytest.raises(BadRequestError, match="use at most 1048576"):
+            await client.ask(Type.DIGEST, start=0, end=1 << 40, span=1 << 21)
+
+    serve_one(tmp_path, work)
+
+
+# --- bounds ------------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_wait_end_with_their_connection(tmp_path):
+    async def work(group, client):
+        replica = group.hosted("n0").replica
+        other = RawClient(await group.channel("n0"))
+        asked = [asyncio.create_task(other.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(50)]
+        await eventually(lambda: len(replica._progress) == 50)
+        _, flow = server_side(group)
+        await other.channel.close()
+        await eventually(lambda: not flow.tasks)
+        assert len(replica._progress) == 0
+        assert not group.nodes["n0"]._service.flows
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    serve_one(tmp_path, work)
+
+
+def test_requests_of_one_connection_are_bounded_in_number(tmp_path):
+    async def work(group, client):
+        asked = [asyncio.create_task(client.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(REQUESTS_MAX)]
+        await eventually(lambda: len(group.hosted("n0").replica._progress) == REQUESTS_MAX)
+        with pytest.raises(BusyError, match="retry after 50 ms"):
+            await client.read(0, 1)
+        other = RawClient(await group.channel("n0"))
+        assert (await other.read(0, 1))[0]["n"] == 1
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    serve_one(tmp_path, work)
+
+
+def test_a_client_that_takes_no_answers_holds_little_and_hurts_nobody(tmp_path):
+    async def work(group, client):
+        big = bytes(4 << 20)[: (4 << 20) - 100]
+        for _ in range(2):
+            await client.append([big])
+        known = server_side(group)[0]
+        stuck = await Client.open(group)
+        stuck.connection.pause_reading()
+        for number in range(1, 41):
+            stuck.connection.send({"t": Type.READ, "r": number, "g": "default", "start": 1, "end": 3, "max": 16 << 20})
+        await eventually(lambda: len(group.nodes["n0"]._service.flows) == 2)
+        connection, _ = server_side(group, known=[known])
+        await eventually(lambda: connection.write_buffer_bytes > UNSENT_BYTES_MAX / 2)
+        for _ in range(20):  # meanwhile others are served
+            assert (await client.read(1, 2))[0]["n"] == 1
+            assert connection.write_buffer_bytes <= (ANSWERS_AT_ONCE + 1) * (9 << 20)
+        await client.append([b"and written"])
+        stuck.connection.resume_reading()
+        await eventually(lambda: len(stuck.frames) == 40)
+        assert {frame.header["t"] for frame in stuck.frames} <= {Type.READ_OK, Type.FAILURE}
+        stuck.connection.abort()
+
+    serve_one(tmp_path, work)
+
+
+def test_small_answers_that_nobody_takes_stop_the_questions(tmp_path):
+    count = 70_000
+
+    async def work(group, client):
+        await client.append([b"a"])
+        known = server_side(group)[0]
+        stuck = await Client.open(group)
+        stuck.connection.pause_reading()
+        for number in range(1, count + 1):
+            stuck.connection.send({"t": Type.METADATA, "r": number, "g": "default"})
+        await eventually(lambda: len(group.nodes["n0"]._service.flows) == 2)
+        connection, _ = server_side(group, known=[known])
+        for _ in range(20):
+            await client.append([b"others go on"])
+            assert connection.write_buffer_bytes < UNSENT_BYTES_MAX + (1 << 20)
+        stuck.connection.resume_reading()
+        await eventually(lambda: len(stuck.frames) == count)
+        assert [frame.header["r"] for frame in stuck.frames] == list(range(1, count + 1))
+        stuck.connection.abort()
+
+    serve_one(tmp_path, work)
+
+
+def test_a_cancelled_client_leaks_nothing(tmp_path):
+    async def work(group, client):
+        node, hosted = group.nodes["n0"], group.hosted("n0")
+        free = stall(hosted)
+        other = RawClient(await group.channel("n0"))
+        asked = asyncio.create_task(other.append([b"abandoned"], p="p", pe=0, ps=0))
+        await eventually(lambda: node._budget.held_bytes > 0)
+        asked.cancel()
+        await other.channel.close()
+        await eventually(lambda: len(node._service.flows) <= 1)
+        free.set()
+        await eventually(lambda: node._budget.held_bytes == 0)
+        assert (await client.append([b"abandoned"], p="p", pe=0, ps=0))[:2] == (2, 2)
+        assert len(hosted.appends._producers) == 0
+
+    serve_one(tmp_path, work)
+
+
+def test_busy_crosses_the_wire_and_goes_away(tmp_path):
+    async def work(group, client):
+        free = stall(group.hosted("n0"))
+        first = asyncio.create_task(client.append([bytes(700 << 10)]))
+        await eventually(lambda: group.nodes["n0"]._budget.held_bytes > 0)
+        with pytest.raises(BusyError) as refused:
+            await client.append([bytes(700 << 10)])
+        assert refused.value.retriable
+        assert refused.value.values["retry_after_ms"] == 50
+        free.set()
+        await first
+        await client.append([bytes(700 << 10)])
+
+    serve_one(tmp_path, work, inflight_bytes_max=1 << 20)
+
+
+def test_an_append_the_log_cannot_take_leaves_the_connection_and_the_replica(tmp_path):
+    async def work(group, client):
+        room = (8 << 20) // 4 - 48
+        with pytest.raises(BadRequestError, match="send at most"):
+            await client.append([bytes(room)] * 4, p="p", pe=0, ps=0)
+        with pytest.raises(BadRequestError, match="send at most"):
+            await client.append([bytes(4 << 20)])
+        assert await client.append([b"goes on"], p="p", pe=0, ps=0) == (2, 2, 1)
+        assert isinstance(client.channel, Channel)
+        assert client.channel.is_open
+
+    serve_one(tmp_path, work)
