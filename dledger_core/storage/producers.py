@@ -94,21 +94,22 @@ class ProducerTable:
         return found
 
     def apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
-        """Takes in a committed ``producer`` control entry.
+        """Takes in a committed ``producer`` control entry; one of an older epoch or sequence changes nothing.
 
         Args:
             fields: its map.
             index: its index; its data entries follow.
             time_ms: its append time.
         """
-        producer_id, epoch = str(fields["p"]), int(fields["e"])
+        producer_id, epoch, sequence = str(fields["p"]), int(fields["e"]), int(fields["s"])
         entry = self._producers.get(producer_id)
         if entry is None or epoch > entry.epoch:
             entry = self._producers[producer_id] = ProducerEntry(epoch, time_ms)
+        elif epoch < entry.epoch or sequence < entry.next_sequence:
+            return  # a leader writes neither; whoever did, what was first in the log stays the result
         entry.time_ms = time_ms
-        entry.appends.append(
-            Appended(int(fields["s"]), Index(index + 1), Index(index + int(fields["n"])), int(fields["c"]))
-        )
+        first, last = Index(index + 1), Index(index + int(fields["n"]))
+        entry.appends.append(Appended(sequence, first, last, int(fields["c"])))
         self._producers.move_to_end(producer_id)
         self._expire(time_ms)
 

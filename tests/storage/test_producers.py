@@ -1,6 +1,8 @@
 """The producer table decides the same way on every replica."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dledger_core.errors import FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
 from dledger_core.storage.producers import EXPIRY_MS, ProducerTable
@@ -68,3 +70,51 @@ def test_snapshot_restores_everything():
     copy.restore(table.snapshot())
     assert copy.snapshot() == table.snapshot()
     assert copy.check("p", 0, 1, 2) == table.check("p", 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("appends", "epoch", "sequences"),
+    [
+        ([(0, 0), (0, 1)], 0, [0, 1]),
+        ([(0, 0), (1, 0)], 1, [0]),
+        ([(0, 0), (1, 0), (0, 1)], 1, [0]),
+        ([(1, 0), (0, 0), (1, 1)], 1, [0, 1]),
+        ([(0, 0), (0, 1), (0, 0)], 0, [0, 1]),
+        ([(0, 0), (0, 1), (0, 1), (0, 2)], 0, [0, 1, 2]),
+        ([(3, 0), (5, 0), (4, 0), (5, 1), (3, 1)], 5, [0, 1]),
+        ([(0, 0), (2, 0), (2, 1), (1, 2), (2, 2)], 2, [0, 1, 2]),
+        ([(0, 7)], 0, [7]),
+    ],
+)
+def test_the_newest_epoch_and_the_first_of_each_sequence_count(appends, epoch, sequences):
+    """Whatever order the log holds: an older epoch never enters a newer one's entry, a repeat never replaces."""
+    table = applied(*[("p", e, s, 1, 1000 * e + 10 * s + at) for at, (e, s) in enumerate(appends)])
+    entry = table.get("p")
+    firsts = {(e, s): at for at, (e, s) in reversed(list(enumerate(appends)))}
+    assert entry.epoch == epoch
+    assert [a.sequence for a in entry.appends] == sequences
+    assert [a.first_index for a in entry.appends] == [firsts[epoch, s] * 100 + 1 for s in sequences]
+    assert [a.crc for a in entry.appends] == [1000 * epoch + 10 * s + firsts[epoch, s] for s in sequences]
+    assert table.check("p", epoch, sequences[-1] + 1, 0) is None
+    for e in range(epoch):
+        with pytest.raises(FencedError):
+            table.check("p", e, 0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
+def test_what_a_table_lets_in_is_what_it_then_holds(tries):
+    """A leader that asks ``check`` before each append: accepted appends, and only they, are in the table after it."""
+    table, accepted = ProducerTable(), {}
+    for at, (epoch, sequence) in enumerate(tries):
+        try:
+            found = table.check("p", epoch, sequence, crc=sequence)
+        except (FencedError, SequenceGapError, ProducerUnknownError):
+            continue
+        if found is not None:
+            assert (found.first_index, found.last_index) == accepted[epoch, sequence]
+            continue
+        assert (epoch, sequence) not in accepted
+        table.apply({"p": "p", "e": epoch, "s": sequence, "n": 2, "c": sequence}, at * 10, at)
+        accepted[epoch, sequence] = (at * 10 + 1, at * 10 + 2)
+        newest = max(accepted)
+        assert (table.get("p").epoch, table.get("p").next_sequence - 1) == newest == (epoch, sequence)
