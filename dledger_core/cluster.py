@@ -148,8 +148,10 @@ class LocalCluster:
         self._reap(node_id)
 
     def stop(self, node_id: str) -> None:
-        """Ends a node in an orderly way."""
-        self._process(node_id).terminate()
+        """Ends a node in an orderly way, a frozen one too."""
+        process = self._process(node_id)
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
         self._reap(node_id)
 
     def pause(self, node_id: str) -> None:

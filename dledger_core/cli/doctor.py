@@ -25,6 +25,7 @@ from dledger_core.cli.output import say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
 from dledger_core.config import Peer, parse_peers
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
+from dledger_core.raft import even_group_warning
 
 __all__ = ["doctor"]
 
@@ -74,6 +75,7 @@ def doctor(peers: str | None, self_id: str | None, directory: Path, output: Form
         *_spark(),
         *_data_sources(),
         _directory(directory),
+        *_group_size(nodes),
         *(_port_free(peer) if peer.node_id == self_id else _reachable(peer) for peer in nodes),
     ]
     show_rows([asdict(check) for check in checks], output)
@@ -192,6 +194,12 @@ def _directory(directory: Path) -> _Check:
     if free < _FREE_BYTES_MIN:
         return _Check(what, "wrong", f"{free / 1e9:.1f} GB free", "make room: a node needs at least 1 GiB")
     return _Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
+
+
+def _group_size(nodes: tuple[Peer, ...]) -> Iterator[_Check]:
+    if nodes:
+        warning = even_group_warning(len(nodes))
+        yield _Check("number of nodes", "note" if warning else "ok", str(len(nodes)), warning or "")
 
 
 def _port_free(peer: Peer) -> _Check:

@@ -9,6 +9,7 @@ import click
 from dledger_core.cli.options import Format, connect, connection_options, examples, format_option
 from dledger_core.cli.output import say, show_facts, show_rows
 from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.raft import even_group_warning
 
 __all__ = ["status", "transfer"]
 
@@ -34,6 +35,8 @@ def status(peers: str, group: str, timeout: float, output: Format) -> int:
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     if missing:
         say(f"not reachable: {', '.join(missing)}")
+    if (warning := even_group_warning(len(nodes))) is not None:
+        say(warning)
     if metadata.leader_id is None:
         say("no leader: a majority of the nodes must be running and see each other")
     return EXIT_FINDING if missing or metadata.leader_id is None else 0

@@ -13,7 +13,7 @@ from dledger_core.raft.messages import (
 )
 from dledger_core.raft.node import ProgressStatus, RawNode, Status
 from dledger_core.raft.progress import ProgressState
-from dledger_core.raft.quorum import Configuration
+from dledger_core.raft.quorum import Configuration, even_group_warning
 from dledger_core.raft.ready import HardState, ReadReady, Ready, Role, SoftState
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "Status",
     "TermRun",
     "TimeoutNow",
+    "even_group_warning",
 ]

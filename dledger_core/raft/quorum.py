@@ -10,7 +10,7 @@ from typing import TypeVar
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 
-__all__ = ["Configuration", "VoteResult", "majority_value"]
+__all__ = ["Configuration", "VoteResult", "even_group_warning", "majority_value"]
 
 _Number = TypeVar("_Number", bound=int)
 
@@ -74,3 +74,18 @@ def majority_value(values: list[_Number]) -> _Number:
     """Returns the largest number that a majority of ``values`` has reached; sorts ``values`` in place."""
     values.sort()
     return values[(len(values) - 1) // 2]
+
+
+def even_group_warning(voters: int) -> str | None:
+    """Returns what to tell who runs an even number of voters: the last one costs and helps nothing."""
+    if voters % 2:
+        return None
+    failures = (voters - 1) // 2
+    return (
+        f"a group of {voters} nodes survives the failure of {failures or 'none'} of them, "
+        f"no more than {_nodes(voters - 1)} would; use {voters - 1} or {voters + 1}"
+    )
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"

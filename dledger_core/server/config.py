@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from dledger_core.config import Peer, RaftConfig, StorageConfig, check_group_name
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
+from dledger_core.net.protocol import HELLO_BYTES_MAX
 
 __all__ = ["ServerConfig"]
+
+_GROUP_HELLO_BYTES: Final = 40
+"""What a group adds to a hello beside its name: the uuid of its log, and lengths."""
+_REST_OF_HELLO_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,12 @@ class ServerConfig:
             raise ConfigError("name at least one group, each once", "group", "correct the setting and start again")
         for group in self.groups:
             check_group_name(group)
+        if sum(len(group) + _GROUP_HELLO_BYTES for group in self.groups) > HELLO_BYTES_MAX - _REST_OF_HELLO_BYTES:
+            raise ConfigError(
+                f"{len(self.groups)} groups are too many for one node",
+                "group",
+                "host fewer groups on a node, or give them shorter names",
+            )
         if self.tick_ms < 1:
             raise ConfigError("must be at least 1", "tick_ms", "correct the setting and start again")
 

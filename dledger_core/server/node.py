@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -16,11 +17,11 @@ from typing import Final
 import uvloop
 
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError
+from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
-from dledger_core.raft import Configuration, Message
+from dledger_core.raft import Configuration, Message, even_group_warning
 from dledger_core.server.appends import Appended, Appends
 from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
@@ -55,7 +56,9 @@ class NodeServer:
         self._hosted: dict[str, Hosted] = {}
         self._server: Server | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._stopped: asyncio.Future[BaseException | None] | None = None
+        self._started = False
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
         self._links = PeerLinks(
             config.self_id,
             config.peers,
@@ -76,36 +79,44 @@ class NodeServer:
         return self._server.port
 
     @property
+    def is_started(self) -> bool:
+        """Whether ``start`` came to its end."""
+        return self._started
+
+    @property
     def hosted(self) -> dict[str, Hosted]:
         """The groups by name."""
         return self._hosted
 
     async def start(self) -> None:
-        """Opens the stores, listens, and joins the peers.
+        """Opens the stores, listens, and joins the peers; what was opened is closed again if it fails.
 
         Raises:
             ConfigError: the port cannot be had.
             StorageError: a store is damaged, foreign or in use.
         """
-        self._stopped = asyncio.get_running_loop().create_future()
         config = self._config
-        self._server = await serve(
-            config.host or config.me.host, config.me.port, accept=self._accept, handler_for=self._handler_for
-        )
+        for group in config.groups:
+            check_owner(config.store_path(group), group=group, node_id=config.self_id)
         try:
-            for group in config.groups:  # all of them before the first is written
-                check_owner(config.store_path(group), group=group, node_id=config.self_id)
+            self._server = await serve(
+                config.host or config.me.host, config.me.port, accept=self._accept, handler_for=self._handler_for
+            )
             for group in config.groups:
                 self._open(group)
+                await asyncio.sleep(0)  # so that a signal is seen between two stores
+                if self._stop.is_set():
+                    return
+            self._started = True
+            self._links.start()
+            self._every("tick", config.tick_ms / 1000, self._tick)
+            self._every("checkpoint", CHECKPOINT_S, self._checkpoint)
         except BaseException:
-            await self.close()
+            await self._close_after_failure()
             raise
-        self._links.start()
-        gc.collect()
-        gc.freeze()
-        self._every("tick", config.tick_ms / 1000, self._tick)
-        self._every("checkpoint", CHECKPOINT_S, self._checkpoint)
         _LOG.info("%s serves %s on %s", config.self_id, ", ".join(config.groups), config.me.address)
+        if (warning := even_group_warning(len(config.peers))) is not None:
+            _LOG.warning("%s", warning)
 
     def _open(self, group: str) -> None:
         config = self._config
@@ -131,34 +142,44 @@ class NodeServer:
         self._hosted[group] = Hosted(replica, appends, Reads(replica, self._executor))
 
     async def wait(self) -> None:
-        """Waits until ``stop`` is called; raises what made a replica fail."""
-        assert self._stopped is not None
-        error = await self._stopped
-        if error is not None:
-            raise error
+        """Waits until ``stop`` is called; raises what made a replica or a timer fail."""
+        await self._stop.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
-        """Makes ``wait`` return."""
-        if self._stopped is not None and not self._stopped.done():
-            self._stopped.set_result(None)
+        """Makes ``wait`` return, and a ``start`` under way give up."""
+        self._stop.set()
 
     def _fail(self, error: BaseException) -> None:
-        if self._stopped is not None and not self._stopped.done():
-            self._stopped.set_result(error)
+        if not self._stop.is_set():
+            self._failure = error
+            self._stop.set()
 
     async def close(self) -> None:
-        """Closes connections and stores."""
-        for timer in self._timers.values():
-            timer.cancel()
-        await self._links.close()
-        await self._service.close()
-        if self._server is not None:
-            await self._server.close()
+        """Closes connections and stores, each of them even if another cannot be closed; raises the last error."""
+        async with contextlib.AsyncExitStack() as steps:  # from the last one to the first
+            steps.callback(self._executor.shutdown)
+            steps.push_async_callback(self._close_replicas)
+            if self._server is not None:
+                steps.push_async_callback(self._server.close)
+            steps.push_async_callback(self._service.close)
+            steps.push_async_callback(self._links.close)
+            for timer in self._timers.values():
+                steps.callback(timer.cancel)
+
+    async def _close_replicas(self) -> None:
         closing = (hosted.replica.close() for hosted in self._hosted.values())
         failures = [found for found in await asyncio.gather(*closing, return_exceptions=True) if found is not None]
-        self._executor.shutdown()
-        if failures:
-            raise failures[0]
+        for failure in failures:
+            raise failure
+
+    async def _close_after_failure(self) -> None:
+        """Closes without hiding the error that is being raised."""
+        try:
+            await self.close()
+        except Exception:  # noqa: BLE001 - the first error is the one to tell
+            _LOG.exception("closing failed too")
 
     # --- time ------------------------------------------------------------------------------------------------
 
@@ -170,7 +191,12 @@ class NodeServer:
         loop = asyncio.get_running_loop()
 
         def fire() -> None:
-            action()
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - a node without its clock must not go on
+                _LOG.critical("the %s of %s failed", name, self._config.self_id, exc_info=error)
+                self._fail(error)
+                return
             self._timers[name] = loop.call_later(period_s, fire)
 
         self._timers[name] = loop.call_later(period_s, fire)
@@ -201,6 +227,8 @@ class NodeServer:
         return Hello(role="peer", node_id=self._config.self_id, logs=logs)
 
     def _accept(self, hello: Hello) -> Hello:
+        if not self._started:
+            raise UnreachableError(f"{self._config.self_id} is still opening its stores", "", "retry")
         if hello.role == "peer":
             if not self._links.knows(hello.node_id):
                 raise ConfigError(
@@ -261,18 +289,34 @@ def _log_abort(outcome: Appended | DLedgerError) -> None:
 
 async def _serve(config: ServerConfig, on_started: Callable[[NodeServer], None] | None) -> None:
     node = NodeServer(config)
-    await node.start()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop)
-    if os.environ.get(STOP_WITH_STDIN):
-        loop.add_reader(0, lambda: node.stop() if not os.read(0, 4096) else None)
-    if on_started is not None:
-        on_started(node)
+    await node.start()
     try:
+        # What start made lives as long as the process: later collections need not look at it.
+        gc.collect()
+        gc.freeze()
+        if os.environ.get(STOP_WITH_STDIN):
+            _stop_with_stdin(node)
+        if on_started is not None and node.is_started:
+            on_started(node)
         await node.wait()
-    finally:
-        await node.close()
+    except BaseException:
+        await node._close_after_failure()
+        raise
+    await node.close()
+
+
+def _stop_with_stdin(node: NodeServer) -> None:
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            node.stop()
+
+    loop.add_reader(0, read)
 
 
 def run(config: ServerConfig, on_started: Callable[[NodeServer], None] | None = None) -> None:

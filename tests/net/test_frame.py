@@ -113,7 +113,7 @@ def test_malformed_input_is_a_protocol_error(data, complaint):
 
 
 def test_hello_bound_holds_until_it_is_raised():
-    data = joined([({"t": 1}, b"x" * 5000)])
+    data = joined([({"t": 1}, b"x" * (HELLO_BYTES_MAX + 1000))])
     with pytest.raises(ProtocolError, match="bounds"):
         in_pieces(data, 1, HELLO_BYTES_MAX)
     decoder = FrameDecoder(HELLO_BYTES_MAX)

@@ -114,6 +114,19 @@ def test_hello_is_negotiated_and_frames_flow(run):
     run(main())
 
 
+def test_the_hello_of_very_many_groups_with_long_names_is_accepted_both_ways(run):
+    logs = {f"{number:0127d}": f"{number:032x}" for number in range(200)}
+
+    async def main():
+        async with Echo(lambda _: Hello("peer", "n0", logs)) as node:
+            connection, _ = await node.connect(Hello("peer", "n1", logs))
+            assert connection.peer_hello.logs == logs
+            (served,) = node.server.connections
+            assert served.peer_hello.logs == logs
+
+    run(main())
+
+
 def test_frames_of_one_read_are_delivered_in_one_turn(run):
     async def main():
         async with Echo() as node:
@@ -150,7 +163,7 @@ def test_frames_of_one_read_are_delivered_in_one_turn(run):
         (PREFACE + b"".join(encode_frame({"t": 12, "r": 1})), "first frame"),
         (PREFACE + b"".join(encode_frame({"t": 1, "v": "x"})), "malformed"),
         (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "f": [], "role": "peer"})), "malformed"),
-        (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "pad": "x" * 5000})), "bounds"),
+        (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "pad": "x" * 70_000})), "bounds"),
     ],
     ids=lambda v: repr(v[:12]),
 )
