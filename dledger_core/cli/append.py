@@ -14,7 +14,7 @@ from dledger_core.cli.options import Format, connect, connection_options, exampl
 from dledger_core.cli.output import say, show_facts
 from dledger_core.client import Client, Producer
 from dledger_core.config import RECORD_BYTES_MAX
-from dledger_core.errors import BadRequestError
+from dledger_core.errors import BadRequestError, DLedgerError
 
 __all__ = ["append"]
 
@@ -87,7 +87,10 @@ def _line_batches(stream: BinaryIO) -> Iterator[Sequence[bytes]]:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from _parts(lines)
         if len(rest) > RECORD_BYTES_MAX:
-            raise BadRequestError("a line is longer than a record can be", "", "", {"max": RECORD_BYTES_MAX})
+            remedy = "split it, or append a file as one entry with --whole if it fits"
+            raise BadRequestError(
+                "a line is longer than a record can be", "the input", remedy, {"max": RECORD_BYTES_MAX}
+            )
     if rest:
         yield [rest]
 
@@ -100,9 +103,15 @@ def _parts(lines: list[bytes]) -> Iterator[Sequence[bytes]]:
 def _append_all(client: Client, batches: Iterable[Sequence[bytes]], producer_id: str | None) -> dict[str, Any]:
     sink = Producer(client, producer_id) if producer_id else client
     facts: dict[str, Any] = {"entries": 0, "first_index": None, "last_index": None, "term": None}
-    for batch in batches:
-        result = sink.append(batch)
-        if facts["first_index"] is None:
-            facts["first_index"] = result.first_index
-        facts |= {"entries": facts["entries"] + len(batch), "last_index": result.last_index, "term": result.term}
+    try:
+        for batch in batches:
+            result = sink.append(batch)
+            if facts["first_index"] is None:
+                facts["first_index"] = result.first_index
+            facts |= {"entries": facts["entries"] + len(batch), "last_index": result.last_index, "term": result.term}
+    except (DLedgerError, OSError):
+        if facts["entries"]:
+            # Whoever goes on behind the failure must know where it was.
+            say(f"{facts['entries']} entries were appended before, the last one with index {facts['last_index']}")
+        raise
     return facts

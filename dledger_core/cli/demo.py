@@ -28,7 +28,7 @@ from dledger_core.cli.demo_stages import (
     delta_row_count,
 )
 from dledger_core.cli.flights import FLIGHTS_COUNT, flight_messages
-from dledger_core.cli.options import Format, examples, format_option
+from dledger_core.cli.options import Format, Seconds, examples, format_option
 from dledger_core.cli.output import say, show_facts
 from dledger_core.cli.root import EXIT_FINDING
 from dledger_core.client import Client
@@ -60,9 +60,7 @@ JOB_TIMEOUT_S: Final = 180.0
     show_default=True,
     help="Use only the first so many flights.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(0), default=16.0, show_default=True, help="Spread the appends over so long."
-)
+@click.option("--seconds", type=Seconds(0), default=16.0, show_default=True, help="Spread the appends over so long.")
 @format_option
 def demo(keep: Path | None, events: int, seconds: float, output: Format) -> int | None:
     """Run the pipeline on the 336,776 flights that left New York in 2013, and check the result.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -12,9 +13,22 @@ from dledger_core.config import check_group_name, parse_peers
 if TYPE_CHECKING:
     from dledger_core.client import Client
 
-__all__ = ["Format", "connect", "connection_options", "examples", "format_option", "group_names", "peers_option"]
+__all__ = [
+    "INDEX_TYPE",
+    "Format",
+    "Seconds",
+    "connect",
+    "connection_options",
+    "examples",
+    "format_option",
+    "group_names",
+    "peers_option",
+]
 
 Format = Literal["table", "json"]
+INDEX_TYPE = click.IntRange(0, (1 << 63) - 1)
+"""Any index that a log can hold."""
+_TIMEOUT_MAX_S = 86_400
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -34,6 +48,17 @@ def group_names(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(check_group_name(name) for name in dict.fromkeys(names))
 
 
+class Seconds(click.FloatRange):
+    """A time that ends: click's own range lets "nan" pass, and "inf" where there is no upper bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
 def peers_option(*, required: bool) -> Callable[[_F], _F]:
     """Adds ``--peers``."""
     return click.option(
@@ -51,7 +76,7 @@ def connection_options(command: _F) -> _F:
     """Adds ``--peers``, ``--group`` and ``--timeout``."""
     command = click.option(
         "--timeout",
-        type=click.FloatRange(0.001),
+        type=Seconds(0.001, _TIMEOUT_MAX_S),
         default=10.0,
         show_default=True,
         metavar="SECONDS",

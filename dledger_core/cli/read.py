@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import click
 import pyarrow as pa
 
-from dledger_core.cli.options import Format, connect, connection_options, examples, format_option
+from dledger_core.cli.options import INDEX_TYPE, Format, connect, connection_options, examples, format_option
 from dledger_core.cli.output import EntryWriter
 from dledger_core.client import Client
 from dledger_core.record import READ_SCHEMA
@@ -23,7 +23,7 @@ _READ_BYTES = 4 << 20
 @connection_options
 @format_option
 @click.option("--body", "body_only", is_flag=True, help="Write the body alone, byte for byte.")
-@click.argument("index", type=click.IntRange(0))
+@click.argument("index", type=INDEX_TYPE)
 def get(peers: str, group: str, timeout: float, output: Format, body_only: bool, index: int) -> None:
     """Read one entry by its INDEX."""
     with connect(peers, group, timeout) as client:
@@ -93,7 +93,7 @@ def _print_range(client: Client, writer: EntryWriter, begin: int, end: int, coun
 def _parse_place(text: str) -> int | datetime | str:
     if text in {"first", "end"}:
         return text
-    if re.fullmatch(r"-?\d+", text):
+    if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
     try:
         time = datetime.fromisoformat(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.options import Format, examples, format_option
+from dledger_core.cli.options import INDEX_TYPE, Format, examples, format_option
 from dledger_core.cli.output import EntryWriter, say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
 from dledger_core.errors import CorruptRecordError, StorageError
@@ -27,8 +27,8 @@ _directory = click.Path(exists=True, file_okay=False, path_type=Path)
     )
 )
 @format_option
-@click.option("--from", "start", type=click.IntRange(0), help="First index to print (default: the store's first).")
-@click.option("--to", "end", type=click.IntRange(0), help="Stop before this index (default: the store's end).")
+@click.option("--from", "start", type=INDEX_TYPE, help="First index to print (default: the store's first).")
+@click.option("--to", "end", type=INDEX_TYPE, help="Stop before this index (default: the store's end).")
 @click.argument("store", type=_directory)
 def dump(output: Format, start: int | None, end: int | None, store: Path) -> None:
     """Print the records of a store directory.

@@ -131,10 +131,15 @@ class Segments:
         base = position - offset
         try:
             return self._file(base).pread(min(length, self.segment_bytes - offset), offset)
+        except PermissionError:  # the file's owner's business, not damage
+            raise
         except OSError as error:
             where = str(self.directory / segment_name(base))
             raise CorruptRecordError(
-                f"the file cannot be read: {error.strerror}", where, "", {"position": position}
+                f"the file cannot be read: {error.strerror}",
+                where,
+                "check the disk; repair the store from a peer, or restore it",
+                {"position": position},
             ) from error
 
     def size_of(self, base: int) -> int:

@@ -68,6 +68,16 @@ def test_append_get_and_tail(cluster: LocalCluster, tmp_path: Path) -> None:
     assert "hello" in call("get", *peers, begin)
 
 
+def test_a_failure_in_the_middle_says_what_was_appended_before(cluster: LocalCluster, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"x\n" * 700_000 + b"y" * (5 << 20))
+    result = CliRunner().invoke(main, ["append", "--peers", cluster.peers, "--file", str(file)])
+    assert result.exit_code == 3
+    before, error = result.stderr.splitlines()
+    assert before.startswith("700000 entries were appended before, the last one with index ")
+    assert error.startswith("error: [BAD_REQUEST] ")
+
+
 def test_nothing_to_append(cluster: LocalCluster) -> None:
     assert facts("append", "--peers", cluster.peers, stdin=b"")["entries"] == 0
     assert lines("tail", "--peers", cluster.peers, "--group", "empty", "--no-follow") == []

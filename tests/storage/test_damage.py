@@ -5,6 +5,7 @@ The store is one that was closed in order, so everything in it is vouched for: n
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files import OsFile, OsFiles
 from dledger_core.storage.recent_check import check_recent
 from dledger_core.storage.segments import segment_name
 from tests.support.logs import append, open_log
@@ -292,6 +294,20 @@ def test_a_file_where_a_folder_belongs_and_a_folder_where_a_file_belongs(store: 
     with pytest.raises((ConfigError, DLedgerError)) as caught:
         start(store.path)
     assert (caught.value.exit_code, caught.value.where) == (3, str(path))
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(store: Store) -> None:
+    class Locked(OsFiles):
+        def open(self, path: Path, *, write: bool = False, create: bool = False) -> OsFile:
+            if path.parent.name == "data":
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return super().open(path, write=write, create=create)
+
+    with pytest.raises(ConfigError, match="Permission denied") as caught:
+        open_log(Locked(), directory=store.path)
+    assert (caught.value.where, caught.value.exit_code) == (str(store.path / FIRST), 3)
+    with pytest.raises(PermissionError):
+        open_store(store.path, files=Locked())
 
 
 FOREIGN = [
