@@ -27,6 +27,7 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "append": "append:append",
+    "convert": "convert:convert",
     "demo": "demo:demo",
     "dev": "dev:dev",
     "doctor": "doctor:doctor",

@@ -35,7 +35,7 @@ from dledger_core.storage.log_meta import LogMeta, save_log_meta
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import LogEnd, recover
 from dledger_core.storage.segments import Segments
-from dledger_core.storage.staging import StagedEnd, Staging, check_payload
+from dledger_core.storage.staging import StagedEnd, Staging, admitting, check_payload
 from dledger_core.storage.tables import LogTables
 from dledger_core.storage.zero_ahead import ZeroAhead
 
@@ -53,8 +53,6 @@ class CommitLog:
         self._lock = lock
         self._failure: DiskFailedError | None = None
         self._cuts = 0
-        for folder in (layout.root, layout.meta, layout.data, layout.index):
-            files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
         for folder in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
         data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
@@ -150,8 +148,7 @@ class CommitLog:
         runs = term_runs(self._reader.term_at, self._first_index, self._last_index)
         before = self._meta.previous_term
         if before is not None and self._meta.first_index == self._first_index:
-            previous = TermRun(Index(self._first_index - 1), Term(before))
-            runs = [previous, *(run for run in runs if run.term != before)]
+            runs = [TermRun(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
         return runs
 
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
@@ -271,6 +268,7 @@ class CommitLog:
             if truncate_from is not None:
                 self._truncate(truncate_from)
             if batches:
+                self._save_meta(admitting(self._meta, batches))
                 self._append(batches)
 
     def _append(self, batches: Sequence[Batch]) -> None:
@@ -339,9 +337,7 @@ class CommitLog:
         Raises:
             StoreMismatchError: the store already belongs to another log.
         """
-        if self._meta.log_uuid == uuid:
-            return
-        if self._meta.log_uuid is not None:
+        if self._meta.log_uuid not in (None, uuid):
             raise StoreMismatchError(
                 f"the store belongs to log {self._meta.log_uuid}, not {uuid}",
                 str(self._layout.root),
@@ -351,8 +347,10 @@ class CommitLog:
             self._save_meta(replace(self._meta, log_uuid=uuid))
 
     def _save_meta(self, meta: LogMeta) -> None:
-        save_log_meta(self._files, self._layout.log_meta, meta)
-        self._meta = meta
+        if meta != self._meta:
+            save_log_meta(self._files, self._layout.log_meta, meta)
+            self._meta = meta
+            self._reader.rules = own_rules(meta)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,8 +20,9 @@ from dledger_core.errors import BadRequestError, CorruptRecordError, invariant
 from dledger_core.ids import Index, Position
 from dledger_core.raft.batch import Batch
 from dledger_core.record import BATCH_END, HEADER_BYTES, TIME_MASK, Columns, Payload, Records, encode, place
+from dledger_core.storage.log_meta import LogMeta
 
-__all__ = ["StagedEnd", "Staging", "check_payload", "payload_of", "records_of"]
+__all__ = ["StagedEnd", "Staging", "admitting", "check_payload", "payload_of", "records_of"]
 
 _TIME_MS_MIN: Final = 1  # a mark of 0 would mean "written by Java"
 
@@ -39,6 +41,17 @@ def records_of(batch: Batch) -> Records:
     invariant(records is not None, "a batch was not staged", index=batch.first_index)
     assert records is not None
     return records
+
+
+def admitting(meta: LogMeta, batches: Sequence[Batch]) -> LogMeta:
+    """Returns ``meta`` changed so that received records without a mark are legal in the store.
+
+    Java wrote them, and the leader that sent them took its log over; this node may have had less of it, or nothing.
+    """
+    if meta.profile == "A":
+        return meta
+    end = max((batch.last_index + 1 for batch in batches if not _last_header(records_of(batch))[1]), default=0)
+    return replace(meta, foreign_end=end) if end > meta.foreign_end else meta
 
 
 def check_payload(payload: Payload, config: StorageConfig) -> None:

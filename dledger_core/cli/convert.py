@@ -1,0 +1,132 @@
+"""``dledger convert``: copy a foreign or own log into a new store."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+import click
+from pydantic import ByteSize, TypeAdapter
+
+from dledger_core.cli.options import Format, examples, format_option, peers_option
+from dledger_core.cli.output import say, show_facts
+from dledger_core.convert import ConvertRequest, Report, Step, store_directory
+from dledger_core.convert import convert as run_conversion
+
+__all__ = ["convert"]
+
+_directory = click.Path(exists=True, file_okay=False, path_type=Path)
+_QUIET_S: Final = 2.0
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no size; write 1048576 or 1MiB") from None
+
+
+class _Narrator:
+    """Says how far it has come, on stderr, once it takes more than two seconds."""
+
+    def __init__(self) -> None:
+        self._begun = self._told = time.monotonic()
+        self._spoke = False
+
+    def __call__(self, step: Step) -> None:
+        now = time.monotonic()
+        if now - self._told < _QUIET_S:
+            return
+        self._told, self._spoke = now, True
+        share = f"{100 * step.done_bytes / step.total_bytes:.0f} %" if step.total_bytes else ""
+        what = "copied" if step.phase == "copy" else "verified"
+        mib = step.done_bytes / (1 << 20)
+        say(f"{what} {step.entries:,} entries, {mib:,.0f} MiB {share} ({now - self._begun:.0f} s)")
+
+
+@click.command(
+    epilog=examples(
+        "dledger convert /var/lib/broker/dledger-n0 dledger-data --group orders --self-id n0 --peers $DLEDGER_PEERS",
+        "dledger convert dledger-data/orders/dledger-n0 for-java --profile A --group orders --self-id n0 --peers ...",
+        "dledger convert /var/lib/broker/commitlog dledger-data --group orders --self-id n0 --peers ... --dry-run",
+    )
+)
+@click.argument("source", type=_directory)
+@click.argument("dest", type=click.Path(path_type=Path))
+@click.option("--group", required=True, envvar="DLEDGER_GROUP", show_envvar=True, help="The new log's group.")
+@click.option("--self-id", required=True, help="The node that will serve the new store.")
+@peers_option(required=True)
+@click.option(
+    "--profile",
+    type=click.Choice(["A", "B"]),
+    default="B",
+    show_default=True,
+    help="Of the new log; A is readable by RocketMQ's DLedger 0.3.1.2.",
+)
+@click.option("--commitlog", type=_directory, help="Classic CommitLog that precedes the store SOURCE (a mixed log).")
+@click.option("--log-uuid", help="Identity of the new log (default: kept, or from group, peers and first entry).")
+@click.option("--data-segment-bytes", callback=_size, metavar="SIZE", help="Size of a data file [default: as before].")
+@click.option(
+    "--index-segment-bytes", callback=_size, metavar="SIZE", help="Size of an index file [default: as before]."
+)
+@click.option("--opaque", is_flag=True, help="Never look for RocketMQ messages in bodies that move.")
+@click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@format_option
+def convert(
+    source: Path,
+    dest: Path,
+    group: str,
+    self_id: str,
+    peers: str,
+    profile: Literal["A", "B"],
+    commitlog: Path | None,
+    log_uuid: str | None,
+    data_segment_bytes: int | None,
+    index_segment_bytes: int | None,
+    opaque: bool,
+    dry_run: bool,
+    output: Format,
+) -> None:
+    """Copy a log into a new store and verify every entry.
+
+    SOURCE is a store of ours or of Java DLedger, a classic CommitLog directory, or a broker's directory with one or
+    both. It is only read; nothing may write to it meanwhile. The new store is DEST/GROUP/dledger-SELF_ID, or DEST if
+    its name is dledger-SELF_ID. Interrupted, the same command goes on where it stopped.
+    """
+    request = ConvertRequest(
+        source=source,
+        destination=store_directory(dest, group, self_id),
+        group=group,
+        self_id=self_id,
+        peers=peers,
+        profile=profile,
+        commitlog=commitlog,
+        log_uuid=log_uuid,
+        data_segment_bytes=data_segment_bytes,
+        index_segment_bytes=index_segment_bytes,
+        messages=not opaque,
+        dry_run=dry_run,
+    )
+    report = run_conversion(request, _Narrator())
+    show_facts(_facts(report), output, "dry run: nothing was written" if dry_run else "converted and verified")
+    for warning in _warnings(report):
+        say(f"note: {warning}")
+
+
+def _facts(report: Report) -> dict[str, object]:
+    return dataclasses.asdict(report)
+
+
+def _warnings(report: Report) -> list[str]:
+    found = [report.writer_note] if report.writer_note else []
+    if report.messages_odd:
+        found.append(
+            f"{report.messages_odd} message-like bodies were left as they are: their offset is not where they lay"
+        )
+    if report.hidden_dropped:
+        found.append(f"{report.hidden_dropped} entries of transactions that did not win were left out")
+    return found

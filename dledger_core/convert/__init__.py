@@ -1,0 +1,10 @@
+"""Copies stores of Java DLedger, classic CommitLogs and our own stores into new stores, entry by entry, verified.
+
+A source is only read. A destination is marked as incomplete until every entry was compared with its source; nobody
+can open it before, and an interrupted conversion goes on where it stopped.
+"""
+
+from dledger_core.convert.request import ConvertRequest, Report, Step, store_directory
+from dledger_core.convert.run import convert
+
+__all__ = ["ConvertRequest", "Report", "Step", "convert", "store_directory"]

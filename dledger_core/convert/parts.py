@@ -1,0 +1,175 @@
+"""The two things a source is made of: a classic CommitLog and a log. Both are only read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.checksum import crc32_column
+from dledger_core.convert.messages import located_in
+from dledger_core.convert.pieces import Cursor, PartName, Piece, piece_of
+from dledger_core.errors import CorruptRecordError
+from dledger_core.record import MAGIC_DATA, Records
+from dledger_core.rocketmq import layout
+from dledger_core.rocketmq.columns import join_pieces, rows_of
+from dledger_core.rocketmq.commit_log import ClassicFile, Stop, read_messages
+from dledger_core.storage.reader import StoreReader
+
+__all__ = ["ClassicPart", "LogPart", "Part"]
+
+_PIECE_BYTES: Final = 8 << 20
+
+
+class Part(Protocol):
+    """A run of entries that can be read from any place on."""
+
+    @property
+    def name(self) -> PartName:
+        """Which kind it is."""
+
+    @property
+    def begin(self) -> Cursor:
+        """Where it begins; ``part`` is 0."""
+
+    @property
+    def data_bytes(self) -> int:
+        """About how many bytes there are to read."""
+
+    def read(self, cursor: Cursor) -> Iterator[Piece]:
+        """Yields checked entries from ``cursor`` on.
+
+        Raises:
+            CorruptRecordError: something is damaged.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicPart:
+    """The messages of a classic CommitLog."""
+
+    files: tuple[ClassicFile, ...]
+    name: PartName = "commitlog"
+
+    @property
+    def begin(self) -> Cursor:
+        """See ``Part``."""
+        return Cursor(0, self.files[0].position, 0)
+
+    @property
+    def data_bytes(self) -> int:
+        """See ``Part``."""
+        return sum(file.size for file in self.files)
+
+    def read(self, cursor: Cursor) -> Iterator[Piece]:
+        """See ``Part``."""
+        at = cursor
+        for file in self.files:
+            if file.end <= at.at:
+                continue
+            for batch in read_messages(file, _PIECE_BYTES):
+                if isinstance(batch, Stop):
+                    self._check_stop(file, batch)
+                    at = Cursor(at.part, max(at.at, file.end), at.number)
+                    continue
+                positions = np.asarray(batch.column("position"))
+                skip = int(np.searchsorted(positions, at.at))
+                if skip < len(positions):
+                    piece = self._piece(file, batch.slice(skip), positions[skip:], at)
+                    yield piece
+                    at = piece.after
+
+    def _piece(self, file: ClassicFile, batch: Any, positions: npt.NDArray[np.int64], at: Cursor) -> Piece:
+        rows = rows_of(batch.column("body"))
+        bodies = rows.data.data
+        starts = rows.starts
+        located = located_in(bodies, starts, rows.lengths)
+        wrong = self._first_wrong(located)
+        if wrong is not None:
+            raise CorruptRecordError(
+                f"a message is damaged: {wrong[1]}",
+                file.path,
+                "let its broker recover the CommitLog, or restore the file",
+                {"position": int(positions[wrong[0]])},
+            )
+        n = len(positions)
+        end = int(positions[-1] + rows.lengths[-1])
+        return Piece(
+            self.name,
+            at.number,
+            Cursor(at.part, end, at.number + n),
+            np.full(n, MAGIC_DATA, np.int32),
+            np.zeros(n, np.int64),
+            np.zeros(n, np.uint64),
+            crc32_column(bodies, rows.lengths),
+            positions.astype(np.int64),
+            rows.lengths,
+            bodies,
+        )
+
+    @staticmethod
+    def _first_wrong(located: Any) -> tuple[int, str] | None:
+        """Returns the first row that is no whole message or does not match its own CRC, and why."""
+        if not located.complete:
+            row = int(np.flatnonzero(located.reasons)[0])
+            return row, str(located.reason_texts()[row])
+        blob = join_pieces(located.data, located.body, located.body_bytes)
+        crcs = crc32_column(memoryview(blob), located.body_bytes) & np.uint32(layout.BODY_CRC_MASK)
+        wrong = np.flatnonzero(crcs != located.read(">i4", 8).astype(np.uint32))
+        return (int(wrong[0]), "its body does not match its CRC") if len(wrong) else None
+
+    def _check_stop(self, file: ClassicFile, stop: Stop) -> None:
+        if stop.kind == "blank" or (file is self.files[-1] and stop.kind == "end") or stop.position == file.end:
+            return
+        raise CorruptRecordError(
+            "no message and no end of file where a message must begin",
+            file.path,
+            "let its broker recover the CommitLog, or restore the file",
+            {"position": stop.position},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """The entries of a node's store, whoever wrote it.
+
+    Attributes:
+        reader: the opened store.
+    """
+
+    reader: StoreReader
+    name: PartName = "log"
+
+    @property
+    def begin(self) -> Cursor:
+        """See ``Part``."""
+        first = int(self.reader.first_index)
+        return Cursor(0, first, first)
+
+    @property
+    def data_bytes(self) -> int:
+        """See ``Part``."""
+        if self.reader.last_index < self.reader.first_index:
+            return 0
+        first = self.reader.records(self.reader.first_index, self.reader.first_index + 1, 1)
+        return int(self.reader.position_end - int(first.headers["position"][0]))
+
+    def read(self, cursor: Cursor) -> Iterator[Piece]:
+        """See ``Part``."""
+        at, end = cursor.at, int(self.reader.last_index) + 1
+        while at < end:
+            records = self.reader.records(at, end, _PIECE_BYTES)
+            at += records.count
+            yield piece_of(records, Cursor(cursor.part, at, at), _crcs(records))
+
+
+def _crcs(records: Records) -> npt.NDArray[np.uint32]:
+    """Returns the CRC-32 of each body; reading has checked those that are recorded."""
+    headers = records.headers
+    recorded = headers["crc"].astype(np.uint32)
+    if bool((headers["mark"] != 0).all()):
+        return recorded
+    return crc32_column(records.bodies, headers["length"].astype(np.int64))

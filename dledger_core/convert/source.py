@@ -1,0 +1,265 @@
+"""Finds out what a directory holds and opens it for reading: nothing in a source is ever written, not even a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from dledger_core.convert.parts import ClassicPart, LogPart, Part
+from dledger_core.errors import ConfigError, StoreBusyError, StoreMismatchError
+from dledger_core.ids import NO_INDEX, NodeId, Term
+from dledger_core.raft.ready import HardState
+from dledger_core.rocketmq.commit_log import classic_files
+from dledger_core.storage.files import Files, OsFiles
+from dledger_core.storage.hard_state import parse_properties, read_properties
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.log_meta import LogMeta
+from dledger_core.storage.reader import StoreReader, open_store
+from dledger_core.storage.tables import LogTables
+
+__all__ = ["Kind", "Source", "open_source"]
+
+Kind = Literal["classic", "java-a", "java-b", "mixed", "dledger"]
+_NAME_DIGITS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is converted.
+
+    Attributes:
+        kind: ``classic`` CommitLog, ``java-a`` or ``java-b`` store, ``mixed`` log, or ``dledger``: a store of ours.
+        path: the directory named by the caller.
+        parts: what to read, in order.
+        hard_state: term and vote.
+        commit_index: a recorded lower bound in the log's own indexes, or -1.
+        meta: what a store of ours records; else None.
+        data_segment_bytes: size of its data files.
+        index_segment_bytes: size of its index files, or None: it has none.
+        tables: snapshot of a store of ours, or None.
+        fingerprint: of the files; another one means that the source has changed.
+        continued_by_java: Java DLedger has appended to a store of ours since.
+    """
+
+    kind: Kind
+    path: Path
+    parts: tuple[Part, ...]
+    hard_state: HardState
+    commit_index: int
+    meta: LogMeta | None
+    data_segment_bytes: int
+    index_segment_bytes: int | None
+    tables: bytes | None
+    fingerprint: str
+    continued_by_java: bool = False
+
+    @property
+    def log(self) -> StoreReader | None:
+        """The store among the parts."""
+        return next((part.reader for part in self.parts if isinstance(part, LogPart)), None)
+
+    @property
+    def first_index(self) -> int:
+        """Index of the first entry as the converted log will have it."""
+        return self.parts[0].begin.number
+
+    @property
+    def data_bytes(self) -> int:
+        """About how many bytes there are to read."""
+        return sum(part.data_bytes for part in self.parts)
+
+    def hidden_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Returns the half-open ranges of entries that belong to transactions that did not win, in order."""
+        log = self.log
+        if log is None or self.meta is None:
+            return ()
+        tables = LogTables.restore(self.tables or b"")
+        for index, time_ms, magic, body in log.control_entries(tables.applied_index + 1, log.last_index + 1):
+            if magic == _MAGIC_CONTROL:
+                tables.apply(index, time_ms, body)
+        found = tables.transactions.losers(log.first_index, log.last_index + 1)
+        for transaction in tables.transactions.open.values():
+            found += [(part.first, part.last + 1) for part in transaction.parts if part.rows]
+        return tuple(sorted(found))
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        if self.log is not None:
+            self.log.close()
+
+
+_MAGIC_CONTROL: Final = 2
+
+
+def open_source(path: Path, commitlog: Path | None = None, files: Files | None = None) -> Source:
+    """Opens a source.
+
+    Args:
+        path: a node's store, a classic CommitLog directory, or the broker's directory that holds one or both.
+        commitlog: the classic CommitLog that precedes the store at ``path``.
+        files: the file system for stores.
+
+    Raises:
+        ConfigError: there is nothing of the kind, or the two do not fit together.
+        StoreBusyError: a node of ours has the store open.
+        StoreMismatchError: a file is not what it should be.
+        CorruptRecordError: files are missing.
+    """
+    files = files or OsFiles()
+    store, classic = _locate(path, commitlog)
+    part = ClassicPart(classic_files(classic)) if classic is not None else None
+    if store is None:
+        assert part is not None
+        sizes = {file.size for file in part.files[:-1]} or {part.files[-1].size}
+        mark = _fingerprint([Path(file.path) for file in part.files])
+        state = HardState(Term(0), None)
+        return Source("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, mark)
+    return _open_store(path, store, part, files)
+
+
+def _locate(path: Path, commitlog: Path | None) -> tuple[Path | None, Path | None]:
+    """Returns the store's directory and the CommitLog's."""
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no directory", "SOURCE", "name a store or a CommitLog directory")
+    if (path / "data").is_dir():
+        return path, commitlog
+    if commitlog is not None:
+        raise ConfigError(f"{path} is no store (it has no data/)", "SOURCE", "name the store that --commitlog precedes")
+    if _holds_segments(path):
+        return None, path
+    stores = [each for each in sorted(path.glob("dledger-*")) if (each / "data").is_dir()]
+    classic = path / "commitlog" if _holds_segments(path / "commitlog") else None
+    if len(stores) > 1:
+        names = ", ".join(each.name for each in stores)
+        raise ConfigError(f"{path} holds several stores ({names})", "SOURCE", "name one of them")
+    if not stores and classic is None:
+        raise ConfigError(
+            f"{path} holds neither a store nor a CommitLog",
+            "SOURCE",
+            "name the directory that holds data/ and index/, or RocketMQ's commitlog directory",
+        )
+    return (stores[0] if stores else None), classic
+
+
+def _holds_segments(path: Path) -> bool:
+    if not path.is_dir():
+        return False
+    return any(len(p.name) == _NAME_DIGITS and p.name.isdecimal() and p.is_file() for p in path.iterdir())
+
+
+def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> Source:
+    layout = Layout(store)
+    _check_idle(layout)
+    reader, meta, continued = _open_reader(store, files)
+    data_bytes, index_bytes = reader.segment_bytes
+    watched = [*sorted(layout.data.iterdir()), *(p for p in (layout.root / "currterm", layout.root / "checkpoint"))]
+    if classic is not None:
+        watched += [Path(file.path) for file in classic.files]
+        _check_joins(reader, classic, data_bytes)
+    if classic is not None and meta is not None:
+        raise ConfigError("a store of ours does not go on from a CommitLog", "--commitlog", "convert it alone")
+    kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
+    parts: tuple[Part, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
+    commit = reader.commit_index
+    return Source(
+        kind,
+        path,
+        parts,
+        _hard_state(files, layout, reader),
+        NO_INDEX if commit is None else int(commit),
+        meta,
+        data_bytes,
+        index_bytes,
+        files.read(layout.tables) if meta is not None else None,
+        _fingerprint([p for p in watched if p.exists()], str(reader.last_index)),
+        continued,
+    )
+
+
+def _kind_of(reader: StoreReader, meta: LogMeta | None) -> Kind:
+    if meta is not None or reader.writer == "dledger-python":
+        return "dledger"
+    return reader.writer
+
+
+class _WithoutMeta(OsFiles):
+    """The file system as Java sees it: what is ours alone does not exist."""
+
+    def read(self, path: Path) -> bytes | None:
+        """See ``Files``."""
+        return None if path.parent.name == "meta" else super().read(path)
+
+
+def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None, bool]:
+    """Returns the store's reader, its identity, and whether Java has appended to a store of ours.
+
+    Java's records carry no append time and no CRC, so behind ours they count as damage until they are converted.
+    """
+    reader = open_store(store, files=files)
+    meta = reader.meta
+    if meta is None or meta.profile == "A":
+        return reader, meta, False
+    java = open_store(store, files=_WithoutMeta())
+    behind = int(reader.last_index) + 1
+    if java.last_index >= behind and int(java.records(behind, behind + 1, 1).headers["mark"][0]) == 0:
+        reader.close()
+        return java, meta, True
+    java.close()
+    return reader, meta, False
+
+
+def _check_idle(layout: Layout) -> None:
+    """Raises StoreBusyError if a node of ours has the store open; the lock is only looked at."""
+    try:
+        fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreBusyError("a node has the store open", str(layout.root), "stop the node first") from None
+    finally:
+        os.close(fd)
+
+
+def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> None:
+    """The store of a mixed log begins where the CommitLog ends, at index 0."""
+    if reader.last_index < reader.first_index:
+        return
+    first = int(reader.records(reader.first_index, reader.first_index + 1, 1).headers["position"][0])
+    if reader.first_index != 0 or classic.files[-1].end != first:
+        raise StoreMismatchError(
+            "the store does not go on from the CommitLog",
+            str(reader.path),
+            "name the CommitLog that precedes it; without one the store is converted alone",
+            {"commitlog_end": classic.files[-1].end, "position": first, "index": int(reader.first_index)},
+        )
+
+
+def _hard_state(files: Files, layout: Layout, reader: StoreReader) -> HardState:
+    """Returns term and vote; a term that is not below that of any entry or of what Java left behind.
+
+    Java deletes ``currterm`` before it renames the new one, so a crash can leave only the copies.
+    """
+    runs = reader.term_runs()
+    last = max((int(run.term) for run in runs), default=0)
+    found = read_properties(files, layout.root / "currterm") or {}
+    term, vote = _number(found.get("currTerm")), found.get("voteLeader")
+    spare = parse_properties((files.read(layout.root / "currterm.tmp") or b"").decode("utf-8", "replace"))
+    highest = max(last, term, _number(spare.get("currTerm")))
+    return HardState(Term(highest), NodeId(vote) if vote and term == highest else None)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+
+
+def _fingerprint(paths: Sequence[Path], *more: str) -> str:
+    """Returns a digest of names, sizes and times of files."""
+    facts = [(str(path), stat.st_size, stat.st_mtime_ns) for path in paths for stat in [path.stat()]]
+    return hashlib.sha256(repr((facts, more)).encode()).hexdigest()
