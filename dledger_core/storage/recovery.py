@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import BATCH_END, TIME_MASK, Records, index_records
+from dledger_core.record import BATCH_END, HEADER_BYTES, TIME_MASK, Records, index_records
 from dledger_core.storage.checkpoint import Checkpoint
 from dledger_core.storage.index_file import IndexFile, agreement
 from dledger_core.storage.log_meta import LogMeta
@@ -53,6 +53,18 @@ def batch_ends(records: Records) -> npt.NDArray[np.int64]:
     """Returns the places in ``records`` of the last entries of batches; without a mark each entry is its own batch."""
     marks = records.headers["mark"].astype(np.uint64)
     return np.flatnonzero(((marks & np.uint64(BATCH_END)) != 0) | (marks == 0))
+
+
+def _whole_ends(records: Records) -> npt.NDArray[np.int64]:
+    """Returns ``batch_ends`` without those whose header may be torn.
+
+    Where a body follows, its CRC shows it. Where none does, a write that stopped inside the append time left zeros in
+    the place of its last byte, and the leader that made the record saw to it that this byte is none.
+    """
+    ends = batch_ends(records)
+    marks = records.headers["mark"][ends].astype(np.uint64)
+    torn = (records.sizes[ends] == HEADER_BYTES) & (marks != 0) & ((marks & np.uint64(0xFF)) == 0)
+    return ends[~torn]
 
 
 def cut_tail(data: Segments, position: int, written_end: int) -> None:
@@ -235,7 +247,7 @@ class _Recovery:
         scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
         for run in scanner.runs():
             self._correct_index(run)
-            ends = batch_ends(run.records)
+            ends = _whole_ends(run.records)
             if len(ends):
                 at = int(ends[-1])
                 header = run.records.headers[at]

@@ -131,12 +131,13 @@ class Staging:
         self._end = StagedEnd(batch.last_index + 1, last[0] + int(records.sizes[-1]), time_ms)
 
     def _encode(self, batch: Batch, payload: Payload, now_ms: int) -> Records:
+        time_ms = max(now_ms, self._end.time_ms, _TIME_MS_MIN)
         records = encode(
             payload.columns if payload.columns is not None else Columns.empty(),
             first_index=batch.first_index,
             term=batch.term,
             position=self._end.position,
-            timestamp_ms=max(now_ms, self._end.time_ms, _TIME_MS_MIN),
+            timestamp_ms=time_ms + _ends_in_zeros(payload, time_ms),
             segment_bytes=self._config.data_segment_bytes,
             control=payload.control,
             magic=payload.magic,
@@ -188,6 +189,13 @@ class Staging:
             for batch in batches:
                 if self._staged and self._staged[0] is batch:
                     self._staged.popleft()
+
+
+def _ends_in_zeros(payload: Payload, time_ms: int) -> bool:
+    """Whether the last record would end in zeros from its append time on: torn there, it would look whole."""
+    lengths = payload.columns.lengths if payload.columns is not None else ()
+    last_length = int(lengths[-1]) if len(lengths) else len(payload.control or b"")
+    return last_length == 0 and time_ms & 0xFF == 0
 
 
 def _last_header(records: Records) -> tuple[int, int]:
