@@ -121,7 +121,10 @@ class Replica:
         return self.log.config.profile == "B"
 
     def _noop_payload(self, first_index: Index) -> tuple[object, int]:
-        body = control.pack({"k": "log", "u": self._new_uuid()}) if first_index == 0 else b""
+        # A converted log has an identity that none of its entries tells yet.
+        uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
+        told = uuid is None or self.tables.log_uuid is not None
+        body = b"" if told else control.pack({"k": "log", "u": uuid})
         return Payload(control=body), HEADER_BYTES + len(body)
 
     def _new_uuid(self) -> str:
