@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pytest
+
+from dledger_core.errors import DiskFailedError, InvariantViolationError, ProposalDroppedError, invariant
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, Batch, Configuration
 from dledger_core.record import Columns, Payload, encode
 from dledger_core.server.reads import ReadRequest, Reads
 from dledger_core.server.replica import Replica
 from dledger_core.storage import CommitLog
+from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import HandDriven
 from tests.support.server_group import RAFT, STORAGE, eventually, run
 
@@ -145,3 +150,78 @@ def test_the_same_seed_makes_the_same_replica(tmp_path):
             uuids.append((n0.replica.log_uuid, n0.log.log_uuid))
     assert uuids[0] == uuids[1] != uuids[2]
     assert uuids[0][0] == uuids[0][1] is not None
+
+
+# --- stopping ----------------------------------------------------------------------------------------------------
+
+
+def broken_by(kind, n0):
+    """Makes the replica stop, and returns the class of the error that did it."""
+    if kind == "disk":
+        n0.files.fail_at = n0.files.operations + 1
+        n0.replica.propose(Payload(Columns.from_bodies([b"never durable"])))
+        n0.run()
+        return DiskFailedError
+    n0.replica.raft._log._runs._terms[-1] = 99  # the log is ahead of the term: as if memory was damaged
+    if kind == "turn":
+        n0.replica._guard(lambda: invariant(False, "broken"))
+    else:
+        with pytest.raises(ProposalDroppedError):
+            n0.replica.propose(Payload(Columns.from_bodies([b"refused"])))
+    return InvariantViolationError
+
+
+@pytest.mark.parametrize("kind", ["disk", "turn", "propose"])
+def test_a_replica_that_stopped_writes_and_sends_nothing_more(kind):
+    files = FaultyFiles()
+    n0 = HandDriven(Path("/s"), voters=("n0", "n1", "n2"), files=files)
+    n0.files = files
+    n0.lead()
+    n0.run()
+    n0.replica.propose(Payload(Columns.from_bodies([b"staged"])))
+    error = broken_by(kind, n0)
+    assert [type(failure) for failure in n0.failures] == [error]
+    n0.sent.clear()
+    operations = [entry for entry in files.log if entry[0] != "unlink"]
+    n0.acknowledge_as_of(1)
+    n0.replica.save_checkpoint()
+    n0.replica.tick()
+    n0.run()
+    assert not n0.replica.is_leader
+    n0.replica.close_blocking()
+    assert n0.sent == []
+    assert files.log[: len(operations)] == operations
+    assert not [entry for entry in files.log[len(operations) :] if entry[0] != "unlink"]
+    assert len(n0.failures) == 1
+    again = CommitLog.open(Path("/s"), group="g", node_id="n0", config=STORAGE, files=files)
+    assert again.last_index() <= 1
+    again.close()
+
+
+def test_close_lets_go_of_the_store_even_if_its_last_write_fails():
+    files = FaultyFiles()
+    n0 = HandDriven(Path("/s"), files=files)
+    n0.lead()
+    n0.run()
+    files.fail_at = files.operations + 1
+    with pytest.raises(DiskFailedError):
+        n0.replica.close_blocking()
+    CommitLog.open(Path("/s"), group="g", node_id="n0", config=STORAGE, files=files).close()
+
+
+def test_a_closed_replica_takes_nothing_in(tmp_path):
+    with HandDriven(tmp_path / "s", voters=("n0", "n1", "n2")) as n0:
+        n0.lead()
+        n0.run()
+    n0.sent.clear()
+    n0.replica.tick()
+    n0.acknowledge_as_of(5)
+    n0.run()
+    with pytest.raises(ProposalDroppedError):
+        n0.replica.propose(Payload(Columns.from_bodies([b"late"])))
+    with pytest.raises(ProposalDroppedError):
+        n0.replica.ask_read_index(lambda _: None)
+    with pytest.raises(ProposalDroppedError):
+        n0.replica.transfer_leadership(NodeId("n1"))
+    assert n0.sent == []
+    assert not n0.failures

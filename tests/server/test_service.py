@@ -224,7 +224,7 @@ def test_a_client_that_takes_no_answers_holds_little_and_hurts_nobody(tmp_path):
 
 
 def test_small_answers_that_nobody_takes_stop_the_questions(tmp_path):
-    count = 70_000
+    count, group_name = 2000, "g" * 20_000  # the answer repeats the name twice: 80 MB in all
 
     async def work(group, client):
         await client.append([b"a"])
@@ -232,10 +232,11 @@ def test_small_answers_that_nobody_takes_stop_the_questions(tmp_path):
         stuck = await Client.open(group)
         stuck.connection.pause_reading()
         for number in range(1, count + 1):
-            stuck.connection.send({"t": Type.METADATA, "r": number, "g": "default"})
+            stuck.connection.send({"t": Type.METADATA, "r": number, "g": group_name})
         await eventually(lambda: len(group.nodes["n0"]._service.flows) == 2)
         connection, _ = server_side(group, known=[known])
-        for _ in range(20):
+        await eventually(lambda: connection.write_buffer_bytes > UNSENT_BYTES_MAX / 2)
+        for _ in range(50):
             await client.append([b"others go on"])
             assert connection.write_buffer_bytes < UNSENT_BYTES_MAX + (1 << 20)
         stuck.connection.resume_reading()

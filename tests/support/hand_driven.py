@@ -159,9 +159,13 @@ class HandDriven:
     def acknowledge(self) -> None:
         """The other voters take everything there is."""
         status = self.replica.raft.status()
-        for peer in status.progress:
-            self.accept(peer, status.last_index)
+        self.acknowledge_as_of(status.last_index)
         self.run()
+
+    def acknowledge_as_of(self, index: int) -> None:
+        """The other voters have taken everything up to ``index``."""
+        for peer in self.replica.raft.status().progress:
+            self.accept(peer, index)
 
     def accept(self, peer: str, index: int) -> None:
         answer = {"accepted": True, "match_index": Index(index), "last_index": Index(index)}
