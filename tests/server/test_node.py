@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from dledger_core.errors import ConfigError, InvariantViolationError, UnreachableError
+from dledger_core.client import Client
+from dledger_core.cluster import LocalCluster
+from dledger_core.config import format_peers
+from dledger_core.errors import ConfigError, DLedgerError, InvariantViolationError, UnreachableError
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.protocol import HELLO_BYTES_MAX
 from dledger_core.net.transport import Hello, connect
@@ -16,8 +24,10 @@ from dledger_core.raft import even_group_warning
 from dledger_core.server import node as node_module
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer
-from dledger_core.storage import CommitLog
+from dledger_core.storage import CommitLog, open_store
 from tests.support.server_group import RAFT, STORAGE, ServerGroup, eventually, free_peers, run
+
+SMALL = {"data_segment_bytes": 1 << 20, "index_segment_bytes": 1 << 15}
 
 SMALL = {"data_segment_bytes": 1 << 20, "index_segment_bytes": 1 << 15}
 
@@ -178,3 +188,120 @@ def test_two_nodes_with_many_long_named_groups_find_each_other(tmp_path):
             assert channel.is_open
 
     run(main())
+
+
+# --- real processes -----------------------------------------------------------------------------------------------
+
+
+def spawn(directory, peers, self_id="n0", groups=("default",), **popen):
+    command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", self_id, "--dir", str(directory)]
+    command += ["--peers", format_peers(peers), "--data-segment-bytes", "1MiB", "--index-segment-bytes", "32KiB"]
+    for group in groups:
+        command += ["--group", group]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **popen)
+
+
+def soon(condition, timeout_s=20.0):
+    """Waits for what another process is about to do."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "this never became true"
+        time.sleep(0.002)
+    return value
+
+
+def ended(process):
+    """Returns exit code and stderr of a process that is about to end."""
+    _, stderr = process.communicate(timeout=20)
+    return process.returncode, stderr.decode()
+
+
+@pytest.mark.integration
+def test_sigterm_during_start_ends_in_order_and_damages_nothing(tmp_path):
+    groups = tuple(f"group-{number}" for number in range(60))
+    peers = free_peers(1)
+    process = spawn(tmp_path, peers, groups=groups)
+    stores = [tmp_path / group / "dledger-n0" for group in groups]
+    soon(lambda: (stores[2] / "currterm").exists() or (stores[2] / "meta" / "log.json").exists())
+    process.send_signal(signal.SIGTERM)
+    code, stderr = ended(process)
+    assert code == 0, stderr
+    assert "Traceback" not in stderr
+    assert not stores[-1].exists(), "it was not stopped during its start"
+    made = [store for store in stores if store.exists()]
+    assert made
+    for store in made:
+        CommitLog.open(store, group=store.parent.name, node_id="n0").close()
+
+
+@pytest.mark.integration
+def test_sigterm_right_after_spawn_leaves_a_directory_that_starts(tmp_path):
+    peers = free_peers(1)
+    for delay_s in (0.0, 0.15, 0.3):
+        process = spawn(tmp_path, peers)
+        time.sleep(delay_s)  # wherever it has come to by then
+        process.send_signal(signal.SIGTERM)
+        code, stderr = ended(process)
+        # -15: the interpreter was not up yet; 130: interrupted before the node began.
+        assert code in (0, 130, -signal.SIGTERM), stderr
+    process = spawn(tmp_path, peers)
+    assert b"listening" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+@pytest.mark.integration
+def test_a_frozen_node_is_stopped_in_order():
+    with LocalCluster(1, **SMALL) as cluster:
+        process = cluster._processes["n0"]
+        cluster.pause("n0")
+        cluster.stop("n0")
+        assert process.returncode == 0
+
+
+@pytest.mark.integration
+def test_serve_warns_of_an_even_number_of_nodes(tmp_path):
+    process = spawn(tmp_path, free_peers(2))
+    lines = iter(process.stderr.readline, b"")
+    assert any(b"WARNING" in line and b"survives the failure of none" in line for line in lines)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
+def test_a_disk_that_refuses_a_write_ends_the_node_with_exit_code_4():
+    with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers, timeout_ms=2000) as client:
+        kept = client.append([b"kept"]).last_index
+        process, store = cluster._processes["n0"], cluster.store_path("n0")
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
+        with pytest.raises(DLedgerError):
+            client.append([b"x" * 100_000] * 4)
+        assert process.wait(20) == 4
+        printed = cluster.log_path("n0").read_text()
+        assert "DISK_FAILED" in printed
+        assert "Traceback" not in printed
+        cluster._reap("n0")
+        assert open_store(store).read(kept, kept + 1)["body"].to_pylist() == [b"kept"]
+
+
+@pytest.mark.integration
+def test_a_store_of_another_log_does_not_join_and_is_left_alone(tmp_path):
+    with LocalCluster(1, tmp_path / "other", **SMALL) as other, Client(other.peers) as client:
+        client.append([b"of another log"])
+    foreign = other.store_path("n0")
+    with LocalCluster(3, tmp_path / "ours", **SMALL) as cluster, Client(cluster.peers) as client:
+        before = client.append([b"ours"]).last_index
+        cluster.stop("n0")
+        cluster.store_path("n0").rename(tmp_path / "away")
+        foreign.rename(cluster.store_path("n0"))
+        identity = (cluster.store_path("n0") / "meta" / "log.json").read_text()
+        cluster.restart("n0")
+        soon(lambda: "STORE_MISMATCH" in cluster.log_path("n0").read_text())
+        cluster.leader()
+        assert client.append([b"without it"]).last_index > before
+        cluster.stop("n0")
+        assert (cluster.store_path("n0") / "meta" / "log.json").read_text() == identity
+        bodies = [row for row in open_store(cluster.store_path("n0")).read(0, 99)["body"].to_pylist() if row]
+        assert b"of another log" in bodies
+        assert b"ours" not in bodies

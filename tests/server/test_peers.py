@@ -286,3 +286,29 @@ def test_the_kernel_watches_links_too():
                     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("swapped", "the node there calls itself"), ("stranger", "a0 is not a peer of n1")]
+)
+def test_nodes_whose_peers_strings_disagree_say_so_and_the_others_go_on(tmp_path, caplog, kind, said):
+    async def main():
+        async with ServerGroup(tmp_path) as cluster:
+            await cluster.leader()
+            await cluster.stop("n0")
+            n0, n1, n2 = cluster.peers
+            if kind == "swapped":
+                wrong = (n0, Peer(n1.node_id, n2.host, n2.port), Peer(n2.node_id, n1.host, n1.port))
+            else:
+                wrong = (Peer(NodeId("a0"), n0.host, n0.port), n1, n2)
+            with caplog.at_level(logging.INFO, "dledger_core.server.peers"):
+                await cluster.start(wrong[0].node_id, peers=wrong)
+                alone = cluster.nodes.pop(wrong[0].node_id)
+                await eventually(lambda: said in caplog.text)
+                client = await cluster.client()
+                await client.append([b"the others go on"])
+                assert alone._links.connected() == []
+                assert not alone.hosted["default"].replica.is_leader
+                await alone.close()
+
+    run(main())
