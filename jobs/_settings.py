@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["DELTA_EXTENSION", "LOG_LEVEL", "TOLD_TWICE", "VERBOSE", "defaults_for", "is_local"]
+__all__ = ["AT_START", "DELTA_EXTENSION", "LOG_LEVEL", "TOLD_TWICE", "VERBOSE", "defaults_for", "is_local"]
 
 DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOG_LEVEL: Final = "spark.log.level"
+AT_START: Final = {"spark.ui.showConsoleProgress": "false"}
+"""For a JVM that Python starts: Spark takes it for a shell and would show bars there."""
 VERBOSE: Final = {LOG_LEVEL: "WARN"}
 
 _EVERYWHERE: Final = {
@@ -19,7 +21,7 @@ _EVERYWHERE: Final = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+    **AT_START,
     LOG_LEVEL: "ERROR",
 }
 # On one machine many small tasks cost more than they bring, and nobody else has to reach the driver.

@@ -58,7 +58,19 @@ _EXIT: Final = {
 }
 
 
-@click.command()
+_EXAMPLES = """Examples:
+
+\b
+  # the nodes of a live cluster, with a page for people
+  audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --report audit.html
+  # store directories as they lie there, ours or a broker's
+  audit_replicas.py --replica a=/data/n0/default/dledger-n0 --replica b=/data/n1/default/dledger-n1 --table audit
+  # every day: trust what was read within a week, but read a tenth of it again
+  audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --skip-proven 7d
+"""
+
+
+@click.command(epilog=_EXAMPLES)
 @click.option("--peers", help="The servers: n0-host:port;n1-host:port;…")
 @click.option("--groups", help="Logs to audit, separated by commas; with --peers.  [default: default]")
 @click.option("--replica", "replicas", multiple=True, metavar="NAME=DIR", help="A store directory; at least two.")

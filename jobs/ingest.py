@@ -117,14 +117,36 @@ class _Totals:
         }
 
 
-@click.command()
+_EXAMPLES = """Examples:
+
+\b
+  # what is there now, then end; run it again for what is new
+  ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint events.checkpoint
+  # go on for ever, a micro-batch every ten seconds
+  ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint events.checkpoint --trigger '10 seconds'
+  # two logs of RocketMQ messages, from an index of one and the end of the other
+  ingest.py --peers 'n0-host:40911;n1-host:40911' --groups a,b --decode message \\
+    --starting-offsets '{"a": 7, "b": -1}' --table messages --checkpoint messages.checkpoint
+"""
+
+
+@click.command(epilog=_EXAMPLES)
 @click.option("--peers", required=True, help="The servers: n0-host:port;n1-host:port;…")
 @click.option("--groups", default="default", show_default=True, help="Logs to read, separated by commas.")
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
 @click.option("--checkpoint", required=True, metavar="DIR", help="Directory that remembers how far the logs are read.")
-@click.option("--decode", type=click.Choice(["none", "message"]), default="none", show_default=True)
 @click.option(
-    "--starting-offsets", default="earliest", show_default=True, help="earliest, latest, JSON per group, or @FILE."
+    "--decode",
+    type=click.Choice(["none", "message"]),
+    default="none",
+    show_default=True,
+    help="message: the fields of RocketMQ messages as columns.",
+)
+@click.option(
+    "--starting-offsets",
+    default="earliest",
+    show_default=True,
+    help="For a new checkpoint: earliest, latest, JSON per group, or @FILE.",
 )
 @click.option("--trigger", default="available-now", show_default=True, help='available-now or "10 seconds".')
 @click.option(
@@ -133,7 +155,12 @@ class _Totals:
 @click.option(
     "--max-bytes-per-trigger", type=click.IntRange(min=1), help="At most this many bytes of the logs in a micro-batch."
 )
-@click.option("--fail-on-data-loss/--no-fail-on-data-loss", default=True, show_default=True)
+@click.option(
+    "--fail-on-data-loss/--no-fail-on-data-loss",
+    default=True,
+    show_default=True,
+    help="End where entries are gone that should have been read, or go on and say so.",
+)
 @click.option(
     "--retry-for",
     type=click.IntRange(1, 86_400),

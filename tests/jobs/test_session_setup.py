@@ -240,10 +240,10 @@ def test_spark_submit_with_settings_of_the_user(tmp_path: Path) -> None:
 def test_plain_python_with_settings_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 9\nspark.master local[1]\n")
-    arguments = "--conf spark.ui.showConsoleProgress=true pyspark-shell"
+    arguments = "--conf spark.log.level=FATAL pyspark-shell"
     environment = {"SPARK_CONF_DIR": str(tmp_path / "conf"), "PYSPARK_SUBMIT_ARGS": arguments}
     found = probe(tmp_path, [sys.executable], **environment)
-    assert found == dict(zip(SEEN, ("9", "127.0.0.1", "true", "ERROR"), strict=True))
+    assert found == dict(zip(SEEN, ("9", "127.0.0.1", "false", "FATAL"), strict=True))
 
 
 @pytest.mark.spark
