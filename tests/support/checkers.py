@@ -103,8 +103,10 @@ class SafetyChecker:
             check(message.term <= durable.term, "a refusal leaves before its term is durable", message, durable)
         if isinstance(message, RequestVote) and not message.pre:
             self._check_vote(node, message.term, message.sender)
-            # What a candidate claims of its log must survive a crash.
-            check(message.last_index <= node.disk.last_index(), "a candidate claims what is not durable", message)
+            # What a candidate claims of its log must survive a crash. One that gave up since may have cut its log: it
+            # did so for the leader of that term, so that this request cannot win any more.
+            durable_claim = message.last_index <= node.disk.last_index() or node.core._state.leader_id is not None
+            check(durable_claim, "a candidate claims what is not durable", message)
         elif isinstance(message, RequestVoteResponse) and message.granted and not message.pre:
             self._check_vote(node, message.term, message.target)
         elif isinstance(message, AppendEntriesResponse) and message.accepted:

@@ -454,7 +454,7 @@ class LivenessError(AssertionError):
 
 def replay_command(seed: int) -> str:
     """Returns the command that runs one seed again."""
-    return f"python -m tests.sim --seeds {seed}..{seed}"
+    return f"python -m tests.sim --core --seeds {seed}..{seed}"
 
 
 def run_seed(seed: int) -> Counter[str]:

@@ -1,0 +1,279 @@
+"""One node of the whole simulation: the real Replica, Appends and CommitLog over a disk in memory.
+
+Beside the real log each member keeps a shadow of it: what was staged and what was made durable, batch by batch. The
+checkers judge the shadow; at every restart the recovered log is held against it, so that a log that forgets, invents
+or changes anything is noticed the moment it opens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dledger_core.checksum import crc32
+from dledger_core.errors import DLedgerError
+from dledger_core.ids import Index, NodeId
+from dledger_core.raft import Batch, Configuration, HardState, Ready, Status
+from dledger_core.record import Payload
+from dledger_core.server.appends import Appends
+from dledger_core.server.budget import Budget
+from dledger_core.server.disk import persist
+from dledger_core.server.environment import Environment
+from dledger_core.server.replica import Replica
+from dledger_core.storage import CommitLog
+from tests.support.checkers import check
+from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.support.replica_sim import ReplicaSim
+
+GROUP = "g"
+INFLIGHT_BYTES_MAX = 20_000
+
+
+def fingerprint(batch: Batch) -> str:
+    """Identifies the bytes of a placed batch."""
+    assert isinstance(batch.payload, Payload)
+    assert batch.payload.records is not None
+    return f"{batch.payload.records.count}:{crc32(batch.payload.records.data):08x}"
+
+
+def shadow_of(batch: Batch) -> Batch:
+    """Returns the batch with its fingerprint in the place of its bytes."""
+    return replace(batch, payload=fingerprint(batch))
+
+
+class WatchedLog(CommitLog):
+    """A CommitLog whose writes are repeated on the member's shadow."""
+
+    member: SimMember
+
+    def stage(self, batch: Batch, now_ms: int) -> None:
+        super().stage(batch, now_ms)
+        self.member.staged.write(shadow_of(batch))
+
+    def stage_truncate(self, index: Index) -> None:
+        super().stage_truncate(index)
+        self.member.staged.write(Index(index))
+
+    def persist(self, hard_state: HardState | None, truncate_from: Index | None, batches: Sequence[Batch]) -> None:
+        member = self.member
+        member.writing = (hard_state, truncate_from, batches)
+        super().persist(hard_state, truncate_from, batches)
+        member.writing = None
+        for write in (hard_state, truncate_from, *map(shadow_of, batches)):
+            if write is not None:
+                member.disk.write(write)
+
+
+class SimDisk:
+    """``DiskWriter`` in simulated time: jobs wait in line, several are written with one sync, reports come later."""
+
+    def __init__(
+        self,
+        member: SimMember,
+        log: CommitLog,
+        on_persisted: Callable[[list[Ready]], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._member = member
+        self._log = log
+        self._on_persisted = on_persisted
+        self._on_failed = on_failed
+        self._life = member.life
+        self._jobs: deque[Ready | Callable[[], None]] = deque()
+        self._unfinished = 0
+        self._working = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a submitted Ready has not been reported yet."""
+        return self._unfinished > 0
+
+    def submit(self, ready: Ready) -> None:
+        """Queues a Ready."""
+        self._unfinished += 1
+        self._queue(ready)
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Queues other work on the store."""
+        self._queue(job)
+
+    def _queue(self, job: Ready | Callable[[], None]) -> None:
+        self._jobs.append(job)
+        if not self._working:
+            self._working = True
+            self._later(self._member.sim.disk_delay(), self._turn)
+
+    def close(self) -> None:
+        """Members do not end in an orderly way."""
+
+    def _later(self, delay: int, action: Callable[[], None]) -> None:
+        def act() -> None:
+            if self._member.life == self._life:
+                action()
+
+        self._member.sim.time.after(delay, act)
+
+    def _turn(self) -> None:
+        member, sim = self._member, self._member.sim
+        count = len(self._jobs) if sim.chance(0.7) else sim.source.randrange(1, len(self._jobs) + 1)
+        jobs = [self._jobs.popleft() for _ in range(count)]
+        readys = [job for job in jobs if isinstance(job, Ready)]
+        try:
+            persist(self._log, readys)
+            for job in jobs:
+                if not isinstance(job, Ready):
+                    job()
+        except Crash:
+            member.die("crashes in a write")
+            return
+        except DLedgerError as error:
+            self._log.refuse_writes(error)
+            member.input(partial(self._on_failed, error))
+            return
+        self._later(sim.report_delay(), lambda: self._report(readys))
+
+    def _report(self, readys: list[Ready]) -> None:
+        member = self._member
+        self._unfinished -= len(readys)
+        member.input(lambda: self._on_persisted(readys))
+        self._working = False
+        if self._jobs:
+            self._working = True
+            self._later(member.sim.disk_delay(), self._turn)
+
+
+class SimReplica(Replica):
+    """A Replica that shows each Ready to the checker once it was handled."""
+
+    member: SimMember
+
+    def _handle(self, ready: Ready) -> None:
+        member = self.member
+        super()._handle(ready)
+        if not self._failed:
+            member.sim.on_ready(member, replace(ready, batches=tuple(map(shadow_of, ready.batches)), reads=()))
+
+
+class SimMember:
+    """A machine: a disk and a clock that survive, a process that does not."""
+
+    def __init__(self, sim: ReplicaSim, node_id: NodeId, seed: int) -> None:
+        self.sim = sim
+        self.node_id = node_id
+        self.files = FaultyFiles(seed)
+        self.disk = MemoryStore()
+        self.staged = MemoryStore()
+        self.writing: tuple[HardState | None, Index | None, Sequence[Batch]] | None = None
+        self.clock_offset = 0
+        self.life = 0
+        self.stalled_until = 0
+        self.up = False
+        self.log: WatchedLog
+        self.replica: SimReplica
+        self.appends: Appends
+
+    @property
+    def core(self) -> Any:
+        """The Raft core, for the checkers."""
+        return self.replica.raft
+
+    @property
+    def status(self) -> Status:
+        """The core's status."""
+        return self.replica.raft.status()
+
+    def now_ms(self) -> int:
+        """The machine's own clock."""
+        return 1_700_000_000_000 + self.sim.time.now + self.clock_offset
+
+    def start(self) -> None:
+        """Opens the store, holds it against the shadow, and starts the replica."""
+        self.life += 1
+        self.stalled_until = self.sim.time.now
+        path = Path("/store") / GROUP / f"dledger-{self.node_id}"
+        log = WatchedLog.open(path, group=GROUP, node_id=self.node_id, config=self.sim.mix.storage, files=self.files)
+        assert isinstance(log, WatchedLog)
+        self.log = log
+        log.member = self
+        self._compare_recovered()
+        self.staged = self.disk.copy()
+        self.up = True
+        self.replica = SimReplica(
+            group=GROUP,
+            node_id=self.node_id,
+            configuration=Configuration(frozenset(self.sim.members)),
+            config=self.sim.mix.raft,
+            log=log,
+            send=lambda _, message: self.sim.send(message),
+            on_failed=self.failed,
+            environment=self._environment(),
+        )
+        self.replica.member = self
+        self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
+
+    def _environment(self) -> Environment:
+        def call_soon(action: Callable[[], None]) -> None:
+            life = self.life
+            self.sim.time.after(self.sim.turn_delay(), lambda: self.input(action) if self.life == life else None)
+
+        return Environment(
+            now_ms=self.now_ms,
+            call_soon=call_soon,
+            open_disk=lambda log, on_persisted, on_failed: SimDisk(self, log, on_persisted, on_failed),
+            random=self.sim.source,
+        )
+
+    def _compare_recovered(self) -> None:
+        log, before = self.log, self.disk
+        found: list[Batch] = []
+        at = log.first_index()
+        while at <= log.last_index():
+            for batch in log.read_batches(at, 1 << 20):
+                found.append(shadow_of(batch))
+                at = Index(batch.last_index + 1)
+        hard_state, cut, unsure = self.writing or (None, None, ())
+        allowed = {before.hard_state} | ({hard_state} if hard_state is not None else set())
+        check(log.hard_state in allowed, "a hard state was lost or invented", self.node_id, log.hard_state, allowed)
+        kept = [b for b in before.batches if cut is None or b.first_index < cut]
+        check(found[: len(kept)] == kept, "the log lost what was durable", self.node_id, found, kept)
+        rest = found[len(kept) :]
+        cut_away = [b for b in before.batches if cut is not None and b.first_index >= cut]
+        new = list(map(shadow_of, unsure))
+        known = rest == cut_away[: len(rest)] or rest == new[: len(rest)]
+        check(known, "the log holds what was never written", self.node_id, rest, cut_away, new)
+        self.writing = None
+        self.disk = MemoryStore(found, hard_state=log.hard_state)
+
+    def die(self, how: str, *, power: bool | None = None) -> None:
+        """Ends the process; with ``power`` the machine too, so that unsynced writes survive in any subset."""
+        self.sim.counters[how] += 1
+        self.up = False
+        self.life += 1
+        self.files.crash_at = self.files.fail_at = None
+        if self.sim.chance(0.7) if power is None else power:
+            self.sim.counters["power losses"] += 1
+            self.files.crash(self.sim.source.choice((0.0, 0.5, 0.9, 1.0)))
+        else:
+            self.files.kill()
+        self.sim.on_down(self)
+
+    def failed(self, error: BaseException) -> None:
+        """The replica or its disk gave up."""
+        if not self.up:
+            return
+        self.sim.on_failed(self, error)
+
+    def input(self, action: Callable[[], object]) -> None:
+        """Gives the process one input and lets the checker look."""
+        if not self.up:
+            return
+        action()
+        if self.up:
+            self.sim.on_step(self)
