@@ -413,6 +413,23 @@ def test_a_broken_invariant_while_proposing_stops_the_replica(tmp_path):
         assert n0.sent == []
 
 
+def test_a_turn_that_breaks_an_invariant_hands_out_nothing(tmp_path):
+    """The gathered appends are proposed at the start of the turn; what was ready before them stays inside too."""
+    with HandDriven(tmp_path / "s", voters=THREE) as n0:
+        n0.lead()
+        n0.run()
+        ask = Asker(n0)
+        n0.replica.propose(Payload(Columns.from_bodies([b"ready to leave"])))
+        ask.plain(b"gathered")
+        n0.replica.raft._log._runs._terms[-1] = 99
+        n0.sent.clear()
+        n0.run()
+        assert ask.ranges == [ProposalDroppedError]
+        assert [type(error) for error in n0.failures] == [InvariantViolationError]
+        assert n0.sent == []
+        assert n0.log.last_index() == 0
+
+
 # --- bounds ------------------------------------------------------------------------------------------------------
 
 

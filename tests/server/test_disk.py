@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.config import StorageConfig
@@ -141,6 +141,7 @@ _STEP = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_STEP, max_size=12))
 def test_joined_writes_leave_what_single_ones_leave(steps):
     joined, single = Readys(), Readys()

@@ -1,7 +1,7 @@
 """The producer table decides the same way on every replica."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
@@ -101,6 +101,7 @@ def test_the_newest_epoch_and_the_first_of_each_sequence_count(appends, epoch, s
             table.check("p", e, 0, 0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
 def test_what_a_table_lets_in_is_what_it_then_holds(tries):
     """A leader that asks ``check`` before each append: accepted appends, and only they, are in the table after it."""
