@@ -1,0 +1,34 @@
+"""One JVM for each generation of Java DLedger; tests that need one are skipped with a reason where it cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.java_dledger import OPENS, JavaDLedger, fetch_jars, jvm
+
+VERSIONS = {"A": "0.3.1.2", "B": "0.4.0"}
+
+
+def running(profile: str) -> Iterator[JavaDLedger]:
+    version = VERSIONS[profile]
+    with jvm(fetch_jars(version), OPENS) as java:
+        yield JavaDLedger(java, version)
+
+
+@pytest.fixture(scope="session")
+def java_a() -> Iterator[JavaDLedger]:
+    yield from running("A")
+
+
+@pytest.fixture(scope="session")
+def java_b() -> Iterator[JavaDLedger]:
+    yield from running("B")
+
+
+@pytest.fixture
+def java(request: pytest.FixtureRequest) -> JavaDLedger:
+    """The version that reads stores of the profile which the test is parametrized with."""
+    profile = request.node.callspec.params["profile"]
+    return request.getfixturevalue(f"java_{profile.lower()}")

@@ -1,0 +1,177 @@
+"""Java DLedger itself opens our stores: profile A with 0.3.1.2, which RocketMQ ships, profile B with 0.4.0."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from dledger_core import control, open_store
+from dledger_core.config import StorageConfig
+from dledger_core.convert import ConvertRequest, convert
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.batch import Batch
+from dledger_core.raft.ready import HardState
+from dledger_core.record import Columns, Payload
+from dledger_core.storage import CommitLog
+from tests.convert.stores import GOLDEN, PEERS, store_of, unpacked
+from tests.interop.java_dledger import Entry, JavaDLedger
+from tests.rocketmq.golden import MIXED, THREE, extract
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+DATA_BYTES, INDEX_BYTES = 16384, 1024
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def entries(store: Path) -> list[Entry]:
+    """Every entry as we read it."""
+    with open_store(store) as reader:
+        found: list[Entry] = []
+        at = int(reader.first_index)
+        while at <= reader.last_index:
+            for row in reader.read(at, reader.last_index + 1).to_pylist():
+                size = len(row["body"]) + 48
+                found.append(Entry(row["index"], row["term"], row["magic"], row["position"], size, row["body"]))
+            at = found[-1].index + 1
+        return found
+
+
+def write_own(directory: Path, profile: str, entries_wanted: int = 400) -> Path:
+    """A store of ours: batches of all sizes, several terms, in profile B control entries too, a cut, many segments."""
+    chance = random.Random(7)
+    config = StorageConfig(data_segment_bytes=DATA_BYTES, index_segment_bytes=INDEX_BYTES, profile=profile)
+    path = directory / "dledger-n0"
+    log = CommitLog.open(path, group="g", node_id="n0", config=config)
+    term = 0
+    while log.last_index() < entries_wanted:
+        leads = chance.random() < 0.05 or log.last_index() < 0
+        term += leads
+        bodies = [chance.randbytes(chance.choice((0, 1, 17, 300, 2000))) for _ in range(chance.randint(1, 9))]
+        body = None
+        if profile == "B" and (leads or chance.random() < 0.2):
+            fields = {"k": "producer", "p": "p", "e": 0, "s": int(log.last_index()) + 1, "n": len(bodies), "c": 0}
+            body = b"" if leads else control.pack(fields)
+        payload = Payload(Columns.from_bodies(bodies), control=body)
+        batch = Batch(Index(log.last_index() + 1), payload.count, Term(term), payload.nbytes, payload)
+        log.stage(batch, 1_700_000_000_000 + int(log.last_index()))
+        log.persist(HardState(Term(term), NodeId("n0")) if leads else None, None, [batch])
+    cut = Index(log.last_index() - 20)
+    log.stage_truncate(cut)
+    log.persist(HardState(Term(term + 1), None), cut, [])
+    payload = Payload(Columns.from_bodies([b"behind the cut"]))
+    batch = Batch(Index(log.last_index() + 1), 1, Term(term + 1), payload.nbytes, payload)
+    log.stage(batch, 1_700_000_001_000)
+    log.persist(None, None, [batch])
+    log.close(log.last_index())
+    return path
+
+
+def sizes_of(store: Path) -> tuple[int, int]:
+    meta = json.loads((store / "meta/log.json").read_text())
+    return meta["data_segment_bytes"], meta["index_segment_bytes"]
+
+
+def read_by_java(java: JavaDLedger, store: Path, scratch: Path) -> list[Entry]:
+    """Entries of a copy, because Java's recovery may write."""
+    shutil.copytree(store, scratch / store.name)
+    return java.read(scratch, store.name.removeprefix("dledger-"), *sizes_of(store))
+
+
+@pytest.mark.parametrize("profile", ["A", "B"])
+def test_java_reads_what_we_wrote(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
+    store = write_own(tmp_path / "own", profile)
+    ours = entries(store)
+    assert len({entry.position // DATA_BYTES for entry in ours}) > 5
+    assert {entry.magic for entry in ours} == ({1} if profile == "A" else {1, 2})
+    assert read_by_java(java, store, tmp_path / "java") == ours
+
+
+@pytest.mark.parametrize("profile", ["A", "B"])
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith(("three", "rejoined"))])
+def test_java_reads_what_we_converted(java: JavaDLedger, tmp_path: Path, name: str, profile: str) -> None:
+    source, node = store_of(unpacked(name, tmp_path), "")
+    store = tmp_path / "new" / f"dledger-{node}"
+    convert(ConvertRequest(source=source, destination=store, group="g", self_id=node, peers=PEERS, profile=profile))
+    assert read_by_java(java, store, tmp_path / "java") == entries(store)
+
+
+@pytest.mark.parametrize("profile", ["A", "B"])
+def test_java_reads_a_broker_s_log_that_was_laid_anew(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
+    """Classic messages and a generation A log become one log; then one of ours becomes generation A."""
+    extract(MIXED, "n0/commitlog", tmp_path)
+    source = extract(MIXED, "n0/dledger-n0", tmp_path).parent
+    store = tmp_path / "new" / "dledger-n0"
+    request = ConvertRequest(
+        source=source,
+        destination=store,
+        group="g",
+        self_id="n0",
+        peers=PEERS,
+        profile=profile,
+        index_segment_bytes=1 << 20,
+    )
+    assert convert(request).messages_moved == 588
+    assert read_by_java(java, store, tmp_path / "java") == entries(store)
+
+
+@pytest.mark.parametrize("profile", ["A"])
+def test_java_a_reads_a_log_with_control_entries_once_they_are_left_out(
+    java: JavaDLedger, tmp_path: Path, profile: str
+) -> None:
+    source = write_own(tmp_path / "own", "B")
+    store = tmp_path / "new" / "dledger-n0"
+    convert(ConvertRequest(source=source, destination=store, group="g", self_id="n0", peers=PEERS, profile=profile))
+    found = read_by_java(java, store, tmp_path / "java")
+    assert found == entries(store)
+    assert [entry.body for entry in found] == [entry.body for entry in entries(source) if entry.magic == 1]
+
+
+@pytest.mark.parametrize("profile", ["A", "B"])
+def test_java_goes_on_and_we_read_it_back(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
+    store = write_own(tmp_path / "own", profile)
+    ours = entries(store)
+    shutil.copytree(store, tmp_path / "java" / store.name)
+    store = tmp_path / "java" / store.name
+    config = java.config(tmp_path / "java", "n0", DATA_BYTES, INDEX_BYTES, free_port())
+    bodies = [b"java %d" % number * 200 for number in range(40)] + [b""]
+    indexes = java.append(config, bodies)
+    begin = ours[-1].index + 1
+    assert indexes == list(range(begin, begin + len(bodies)))
+    back = store
+    if profile == "B":  # Java's records carry neither time nor CRC: they are taken over by a conversion
+        back = tmp_path / "back" / "dledger-n0"
+        report = convert(ConvertRequest(source=store, destination=back, group="g", self_id="n0", peers=PEERS))
+        assert "Java" in report.writer_note
+    found = entries(back)
+    assert found[: len(ours)] == ours
+    assert [entry.body for entry in found[len(ours) :]] == bodies
+    log = CommitLog.open(back, group="g", node_id="n0")
+    assert log.hard_state.term >= found[-1].term
+    assert log.last_index() == found[-1].index
+    payload = Payload(Columns.from_bodies([b"ours again"]))
+    batch = Batch(Index(log.last_index() + 1), 1, Term(log.hard_state.term + 1), payload.nbytes, payload)
+    log.stage(batch, 1)
+    log.persist(HardState(batch.term, None), None, [batch])
+    log.close()
+    assert [entry.body for entry in entries(back)[len(ours) :]] == [*bodies, b"ours again"]
+    with open_store(back) as reader:
+        assert reader.verify().findings == ()
+
+
+def test_java_s_broker_log_is_read_alike_before_and_after(java_a: JavaDLedger, tmp_path: Path) -> None:
+    """A real broker's log: Java reads the converted one exactly as it reads the broker's own."""
+    source = extract(THREE, "n0/dledger-n0", tmp_path)
+    store = tmp_path / "new" / "dledger-n0"
+    convert(ConvertRequest(source=source, destination=store, group="g", self_id="n0", peers=PEERS, profile="A"))
+    sizes = sizes_of(store)
+    assert java_a.read(store.parent, "n0", *sizes) == java_a.read(source.parent, "n0", *sizes)
