@@ -140,18 +140,22 @@ class Appends:
         return confirm
 
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
-        """Aborts an open transaction; one that is not open is left as it is."""
-        payload = Payload(control=control.pack(_transaction_fields("abort", transaction)))
-        reply = self._admit(payload, reply)
+        """Aborts an open transaction; one that is not open is left as it is. Never raises: timers call it too."""
+        try:
+            payload = Payload(control=control.pack(_transaction_fields("abort", transaction)))
+            admitted = self._admit(payload, reply)
+        except DLedgerError as error:
+            reply(error)
+            return
 
         def propose() -> None:
             self._replica.tables.transactions.check_run(transaction)
             if self._replica.tables.transactions.state(transaction)[0] == "open":
-                self._propose(payload, [(0, reply)])
+                self._propose(payload, [(0, admitted)])
             else:
-                reply(self._now())
+                admitted(self._now())
 
-        self._when_ready(propose, reply)
+        self._when_ready(propose, admitted)
 
     def when_ready(self, reply: Reply) -> None:
         """Replies with the commit index once this leader's tables are complete."""
