@@ -85,18 +85,14 @@ class _Conversion:
             self._check_space()
             progress = self._fresh(plan)
             save_progress(self._files, self._layout, progress)
-        target = StoreWriter(self._files, self._layout, plan.data_segment_bytes, plan.index_segment_bytes)
         try:
-            try:
-                progress = self._copy(plan, progress, target)
-            except LayoutBreakError:
-                plan = self._plan(keeps_positions=False)
-                progress = self._fresh(plan)
-                save_progress(self._files, self._layout, progress)
-                progress = self._copy(plan, progress, target)
-            self._verify(plan, progress, target)
-        finally:
-            target.close()
+            self._copy(plan, progress)
+        except LayoutBreakError:
+            plan = self._plan(keeps_positions=False)
+            progress = self._fresh(plan)
+            save_progress(self._files, self._layout, progress)
+            self._copy(plan, progress)
+        self._verify(plan, progress)
         self._check_unchanged(progress)
         publish(self._request, plan, progress, self._files, self._layout)
         return self._report(plan, progress)
@@ -116,9 +112,7 @@ class _Conversion:
                 "run that one again, or remove the directory",
             )
         if progress.fingerprint != self._source.fingerprint:
-            if progress.phase == "publish":
-                raise self._changed()
-            return None
+            return None  # from the beginning; nobody can have used what is there
         self._resumed = True
         return progress
 
@@ -132,7 +126,8 @@ class _Conversion:
 
     def _check_space(self) -> None:
         needed = self._source.data_bytes + _SPACE_LEFT
-        free = shutil.disk_usage(self._layout.root).free
+        where = next(path for path in (self._layout.root, *self._layout.root.absolute().parents) if path.exists())
+        free = shutil.disk_usage(where).free
         if free < needed:
             raise DiskFullError(
                 "there is no room for the copy",
@@ -200,14 +195,27 @@ class _Conversion:
                 progress.position = int(positions[-1]) + int(records.sizes[-1])
             self._step("copy", plan, progress.next_index, progress.body_bytes)
 
-    def _copy(self, plan: Plan, progress: Progress, target: StoreWriter) -> Progress:
+    def _open_target(self, plan: Plan) -> StoreWriter:
+        return StoreWriter(self._files, self._layout, plan.data_segment_bytes, plan.index_segment_bytes)
+
+    def _copy(self, plan: Plan, progress: Progress) -> None:
         """Copies what is left to copy; saves the state now and then, each time after the files."""
         if progress.phase != "copy":
-            return progress
-        if progress.position is None:
-            target.wipe()
-        else:
-            target.cut_back(progress.position, progress.next_index)
+            return
+        target = self._open_target(plan)
+        try:
+            if progress.position is None:
+                target.wipe()
+            else:
+                target.cut_back(progress.position, progress.next_index)
+            self._copy_pieces(plan, progress, target)
+            target.sync()
+        finally:
+            target.close()
+        progress.phase = "verify"
+        save_progress(self._files, self._layout, progress)
+
+    def _copy_pieces(self, plan: Plan, progress: Progress, target: StoreWriter) -> None:
         saved_at, unsaved = time.monotonic(), 0
         for piece in read_source(plan, progress.cursor):
             records = transform(plan, progress, piece)
@@ -219,18 +227,19 @@ class _Conversion:
                 target.sync()
                 save_progress(self._files, self._layout, progress)
                 saved_at, unsaved = time.monotonic(), 0
-        target.sync()
-        progress.phase = "verify"
-        save_progress(self._files, self._layout, progress)
-        return progress
 
-    def _verify(self, plan: Plan, progress: Progress, target: StoreWriter) -> None:
+    def _verify(self, plan: Plan, progress: Progress) -> None:
+        """Compares, through files that are opened anew."""
         if progress.phase != "verify":
             return
         first = self._source.first_index
-        progress.digest = compare_all(
-            plan, progress, target, lambda entries, size: self._step("verify", plan, first + entries, size)
-        )
+        target = self._open_target(plan)
+        try:
+            progress.digest = compare_all(
+                plan, progress, target, lambda entries, size: self._step("verify", plan, first + entries, size)
+            )
+        finally:
+            target.close()
 
     def _step(self, phase: Literal["copy", "verify"], plan: Plan, next_index: int, done: int) -> None:
         total = max(self._source.data_bytes, done)
