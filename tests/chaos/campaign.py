@@ -32,6 +32,8 @@ from tests.chaos.workload import Workload
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 CAMPAIGN: Final = Path(__file__).with_name("CAMPAIGN.jsonl")
 ROUND_MINUTES_MAX: Final = 5.0
+SHOWN_MAX: Final = 4
+"""Violations of a kind that are printed; the file has more."""
 VOIDING: Final = ("dledger_core/raft", "dledger_core/storage", "dledger_core/server")
 """A change to one of these voids the lines of the campaign made before."""
 OPTIONS: Final = {
@@ -113,21 +115,21 @@ def _keep_store(disk: SmallDisk, found: Round) -> None:
         shutil.copytree(disk.path, found.directory / f"{disk.path.name}-kept", dirs_exist_ok=True)
 
 
-def _come_to_rest(cluster: ChaosCluster, clients: LoopThread, workload: Workload, verdict: Verdict) -> int:
-    """Heals everything, lets the clients finish, and returns an index that every node has committed."""
+def _come_to_rest(cluster: ChaosCluster, clients: LoopThread, workload: Workload, verdict: Verdict) -> int | None:
+    """Heals everything, lets the clients finish, and returns an index that every node has committed, if it can."""
     cluster.network.heal()
     cluster.resume_all()
     clients.call(workload.stop(), timeout_s=300)
     settled = cluster.wait_settled()
     if settled is None:
         verdict.add("liveness", "a minute after everything was healed the nodes are not equally far")
-        return -1
+        return None
     clients.call(workload.read_all(settled), timeout_s=300)
     again = cluster.wait_settled()
     return settled if again is None else again
 
 
-def _judge(cluster: ChaosCluster, history: list[Operation], settled: int, found: Round) -> None:
+def _judge(cluster: ChaosCluster, history: list[Operation], settled: int | None, found: Round) -> None:
     codes = cluster.stop_all()
     for node_id, code in codes.items():
         if code != 0:
@@ -141,7 +143,7 @@ def _judge(cluster: ChaosCluster, history: list[Operation], settled: int, found:
             replicas[node_id] = load_replica(cluster.store_path(node_id), settled)
         except DLedgerError as error:
             found.verdict.add("store", f"{node_id}: {error}")
-    if replicas and settled >= 0:
+    if replicas:
         judged = check(history, replicas)
         found.verdict.violations += judged.violations
         found.verdict.counts += judged.counts
@@ -155,12 +157,12 @@ def _internal_errors(log: Path) -> list[str]:
     return [line for line in log.read_text(errors="replace").splitlines() if any(word in line for word in words)]
 
 
-def load_replica(store: Path, upto: int) -> ReplicaLog:
+def load_replica(store: Path, upto: int | None) -> ReplicaLog:
     """Reads a store at rest, up to an index."""
     terms, data, hashes, records = [], [], [], []
     with open_store(store) as reader:
         at = first = int(reader.first_index)
-        end = min(upto, int(reader.last_index)) + 1
+        end = 1 + (int(reader.last_index) if upto is None else min(upto, int(reader.last_index)))
         while at < end:
             piece = reader.records(at, end)
             terms.append(piece.headers["term"].astype(np.int64))
@@ -201,9 +203,14 @@ def show(found: Round, console: Console) -> None:
     console.print(table)
     for reason in found.skipped:
         console.print(f"skipped: {reason}", markup=False)
+    lines = Counter[str]()
     for violation in found.verdict.violations:
-        console.print(f"VIOLATION {violation.kind}: {violation.what}", style="red", markup=False, soft_wrap=True)
+        lines[violation.kind] += 1
+        if lines[violation.kind] <= SHOWN_MAX:
+            console.print(f"VIOLATION {violation.kind}: {violation.what}", style="red", markup=False, soft_wrap=True)
     if not found.ok:
+        every = "\n".join(f"{violation.kind}: {violation.what}" for violation in found.verdict.violations)
+        (found.directory / "violations.txt").write_text(every + "\n")
         console.print(f"kept: {found.directory}", markup=False, soft_wrap=True)
         console.print(f"replay: {found.replay}", markup=False, soft_wrap=True)
 

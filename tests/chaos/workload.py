@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -99,12 +100,13 @@ class _Process:
         return not self._workload.stopping.is_set()
 
     async def pause(self, seconds: float) -> None:
-        """Waits about so long, or until the run ends."""
-        try:
-            async with asyncio.timeout(seconds * self.chance.uniform(0.2, 1.8)):
-                await self._workload.stopping.wait()
-        except TimeoutError:
-            pass
+        """Waits about so long; the end of the run ends it."""
+        seconds *= self.chance.uniform(0.2, 1.8)
+        if self.goes_on:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._workload.stopping.wait(), seconds)
+        else:
+            await asyncio.sleep(seconds)
 
     def bodies(self) -> list[bytes]:
         """Returns a few new bodies, now and then large ones."""
