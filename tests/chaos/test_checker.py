@@ -127,6 +127,10 @@ WRONG: dict[str, tuple[str, list[Operation]]] = {
         "back-in-time",
         [ALL, read(2, 1, {1: 11, 2: 12, 3: 13}, 4), read(4, 1, {1: 11}, 2)],
     ),
+    "a client sees less than a named replica has shown it": (
+        "back-in-time",
+        [ALL, read(2, 1, {1: 11, 2: 12, 3: 13}, 4, node="n0"), read(4, 1, {1: 11}, 2)],
+    ),
     "a client does not see its own append": ("back-in-time", [ALL, read(2, 1, {1: 11}, 2, client="p")]),
     "a linearizable read misses an ack": ("stale", [ALL, read(2, 1, {1: 11}, 2, linearizable=True)]),
     "a linearizable read misses what another read saw": (

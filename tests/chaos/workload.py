@@ -46,7 +46,8 @@ class Workload:
         self.broken: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[tuple[str, Callable[[_Process], Awaitable[None]]]] = [
-            *((f"plain-{i}", _plain) for i in range(3)),
+            *((f"plain-{i}", _plain) for i in range(2)),
+            ("roamer", _roamer(nodes)),
             *((f"producer-{i}", _producer) for i in range(2)),
             ("transactions", _transactions),
             *((f"reader-{i}", _tail) for i in range(2)),
@@ -268,6 +269,22 @@ async def _plain(process: _Process) -> None:
         if await process.append(process.bodies()) != "ok":
             await process.pause(0.05)
         await process.pause(0.012)
+
+
+def _roamer(nodes: tuple[str, ...]) -> Callable[[_Process], Awaitable[None]]:
+    """Appends, looks at one replica after the other, and then lets any replica answer, which must not show less."""
+
+    async def behave(process: _Process) -> None:
+        at = 0
+        while process.goes_on:
+            await process.append(process.bodies())
+            if process.chance.random() < 0.5:
+                found = await process.fetch(at, node=process.chance.choice(nodes), uncommitted=True)
+                at = max(at, found.next_index - 5) if found is not None else at
+            await process.fetch(at)
+            await process.pause(0.02)
+
+    return behave
 
 
 async def _producer(process: _Process) -> None:
