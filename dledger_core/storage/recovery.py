@@ -63,8 +63,11 @@ def _whole_ends(records: Records) -> npt.NDArray[np.int64]:
     """
     ends = batch_ends(records)
     marks = records.headers["mark"][ends].astype(np.uint64)
-    torn = (records.sizes[ends] == HEADER_BYTES) & (marks != 0) & ((marks & np.uint64(0xFF)) == 0)
-    return ends[~torn]
+    torn: npt.NDArray[np.bool_] = (
+        (records.sizes[ends] == HEADER_BYTES) & (marks != 0) & ((marks & np.uint64(0xFF)) == 0)
+    )
+    whole: npt.NDArray[np.int64] = ends[~torn]
+    return whole
 
 
 def cut_tail(data: Segments, position: int, written_end: int) -> None:

@@ -193,8 +193,10 @@ class Staging:
 
 def _ends_in_zeros(payload: Payload, time_ms: int) -> bool:
     """Whether the last record would end in zeros from its append time on: torn there, it would look whole."""
-    lengths = payload.columns.lengths if payload.columns is not None else ()
-    last_length = int(lengths[-1]) if len(lengths) else len(payload.control or b"")
+    if payload.columns is not None and payload.columns.count:
+        last_length = int(payload.columns.lengths[-1])
+    else:
+        last_length = len(payload.control or b"")
     return last_length == 0 and time_ms & 0xFF == 0
 
 

@@ -1,0 +1,335 @@
+"""Bugs made on purpose: each removes one guard from a copy of the code; some seed, or some scenario, must notice.
+
+``CORE_MUTATIONS`` are tried with seeds of the Raft core alone, ``WHOLE_MUTATIONS`` with seeds of whole replicas; the
+others with the tests of their package, where a random run would have to be lucky.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+Mutation = tuple[str, str, str]
+"""A module of ``dledger_core``, the text of the guard (it occurs once), and the text without it."""
+
+CORE_MUTATIONS = {
+    "old entries commit by counting": (
+        "raft/replication.py",
+        "if index <= log.commit_index or log.term_at(index) != state.term:",
+        "if index <= log.commit_index:",
+    ),
+    "the leader counts itself before its disk": (
+        "raft/replication.py",
+        "matches.append(log.durable_index)",
+        "matches.append(log.last_index)",
+    ),
+    "a vote leaves before it is durable": (
+        "raft/election.py",
+        "state.send_persisted(_response(",
+        "state.send(_response(",
+    ),
+    "a vote request leaves before the self-vote is durable": (
+        "raft/election.py",
+        "        state.send_persisted(request)",
+        "        state.send(request)",
+    ),
+    "an acknowledgement leaves before the entries are durable": (
+        "raft/following.py",
+        "    state.send_persisted(\n        AppendEntriesResponse(",
+        "    state.send(\n        AppendEntriesResponse(",
+    ),
+    "every append cuts the log behind it": (
+        "raft/log.py",
+        "held = first_index < self.first_index or self._runs.term_at(first_index) == batch.term",
+        "held = first_index < self.first_index",
+    ),
+    "a late advance counts entries that were cut": (
+        "raft/log.py",
+        "            persisting.durable_to = min(persisting.durable_to, kept)",
+        "            pass",
+    ),
+    "a cut leaves durable_index alone": (
+        "raft/log.py",
+        "        self.durable_index = min(self.durable_index, kept)\n",
+        "",
+    ),
+    "a cut is not handed to the disk": (
+        "raft/log.py",
+        "if index <= self._handed_index:",
+        "if index < self._handed_index:",
+    ),
+    "a follower commits what this message did not match": (
+        "raft/following.py",
+        "log.commit_to(min(message.commit_index, matched))",
+        "log.commit_to(min(message.commit_index, log.last_index))",
+    ),
+    "a heartbeat carries the plain commit index": (
+        "raft/leadership.py",
+        "commit_index=min(progress.match_index, commit_index)",
+        "commit_index=commit_index",
+    ),
+    "an acknowledgement names the end of the log": (
+        "raft/following.py",
+        "match_index=max(matched, log.commit_index)",
+        "match_index=log.last_index",
+    ),
+    "a vote for a log that lacks entries": (
+        "raft/election.py",
+        "granted = willing and state.log.is_up_to_date(message.last_index, message.last_term)",
+        "granted = willing",
+    ),
+    "the previous entry is not compared": (
+        "raft/log.py",
+        "return prev_index <= self.commit_index or self.term_at(prev_index) == prev_term",
+        "return True",
+    ),
+    "a read is answered by old echoes": (
+        "raft/leadership.py",
+        "        state.reads.start_round(state.heartbeat_round, commit_index)",
+        "        state.reads.start_round(state.heartbeat_round - 3, commit_index)",
+    ),
+    "a read before anything of the term is committed": (
+        "raft/leadership.py",
+        "return state.log.term_at(state.log.commit_index) == state.term",
+        "return True",
+    ),
+    "two votes in one term": (
+        "raft/election.py",
+        "free = state.voted_for == candidate or (state.voted_for is None and state.leader_id is None)",
+        "free = True",
+    ),
+    "a lost answer is never asked for": (
+        "raft/progress.py",
+        "self.check_due = watched and self.match_index == self._watch_match and bool(self._inflight)",
+        "self.check_due = False",
+    ),
+    "refusals do not move the probe": (
+        "raft/progress.py",
+        "            self.become_probe(next_index)\n            # Asking",
+        "            # Asking",
+    ),
+}
+
+SCENARIO_MUTATIONS = {
+    "a candidate counts itself before its disk": (
+        "raft/election.py",
+        "state.node_id not in state.votes and state.is_hard_state_durable",
+        "state.node_id not in state.votes",
+    ),
+    "answers of an older term count": (
+        "raft/raft.py",
+        "if message.term < state.term:",
+        "if message.term < state.term and not isinstance(message, AppendEntriesResponse | RequestVoteResponse):",
+    ),
+    "a transfer never ends": (
+        "raft/leadership.py",
+        "        if state.transfer_elapsed >= config.election_ticks_min:\n            state.transferee = None",
+        "        pass",
+    ),
+    "a leader that hears nobody stays": (
+        "raft/leadership.py",
+        "return voters >= state.configuration.majority and",
+        "return",
+    ),
+    "a leader whose disk hangs stays": (
+        "raft/leadership.py",
+        " and state.persist_elapsed < state.config.election_ticks_max",
+        "",
+    ),
+    "candidates are heard while there is a leader": (
+        "raft/raft.py",
+        "if state.hears_leader and not message.transfer:",
+        "if False:",
+    ),
+    "a stale leader is not told": (
+        "raft/raft.py",
+        "        following.refuse_heartbeat(state, message)",
+        "        pass",
+    ),
+}
+
+STORAGE_MUTATIONS: dict[str, Mutation] = {
+    "a torn append time is believed": (
+        "storage/recovery.py",
+        "    whole: npt.NDArray[np.int64] = ends[~torn]\n",
+        "    whole = ends\n",
+    ),
+    "a read does not check bodies": (
+        "storage/commit_log.py",
+        "        return self._read(start, end, max_bytes, body_crc=True)",
+        "        return self._read(start, end, max_bytes, body_crc=False)",
+    ),
+    "damage far from the end is cut like a torn tail": (
+        "storage/recovery.py",
+        "        if written_end - bad > self.unsynced_bytes_max and stop is not None:",
+        "        if False and stop is not None:",
+    ),
+    "writing goes on after a failed sync": (
+        "storage/commit_log.py",
+        "        if self._failure is not None:\n            raise self._failure\n        try:",
+        "        try:",
+    ),
+    "a committed entry may be cut": (
+        "storage/commit_log.py",
+        'invariant(index > self._commit_index, "a committed entry would be cut"',
+        'invariant(True, "a committed entry would be cut"',
+    ),
+}
+
+WHOLE_MUTATIONS: dict[str, Mutation] = {
+    "names that a dead process left are not made durable": (
+        "storage/commit_log.py",
+        "            files.sync_dir(folder)",
+        "            pass",
+    ),
+    "entries count as durable before the sync": (
+        "storage/commit_log.py",
+        '            if self.config.durability == "fsync" or self._appender.unsynced_bytes > bound:\n',
+        "            if self._appender.unsynced_bytes > bound:\n",
+    ),
+    "a torn batch keeps its first entries": (
+        "storage/recovery.py",
+        "    return np.flatnonzero(((marks & np.uint64(BATCH_END)) != 0) | (marks == 0))",
+        "    return np.flatnonzero(marks >= 0)",
+    ),
+    "what recovery found is not synced": (
+        "storage/recovery.py",
+        "    reader.data.sync([base for base in reader.data.bases if base >= known])\n",
+        "",
+    ),
+    "the checkpoint vouches for what is not synced": (
+        "storage/commit_log.py",
+        "        self._appender.sync()\n        self._appender.sync_index()\n",
+        "        pass\n",
+    ),
+    "a new segment's name is not synced": (
+        "storage/appender.py",
+        "        if made:\n            self.data.sync_dir()\n",
+        "",
+    ),
+    "a cut leaves control entries behind": (
+        "server/replica.py",
+        "                self._controls.pop()\n",
+        "                break\n",
+    ),
+    "committed in another term is told as success": (
+        "server/appends.py",
+        "if self._replica.raft.term_at(waiting.last_index) == waiting.term:",
+        "if True:",
+    ),
+    "lost leadership leaves appends waiting": (
+        "server/appends.py",
+        "        lost, self._waiting = self._waiting, deque()\n",
+        "        lost = ()\n",
+    ),
+    "an unready leader judges by old tables": (
+        "server/appends.py",
+        "if self._replica.is_leader and not self._replica.leader_ready:",
+        "if False:",
+    ),
+    "a repeat in flight is appended again": (
+        "server/in_flight.py",
+        "        if flight is None or key.epoch > flight.epoch:\n",
+        "        if True:\n",
+    ),
+    "a repeat is appended again": (
+        "storage/producers.py",
+        "        return found\n",
+        "        return None\n",
+    ),
+    "a replaced run may go on": (
+        "storage/transactions.py",
+        "        if query is not None and key.run_id and key.run_id in query.retired:\n            raise FencedError(",
+        "        if False:\n            raise FencedError(",
+    ),
+    "a late attempt joins a committed transaction": (
+        "storage/transactions.py",
+        "in query.retired):\n            self._lose([part])\n            return\n",
+        "in query.retired):\n            pass\n",
+    ),
+    "a vote is not written": (
+        "storage/commit_log.py",
+        "                save_hard_state(self._files, self._layout.root, hard_state)\n",
+        "",
+    ),
+}
+
+
+def mutate(directory: Path, mutation: Mutation) -> None:
+    """Copies the code and the tests of the simulation, and removes one guard."""
+    module, guard, without = mutation
+    shutil.copytree(ROOT / "dledger_core", directory / "dledger_core", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("raft", "sim", "storage", "support"):
+        source = ROOT / "tests" / package
+        shutil.copytree(source, directory / "tests" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    path = directory / "dledger_core" / module
+    text = path.read_text()
+    if text.count(guard) != 1:
+        raise AssertionError(f"{module} no longer contains the guard that this case removes")
+    path.write_text(text.replace(guard, without))
+
+
+def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python on a copy."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def escapes_seeds(directory: Path, mutation: Mutation, *, core: bool) -> str:
+    """Returns "" if some seed notices a mutation, else what the run said."""
+    mutate(directory, mutation)
+    seeds = ("--core", "--seeds", "0..299") if core else ("--seeds", "0..149")
+    run = run_python(directory, "-m", "tests.sim", *seeds)
+    last_lines = "".join(run.stderr.strip().splitlines()[-3:])
+    noticed = any(kind in last_lines for kind in ("Violation", "Liveness", "AssertionError", "Corrupt"))
+    if run.returncode != 0 and "replay: python -m tests.sim" in run.stderr and noticed:
+        return ""
+    return run.stderr or "all seeds passed"
+
+
+def escapes_scenarios(directory: Path, mutation: Mutation) -> str:
+    """Returns "" if some test of the mutated package fails, else what the run said."""
+    mutate(directory, mutation)
+    tests = f"tests/{Path(mutation[0]).parent}"
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(directory))
+    run = run_python(directory, "-m", "pytest", *options, tests)
+    summary = run.stdout.splitlines()[-1] if run.stdout else ""
+    return "" if run.returncode == 1 and "error" not in summary else f"{run.stdout}{run.stderr}"
+
+
+def main(jobs: int) -> int:
+    """Tries all mutations and prints which were noticed; returns how many were not."""
+    cases = [
+        *((name, lambda d, m=m: escapes_seeds(d, m, core=True)) for name, m in CORE_MUTATIONS.items()),
+        *((name, lambda d, m=m: escapes_seeds(d, m, core=False)) for name, m in WHOLE_MUTATIONS.items()),
+        *(
+            (name, lambda d, m=m: escapes_scenarios(d, m))
+            for name, m in (SCENARIO_MUTATIONS | STORAGE_MUTATIONS).items()
+        ),
+    ]
+
+    def attempt(case: int) -> tuple[str, str]:
+        name, escapes = cases[case]
+        with tempfile.TemporaryDirectory() as directory:
+            return name, escapes(Path(directory))
+
+    missed = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, said in pool.map(attempt, range(len(cases))):
+            missed += bool(said)
+            sys.stdout.write(f"{'MISSED' if said else 'noticed':>8}  {name}\n")
+    sys.stdout.write(f"{len(cases) - missed} of {len(cases)} noticed\n")
+    return missed
