@@ -13,7 +13,8 @@ Later versions add kinds and keys; readers ignore what they do not know.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -21,9 +22,12 @@ import numpy.typing as npt
 
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
-from dledger_core.errors import CorruptRecordError
+from dledger_core.errors import BadRequestError, CorruptRecordError
 
-__all__ = ["Part", "TransactionId", "column_crc", "pack", "unpack"]
+__all__ = ["PARTS_MAX", "Part", "TransactionId", "check_parts", "column_crc", "pack", "unpack"]
+
+PARTS_MAX: Final = 16_000
+"""Parts of one transaction: its request, its control entry and its answer fit their bounds (1 MiB, 16,384 elements)."""
 
 
 class TransactionId(NamedTuple):
@@ -41,6 +45,17 @@ class Part(NamedTuple):
     last: int
     rows: int
     crc: int
+
+
+def check_parts(parts: Sequence[object]) -> None:
+    """Raises BadRequestError if a transaction has too many parts."""
+    if len(parts) > PARTS_MAX:
+        raise BadRequestError(
+            f"a transaction of {len(parts)} parts is above the bound",
+            "parts",
+            f"commit at most {PARTS_MAX}: append larger chunks, or smaller micro-batches",
+            {"parts": len(parts), "bound": PARTS_MAX},
+        )
 
 
 def pack(fields: dict[str, Any]) -> bytes:

@@ -28,7 +28,7 @@ from dledger_core.client.results import (
     TransactionState,
 )
 from dledger_core.config import Peer, check_group_name, parse_peers
-from dledger_core.control import Part, TransactionId, column_crc
+from dledger_core.control import Part, TransactionId, check_parts, column_crc
 from dledger_core.errors import BadRequestError, ConfigError, IndexOutOfRangeError, ProtocolError
 from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
@@ -323,6 +323,7 @@ class AsyncClient:
         Raises:
             TransactionError: aborted, or committed with other parts.
             FencedError: a newer run of the query exists.
+            BadRequestError: too many parts (above 16,000).
         """
         return await self._transaction("commit", transaction, parts)
 
@@ -333,6 +334,7 @@ class AsyncClient:
     async def _transaction(self, op: str, transaction: TransactionId, parts: Sequence[Part] = ()) -> TransactionState:
         request: dict[str, Any] = {"t": Type.TRANSACTION, "op": op, "x": transaction_map(transaction)}
         if op == "commit":
+            check_parts(parts)
             request["parts"] = [[int(number) for number in part] for part in parts]
         return transaction_of(await self._ask_leader(request))
 

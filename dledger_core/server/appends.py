@@ -40,9 +40,6 @@ BATCHES_IN_FLIGHT: Final = 4
 UNTIL_READY_MAX: Final = 10_000
 ID_BYTES_MAX: Final = 512
 """Bound on the ids of producers, queries, runs and attempts."""
-PARTS_MAX: Final = 16_000
-"""Parts of one transaction: its control entry and the answer that lists them fit a frame's header (1 MiB and at most
-16,384 elements)."""
 
 
 class Appends:
@@ -104,13 +101,7 @@ class Appends:
     def commit(self, transaction: TransactionId, parts: list[Part], reply: Reply) -> None:
         """Commits a transaction with the winning parts; a repeat is answered like the first."""
         self._refuse_profile_a("a transaction")
-        if len(parts) > PARTS_MAX:
-            raise BadRequestError(
-                f"a transaction of {len(parts)} parts is above the bound",
-                "parts",
-                f"commit at most {PARTS_MAX}: append larger chunks, or smaller micro-batches",
-                {"parts": len(parts), "bound": PARTS_MAX},
-            )
+        control.check_parts(parts)
         fields = _transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
         payload = Payload(control=control.pack(fields))
         reply = self._admit(payload, reply)

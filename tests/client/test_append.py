@@ -478,3 +478,13 @@ def test_a_transaction_is_attempted_committed_and_aborted():
             assert (await client.abort_transaction(transaction)).state == "aborted"
 
     run(main())
+
+
+def test_a_transaction_of_too_many_parts_is_refused_before_it_is_sent():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            with pytest.raises(BadRequestError, match="16001 parts"):
+                await client.commit_transaction(TransactionId("query", 3, "run"), [Part(1, 2, 2, 0)] * 16_001)
+            assert not group.asked(Type.TRANSACTION)
+
+    run(main())

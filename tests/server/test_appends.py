@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger_core.config import StorageConfig
-from dledger_core.control import Part, TransactionId
+from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.errors import (
     BadRequestError,
     BusyError,
@@ -23,7 +23,7 @@ from dledger_core.ids import NO_TERM, NodeId
 from dledger_core.net.frame import ARRAY_LENGTH_MAX, encode_frame
 from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, Payload
-from dledger_core.server.appends import ID_BYTES_MAX, PARTS_MAX, UNTIL_READY_MAX
+from dledger_core.server.appends import ID_BYTES_MAX, UNTIL_READY_MAX
 from dledger_core.server.budget import Budget
 from tests.support.hand_driven import Asker, HandDriven
 from tests.support.server_group import STORAGE
