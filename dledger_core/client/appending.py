@@ -101,7 +101,7 @@ class Gatherer:
 
     async def _append_group(self, group: list[tuple[Columns, asyncio.Future[AppendResult]]]) -> None:
         try:
-            result = await self._send(_join([columns for columns, _ in group]))
+            result = await self._send(Columns.join([columns for columns, _ in group]))
         except DLedgerError as error:
             if isinstance(error, BadRequestError) and len(group) > 1:
                 for pair in group:  # one of them is at fault; the others shall not suffer
@@ -129,13 +129,3 @@ class Gatherer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _join(parts: list[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
-    return Columns(
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([part.crcs for part in parts]),
-        b"".join(part.bodies for part in parts),
-    )

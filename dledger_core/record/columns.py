@@ -49,6 +49,17 @@ class Columns:
         return cls(np.empty(0, np.uint32), np.empty(0, np.uint32), b"")
 
     @classmethod
+    def join(cls, parts: Sequence[Columns]) -> Columns:
+        """Returns the entries of all parts in order; at least one part. A single one is returned as it is."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.crcs for part in parts]),
+            b"".join(part.bodies for part in parts),
+        )
+
+    @classmethod
     def from_bodies(cls, bodies: Sequence[Buffer] | pa.Array | pa.ChunkedArray) -> Columns:
         """Makes columns and computes the CRCs.
 

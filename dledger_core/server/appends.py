@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-
 from dledger_core import control
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import (
@@ -224,7 +222,7 @@ class Appends:
             self._plain_bytes -= nbytes
             pieces = [(columns.count, reply) for columns, reply in requests]
             try:
-                self._propose(Payload(_join([columns for columns, _ in requests])), pieces)
+                self._propose(Payload(Columns.join([columns for columns, _ in requests])), pieces)
             except DLedgerError as error:
                 for _, reply in pieces:
                     reply(error)
@@ -284,16 +282,6 @@ class Appends:
         )
         for _, reply in waiting.pieces:
             reply(error)
-
-
-def _join(parts: list[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
-    return Columns(
-        np.concatenate([c.lengths for c in parts]),
-        np.concatenate([c.crcs for c in parts]),
-        b"".join(c.bodies for c in parts),
-    )
 
 
 def _transaction_fields(kind: str, transaction: TransactionId) -> dict[str, Any]:

@@ -7,26 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs._cli import run_job
 from jobs.ingest import command
+from tests.support.run_job import run_in_process
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NEEDED = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Runs the job in this process; returns exit code, summary and stderr."""
-    with pytest.raises(SystemExit) as ended:
-        run_job(command, arguments)
-    out, err = capsys.readouterr()
-    code = ended.value.code
-    assert isinstance(code, int)
-    return code, json.loads(out.strip().splitlines()[-1]), err
+run = partial(run_in_process, command)
 
 
 @pytest.mark.parametrize(

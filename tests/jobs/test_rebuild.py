@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
-from jobs._cli import run_job
 from jobs._rebuild.units import TABLE_COLUMNS, TABLE_SCHEMA, UNIT_SCHEMA, assign_offsets, keep_one, unit_batches
 from jobs.rebuild_consume_queue import RebuildPlan, rebuild
 from tests.rocketmq import golden
+from tests.support.run_job import run_in_process
 
 
 def entries(bodies: list[bytes], group: str = "default", first: int = 0) -> pa.RecordBatch:
@@ -27,9 +26,7 @@ def entries(bodies: list[bytes], group: str = "default", first: int = 0) -> pa.R
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(SystemExit) as stopped:
-        run_job(rebuild_consume_queue.command, arguments)
-    return int(stopped.value.code), json.loads(capsys.readouterr().out.splitlines()[-1])
+    return run_in_process(rebuild_consume_queue.command, capsys, *arguments)[:2]
 
 
 def test_units_of_entries() -> None:

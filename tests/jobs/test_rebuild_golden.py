@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs import rebuild_consume_queue
-from jobs._cli import run_job
 from tests.rocketmq import golden
+from tests.support.run_job import run_in_process
 
 pytestmark = [
     pytest.mark.spark,
@@ -19,9 +19,7 @@ pytestmark = [
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(SystemExit) as stopped:
-        run_job(rebuild_consume_queue.command, arguments)
-    return int(stopped.value.code), json.loads(capsys.readouterr().out.splitlines()[-1])
+    return run_in_process(rebuild_consume_queue.command, capsys, *arguments)[:2]
 
 
 def queues(directory: Path) -> dict[str, bytes]:

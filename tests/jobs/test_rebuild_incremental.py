@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,9 @@ from dledger_core import Client, LocalCluster
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
-from jobs._cli import run_job
 from jobs._rebuild.incremental import extend
 from jobs._rebuild.table import make_table
+from tests.support.run_job import run_in_process
 
 pytestmark = [
     pytest.mark.spark,
@@ -27,9 +26,7 @@ _ENTRIES = "`group` string, index long, position long, body binary"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    with pytest.raises(SystemExit) as stopped:
-        run_job(rebuild_consume_queue.command, arguments)
-    return int(stopped.value.code), json.loads(capsys.readouterr().out.splitlines()[-1])
+    return run_in_process(rebuild_consume_queue.command, capsys, *arguments)[:2]
 
 
 def rows_of(spark: Any, table: Path) -> list[Any]:
