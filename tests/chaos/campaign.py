@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -56,6 +57,7 @@ class Round:
     faults: Counter[str] = field(default_factory=Counter)
     skipped: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
+    slowest_recovery_s: float = 0.0
     elections: int = 0
     replay: str = ""
 
@@ -86,6 +88,7 @@ def run_round(seed: int, minutes: float, directory: Path) -> Round:
             found.verdict.add("behaviour", what)
         cluster.resume_all()
         _judge(cluster, recorder.operations, settled, found)
+        _time_acks(recorder.operations, nemesis.healed, found)
     finally:
         cluster.close()
         network.close()
@@ -148,8 +151,14 @@ def _judge(cluster: ChaosCluster, history: list[Operation], settled: int | None,
         found.verdict.violations += judged.violations
         found.verdict.counts += judged.counts
         found.elections = max(0, int(max(log.terms[-1] for log in replicas.values())))
-    acknowledged = sorted(each.end for each in history if isinstance(each, Append) and each.status == "ok")
-    found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acknowledged)), default=0.0)
+
+
+def _time_acks(history: list[Operation], healed: list[float], found: Round) -> None:
+    """How long there was no ack: at all, and behind each moment at which every fault had been healed."""
+    acks = sorted(each.end for each in history if isinstance(each, Append) and each.status == "ok")
+    found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acks)), default=0.0)
+    waits = [acks[at] - moment for moment in healed if (at := bisect_right(acks, moment)) < len(acks)]
+    found.slowest_recovery_s = max(waits, default=0.0)
 
 
 def _internal_errors(log: Path) -> list[str]:
@@ -199,6 +208,7 @@ def show(found: Round, console: Console) -> None:
     table.add_section()
     table.add_row("elections (final term)", f"{found.elections:,}")
     table.add_row("longest time without an ack", f"{found.longest_gap_s:.2f} s")
+    table.add_row("longest time from healing to an ack", f"{found.slowest_recovery_s:.2f} s")
     table.add_row("verdict", "ok" if found.ok else f"{len(found.verdict.violations)} violations")
     console.print(table)
     for reason in found.skipped:
@@ -254,6 +264,7 @@ def record(found: Round, path: Path = CAMPAIGN) -> None:
         "faults": dict(sorted(found.faults.items())),
         "elections": found.elections,
         "longest_gap_s": round(found.longest_gap_s, 2),
+        "slowest_recovery_s": round(found.slowest_recovery_s, 2),
         "violations": len(found.verdict.violations),
         "verdict": "ok" if found.ok else "violated",
     }

@@ -64,6 +64,7 @@ class Nemesis:
         self.chance = chance
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
+        self.healed: list[float] = []
         self._scratch = scratch
         self._small_disk = small_disk
         self._taken: set[str] = set()
@@ -110,6 +111,7 @@ class Nemesis:
         self.network.heal()
         self._taken.clear()
         self._look_for_dead()
+        self.healed.append(time.monotonic())
 
     def _wait(self, bounds: tuple[float, float]) -> None:
         deadline = time.monotonic() + self.chance.uniform(*bounds)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.chaos.checker import ReplicaLog, check
 from tests.chaos.history import Append, Decision, Operation, Read, Recorder, load_history
@@ -221,6 +224,59 @@ def test_a_losing_attempt_may_lie_twice() -> None:
 def test_a_transaction_has_one_end() -> None:
     assert kinds([*ATTEMPTS, decision(True, "t/1/a"), decision(False)], LOG) == {"transaction"}
     assert kinds([*ATTEMPTS, decision(True, "t/1/a", status="unknown")], LOG) == {"unresolved"}
+
+
+def single_copy(chance: random.Random) -> tuple[list[Operation], ReplicaLog]:
+    """What clients could see of a log that is a single copy: each call takes effect at one moment between its ends."""
+    entries: list[int] = []
+    history: list[Operation] = []
+    moment = 0.0
+    for number in range(chance.randrange(5, 60)):
+        moment += 1.0
+        times = {"start": moment - chance.uniform(0.1, 5.0), "end": moment + chance.uniform(0.1, 5.0)}
+        client = f"c{number}"
+        if chance.random() < 0.5:
+            bodies = tuple(number * 100 + 1 + i for i in range(chance.randrange(1, 4)))
+            status = chance.choice(("ok", "ok", "ok", "unknown", "unknown", "fail"))
+            place = {"first": len(entries), "last": len(entries) + len(bodies) - 1, "term": 1} if status == "ok" else {}
+            if status == "ok" or (status == "unknown" and chance.random() < 0.5):
+                entries += bodies
+            history.append(Append(client=client, status=status, hashes=bodies, **times, **place))
+        else:
+            begin = chance.randrange(len(entries) + 1)
+            rows = dict(enumerate(entries[begin:], begin))
+            linearizable = chance.random() < 0.5
+            about = {"end": times["end"], "client": client, "linearizable": linearizable, "uncommitted": True}
+            history.append(read(times["start"], begin, rows, len(entries), **about))
+    chance.shuffle(history)
+    return history, log_of(*entries)
+
+
+@given(st.integers(min_value=0))
+def test_accepts_whatever_a_single_copy_shows(seed: int) -> None:
+    history, log = single_copy(random.Random(seed))
+    assert kinds(history, log, log, log) == set()
+
+
+@given(st.integers(min_value=0))
+def test_finds_one_entry_that_is_lost_or_changed_or_swapped(seed: int) -> None:
+    chance = random.Random(seed)
+    history, log = single_copy(chance)
+    acknowledged = [each for each in history if isinstance(each, Append) and each.status == "ok"]
+    if not acknowledged:
+        return
+    at = chance.choice(acknowledged).first
+    bodies = log.hashes.tolist()
+    match chance.choice(("lose", "change", "swap")):
+        case "lose":
+            del bodies[at]
+        case "change":
+            bodies[at] += 1_000_000
+        case "swap":
+            other = chance.randrange(len(bodies))
+            bodies[at], bodies[other] = bodies[other], bodies[at]
+    wrong = log_of(*bodies)
+    assert bodies == log.hashes.tolist() or kinds(history, wrong, wrong, wrong)
 
 
 def test_a_history_survives_its_file(tmp_path: Path) -> None:

@@ -154,5 +154,8 @@ def test_an_end_that_nobody_serves_ends_the_connection(network: Network) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
     port = network.link("a", "gone", free)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as sock, pytest.raises(ConnectionResetError):
+    with (
+        pytest.raises(ConnectionResetError),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as sock,
+    ):
         sock.recv(1)
