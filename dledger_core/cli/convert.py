@@ -12,13 +12,14 @@ from pydantic import ByteSize, TypeAdapter
 
 from dledger_core.cli.options import Format, examples, format_option, peers_option
 from dledger_core.cli.output import say, show_facts
-from dledger_core.convert import ConvertRequest, Report, Step, store_directory
+from dledger_core.convert import ConvertRequest, Step, store_directory
 from dledger_core.convert import convert as run_conversion
 
 __all__ = ["convert"]
 
 _directory = click.Path(exists=True, file_okay=False, path_type=Path)
 _QUIET_S: Final = 2.0
+_CHECKED_AT_ONCE: Final = 512 << 20
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -38,6 +39,10 @@ class _Narrator:
         self._spoke = False
 
     def __call__(self, step: Step) -> None:
+        if step.phase == "check":
+            if step.total_bytes > _CHECKED_AT_ONCE:
+                say(f"checking {step.total_bytes / (1 << 20):,.0f} MiB ...")
+            return
         now = time.monotonic()
         if now - self._told < _QUIET_S:
             return
@@ -74,6 +79,9 @@ class _Narrator:
     "--index-segment-bytes", callback=_size, metavar="SIZE", help="Size of an index file [default: as before]."
 )
 @click.option("--opaque", is_flag=True, help="Never look for RocketMQ messages in bodies that move.")
+@click.option(
+    "--cut-tail", is_flag=True, help="Leave out damaged bytes behind a Java store's last entry, as Java does."
+)
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @format_option
 def convert(
@@ -88,6 +96,7 @@ def convert(
     data_segment_bytes: int | None,
     index_segment_bytes: int | None,
     opaque: bool,
+    cut_tail: bool,
     dry_run: bool,
     output: Format,
 ) -> None:
@@ -109,24 +118,13 @@ def convert(
         data_segment_bytes=data_segment_bytes,
         index_segment_bytes=index_segment_bytes,
         messages=not opaque,
+        cut_tail=cut_tail,
         dry_run=dry_run,
     )
     report = run_conversion(request, _Narrator())
-    show_facts(_facts(report), output, "dry run: nothing was written" if dry_run else "converted and verified")
-    for warning in _warnings(report):
-        say(f"note: {warning}")
-
-
-def _facts(report: Report) -> dict[str, object]:
-    return dataclasses.asdict(report)
-
-
-def _warnings(report: Report) -> list[str]:
-    found = [report.writer_note] if report.writer_note else []
-    if report.messages_odd:
-        found.append(
-            f"{report.messages_odd} message-like bodies were left as they are: their offset is not where they lay"
-        )
-    if report.hidden_dropped:
-        found.append(f"{report.hidden_dropped} entries of transactions that did not win were left out")
-    return found
+    facts = dataclasses.asdict(report)
+    if output == "table":
+        facts = {name: value for name, value in facts.items() if name != "notes"}
+    show_facts(facts, output, "dry run: nothing was written" if dry_run else "converted and verified")
+    for note in report.notes:
+        say(f"note: {note}")

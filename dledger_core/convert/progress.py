@@ -40,6 +40,7 @@ class Progress:
         moved: messages with new offsets.
         odd: messages left as they are, because their offset is not where they were.
         repositioned: an entry lies at another position than before.
+        notes: what the owner of the source should know.
         digest: of the finished log.
     """
 
@@ -60,6 +61,7 @@ class Progress:
     moved: int = 0
     odd: int = 0
     repositioned: bool = False
+    notes: list[str] = field(default_factory=list)
     digest: str = ""
 
     def encode(self) -> bytes:
@@ -103,6 +105,7 @@ _PLAIN = (
     "moved",
     "odd",
     "repositioned",
+    "notes",
     "digest",
 )
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from dledger_core.config import check_group_name, parse_peers
+from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES, StorageConfig, check_group_name, parse_peers
 from dledger_core.convert.source import Kind
 from dledger_core.errors import ConfigError
 
 __all__ = ["ConvertRequest", "Report", "Step", "store_directory"]
 
 _SAVE_BYTES: Final = 64 << 20
+_UUID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class ConvertRequest:
         data_segment_bytes: size of the new data files; None = as in the source.
         index_segment_bytes: size of the new index files; None = as in the source.
         messages: bodies that are message records get their offsets right where entries move.
+        cut_tail: bytes behind the last entry of a Java store may be left out.
         dry_run: read and check everything, write nothing.
         save_bytes: progress is saved at least this often.
     """
@@ -46,6 +49,7 @@ class ConvertRequest:
     data_segment_bytes: int | None = None
     index_segment_bytes: int | None = None
     messages: bool = True
+    cut_tail: bool = False
     dry_run: bool = False
     save_bytes: int = _SAVE_BYTES
 
@@ -53,10 +57,16 @@ class ConvertRequest:
         check_group_name(self.group)
         if self.self_id not in {peer.node_id for peer in parse_peers(self.peers)}:
             raise ConfigError(f"self-id {self.self_id} is not in the peers string", "--self-id", "use one of its nodes")
+        if self.log_uuid is not None and not _UUID.match(self.log_uuid):
+            raise ConfigError(f"{self.log_uuid!r} is no log uuid", "--log-uuid", "write 32 hexadecimal digits")
+        StorageConfig(  # refuses wrong sizes
+            data_segment_bytes=DATA_SEGMENT_BYTES if self.data_segment_bytes is None else self.data_segment_bytes,
+            index_segment_bytes=INDEX_SEGMENT_BYTES if self.index_segment_bytes is None else self.index_segment_bytes,
+        )
 
     def saved(self) -> dict[str, Any]:
         """Returns what decides about the result, for JSON."""
-        left_out = ("destination", "dry_run", "save_bytes")
+        left_out = ("destination", "cut_tail", "dry_run", "save_bytes")
         found = {name: value for name, value in asdict(self).items() if name not in left_out}
         paths = {"source": str(self.source.absolute()), "commitlog": self.commitlog and str(self.commitlog.absolute())}
         return found | paths
@@ -68,7 +78,7 @@ class Report:
 
     Attributes:
         kind: what the source is.
-        writer_note: set if Java DLedger has appended to a store of ours.
+        notes: what the owner should know.
         destination: the new store.
         profile: of the new store.
         entries: in it.
@@ -91,7 +101,7 @@ class Report:
     """
 
     kind: Kind
-    writer_note: str
+    notes: tuple[str, ...]
     destination: str
     profile: Literal["A", "B"]
     entries: int
@@ -115,9 +125,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a conversion has come: ``phase`` is ``copy`` or ``verify``; ``total_bytes`` is an estimate."""
+    """How far a conversion has come; ``total_bytes`` is an estimate."""
 
-    phase: Literal["copy", "verify"]
+    phase: Literal["check", "copy", "verify"]
     entries: int
     done_bytes: int
     total_bytes: int

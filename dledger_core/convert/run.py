@@ -61,16 +61,7 @@ class _Conversion:
 
     def run(self) -> Report:
         if self._request.dry_run:
-            self._check_vacant()
-            plan = self._plan(self._keeps())
-            progress = self._fresh(plan)
-            try:
-                self._try_out(plan, progress)
-            except LayoutBreakError:
-                plan = self._plan(keeps_positions=False)
-                progress = self._fresh(plan)
-                self._try_out(plan, progress)
-            return self._report(plan, progress)
+            return self._dry_run()
         self._files.mkdir(self._layout.root)
         lock = lock_store(self._files, self._layout)
         try:
@@ -78,18 +69,31 @@ class _Conversion:
         finally:
             lock.close()
 
+    def _dry_run(self) -> Report:
+        self._check_vacant()
+        notes = self._check_source()
+        plan = self._plan(self._keeps())
+        progress = self._fresh(plan, notes)
+        try:
+            self._try_out(plan, progress)
+        except LayoutBreakError:
+            plan = self._plan(keeps_positions=False)
+            progress = self._fresh(plan, notes)
+            self._try_out(plan, progress)
+        return self._report(plan, progress)
+
     def _convert(self) -> Report:
         progress = self._begun()
         plan = self._plan(self._keeps() if progress is None else progress.keeps_positions)
         if progress is None:
             self._check_space()
-            progress = self._fresh(plan)
+            progress = self._fresh(plan, self._check_source())
             save_progress(self._files, self._layout, progress)
         try:
             self._copy(plan, progress)
         except LayoutBreakError:
             plan = self._plan(keeps_positions=False)
-            progress = self._fresh(plan)
+            progress = self._fresh(plan, progress.notes)
             save_progress(self._files, self._layout, progress)
             self._copy(plan, progress)
         self._verify(plan, progress)
@@ -178,10 +182,14 @@ class _Conversion:
             start_position=start,
         )
 
-    def _fresh(self, plan: Plan) -> Progress:
+    def _check_source(self) -> list[str]:
+        self._on_step(Step("check", 0, 0, self._source.data_bytes))
+        return [*self._source.notes, *self._source.check(cut_tail=self._request.cut_tail)]
+
+    def _fresh(self, plan: Plan, notes: list[str]) -> Progress:
         saved = json.loads(json.dumps(self._request.saved()))
         first = self._source.first_index
-        return Progress(saved, self._source.fingerprint, plan.keeps_positions, next_index=first)
+        return Progress(saved, self._source.fingerprint, plan.keeps_positions, next_index=first, notes=notes)
 
     # --- the passes ------------------------------------------------------------------------------------------
 
@@ -265,7 +273,7 @@ class _Conversion:
         source = self._source
         return Report(
             kind=source.kind,
-            writer_note="Java DLedger has appended to this store of ours" if source.continued_by_java else "",
+            notes=(*progress.notes, *_notes(progress)),
             destination=str(self._layout.root),
             profile=plan.profile,
             entries=progress.next_index - source.first_index,
@@ -286,3 +294,12 @@ class _Conversion:
             resumed=self._resumed,
             dry_run=self._request.dry_run,
         )
+
+
+def _notes(progress: Progress) -> tuple[str, ...]:
+    found = []
+    if progress.odd:
+        found.append(f"{progress.odd} messages were left as they are: their offset is not where they lay")
+    if progress.hidden_dropped:
+        found.append(f"{progress.hidden_dropped} entries of transactions that did not win were left out")
+    return tuple(found)

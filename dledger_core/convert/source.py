@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import numpy as np
+
 from dledger_core.convert.parts import ClassicPart, LogPart, Part
-from dledger_core.errors import ConfigError, StoreBusyError, StoreMismatchError
+from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq.commit_log import classic_files
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import parse_properties, read_properties
+from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.reader import StoreReader, open_store
+from dledger_core.storage.segments import Segments
 from dledger_core.storage.tables import LogTables
 
 __all__ = ["Kind", "Source", "open_source"]
@@ -44,6 +48,7 @@ class Source:
         tables: snapshot of a store of ours, or None.
         fingerprint: of the files; another one means that the source has changed.
         continued_by_java: Java DLedger has appended to a store of ours since.
+        notes: what its owner should know.
     """
 
     kind: Kind
@@ -57,6 +62,7 @@ class Source:
     tables: bytes | None
     fingerprint: str
     continued_by_java: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def log(self) -> StoreReader | None:
@@ -72,6 +78,40 @@ class Source:
     def data_bytes(self) -> int:
         """About how many bytes there are to read."""
         return sum(part.data_bytes for part in self.parts)
+
+    def check(self, *, cut_tail: bool) -> list[str]:
+        """Reads the store among the parts from end to end; returns what its owner should know.
+
+        Reading up to the end is not enough: a damaged record can look like the end of a log, and what follows it would
+        be lost in silence, as it is in Java's own recovery.
+
+        Args:
+            cut_tail: bytes behind the last entry of a Java store may be left out.
+
+        Raises:
+            CorruptRecordError: it is damaged, or there are such bytes and they may not.
+        """
+        log = self.log
+        notes = []
+        for finding in log.verify().findings if log is not None else ():
+            if self.continued_by_java and Path(finding.path).name == "log.json":
+                continue  # kept from the reader, which is to see the store as Java does
+            if finding.kind == "INDEX_MISMATCH":
+                between = f"{finding.start} to {finding.end - 1}"
+                notes.append(f"the index disagrees with the data about entries {between}; the data counts")
+            elif finding.kind == "TORN_TAIL" and (cut_tail or self.meta is not None):
+                notes.append(f"left out, as recovery does: {finding.message}")
+            else:
+                torn = finding.kind == "TORN_TAIL"
+                raise CorruptRecordError(
+                    f"the source is damaged: {finding.message}",
+                    finding.path,
+                    "compare with a replica; Java's recovery would drop these bytes, and so does --cut-tail"
+                    if torn
+                    else "convert an intact replica, or repair this one first",
+                    {"kind": finding.kind, "start": finding.start, "end": finding.end, "position": finding.position},
+                )
+        return notes
 
     def hidden_ranges(self) -> tuple[tuple[int, int], ...]:
         """Returns the half-open ranges of entries that belong to transactions that did not win, in order."""
@@ -94,6 +134,7 @@ class Source:
 
 
 _MAGIC_CONTROL: Final = 2
+_TAIL_ROWS: Final = 1024
 
 
 def open_source(path: Path, commitlog: Path | None = None, files: Files | None = None) -> Source:
@@ -178,7 +219,25 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
         files.read(layout.tables) if meta is not None else None,
         _fingerprint([p for p in watched if p.exists()], str(reader.last_index)),
         continued,
+        tuple(_notes(reader, layout, files, continued=continued)),
     )
+
+
+def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool) -> list[str]:
+    found = ["Java DLedger has appended to this store of ours"] if continued else []
+    last, first = int(reader.last_index), int(reader.first_index)
+    if reader.writer == "dledger-python" or last < first:
+        return found
+    index = IndexFile(Segments.load(files, layout.index, reader.segment_bytes[1], gaps=True))
+    begin = max(first, last - _TAIL_ROWS + 1)
+    known = index.read(begin, last + 1)["index"] == np.arange(begin, last + 1)
+    missing = len(known) if not known.any() else int(np.argmax(known[::-1]))
+    if 0 < missing < _TAIL_ROWS:
+        found.append(
+            f"the last {missing} entries are not in Java's index: it was killed while it wrote them, and since its "
+            "records carry no CRC their bodies may be torn; the other nodes have them whole if they were acknowledged"
+        )
+    return found
 
 
 def _kind_of(reader: StoreReader, meta: LogMeta | None) -> Kind:

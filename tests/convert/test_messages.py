@@ -20,7 +20,7 @@ MESSAGE = st.fixed_dictionaries(
         "queue_id": st.integers(0, 2),
         "body": st.binary(max_size=40),
         "sys_flag": st.sampled_from([0, 0, 0, 4, 8, 12]),
-        "queue_offset": INT64,
+        "queue_offset": st.integers(0, 2**62),
         "physical_offset": INT64,
         "store_host": st.sampled_from(["127.0.0.1:1", "[::1]:2"]),
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dledger_core.config import StorageConfig
-from dledger_core.convert import ConvertRequest, convert
+from dledger_core.convert import ConvertRequest, Step, convert
 from dledger_core.errors import DLedgerError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import Batch
@@ -99,7 +99,7 @@ def big_store(directory: Path, mebibytes: int) -> Path:
 KILLED = """
 import sys
 from pathlib import Path
-from dledger_core.convert import ConvertRequest, convert
+from dledger_core.convert import ConvertRequest, Step, convert
 source, target, peers = sys.argv[1:]
 convert(ConvertRequest(source=Path(source), destination=Path(target), group="g", self_id="n0", peers=peers,
                        profile="A", data_segment_bytes=4 << 20, save_bytes=1 << 20))
@@ -207,8 +207,8 @@ def test_a_copy_that_is_not_what_its_source_is_is_not_published(tmp_path: Path, 
     files = FaultyFiles()
     done = []
 
-    def strike(step: object) -> None:
-        if done:
+    def strike(step: Step) -> None:
+        if done or step.phase != "copy":
             return
         done.append(step)
         content = files.content(TARGET / "data" / f"{0:020d}")

@@ -1,0 +1,97 @@
+"""``dledger convert`` as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dledger_core.cli import convert as command
+from dledger_core.cli import main
+from dledger_core.convert import Step, store_directory
+from dledger_core.storage import open_store
+from tests.convert.stores import PEERS, store_of, unpacked
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n1")[0]
+
+
+def test_as_json(tmp_path: Path, source: Path) -> None:
+    options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
+    planned = run(source, tmp_path / "dir", *options, "--dry-run")
+    assert (planned.exit_code, planned.stderr) == (0, "")
+    assert not (tmp_path / "dir").exists()
+    done = run(source, tmp_path / "dir", *options)
+    assert (done.exit_code, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["destination"] == str(tmp_path / "dir/orders/dledger-n1")
+    assert (report["entries"], report["kind"], report["profile"]) == (267, "java-a", "B")
+    assert json.loads(planned.stdout)["entries"] == 267
+    with open_store(tmp_path / "dir/orders/dledger-n1") as reader:
+        assert (reader.group, reader.node_id, reader.log_uuid) == ("orders", "n1", report["log_uuid"])
+
+
+def test_as_a_table(tmp_path: Path, source: Path) -> None:
+    options = ("--group", "g", "--self-id", "n1", "--peers", PEERS, "--profile", "A", "--data-segment-bytes", "32KiB")
+    done = run(source, tmp_path / "x" / "dledger-n1", *options)
+    assert done.exit_code == 0, done.output
+    assert "converted and verified" in done.stdout
+    meta = json.loads((tmp_path / "x/dledger-n1/meta/log.json").read_text())
+    assert (meta["data_segment_bytes"], meta["profile"]) == (32768, "A")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--self-id": "n7"}, "n7 is not in the peers string"),
+        ({"--group": "../x"}, "cannot name a group"),
+        ({"--peers": "n1"}, "malformed peer"),
+        ({"--profile": "C"}, "--profile"),
+        ({"--data-segment-bytes": "many"}, "is no size"),
+        ({"--data-segment-bytes": "1KiB"}, "does not fit"),
+        ({"--data-segment-bytes": "12"}, "data_segment_bytes"),
+        ({"--index-segment-bytes": "33"}, "index_segment_bytes"),
+        ({"--commitlog": "/nowhere"}, "--commitlog"),
+        ({"--log-uuid": "short"}, "--log-uuid"),
+    ],
+)
+def test_wrong_calls_end_in_one_line(tmp_path: Path, source: Path, changes: dict[str, str], said: str) -> None:
+    options = {"--group": "g", "--self-id": "n1", "--peers": PEERS} | changes
+    done = run(source, tmp_path / "dir", *[word for pair in options.items() for word in pair])
+    assert (done.exit_code, done.stdout) == (3, ""), done.output
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_damage_is_exit_code_4(tmp_path: Path, source: Path) -> None:
+    path = min((source / "data").iterdir())
+    content = bytearray(path.read_bytes())
+    content[0:4] = b"\x00\x00\x00\x09"
+    path.write_bytes(content)
+    done = run(source, tmp_path / "dir", "--group", "g", "--self-id", "n1", "--peers", PEERS)
+    assert done.exit_code == 4, done.output
+    assert str(path) in done.stderr
+
+
+def test_it_speaks_only_when_it_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 1.9, 2.1, 2.2, 4.3])
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    narrator = command._Narrator()
+    for number in range(4):
+        narrator(Step("copy", 1000 * number, number << 20, 4 << 20))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["copied 1,000 entries, 1 MiB 25 % (2 s)", "copied 3,000 entries, 3 MiB 75 % (4 s)"]
+
+
+def test_where_the_store_goes() -> None:
+    assert store_directory(Path("d"), "g", "n0") == Path("d/g/dledger-n0")
+    assert store_directory(Path("d/dledger-n0"), "g", "n0") == Path("d/dledger-n0")
+    assert store_directory(Path("d/dledger-n1"), "g", "n0") == Path("d/dledger-n1/g/dledger-n0")

@@ -1,0 +1,235 @@
+"""What a directory holds is recognized; what is wrong with it is said, and nothing is written into it."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from dledger_core.convert.source import open_source
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
+from dledger_core.storage import CommitLog, open_store
+from tests.convert.stores import converted, entries, manifest, snapshot, store_of, unpacked
+from tests.rocketmq.golden import MIXED, THREE, extract
+
+
+def test_kinds(tmp_path: Path) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    store = extract(MIXED, "n0/dledger-n0", tmp_path)
+    three, _ = store_of(unpacked("dledger-0.4.0-three", tmp_path), "n1")
+    converted(three, tmp_path / "dledger-n0")
+    found = {
+        open_source(path, commitlog).kind: path
+        for path, commitlog in (
+            (classic, None),
+            (store, None),
+            (store, classic),
+            (three, None),
+            (tmp_path / "dledger-n0", None),
+        )
+    }
+    assert list(found) == ["classic", "java-a", "mixed", "java-b", "dledger"]
+    assert open_source(store.parent).kind == "mixed"
+    shutil.rmtree(classic)
+    assert open_source(store.parent).kind == "java-a"
+
+
+def test_what_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "file", tmp_path / "nothing", tmp_path / "empty"):
+        with pytest.raises(ConfigError):
+            open_source(path)
+    for node in ("n0", "n1"):
+        (tmp_path / "two" / f"dledger-{node}" / "data").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="several stores"):
+        open_source(tmp_path / "two")
+    with pytest.raises(ConfigError, match="no store"):
+        open_source(tmp_path / "empty", tmp_path / "empty")
+
+
+def test_a_store_that_does_not_go_on_from_the_commitlog(tmp_path: Path) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    other = extract(THREE, "n0/dledger-n0", tmp_path)
+    with pytest.raises(StoreMismatchError, match="does not go on from the CommitLog"):
+        open_source(other, classic)
+
+
+def test_a_running_node_s_store(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "dledger-n0", group="g", node_id="n0")
+    before = snapshot(tmp_path / "dledger-n0")
+    with pytest.raises(StoreBusyError, match="stop the node first"):
+        converted(tmp_path / "dledger-n0", tmp_path / "new")
+    assert snapshot(tmp_path / "dledger-n0") == before
+    log.close()
+    converted(tmp_path / "dledger-n0", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("files", "term", "vote"),
+    [
+        ({"currterm": "currTerm=9\nvoteLeader=n2\n"}, 9, "n2"),
+        ({"currterm": "", "currterm.tmp": "currTerm=7\nvoteLeader=n1\n"}, 7, None),
+        ({"currterm.bak": "currTerm=5\nvoteLeader=n1\n"}, 5, "n1"),
+        ({"currterm": "currTerm=1\nvoteLeader=n1\n"}, 3, None),
+        ({}, 3, None),
+    ],
+)
+def test_a_term_is_never_below_one_that_was_known(
+    tmp_path: Path, files: dict[str, str], term: int, vote: str | None
+) -> None:
+    """Java can lose currterm in a crash; our node campaigns above whatever is left, so no vote is given twice."""
+    source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
+    for path in source.glob("currterm*"):
+        path.unlink()
+    for name, text in files.items():
+        (source / name).write_text(text)
+    state = open_source(source).hard_state
+    assert (state.term, state.voted_for) == (term, vote)
+
+
+def test_damage_inside_a_store_is_named_and_nothing_is_published(tmp_path: Path) -> None:
+    source, _ = store_of(unpacked("dledger-0.3.1.2-single", tmp_path), "n0")
+    first = min((source / "data").iterdir())
+    content = bytearray(first.read_bytes())
+    struct.pack_into(">i", content, 4, 7)
+    first.write_bytes(content)
+    before = snapshot(source)
+    with pytest.raises(CorruptRecordError) as caught:
+        converted(source, tmp_path / "new")
+    assert str(first) in caught.value.where
+    assert snapshot(source) == before
+    with pytest.raises(DLedgerError):
+        open_store(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("at", "field"), [(at, field) for at in (0, 100, 266) for field in (0, 8, 16) if (at, field) != (266, 16)]
+)
+def test_damage_that_looks_like_the_end_of_a_log_is_no_end(tmp_path: Path, at: int, field: int) -> None:
+    """Java's recovery would cut everything from there on; a copy must not lose it in silence."""
+    source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
+    with open_store(source) as reader:
+        position = int(reader.records(at, at + 1, 1).headers["position"][0])
+    path = source / "data" / f"{position // 65536 * 65536:020d}"
+    content = bytearray(path.read_bytes())
+    content[position % 65536 + field] ^= 0x40
+    path.write_bytes(content)
+    with pytest.raises(CorruptRecordError, match="the source is damaged") as caught:
+        converted(source, tmp_path / "new", dry_run=True)
+    assert field == 8 or caught.value.values["start"] == at
+    if (at, field) == (266, 0):
+        report = converted(source, tmp_path / "new", cut_tail=True)
+        assert report.last_index == 265
+        assert any("left out" in note for note in report.notes)
+
+
+def test_a_last_term_that_the_index_does_not_know_is_pointed_out(tmp_path: Path) -> None:
+    source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
+    with open_store(source) as reader:
+        position = int(reader.records(266, 267, 1).headers["position"][0])
+    path = source / "data" / f"{position // 65536 * 65536:020d}"
+    content = bytearray(path.read_bytes())
+    content[position % 65536 + 23] ^= 0x40
+    path.write_bytes(content)
+    report = converted(source, tmp_path / "new")
+    assert "the index disagrees with the data about entries 266 to 266; the data counts" in report.notes
+
+
+@pytest.mark.parametrize("damage", ["body", "magic", "gap", "size"])
+def test_damage_inside_a_commitlog(tmp_path: Path, damage: str) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    first, second = sorted(classic.iterdir())
+    content = bytearray(first.read_bytes())
+    size = struct.unpack_from(">i", content)[0]
+    if damage == "body":
+        content[size + 90] ^= 1
+    elif damage == "magic":
+        content[size + 4] ^= 1
+    elif damage == "size":
+        content[:4] = struct.pack(">i", size + 1)
+    first.write_bytes(content)
+    if damage == "gap":
+        second.rename(second.with_name(f"{262144:020d}"))
+    before = snapshot(classic)
+    with pytest.raises((CorruptRecordError, ConfigError)) as caught:
+        converted(classic, tmp_path / "new")
+    assert str(classic) in str(caught.value)
+    assert snapshot(classic) == before
+
+
+def test_a_commitlog_cut_in_the_middle_of_a_message(tmp_path: Path) -> None:
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    last = max(classic.iterdir())
+    content = last.read_bytes()
+    sizes = struct.unpack_from(">i", content)[0]
+    last.write_bytes(content[: sizes + 40])
+    with pytest.raises(CorruptRecordError, match="let its broker recover"):
+        converted(classic, tmp_path / "new")
+
+
+def reset_store(source: Path, keep_from: int) -> None:
+    """Does to a store what generation B's reset does: everything before an entry becomes one BLANK, index rows too."""
+    with open_store(source) as reader:
+        head = reader.records(keep_from, keep_from + 1, 1).headers[0]
+        data_bytes, index_bytes = reader.segment_bytes
+    position = int(head["position"])
+    for folder, at, size in (("data", position, data_bytes), ("index", keep_from * 32, index_bytes)):
+        for path in sorted((source / folder).iterdir()):
+            base = int(path.name)
+            if base + size <= at:
+                path.unlink()
+            elif base < at:
+                content = path.read_bytes()
+                blank = struct.pack(">ii", -1, at - base) + bytes(at - base - 8)
+                path.write_bytes(blank + content[at - base :])
+
+
+def test_a_store_that_begins_with_a_blank_is_laid_anew(tmp_path: Path) -> None:
+    folder = unpacked("dledger-0.4.0-single", tmp_path)
+    source, node = store_of(folder, "n0")
+    reset_store(source, 333)
+    before = snapshot(source)
+    for profile in ("A", "B"):
+        report = converted(source, tmp_path / profile, profile=profile)
+        assert snapshot(source) == before
+        assert (report.first_index, report.moved, report.renumbered) == (333, True, False)
+        assert entries(tmp_path / profile) == manifest(folder, node)[333:]
+        log = CommitLog.open(tmp_path / profile, group="g", node_id="n0")
+        assert (log.first_index(), log.last_index()) == (333, report.last_index)
+        log.close()
+
+
+def test_positions_that_do_not_follow_each_other_are_laid_anew(tmp_path: Path) -> None:
+    """Generation B keeps the leader's position in the header, wherever the record lies."""
+    folder = unpacked("dledger-0.4.0-three", tmp_path)
+    source, node = store_of(folder, "n0")
+    with open_store(source) as reader:
+        positions = reader.records(0, 400, 1 << 30).headers["position"].tolist()
+    for path in (source / "data").iterdir():
+        content = bytearray(path.read_bytes())
+        for position in positions[150:]:
+            at = position - int(path.name)
+            if 0 <= at < len(content):
+                struct.pack_into(">q", content, at + 24, position + 4096)
+        path.write_bytes(content)
+    report = converted(source, tmp_path / "new")
+    assert (report.moved, report.renumbered) == (True, False)
+    assert entries(tmp_path / "new") == manifest(folder, node)
+    with open_store(tmp_path / "new") as reader:
+        assert reader.verify().findings == ()
+
+
+def test_entries_that_java_s_index_lacks_are_pointed_out(tmp_path: Path) -> None:
+    source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
+    with open_store(source) as reader:
+        last = int(reader.last_index)
+    path = source / "index" / f"{last * 32 // 4096 * 4096:020d}"
+    content = bytearray(path.read_bytes())
+    content[last * 32 % 4096 :] = bytes(len(content) - last * 32 % 4096)
+    path.write_bytes(content)
+    report = converted(source, tmp_path / "new")
+    assert report.entries == last + 1
+    assert any("the last 1 entries are not in Java's index" in note for note in report.notes)
