@@ -14,13 +14,15 @@ from dledger_core.config import (
     BATCH_BYTES_MAX,
     DATA_SEGMENT_BYTES,
     INDEX_SEGMENT_BYTES,
+    Peer,
     RaftConfig,
     StorageConfig,
     parse_peers,
 )
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
-from dledger_core.server.config import ServerConfig
+from dledger_core.server.config import ServerConfig, spread_leaders
+from dledger_core.server.role_events import split_command
 
 _SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
 """Java maps a file as a whole, and counts its bytes in an int."""
@@ -43,7 +45,13 @@ def _path(value: Any) -> Any:
     return value
 
 
+def _lines(value: Any) -> Any:
+    """One string, or a list of them, each kept as it is."""
+    return (value,) if isinstance(value, str) else value
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 
 
 def flag_of(field: str) -> str:
@@ -75,7 +83,15 @@ class ServeSettings(BaseModel):
     tick_ms: int = Field(20, ge=1, description="Length of a tick.")
     election_ms: int = Field(400, ge=1, description="A follower campaigns after this long to twice as long.")
     heartbeat_ms: int = Field(60, ge=1, description="A leader sends heartbeats this often.")
-    preferred_leaders: Names = Field((), description="Nodes that should lead when caught up, best first.")
+    preferred_leaders: Lines = Field(
+        (),
+        description="Nodes that should lead when caught up, best first: N1,N2 for all groups, GROUP=N1,N2 for one "
+        "(repeat it), none. Default: spread over the nodes if there are several groups.",
+    )
+    on_role_change: str | None = Field(
+        None,
+        description="Command to run at each role change, without a shell, with DLEDGER_ROLE, ... in its environment.",
+    )
     inflight_bytes: ByteSize = Field(
         ByteSize(256 << 20), ge=BATCH_BYTES_MAX, description="Appends held at most; more is answered BUSY."
     )
@@ -90,12 +106,6 @@ class ServeSettings(BaseModel):
         """
         election = max(1, self.election_ms // self.tick_ms)
         peers = parse_peers(self.peers)
-        known = [str(peer.node_id) for peer in peers]
-        for name in self.preferred_leaders:
-            if name not in known:
-                raise ConfigError(
-                    f"{name} is not in the peers string", "preferred-leaders", f"use some of {', '.join(known)}"
-                )
         return ServerConfig(
             self_id=NodeId(self.self_id),
             peers=peers,
@@ -109,8 +119,9 @@ class ServeSettings(BaseModel):
                 election_ticks_min=election,
                 election_ticks_max=2 * election,
                 heartbeat_ticks=max(1, self.heartbeat_ms // self.tick_ms),
-                preferred_leaders=tuple(NodeId(name) for name in self.preferred_leaders),
             ),
+            preferred_leaders=self._preferred(peers),
+            role_command=split_command(self.on_role_change) if self.on_role_change is not None else (),
             storage=StorageConfig(
                 data_segment_bytes=int(self.data_segment_bytes),
                 index_segment_bytes=int(self.index_segment_bytes),
@@ -119,6 +130,20 @@ class ServeSettings(BaseModel):
                 zero_ahead_bytes=int(self.zero_ahead_bytes),
             ),
         )
+
+    def _preferred(self, peers: tuple[Peer, ...]) -> dict[str, tuple[NodeId, ...]]:
+        """Returns the preferred leaders of each group; ``none`` is no preference unless a node is called so."""
+        if not self.preferred_leaders and len(self.group) > 1:
+            return spread_leaders(self.group, peers)
+        found: dict[str, tuple[NodeId, ...]] = {}
+        for line in self.preferred_leaders:
+            group, _, names = (part.strip() for part in line.rpartition("="))
+            nodes = tuple(NodeId(name.strip()) for name in names.split(",") if name.strip())
+            if nodes == ("none",) and "none" not in [peer.node_id for peer in peers]:
+                nodes = ()
+            found[group] = found.get(group, ()) + nodes
+        common = found.pop("", ())
+        return dict.fromkeys(self.group, common) | found
 
 
 def read_settings(path: Path | None, flags: Mapping[str, Any]) -> ServeSettings:

@@ -47,7 +47,8 @@ class Type(IntEnum):
     FAILURE                 e error map (DLedgerError.to_wire)
     METADATA                (g)
     METADATA_OK             leader id|nil, term, log uuid|nil, self [id, role, first, last, commit, visible_end,
-                            bytes of data], peers peers string, time ms of the last entry|nil
+                            bytes of data], peers peers string, time ms of the last entry|nil, groups [names],
+                            preferred [node ids that should lead, best first]
     APPEND                  n count, p producer|nil, pe epoch, ps sequence, x transaction map|nil
                             [lengths u32 x n | crcs u32 x n | bodies]
     APPEND_OK               first, last, term (data entries only)
@@ -67,6 +68,8 @@ class Type(IntEnum):
                             damaged [indexes], cut bool (more are damaged in these ranges than are named)
     TRANSFER                node
     TRANSFER_OK             leader
+    WATCH                   wait ms, seen [role, leader id|nil, term]|nil: answered when that is not the state
+    WATCH_OK                role, leader id|nil, term, broker master|slave
     VOTE                    s sender, to, term, li last_index, lt last_term, pre, x transfer
     VOTE_OK                 s, to, term, ok granted, pre
     APPEND_ENTRIES          s, to, term, pi prev_index, pt prev_term, c commit_index,
@@ -98,6 +101,8 @@ class Type(IntEnum):
     DIGEST_OK = 23
     TRANSFER = 24
     TRANSFER_OK = 25
+    WATCH = 26
+    WATCH_OK = 27
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

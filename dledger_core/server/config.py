@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.net.protocol import HELLO_BYTES_MAX
 
-__all__ = ["ServerConfig"]
+__all__ = ["ServerConfig", "spread_leaders"]
 
 _GROUP_HELLO_BYTES: Final = 40
 """What a group adds to a hello beside its name: the uuid of its log, and lengths."""
@@ -31,6 +32,8 @@ class ServerConfig:
         tick_ms: length of a tick.
         inflight_bytes_max: bytes of appends and answers that the node holds at most; more is answered BUSY.
         transaction_timeout_ms: an open transaction older than this, by log time, is aborted by the leader.
+        preferred_leaders: per group, instead of ``raft.preferred_leaders``; alike on all nodes.
+        role_command: program and arguments to run at role changes; see ``RoleCommand``.
     """
 
     self_id: NodeId
@@ -43,6 +46,8 @@ class ServerConfig:
     storage: StorageConfig = field(default_factory=StorageConfig)
     inflight_bytes_max: int = 256 << 20
     transaction_timeout_ms: int = 15 * 60 * 1000
+    preferred_leaders: Mapping[str, tuple[NodeId, ...]] = field(default_factory=dict)
+    role_command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.self_id not in {p.node_id for p in self.peers}:
@@ -63,12 +68,38 @@ class ServerConfig:
             )
         if self.tick_ms < 1:
             raise ConfigError("must be at least 1", "tick_ms", "correct the setting and start again")
+        self._check_preferred()
+
+    def _check_preferred(self) -> None:
+        known = [str(peer.node_id) for peer in self.peers]
+        for group, preferred in {"": self.raft.preferred_leaders, **self.preferred_leaders}.items():
+            if group and group not in self.groups:
+                hosted = ", ".join(self.groups)
+                raise ConfigError(f"group {group} is not hosted", "preferred-leaders", f"use some of {hosted}")
+            for name in preferred:
+                if name not in known:
+                    raise ConfigError(
+                        f"{name} is not in the peers string", "preferred-leaders", f"use some of {', '.join(known)}"
+                    )
 
     @property
     def me(self) -> Peer:
         """This node."""
         return next(p for p in self.peers if p.node_id == self.self_id)
 
+    def preferred(self, group: str) -> tuple[NodeId, ...]:
+        """Returns the nodes that should lead a group, best first."""
+        return self.preferred_leaders.get(group, self.raft.preferred_leaders)
+
     def store_path(self, group: str) -> Path:
         """Returns the store directory of a group."""
         return self.directory / group / f"dledger-{self.self_id}"
+
+
+def spread_leaders(groups: Sequence[str], peers: Sequence[Peer]) -> dict[str, tuple[NodeId, ...]]:
+    """Returns one preferred leader per group, so that the groups' leaders are spread evenly over the nodes.
+
+    The same for all nodes that host the same groups, in whatever order they name groups and peers.
+    """
+    nodes = sorted(peer.node_id for peer in peers)
+    return {group: (nodes[place % len(nodes)],) for place, group in enumerate(sorted(groups))}

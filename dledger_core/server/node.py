@@ -28,6 +28,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.peers import PeerLinks
 from dledger_core.server.reads import Reads
 from dledger_core.server.replica import Replica
+from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
 from dledger_core.server.service import ClientService, Hosted
 from dledger_core.storage import CommitLog
 from dledger_core.storage.layout import check_owner
@@ -48,9 +49,14 @@ UNHOSTED_MAX: Final = 1024
 
 
 class NodeServer:
-    """All groups of one node behind one port. ``start``, ``wait`` and ``close`` belong to one event loop."""
+    """All groups of one node behind one port. ``start``, ``wait`` and ``close`` belong to one event loop.
 
-    def __init__(self, config: ServerConfig) -> None:
+    Args:
+        config: its settings.
+        on_role: called on the event loop with each role change of each group; must not block.
+    """
+
+    def __init__(self, config: ServerConfig, on_role: OnRole | None = None) -> None:
         self._config = config
         self._executor = ThreadPoolExecutor(READ_THREADS, "read")
         self._hosted: dict[str, Hosted] = {}
@@ -70,6 +76,8 @@ class NodeServer:
         )
         self._unhosted: dict[str, float] = {}
         self._budget = Budget(config.inflight_bytes_max)
+        self._role_command = RoleCommand(config.role_command) if config.role_command else None
+        self._on_role = [listener for listener in (on_role, self._role_command) if listener is not None]
         self._service = ClientService(config, self._hosted)
 
     @property
@@ -133,13 +141,17 @@ class NodeServer:
             group=group,
             node_id=config.self_id,
             configuration=Configuration(frozenset(peer.node_id for peer in config.peers)),
-            config=replace(config.raft, noop_on_election=config.raft.noop_on_election and profile == "B"),
+            config=replace(
+                config.raft,
+                noop_on_election=config.raft.noop_on_election and profile == "B",
+                preferred_leaders=config.preferred(group),
+            ),
             log=log,
             send=self._links.send,
             on_failed=self._fail,
         )
-        appends = Appends(replica, self._budget)
-        self._hosted[group] = Hosted(replica, appends, Reads(replica, self._executor))
+        appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
+        self._hosted[group] = Hosted(replica, appends, reads, RoleFeed(replica, self._on_role))
 
     async def wait(self) -> None:
         """Waits until ``stop`` is called; raises what made a replica or a timer fail."""
@@ -160,6 +172,8 @@ class NodeServer:
         """Closes connections and stores, each of them even if another cannot be closed; raises the last error."""
         async with contextlib.AsyncExitStack() as steps:  # from the last one to the first
             steps.callback(self._executor.shutdown)
+            if self._role_command is not None:
+                steps.push_async_callback(asyncio.to_thread, self._role_command.close)
             steps.push_async_callback(self._close_replicas)
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
@@ -287,8 +301,8 @@ def _log_abort(outcome: Appended | DLedgerError) -> None:
         _LOG.warning("abort failed: %s", outcome)
 
 
-async def _serve(config: ServerConfig, on_started: Callable[[NodeServer], None] | None) -> None:
-    node = NodeServer(config)
+async def _serve(config: ServerConfig, on_started: Callable[[NodeServer], None] | None, on_role: OnRole | None) -> None:
+    node = NodeServer(config, on_role)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop)
@@ -319,14 +333,19 @@ def _stop_with_stdin(node: NodeServer) -> None:
     loop.add_reader(0, read)
 
 
-def run(config: ServerConfig, on_started: Callable[[NodeServer], None] | None = None) -> None:
+def run(
+    config: ServerConfig,
+    on_started: Callable[[NodeServer], None] | None = None,
+    on_role: OnRole | None = None,
+) -> None:
     """Runs a node until SIGTERM or SIGINT.
 
     Args:
         config: its settings.
         on_started: called once it listens.
+        on_role: see ``NodeServer``.
 
     Raises:
         DLedgerError: it could not start, or its disk failed.
     """
-    uvloop.run(_serve(config, on_started))
+    uvloop.run(_serve(config, on_started, on_role))

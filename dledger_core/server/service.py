@@ -26,6 +26,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.flow import ClientFlow
 from dledger_core.server.reads import DigestRequest, ReadRequest, Reads
 from dledger_core.server.replica import Replica
+from dledger_core.server.role_events import RoleFeed
 
 __all__ = ["ClientService", "Hosted"]
 
@@ -33,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 DAMAGED_MAX: Final = 8192
 """Damaged indexes in one answer, well below what a header may hold."""
+WATCH_WAIT_MS_MAX: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Hosted:
     replica: Replica
     appends: Appends
     reads: Reads
+    roles: RoleFeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class ClientService:
             Type.TIME: lambda request: self._start(request, self._time),
             Type.DIGEST: lambda request: self._start(request, self._digest),
             Type.TRANSFER: lambda request: self._start(request, self._transfer),
+            Type.WATCH: lambda request: self._start(request, self._watch),
         }
 
     @property
@@ -238,6 +242,7 @@ class ClientService:
             "self": me,
             "peers": format_peers(self._config.peers),
             "groups": sorted(self._hosted),
+            "preferred": list(self._config.preferred(replica.group)),
             "losers": replica.tables.transactions.losers_count,
             "time": replica.log.last_time_ms or None,
         }
@@ -278,6 +283,16 @@ class ClientService:
             "cut": len(damaged) > DAMAGED_MAX,
         }
         request.answer(Type.DIGEST_OK, fields)
+
+    async def _watch(self, request: _Request) -> None:
+        header = request.frame.header
+        seen, wait_ms = header.get("seen"), min(int_field(header, "wait", 0), WATCH_WAIT_MS_MAX)
+        if seen is not None and not (isinstance(seen, list) and len(seen) == 3):
+            raise ProtocolError("field 'seen' is malformed", "header")
+        event = await request.hosted.roles.wait_change(seen, wait_ms / 1000)
+        role, leader_id, term = event.state
+        fields = {"role": role, "leader": leader_id, "term": term, "broker": event.broker_role}
+        request.answer(Type.WATCH_OK, fields)
 
     async def _transfer(self, request: _Request) -> None:
         target, replica = NodeId(str_field(request.frame.header, "node")), request.hosted.replica

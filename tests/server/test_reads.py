@@ -121,6 +121,7 @@ REQUESTS = {
         },
     ),
     "transfer": (Type.TRANSFER, {"node": "n0"}, (), {"node": (*NO_STRING, "", "n7")}),
+    "watch": (Type.WATCH, {"wait": 0}, (), {"wait": NO_INTEGER, "seen": (1, "x", [], {}, [1, 2], [[]] * 4)}),
 }
 
 
