@@ -139,6 +139,16 @@ class Appender:
         self._unsynced.intersection_update(self.data.bases)
         self.index.cut(first_index, end_index)
 
+    def restart(self, position: int) -> None:
+        """Goes on at ``position``, in files that are still to be made."""
+        with self._zero_lock:
+            self.data.forget()
+            self.index.segments.forget()
+            self.position = self._zeroed_to = position
+        self._unsynced.clear()
+        self._unsynced_index.clear()
+        self.unsynced_bytes = 0
+
     def _segment_end(self, position: int) -> int:
         return self.data.base_of(position) + self.data.segment_bytes
 
@@ -161,5 +171,10 @@ class Appender:
                 return False
             self.data.zero(start, stop)
             self._zeroed_to = stop
-        self.data.sync([self.data.base_of(start)])
+        try:
+            self.data.sync([self.data.base_of(start)])
+        except FileNotFoundError:
+            if self.data.holds(start):
+                raise
+            return False  # it was removed meanwhile
         return stop < min(self._segment_end(start), self.position + self._zero_ahead_bytes)

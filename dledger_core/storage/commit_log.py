@@ -19,20 +19,22 @@ from pathlib import Path
 from typing import Final
 
 from dledger_core.config import StorageConfig
-from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError, invariant
-from dledger_core.ids import NO_INDEX, Index, Position, Term
-from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
+from dledger_core.ids import NO_INDEX, Index, Position
+from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import INDEX_RECORD_BYTES, TIME_MASK, Payload, Records
+from dledger_core.record import INDEX_RECORD_BYTES, Payload
 from dledger_core.storage import log_queries
 from dledger_core.storage.appender import Appender, bounded
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dledger_core.storage.durable_log import DurableLog
 from dledger_core.storage.files import File, Files, OsFiles
 from dledger_core.storage.hard_state import load_hard_state, save_hard_state
-from dledger_core.storage.index_file import IndexFile, term_runs
+from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.layout import Layout, claim_store, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
-from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
+from dledger_core.storage.prefix import LogStart, TablesSnapshot, end_interrupted, load_tables, remove_everything
+from dledger_core.storage.record_reader import RecordReader, own_rules
 from dledger_core.storage.recovery import LogEnd, recover
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.staging import StagedEnd, Staging, admitting, check_payload
@@ -42,7 +44,7 @@ from dledger_core.storage.zero_ahead import ZeroAhead
 __all__ = ["CommitLog"]
 
 
-class CommitLog:
+class CommitLog(DurableLog):
     """One replica's durable log; made by ``open``."""
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, config: StorageConfig, lock: File) -> None:
@@ -51,10 +53,12 @@ class CommitLog:
         self._layout = layout
         self._meta = meta
         self._lock = lock
+        self._tables: LogTables | None = load_tables(files, layout, meta)
         self._failure: DiskFailedError | None = None
         self._cuts = 0
         for folder in (layout.root, layout.meta, layout.data, layout.index):
             files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
+        self._meta = meta = end_interrupted(files, layout, meta)
         data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
         index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
         self._index = IndexFile(index)
@@ -63,7 +67,7 @@ class CommitLog:
         end = recover(self._reader, self._index, meta, self._checkpoint, unsynced_bytes_max=config.unsynced_bytes_max)
         self.recovered: Final[LogEnd] = end
         self._first_index, self._last_index = end.first_index, end.last_index
-        self._hard_state = load_hard_state(files, layout.root, end.term)
+        self._hard_state = load_hard_state(files, layout.root, end.term or meta.previous_term or 0)
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
         self._appender = Appender(data, self._index, end.position, config.zero_ahead_bytes)
@@ -135,85 +139,10 @@ class CommitLog:
         """Why the log refuses to write, or None."""
         return self._failure
 
-    def first_index(self) -> Index:
-        """See ``LogStore``."""
-        return Index(self._first_index)
-
-    def last_index(self) -> Index:
-        """See ``LogStore``."""
-        return Index(self._last_index)
-
-    def term_runs(self) -> Sequence[TermRun]:
-        """See ``LogStore``; found by bisecting the index."""
-        runs = term_runs(self._reader.term_at, self._first_index, self._last_index)
-        before = self._meta.previous_term
-        if before is not None and self._meta.first_index == self._first_index:
-            runs = [TermRun(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
-        return runs
-
-    def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
-        """See ``LogStore``: whole checked batches, the first one containing ``start``."""
-        self._check_range(start, start + 1)
-        return log_queries.read_batches(self._reader, start, self._first_index, self._last_index + 1, max_bytes)
-
-    def read(self, start: int, end: int, max_bytes: int) -> Records:
-        """Returns checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
-
-        Raises:
-            IndexOutOfRangeError: ``start`` is not in the log.
-            CorruptRecordError: a record is damaged.
-        """
-        return self._read(start, end, max_bytes, body_crc=True)
-
-    def read_raw(self, start: int, end: int, max_bytes: int) -> Records:
-        """Returns records as ``read`` does, without checking bodies against their CRCs."""
-        return self._read(start, end, max_bytes, body_crc=False)
-
-    def _read(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
-        while True:
-            cuts = self._cuts
-            self._check_range(start, end)
-            upto = min(end, self._last_index + 1)
-            try:
-                return self._reader.read(start, upto, max_bytes, body_crc=body_crc)
-            except CorruptRecordError:
-                if cuts == self._cuts:  # else the record was cut off meanwhile
-                    raise
-
-    def _check_range(self, start: int, end: int) -> None:
-        first, last = self._first_index, self._last_index
-        if not first <= start <= last or end <= start:
-            raise out_of_range(self._layout.root, start, end, first, last)
-
-    def index_at_time(self, timestamp_ms: int) -> Index:
-        """Returns the first entry appended at or after a time, or last_index + 1 if there is none."""
-        return Index(log_queries.index_at_time(self._reader, self._first_index, self._last_index + 1, timestamp_ms))
-
-    def position_of(self, index: int) -> Position:
-        """Returns where a record lies; for last_index + 1 the end of the log."""
-        if index == self._last_index + 1:
-            return Position(self._end_of(index - 1).position)
-        self._check_range(index, index + 1)
-        return Position(int(self._index.read(index, index + 1)["position"][0]))
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes between the first record and the end of the durable log."""
-        bases = self._reader.data.bases
-        return self._end_of(self._last_index).position - bases[0] if bases else 0
-
-    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
-        """Yields (index, append time in ms, magic, body) of the control entries in [start, end)."""
-        return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
-
-    @property
-    def last_time_ms(self) -> int:
-        """Append time of the last durable entry, ms since the epoch."""
-        return self._end_of(self._last_index).time_ms
-
     def load_tables(self) -> LogTables:
         """Returns the tables of the last snapshot; the log's control entries behind it are still to be applied."""
-        return LogTables.restore(self._files.read(self._layout.tables) or b"")
+        tables, self._tables = self._tables, None
+        return tables if tables is not None else load_tables(self._files, self._layout, self._meta)
 
     def save_tables(self, snapshot: bytes) -> None:
         """Keeps a snapshot of the tables; called by the writer thread. A lost one only makes the next start longer."""
@@ -243,21 +172,20 @@ class CommitLog:
         """Moves the staged end back to before entry ``index``."""
         self._staging.truncate(index)
 
-    def _end_of(self, index: int) -> StagedEnd:
-        """Returns the end of the durable log as it is behind entry ``index``."""
-        if index < self._first_index:
-            bases = self._reader.data.bases
-            position = bases[0] if bases else self._meta.first_position
-            return StagedEnd(self._first_index, position, 0)
-        row = self._index.read(index, index + 1)[0]
-        header = self._reader.header_at(int(row["position"]))
-        time_ms = header[5] & TIME_MASK if header is not None else 0
-        return StagedEnd(index + 1, int(row["position"]) + int(row["size"]), time_ms)
+    def stage_reset(self, start: LogStart) -> None:
+        """Moves the staged end to where the log starts anew; ``persist`` is then to be given the same."""
+        self._staging.restart(StagedEnd(start.first_index, start.position, 0))
 
     # The writer thread.
 
-    def persist(self, hard_state: HardState | None, truncate_from: Index | None, batches: Sequence[Batch]) -> None:
-        """Makes a Ready's share durable: first the hard state, then the cut, then all batches with one sync.
+    def persist(
+        self,
+        hard_state: HardState | None,
+        truncate_from: Index | None,
+        batches: Sequence[Batch],
+        reset: LogStart | None = None,
+    ) -> None:
+        """Makes a Ready's share durable: the hard state, the new start, the cut, then all batches with one sync.
 
         Raises DiskFailedError if a write or sync failed, now or earlier.
         """
@@ -265,6 +193,8 @@ class CommitLog:
             if hard_state is not None:
                 save_hard_state(self._files, self._layout.root, hard_state)
                 self._hard_state = hard_state
+            if reset is not None:
+                self._reset(reset)
             if truncate_from is not None:
                 self._truncate(truncate_from)
             if batches:
@@ -316,20 +246,60 @@ class CommitLog:
         save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
         self._checkpoint = checkpoint
 
-    def delete_prefix(self, index: int) -> Index:
-        """Drops data segments that lie wholly below ``index``; returns the new first index."""
+    def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+        """Drops data segments that lie wholly below ``index``; returns the new first index.
+
+        Args:
+            index: nothing from here on is deleted.
+            tables: of what is committed up to ``commit_index``.
+            commit_index: nothing behind it is deleted.
+
+        Raises like ``persist``.
+        """
         with self._writing():
-            found = log_queries.prefix_before(self._reader, index)
+            found = log_queries.prefix_before(self._reader, min(index, commit_index + 1))
             if found is None:
                 return self.first_index()
             position, first, term = found
-            self._save_meta(replace(self._meta, first_position=position, first_index=first, previous_term=term))
+            self._files.replace(self._layout.tables, tables.data)
+            self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
+            self._write_checkpoint()  # with what is kept, before the rest goes
+            self._save_meta(
+                replace(
+                    self._meta,
+                    first_position=position,
+                    first_index=first,
+                    previous_term=term,
+                    tables_index=max(tables.applied_index, self._meta.tables_index or NO_INDEX),
+                )
+            )
             self._first_index = first
             self._cuts += 1
             data, rows = self._reader.data, self._index.segments
             data.drop([base for base in data.bases if base < position])
             rows.drop([base for base in rows.bases if base + rows.segment_bytes <= first * INDEX_RECORD_BYTES])
             return Index(first)
+
+    def _reset(self, start: LogStart) -> None:
+        """Discards the log and begins it anew; a crash leaves the one or the other, and the hard state in any case."""
+        self._files.replace(self._layout.tables, start.tables.data)
+        self._save_meta(
+            replace(
+                self._meta,
+                first_position=start.position,
+                first_index=start.first_index,
+                previous_term=start.previous_term or None,
+                tables_index=start.tables.applied_index,
+                log_uuid=self._meta.log_uuid or start.log_uuid,
+                discarding=True,
+            )
+        )
+        self._commit_index = start.first_index - 1
+        self._first_index, self._last_index = start.first_index, start.first_index - 1
+        self._cuts += 1
+        self._appender.restart(start.position)
+        self._meta = remove_everything(self._files, self._layout, self._meta)
+        self._checkpoint = load_checkpoint(self._files, self._layout.checkpoint)
 
     def adopt_uuid(self, uuid: str) -> None:
         """Records the log's identity, once.

@@ -31,6 +31,7 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "node_id": str,
     "log_uuid": (str, NoneType),
     "previous_term": (int, NoneType),
+    "tables_index": (int, NoneType),
 }
 
 
@@ -49,6 +50,9 @@ class LogMeta:
         first_position: where the first data file starts.
         first_index: index of the first entry at ``first_position``.
         previous_term: term of the entry before ``first_index``, or None if unknown.
+        tables_index: where the log's beginning was deleted, ``meta/tables`` holds at least what the control entries up
+            to here said (-1 = there were none); None where the whole log is there to derive the tables from.
+        discarding: the store starts anew at ``first_index``; files that are still there belong to what it held before.
         foreign_end: entries below were written by Java and may carry no mark and no CRC.
         broker_end_index: messages of entries below carry the queue offsets that a broker gave them.
     """
@@ -63,6 +67,8 @@ class LogMeta:
     first_position: int = 0
     first_index: int = 0
     previous_term: int | None = None
+    tables_index: int | None = None
+    discarding: bool = False
     foreign_end: int = 0
     broker_end_index: int = 0
 
@@ -91,6 +97,8 @@ def _parse(found: Any, path: Path) -> LogMeta:
     for name in _NUMBERS:
         if type(getattr(meta, name)) is not int or getattr(meta, name) < 0:
             raise TypeError(f"{name} is wrong")
+    if type(meta.discarding) is not bool:
+        raise TypeError("discarding is wrong")
     for name, kinds in _KINDS.items():
         if not isinstance(getattr(meta, name), kinds) or isinstance(getattr(meta, name), bool):
             raise TypeError(f"{name} is wrong")

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
-from dledger_core.errors import CorruptRecordError, StoreMismatchError
+from dledger_core.errors import CorruptRecordError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import GroupName, Index, NodeId
 from dledger_core.raft.batch import TermRun
 from dledger_core.record import Records, index_records, to_arrow
@@ -56,7 +56,9 @@ class _Origin:
     @property
     def rules(self) -> Rules:
         if self.meta is not None:
-            return own_rules(self.meta)
+            # Only of what is committed: the rest may be overwritten while this view of it stays.
+            committed = self.checkpoint.commit_index if self.checkpoint is not None else -1
+            return replace(own_rules(self.meta), witnessed_to=committed + 1)
         return _JAVA_A if self.writer == "java-a" else _JAVA_B
 
 
@@ -99,7 +101,7 @@ def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
 
     Raises:
         StoreMismatchError: there is no store.
-        StoreIncompleteError: a conversion into it has not come to its end.
+        StoreIncompleteError: a conversion into it, or its emptying, has not come to its end.
         CorruptRecordError: a data file is missing between others.
     """
     files, layout = files or OsFiles(), Layout(Path(path))
@@ -108,6 +110,12 @@ def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
     if origin.meta is None:
         _check_folder(files, layout)
     meta = origin.meta
+    if meta is not None and meta.discarding:
+        raise StoreIncompleteError(
+            "the store was being emptied, to go on from its leader's first index",
+            str(layout.root),
+            "start its node: it ends what was interrupted",
+        )
     data_bytes = _segment_bytes(files, layout.data, meta.data_segment_bytes if meta else None, DATA_SEGMENT_BYTES)
     index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
     data = Segments.load(files, layout.data, data_bytes)
@@ -125,10 +133,17 @@ class StoreReader:
         self._disk_index = index
         self._index = OverlaidIndex(index)
         self._reader = RecordReader(data, self._index, origin.rules)
-        found = self._reader.first_record()
-        fresh = origin.meta.first_index if origin.meta is not None else 0
-        self.first_index: Final = Index(fresh if found is None else found[0])
+        self.first_index: Final = Index(self._find_first(origin.meta))
         self.last_index: Final = Index(self._scan_tail())
+
+    def _find_first(self, meta: LogMeta | None) -> int:
+        """Returns the first entry's index: as recorded, else as the first record says."""
+        if meta is not None and self._reader.data.bases[:1] == (meta.first_position,):
+            return meta.first_index
+        found = self._reader.first_record()
+        if found is not None:
+            return found[0]
+        return meta.first_index if meta is not None else 0
 
     @property
     def path(self) -> Path:

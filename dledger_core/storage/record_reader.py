@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
-from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Records
-from dledger_core.storage.index_file import IndexSource
+from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, index_records
+from dledger_core.storage.index_file import IndexSource, contradiction
 from dledger_core.storage.log_meta import LogMeta
-from dledger_core.storage.scan import Cursor, Rules, Scanner, Stop
+from dledger_core.storage.scan import Cursor, Rules, Run, Scanner, Stop, StopKind
 from dledger_core.storage.segments import Segments
 
 __all__ = ["HEADER_STRUCT", "RecordReader", "corrupt", "out_of_range", "own_rules"]
@@ -29,11 +29,12 @@ HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
 _MEAN_BYTES_FIRST: Final = 256
 _ROWS_EXTRA: Final = 16
 _ROWS_MAX: Final = 1 << 20
+_ALL: Final = (1 << 63) - 1
 
 
 def own_rules(meta: LogMeta) -> Rules:
     """Returns what a valid record is in a store of ours."""
-    return Rules(marked_from=meta.foreign_end if meta.profile == "B" else None)
+    return Rules(marked_from=meta.foreign_end if meta.profile == "B" else None, witnessed_to=_ALL)
 
 
 def corrupt(data: Segments, stop: Stop, index: int | None = None) -> CorruptRecordError:
@@ -87,7 +88,12 @@ class RecordReader:
             records.check(start, body_crc=body_crc)
         except CorruptRecordError:
             return False
-        return not self.rules.position_checked or bool((records.headers["position"] == rows["position"]).all())
+        headers, rules = records.headers, self.rules
+        if rules.position_checked and not bool((headers["position"] == rows["position"]).all()):
+            return False
+        if start >= rules.witnessed_to:
+            return True
+        return bool((headers["term"] == rows["term"]).all() and (headers["magic"] == rows["magic"]).all())
 
     def _rows(self, start: int, end: int, max_bytes: int) -> npt.NDArray[Any]:
         """Returns the rows of the records to read, as the index has them; none if the first one is senseless."""
@@ -137,6 +143,7 @@ class RecordReader:
         for run in scanner.runs():
             if run.end_index <= start:
                 continue
+            self.check_witness(run)
             wanted = run.records.slice(max(start - run.first_index, 0), min(end - run.first_index, run.records.count))
             ends = np.cumsum(wanted.sizes, dtype=np.int64)
             keep = int(np.searchsorted(ends, max_bytes - total, side="right"))
@@ -153,6 +160,18 @@ class RecordReader:
             )
         raise corrupt(self.data, stop)
 
+    def check_witness(self, run: Run) -> None:
+        """Raises CorruptRecordError if the index contradicts a record; see ``contradiction``."""
+        count = min(run.records.count, self.rules.witnessed_to - run.first_index)
+        if count <= 0:
+            return
+        records = run.records.slice(0, count)
+        rows = self.index.read(run.first_index, run.first_index + count)
+        wrong = np.flatnonzero(contradiction(rows, index_records(records)))
+        if len(wrong):
+            at = int(wrong[0])
+            raise corrupt(self.data, Stop(StopKind.WITNESS, Cursor(int(run.positions[at]), run.first_index + at)))
+
     def _near(self, start: int) -> Cursor:
         """Returns a place at or before record ``start`` from which to walk."""
         row = self.index.read(start, start + 1)[0]
@@ -168,6 +187,10 @@ class RecordReader:
             head = self.header_at(base)
             if head is not None and head[2] <= start:
                 return Cursor(base, head[2])
+        if not bases:
+            raise CorruptRecordError(
+                "the record cannot be found", str(self.data.directory), "repair the store from a peer", {"index": start}
+            )
         return Cursor(bases[0])
 
     def header_at(self, position: int) -> tuple[int, ...] | None:
@@ -188,7 +211,9 @@ class RecordReader:
         """Returns the term of an entry; from the index, unless its row is senseless."""
         row = self.index.read(index, index + 1)[0]
         if int(row["index"]) == index and int(row["size"]) >= HEADER_BYTES:
-            return int(row["term"])
+            header = self.header_at(int(row["position"])) if index < self.rules.witnessed_to else None
+            if header is None or header[2] != index or header[3] == int(row["term"]):
+                return int(row["term"])
         return int(self.read(index, index + 1, 1, body_crc=False).headers["term"][0])
 
     def first_record(self) -> tuple[int, int] | None:

@@ -188,6 +188,11 @@ class Segments:
             self._opened.pop(base, None)
         self.sync_dir()
 
+    def forget(self) -> None:
+        """Takes note that all files are being removed; threads that still read them keep them."""
+        self._set_bases(())
+        self._opened = {}
+
     def zero(self, start: int, stop: int) -> None:
         """Writes zeros over [start, stop), which lies inside one segment."""
         for at in range(start, stop, _CHUNK_BYTES):

@@ -100,6 +100,7 @@ class Staging:
         self._config = config
         self._end = end
         self._end_of_durable = end_of_durable
+        self._start: StagedEnd | None = None
         self._staged: deque[Batch] = deque()
         self._lock = threading.Lock()
 
@@ -176,12 +177,20 @@ class Staging:
                 self._staged.pop()
             last = self._staged[-1] if self._staged else None
         if last is None:
-            self._end = self._end_of_durable(index - 1)
+            start = self._start  # of a log that starts anew, which the files may not know yet
+            begins = start is not None and start.index == index
+            self._end = start if start is not None and begins else self._end_of_durable(index - 1)
             return
         records = records_of(last)
         keep = index - last.first_index
         position, mark = _last_header(records.slice(0, keep))
         self._end = StagedEnd(index, position + int(records.sizes[keep - 1]), max(mark & TIME_MASK, _TIME_MS_MIN))
+
+    def restart(self, start: StagedEnd) -> None:
+        """Forgets everything: the log starts anew at ``start``."""
+        with self._lock:
+            self._staged.clear()
+        self._start = self._end = start
 
     def persisted(self, batches: Sequence[Batch]) -> None:
         """Forgets batches that are on disk now."""

@@ -10,6 +10,7 @@ from dledger_core.storage.files import Files
 from dledger_core.storage.hard_state import load_hard_state
 from dledger_core.storage.layout import Layout, lacks_identity
 from dledger_core.storage.log_meta import LogMeta
+from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.segments import is_segment_name
 from dledger_core.storage.verify import Finding
 
@@ -39,7 +40,11 @@ def start_findings(
             if not is_segment_name(name):
                 message = "the file does not belong here; move it out of the store"
                 yield Finding("FOREIGN_FILE", "error", end, end, str(folder / name), Position(0), message)
-    try:
-        load_hard_state(files, layout.root, last_term)
-    except CorruptRecordError as error:
-        yield Finding("CORRUPT", "error", end, end, error.where, Position(0), error.what)
+    for load in (
+        lambda: load_hard_state(files, layout.root, last_term or meta.previous_term or 0),
+        lambda: load_tables(files, layout, meta),
+    ):
+        try:
+            load()
+        except CorruptRecordError as error:
+            yield Finding("CORRUPT", "error", end, end, error.where, Position(0), error.what)

@@ -66,14 +66,19 @@ class LogTables:
     def restore(cls, data: bytes) -> LogTables:
         """Returns the tables of a snapshot; empty ones if it is damaged or of another version.
 
-        Empty tables are right too: they are then rebuilt from the log's first control entry on.
+        Empty tables are right too where the whole log is there: they are then rebuilt from its control entries.
         """
-        tables = cls()
+        return cls.parse(data) or cls()
+
+    @classmethod
+    def parse(cls, data: bytes) -> LogTables | None:
+        """Returns the tables of a snapshot, or None if it is damaged or of another version."""
         if len(data) < 4 or crc32(data[4:]) != int.from_bytes(data[:4], "big"):
-            return tables
+            return None
         fields = msgpack.unpackb(data[4:], strict_map_key=False)
         if fields.get("version") != _VERSION:
-            return tables
+            return None
+        tables = cls()
         tables.applied_index = Index(fields["applied"])
         tables.log_uuid = fields["log"]
         tables.producers.restore(fields["producers"])

@@ -31,7 +31,7 @@ from dledger_core.record import BATCH_END, TIME_MASK, Columns, Payload
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.segments import segment_name
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import SMALL, STORE, append, bodies_of, make_batch, open_log, read_all, received
+from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, make_batch, open_log, read_all, received
 
 N0 = NodeId("n0")
 
@@ -257,7 +257,7 @@ def test_the_first_failure_is_the_last_write(kind: str) -> None:
     for write in (
         lambda: log.persist(None, None, []),
         lambda: log.save_checkpoint(1),
-        lambda: log.delete_prefix(1),
+        lambda: log.delete_prefix(1, NO_TABLES, 0),
         lambda: log.adopt_uuid("u"),
     ):
         with pytest.raises(DiskFailedError):
@@ -299,8 +299,9 @@ def test_the_prefix_can_be_dropped() -> None:
         append(log, [bytes([number])] * 20, term=1 + number // 10)
     expected = read_all(log)
     second = next(i for i in range(400) if log.position_of(i) == 4096)
-    assert log.delete_prefix(second - 1) == 0
-    assert log.delete_prefix(second + 5) == second
+    assert log.delete_prefix(second - 1, NO_TABLES, 100) == 0
+    assert log.delete_prefix(second + 5, NO_TABLES, second - 2) == 0
+    assert log.delete_prefix(second + 5, NO_TABLES, 100) == second
     assert read_all(log) == expected[second:]
     assert log.term_runs()[0] == TermRun(Index(second - 1), Term(1))
     with pytest.raises(IndexOutOfRangeError):
@@ -323,7 +324,7 @@ def test_a_store_whose_first_files_were_deleted_begins_later() -> None:
     append(log, [b"z" * 90] * 300)
     expected = read_all(log)
     second = next(i for i in range(300) if log.position_of(i) == 8192)
-    log.delete_prefix(second)
+    log.delete_prefix(second, NO_TABLES, 200)
     log.close(200)
     log = open_log(files)
     assert (log.first_index(), log.last_index(), log.commit_index) == (second, 299, 200)

@@ -11,9 +11,12 @@ from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, Payload, Records
 from dledger_core.storage import CommitLog
+from dledger_core.storage.prefix import TablesSnapshot
+from dledger_core.storage.tables import LogTables
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, zero_ahead_bytes=0)
 STORE = Path("/disk/g/dledger-n0")
+NO_TABLES = TablesSnapshot.of(LogTables())
 
 
 def open_log(files: object = None, directory: Path = STORE, config: StorageConfig = SMALL) -> CommitLog:

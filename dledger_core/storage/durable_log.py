@@ -1,0 +1,139 @@
+"""What is durable of a log, as any thread reads it while one other thread writes.
+
+Readers take no lock. The writer moves ``_first_index`` and ``_last_index`` before it takes anything away, then counts
+``_cuts``: whoever fails to read something although it was in the range asks again if the count has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import Index, Position, Term
+from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.record import TIME_MASK, Records
+from dledger_core.storage import log_queries
+from dledger_core.storage.index_file import IndexFile, term_runs
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.log_meta import LogMeta
+from dledger_core.storage.record_reader import RecordReader, out_of_range
+from dledger_core.storage.staging import StagedEnd
+
+__all__ = ["DurableLog"]
+
+T = TypeVar("T")
+
+
+class DurableLog:
+    """The reading side of ``CommitLog``, which sets all of this."""
+
+    _layout: Layout
+    _meta: LogMeta
+    _index: IndexFile
+    _reader: RecordReader
+    _first_index: int
+    _last_index: int
+    _cuts: int
+
+    def first_index(self) -> Index:
+        """See ``LogStore``."""
+        return Index(self._first_index)
+
+    def last_index(self) -> Index:
+        """See ``LogStore``."""
+        return Index(self._last_index)
+
+    def term_runs(self) -> Sequence[TermRun]:
+        """See ``LogStore``; found by bisecting the index."""
+        runs = term_runs(self._reader.term_at, self._first_index, self._last_index)
+        before = self._meta.previous_term
+        if before is not None and self._meta.first_index == self._first_index:
+            runs = [TermRun(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
+        return runs
+
+    def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
+        """See ``LogStore``: whole checked batches, the first one containing ``start``."""
+        self._check_range(start, start + 1)
+        return log_queries.read_batches(self._reader, start, self._first_index, self._last_index + 1, max_bytes)
+
+    def read(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is not in the log.
+            CorruptRecordError: a record is damaged.
+        """
+        return self._read(start, end, max_bytes, body_crc=True)
+
+    def read_raw(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns records as ``read`` does, without checking bodies against their CRCs."""
+        return self._read(start, end, max_bytes, body_crc=False)
+
+    def _read(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
+        def read() -> Records:
+            self._check_range(start, end)
+            upto = min(end, self._last_index + 1)
+            return self._reader.read(start, upto, max_bytes, body_crc=body_crc)
+
+        return self._undisturbed(read)
+
+    def _undisturbed(self, read: Callable[[], T]) -> T:
+        """Returns what ``read`` returns; reads again if what it met may have been taken away meanwhile."""
+        while True:
+            cuts = self._cuts
+            try:
+                return read()
+            except CorruptRecordError:
+                if cuts == self._cuts:
+                    raise
+
+    def _check_range(self, start: int, end: int) -> None:
+        first, last = self._first_index, self._last_index
+        if not first <= start <= last or end <= start:
+            raise out_of_range(self._layout.root, start, end, first, last)
+
+    def index_at_time(self, timestamp_ms: int) -> Index:
+        """Returns the first entry appended at or after a time, or last_index + 1 if there is none."""
+
+        def find() -> int:
+            return log_queries.index_at_time(self._reader, self._first_index, self._last_index + 1, timestamp_ms)
+
+        return Index(self._undisturbed(find))
+
+    def position_of(self, index: int) -> Position:
+        """Returns where a record lies; for last_index + 1 the end of the log."""
+        if index == self._last_index + 1:
+            return Position(self._end_of(index - 1).position)
+        self._check_range(index, index + 1)
+        return Position(int(self._index.read(index, index + 1)["position"][0]))
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes between the first record and the end of the durable log."""
+
+        def find() -> int:
+            bases = self._reader.data.bases
+            return self._end_of(self._last_index).position - bases[0] if bases else 0
+
+        return self._undisturbed(find)
+
+    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
+        """Yields (index, append time in ms, magic, body) of the control entries in [start, end)."""
+        return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
+
+    @property
+    def last_time_ms(self) -> int:
+        """Append time of the last durable entry, ms since the epoch."""
+        return self._undisturbed(lambda: self._end_of(self._last_index).time_ms)
+
+    def _end_of(self, index: int) -> StagedEnd:
+        """Returns the end of the durable log as it is behind entry ``index``."""
+        if index < self._first_index:
+            bases = self._reader.data.bases
+            position = bases[0] if bases else self._meta.first_position
+            return StagedEnd(self._first_index, position, 0)
+        row = self._index.read(index, index + 1)[0]
+        header = self._reader.header_at(int(row["position"]))
+        time_ms = header[5] & TIME_MASK if header is not None else 0
+        return StagedEnd(index + 1, int(row["position"]) + int(row["size"]), time_ms)

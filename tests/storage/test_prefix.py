@@ -1,0 +1,266 @@
+"""The log's beginning is deleted, or a follower starts anew: whole or not at all, and the tables are never lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from dledger_core import control
+from dledger_core.errors import CorruptRecordError, DiskFailedError, IndexOutOfRangeError, StoreIncompleteError
+from dledger_core.ids import Index, NodeId, Position, Term
+from dledger_core.raft.batch import TermRun
+from dledger_core.raft.ready import HardState
+from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.prefix import LogStart, TablesSnapshot
+from dledger_core.storage.segments import segment_name
+from dledger_core.storage.tables import LogTables
+from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.logs import STORE, append, make_batch, open_log, read_all
+
+TABLES, LOG_META = STORE / "meta" / "tables", STORE / "meta" / "log.json"
+VOTE = HardState(Term(2), NodeId("n0"))
+ENTRIES = 300
+
+
+def tables_of(log: CommitLog) -> LogTables:
+    """The tables as a node has them after its start."""
+    tables = log.load_tables()
+    for index, time_ms, _, body in log.control_entries(log.first_index(), log.last_index() + 1):
+        tables.apply(index, time_ms, body)
+    return tables
+
+
+def filled() -> tuple[FaultyFiles, LogTables]:
+    """A store of several segments, with producers, an open transaction and losers; and its tables."""
+    files = FaultyFiles()
+    log = open_log(files)
+    for at in range(ENTRIES // 10):
+        fields = {"k": "producer", "p": f"p{at % 3}", "e": 0, "s": at // 3, "n": 9, "c": at}
+        if at % 7 == 3:
+            fields = {"k": "attempt", "q": "q", "b": at, "r": "run", "a": f"a{at}", "n": 9, "c": at}
+        append(log, [bytes([at]) * 30] * 9, term=1 + at // 20, control=control.pack(fields))
+    tables = tables_of(log)
+    log.close(ENTRIES - 1)
+    return files, tables
+
+
+def head_of(log: CommitLog, position: int) -> int:
+    return next(index for index in range(ENTRIES) if log.position_of(index) == position)
+
+
+def crash_everywhere(
+    files: FaultyFiles, action: Callable[[CommitLog], object], look: Callable[[FaultyFiles, str], None]
+) -> int:
+    """Crashes ``action`` at each of its operations, by a kill and by power losses; returns how many there are."""
+    twin = files.clone()
+    log = open_log(twin)
+    before = twin.operations
+    action(log)
+    count = twin.operations - before
+    for at in range(1, count + 1):
+        for keep in (None, 0.0, 0.5, 1.0):
+            twin = files.clone()
+            log = open_log(twin)
+            twin.crash_at = twin.operations + at
+            with pytest.raises(Crash):
+                action(log)
+            twin.kill() if keep is None else twin.crash(keep)
+            look(twin, f"operation {at} of {count}, keep {keep}")
+    return count
+
+
+def test_a_deletion_is_whole_or_not_at_all_and_loses_no_table() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    first, expected = head_of(log, 8192), read_all(log)
+    log.close(ENTRIES - 1)
+    seen = set()
+
+    def look(twin: FaultyFiles, when: str) -> None:
+        log = open_log(twin)
+        begin = log.first_index()
+        seen.add(begin)
+        assert read_all(log) == expected[begin:], when
+        assert tables_of(log).snapshot() == tables.snapshot(), when
+        assert log.commit_index == ENTRIES - 1
+        assert log.hard_state == VOTE
+        append(log, [b"more"], term=2)
+        log.close()
+        assert open_store(STORE, files=twin).verify().findings == ()
+
+    count = crash_everywhere(files, lambda log: log.delete_prefix(first, TablesSnapshot.of(tables), ENTRIES - 1), look)
+    assert count >= 6
+    assert {0, first} <= seen <= {0, head_of(open_log(files.clone()), 4096), first}
+
+
+def test_a_hole_that_a_deletion_left_is_what_it_deleted() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    before = files.clone()
+    first = head_of(log, 12288)
+    log.delete_prefix(first, TablesSnapshot.of(tables), ENTRIES - 1)
+    log.close()
+    old = STORE / "data" / segment_name(0)
+    files.names[old] = files.durable_names[old] = before.names[old]  # the order of removals is the file system's
+    log = open_log(files)
+    assert log.first_index() == first
+    assert old not in files.names
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "older"])
+def test_without_its_tables_a_log_whose_beginning_is_gone_is_corrupt(damage: str) -> None:
+    files, tables = filled()
+    log = open_log(files)
+    log.save_tables(LogTables().snapshot())
+    old = files.read(TABLES)
+    assert old is not None
+    log.delete_prefix(head_of(log, 8192), TablesSnapshot.of(tables), ENTRIES - 1)
+    log.close()
+    if damage == "missing":
+        del files.names[TABLES]
+    elif damage == "damaged":
+        files.content(TABLES)[20] ^= 1
+    else:
+        files.replace(TABLES, old)
+    with pytest.raises(CorruptRecordError, match=damage) as caught:
+        open_log(files)
+    assert caught.value.where == str(TABLES)
+    found = open_store(STORE, files=files).verify().findings
+    assert [finding.path for finding in found] == [str(TABLES)]
+
+
+def test_a_whole_log_needs_no_tables() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    log.save_tables(TablesSnapshot.of(tables).data)
+    log.close()
+    files.content(TABLES)[20] ^= 1
+    assert tables_of(open_log(files)).snapshot() == tables.snapshot()
+
+
+def test_nothing_is_deleted_when_the_tables_cannot_be_written() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    first, expected = head_of(log, 8192), read_all(log)
+    files.fail_at = files.operations + 1
+    with pytest.raises(DiskFailedError):
+        log.delete_prefix(first, TablesSnapshot.of(tables), ENTRIES - 1)
+    files.kill()
+    assert read_all(open_log(files)) == expected
+
+
+START = LogStart(
+    first_index=Index(1000),
+    position=Position(5 * 4096),
+    previous_term=Term(2),
+    log_uuid="uuid",
+    tables=TablesSnapshot(Index(990), b""),
+)
+
+
+def start_with(tables: LogTables) -> LogStart:
+    """A start whose tables know one more producer than those of the store."""
+    twin = LogTables.restore(tables.snapshot())
+    fields = {"k": "producer", "p": "another", "e": 0, "s": 0, "n": 1, "c": 1}
+    twin.apply(Index(990), 5, control.pack(fields))
+    return LogStart(
+        first_index=START.first_index,
+        position=START.position,
+        previous_term=START.previous_term,
+        log_uuid=START.log_uuid,
+        tables=TablesSnapshot.of(twin),
+    )
+
+
+def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
+    files, tables = filled()
+    start = start_with(tables)
+    expected = read_all(log := open_log(files))
+    log.close(ENTRIES - 1)
+    seen = set()
+
+    def look(twin: FaultyFiles, when: str) -> None:
+        log = open_log(twin)
+        assert log.hard_state in (VOTE, HardState(Term(3), NodeId("n2"))), when
+        seen.add(log.first_index())
+        if log.first_index() == 0:
+            assert read_all(log) == expected, when
+            assert tables_of(log).snapshot() in (tables.snapshot(), start.tables.data), when
+            return
+        assert log.hard_state.term == 3, when
+        assert (log.first_index(), log.last_index(), log.commit_index) == (1000, 999, 999), when
+        assert log.staged_end == start.position
+        assert list(log.term_runs()) == [TermRun(Index(999), Term(2))]
+        assert log.load_tables().snapshot() == start.tables.data, when
+        append(log, [b"next"] * 3, term=3)
+        log.close(1002)
+        assert open_store(STORE, files=twin).verify().findings == ()
+
+    def reset(log: CommitLog) -> None:
+        log.stage_reset(start)
+        log.persist(HardState(Term(3), NodeId("n2")), None, [], start)
+
+    count = crash_everywhere(files, reset, look)
+    assert count >= 10
+    assert seen == {0, 1000}
+
+
+def test_what_follows_a_new_start_goes_with_it() -> None:
+    files, tables = filled()
+    start = start_with(tables)
+    log = open_log(files)
+    reader_end = log.last_index()
+    log.stage_reset(start)
+    batch = make_batch(1000, [b"x" * 50] * 200, term=2)
+    log.stage(batch, 5)
+    log.stage_truncate(Index(1000))  # before the disk knows of the new start
+    assert log.staged_end == start.position
+    log.stage(batch := make_batch(1000, [b"y" * 50] * 200, term=2), 5)
+    assert log.last_index() == reader_end
+    log.persist(None, None, [batch], start)
+    assert (log.first_index(), log.last_index()) == (1000, 1199)
+    with pytest.raises(IndexOutOfRangeError):
+        log.read(reader_end, reader_end + 1, 100)
+    log.close(1199)
+    log = open_log(files)
+    assert (log.first_index(), log.last_index(), log.commit_index, log.log_uuid) == (1000, 1199, 1199, "uuid")
+    assert {body for _, body in read_all(log)} == {b"y" * 50}
+
+
+def test_an_empty_store_that_starts_later_still_needs_its_vote() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    log.stage_reset(start := start_with(tables))
+    log.persist(None, None, [], start)
+    log.close()
+    del files.names[STORE / "currterm"]
+    with pytest.raises(CorruptRecordError, match="voted"):
+        open_log(files)
+
+
+def test_a_store_that_is_being_emptied_is_not_shown() -> None:
+    files, _ = filled()
+    meta = json.loads(files.read(LOG_META) or b"")
+    files.replace(LOG_META, json.dumps(meta | {"discarding": True}).encode())
+    with pytest.raises(StoreIncompleteError):
+        open_store(STORE, files=files)
+
+
+def test_reads_beside_a_new_start_find_nothing_or_what_was_there() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    expected = read_all(log)
+    log.stage_reset(start := start_with(tables))
+    read = log._reader.read
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        log._reader.read = read  # type: ignore[method-assign]
+        log.persist(None, None, [], start)
+        return read(*args, **kwargs)  # type: ignore[arg-type]
+
+    log._reader.read = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(IndexOutOfRangeError):
+        log.read(10, 20, 1 << 20)
+    assert len(expected) == ENTRIES
