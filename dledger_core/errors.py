@@ -378,7 +378,8 @@ _BY_CODE = _tree(DLedgerError)
 
 def error_from_wire(fields: dict[str, Any]) -> DLedgerError:
     """Returns the error that ``to_wire`` described; an unknown code becomes a plain DLedgerError."""
-    kind = _BY_CODE.get(fields.get("code", 0), DLedgerError)
+    code = fields.get("code")
+    kind = _BY_CODE.get(code, DLedgerError) if isinstance(code, int) else DLedgerError
     values = fields.get("values")
     return kind(
         str(fields.get("what", "unspecified error")),

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 from dledger_core.checksum import Buffer
 from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError, error_from_wire
 from dledger_core.net.frame import Frame, FrameDecoder, encode_frame
-from dledger_core.net.hello import Hello
+from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HELLO_BYTES_MAX, PREFACE, Type
 
 __all__ = ["Connection", "Handler", "ServerSide", "TransportStats"]
@@ -265,7 +265,9 @@ class Connection(asyncio.BufferedProtocol):
             fields = frame.header.get("e")
             self.abort(error_from_wire(fields if isinstance(fields, dict) else {}))
         elif kind == Type.HELLO_OK:
-            self._accept(Hello.from_header(frame.header))
+            theirs = Hello.from_header(frame.header)
+            negotiate(cast("Hello", self._hello), theirs)  # what they chose must be something we offered
+            self._accept(theirs)
         else:
             raise ProtocolError("hello was not answered", self.peer_address, "", {"type": kind})
 

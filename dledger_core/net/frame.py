@@ -30,6 +30,9 @@ _PREFIX = struct.Struct(">III")
 _PREFIX_BYTES = _PREFIX.size
 _AFTER_LENGTH_BYTES = 8
 _SMALL_PAYLOAD_BYTES = 4096
+_UNSKIPPED_BYTES = 512
+"""A longer header is skipped before it is unpacked: that builds nothing, and finds arrays inside arrays that each claim
+more elements than follow. Unpacking would take memory for all of them."""
 _EMPTY = memoryview(b"")
 _pack = msgpack.Packer(use_bin_type=True, buf_size=64 << 10).pack
 
@@ -68,6 +71,10 @@ def _unpack_header(packed: Buffer) -> dict[str, Any]:
     size = len(packed)
     count = min(size, ARRAY_LENGTH_MAX)
     try:
+        if size > _UNSKIPPED_BYTES:
+            unpacker = msgpack.Unpacker(max_buffer_size=size)
+            unpacker.feed(packed)
+            unpacker.skip()
         header = msgpack.unpackb(
             packed,
             raw=False,

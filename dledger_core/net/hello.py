@@ -77,7 +77,7 @@ class Hello:
             and role in ("client", "peer")
             and (node is None or isinstance(node, str))
             and isinstance(logs, dict)
-            and all(uuid is None or isinstance(uuid, str) for uuid in logs.values())
+            and all(type(group) is str and (uuid is None or isinstance(uuid, str)) for group, uuid in logs.items())
             and (credential is None or isinstance(credential, str))
         )
         if not well_formed or (role == "peer" and node is None):
