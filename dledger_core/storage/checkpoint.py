@@ -45,7 +45,7 @@ def load_checkpoint(files: Files, path: Path) -> Checkpoint | None:
     try:
         fields = json.loads(data)["checkpoint"]
         found = Checkpoint(int(fields["durable_index"]), int(fields["commit_index"]), int(fields["position"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return found if _encode(found) == data else None
 

@@ -57,10 +57,10 @@ def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:
     if pairs is None and last_term <= 0:
         return HardState(Term(0), None)
     term, vote = (pairs or {}).get("currTerm", ""), (pairs or {}).get("voteLeader", "")
-    usable = term.isascii() and term.isdigit() and len(term) <= _TERM_DIGITS_MAX
+    usable = "voteLeader" in (pairs or {}) and term.isascii() and term.isdigit() and len(term) <= _TERM_DIGITS_MAX
     if not (usable and int(term) >= last_term):
         raise CorruptRecordError(
-            "the file is missing, older than the log or without a term, so the node may have voted without knowing it",
+            "the file is missing, older than the log or without a term or a vote, so the node may have voted without knowing it",
             str(path),
             "restore it, or remove the whole store and let the node catch up as an empty one",
             {"term": term[:40], "last_entry_term": last_term},
