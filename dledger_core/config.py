@@ -70,15 +70,16 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         node_id, dash, address = part.partition("-")
         host, colon, port = address.rpartition(":")
+        host = host.strip("[]")
         well_formed = dash and colon and host and _NODE_ID.match(node_id)
-        if not (well_formed and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if not (well_formed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
             raise ConfigError(
                 f"malformed peer {part!r}",
                 "peers",
                 "write id-host:port separated by ';', for example "
                 "'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913'",
             )
-        peers.append(Peer(NodeId(node_id), host.strip("[]"), int(port)))
+        peers.append(Peer(NodeId(node_id), host, int(port)))
     if not peers:
         raise ConfigError("the peers string is empty", "peers", "name at least one node: n0-127.0.0.1:40911")
     for what, seen in (

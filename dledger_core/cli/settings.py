@@ -181,7 +181,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
             values = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"the settings cannot be read: {error.strerror}", str(path), "check --config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not a TOML file: {error}", str(path), "correct the file") from None
     known = [flag_of(name) for name in ServeSettings.model_fields]
     for key in values:
