@@ -17,7 +17,7 @@ from dledger_core.convert.request import ConvertRequest, Report, Step
 from dledger_core.convert.source import Source, open_source
 from dledger_core.convert.transform import transform
 from dledger_core.convert.writer import LayoutBreakError, StoreWriter, breaks_layout
-from dledger_core.errors import CorruptRecordError, DiskFullError, StoreMismatchError
+from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, StoreMismatchError
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout, lock_store
 
@@ -60,6 +60,9 @@ class _Conversion:
         self._resumed = False
 
     def run(self) -> Report:
+        self._check_apart()
+        if load_progress(self._files, self._layout) is None:
+            self._check_vacant()
         if self._request.dry_run:
             return self._dry_run()
         self._files.mkdir(self._layout.root)
@@ -70,7 +73,6 @@ class _Conversion:
             lock.close()
 
     def _dry_run(self) -> Report:
-        self._check_vacant()
         notes = self._check_source()
         plan = self._plan(self._keeps())
         progress = self._fresh(plan, notes)
@@ -119,6 +121,15 @@ class _Conversion:
             return None  # from the beginning; nobody can have used what is there
         self._resumed = True
         return progress
+
+    def _check_apart(self) -> None:
+        """A conversion never happens in place."""
+        target = self._layout.root.resolve()
+        for path in filter(None, (self._request.source, self._request.commitlog)):
+            if path.resolve() in (target, *target.parents):
+                raise ConfigError(
+                    "the destination lies inside the source", str(self._layout.root), "name a directory elsewhere"
+                )
 
     def _check_vacant(self) -> None:
         names = set(self._files.listdir(self._layout.root) or ())
@@ -169,6 +180,8 @@ class _Conversion:
         if log is not None and source.kind != "mixed" and log.last_index >= log.first_index:
             first = int(log.records(log.first_index, log.first_index + 1, 1).headers["position"][0])
             start = first - first % data_bytes
+        elif source.meta is not None:
+            start = source.meta.first_position - source.meta.first_position % data_bytes
         return Plan(
             source=source,
             profile=request.profile,

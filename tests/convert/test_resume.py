@@ -51,7 +51,8 @@ def test_crashed_at_every_operation(tmp_path: Path, name: str, power_lost: bool)
     expected, operations = bytes_of(whole), whole.operations
     assert operations > 30
     resumed = 0
-    for at in range(1, operations + 1):
+    step = 1 if name != "mixed" else 3  # its copy is all the same for the most part
+    for at in range(1, operations + 1, step):
         files = FaultyFiles(seed=at)
         files.crash_at = at
         with pytest.raises(Crash):
@@ -70,7 +71,7 @@ def test_crashed_at_every_operation(tmp_path: Path, name: str, power_lost: bool)
             report.entries,
             report.messages_moved,
         )
-    assert resumed > operations // 2
+    assert resumed > operations // step // 2
 
 
 def assert_closed(files: FaultyFiles) -> None:

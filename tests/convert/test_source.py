@@ -233,3 +233,24 @@ def test_entries_that_java_s_index_lacks_are_pointed_out(tmp_path: Path) -> None
     report = converted(source, tmp_path / "new")
     assert report.entries == last + 1
     assert any("the last 1 entries are not in Java's index" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("inside", ["", "new", "data/dledger-n0", "link"])
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_never_in_place(tmp_path: Path, inside: str, dry_run: bool) -> None:
+    source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
+    (tmp_path / "link").symlink_to(source)
+    destination = tmp_path / "link" if inside == "link" else source / inside
+    before = snapshot(source), sorted(path for path in source.rglob("*"))
+    with pytest.raises(ConfigError, match="inside the source"):
+        converted(source, destination, dry_run=dry_run)
+    assert (snapshot(source), sorted(path for path in source.rglob("*"))) == before
+
+
+def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    folder = unpacked("dledger-0.3.1.2-three", tmp_path)
+    source, other = store_of(folder, "n0")[0], store_of(folder, "n1")[0]
+    before = sorted(path for path in other.rglob("*"))
+    with pytest.raises(StoreMismatchError, match="not empty"):
+        converted(source, other)
+    assert sorted(path for path in other.rglob("*")) == before
