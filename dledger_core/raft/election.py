@@ -112,6 +112,7 @@ def _become_pre_candidate(state: RaftState) -> None:
 def _become_candidate(state: RaftState, *, transfer: bool) -> None:
     state.enter_term(Term(state.term + 1), state.node_id)
     state.role = Role.CANDIDATE
+    state.asked_to_lead = transfer
     state.leader_id = None
     state.votes = {}
     state.reset_election_timer()

@@ -28,6 +28,9 @@ __all__ = [
 
 _PREFERRED_PAUSE: Final = 16
 """Quorum checks between two offers of leadership to preferred nodes, so that one that cannot win does little harm."""
+_HELD_PAUSE: Final = 750
+"""The same (about five minutes) for a leader that is not preferred itself and got its office by a transfer: somebody
+asked for it by hand, or the nodes disagree about who is preferred and must not pass leadership round and round."""
 
 
 def become_leader(state: RaftState) -> None:
@@ -38,7 +41,8 @@ def become_leader(state: RaftState) -> None:
     state.election_elapsed = state.heartbeat_elapsed = 0
     state.heartbeat_round = 0
     state.transferee = None
-    state.preferred_pause = 0
+    by_hand = state.asked_to_lead and state.node_id not in state.config.preferred_leaders
+    state.preferred_pause = _HELD_PAUSE if by_hand else 0
     next_index = Index(state.log.last_index + 1)
     configuration = state.configuration
     state.progress = {

@@ -33,6 +33,7 @@ class RaftState:
         progress: the other members, on a leader only.
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
+        asked_to_lead: the last campaign was one that the leader itself asked for.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
     """
 
@@ -67,6 +68,7 @@ class RaftState:
         self.send_due = False
         self.transferee: NodeId | None = None
         self.transfer_elapsed = 0
+        self.asked_to_lead = False
         self.preferred_pause = 0
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []

@@ -5,12 +5,23 @@ Not here: membership (10) and repeated appends (13) belong to other layers; a st
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger_core.config import RaftConfig
 from dledger_core.errors import InvariantViolationError, NotLeaderError, TransferringError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import AppendEntries, Batch, Heartbeat, HeartbeatResponse, RequestVote, Role, TimeoutNow
+from dledger_core.raft import (
+    AppendEntries,
+    AppendEntriesResponse,
+    Batch,
+    Heartbeat,
+    HeartbeatResponse,
+    RequestVote,
+    Role,
+    TimeoutNow,
+)
 from tests.support.memory_store import MemoryStore, log_of
 from tests.support.raft_group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 
@@ -197,6 +208,21 @@ def test_11_transfer_is_given_up_after_an_election_timeout() -> None:
     assert leader.commit_index == 1
 
 
+def test_11_transfer_is_given_up_also_when_timeout_now_is_lost() -> None:
+    group = Group.of(3)
+    leader = group.elect(N0)
+    group.drop = lambda message: isinstance(message, TimeoutNow)
+    leader.raw.transfer_leadership(N1)
+    group.settle()
+    group.tick(CONFIG.election_ticks_min - 1)
+    with pytest.raises(TransferringError):
+        leader.raw.propose("one tick too early", 1, 1)
+    group.tick(1)
+    leader.raw.propose("y", 1, 1)
+    group.settle()
+    assert (leader.role, leader.commit_index) == (Role.LEADER, 1)
+
+
 def test_11_only_the_leader_may_ask_for_a_campaign() -> None:
     group = Group.of(3)
     group.elect(N0)
@@ -223,6 +249,82 @@ def test_11_a_preferred_node_that_follows_closely_gets_the_lead() -> None:
     term = group[N2].term
     group.tick(10 * CONFIG.election_ticks_max)
     assert (group[N2].role, group[N2].term) == (Role.LEADER, term)
+
+
+def test_11_who_was_asked_to_lead_by_hand_keeps_the_lead_for_minutes() -> None:
+    config = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2, preferred_leaders=(N2,))
+    group = Group.of(3, config=config)
+    group.elect(N2).raw.transfer_leadership(N0)
+    group.settle()
+    term = group[N0].term
+    group.tick(500 * CONFIG.election_ticks_min)
+    assert (group[N0].role, group[N0].term) == (Role.LEADER, term)
+    group.tick(300 * CONFIG.election_ticks_min)
+    assert group[N2].role is Role.LEADER
+
+
+def test_11_who_won_an_election_gives_the_lead_to_the_preferred_node_at_once() -> None:
+    config = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2, preferred_leaders=(N2,))
+    group = Group.of(3, config=config)
+    group.elect(N0)
+    group.tick(2 * CONFIG.election_ticks_min)
+    assert group[N2].role is Role.LEADER
+
+
+def test_11_nodes_that_disagree_about_who_is_preferred_do_not_pass_the_lead_round() -> None:
+    group = Group.of(3)
+    for node, preferred in ((N0, N1), (N1, N2), (N2, N0)):
+        group[node].raw._state.config = replace(CONFIG, preferred_leaders=(preferred,))
+    group.elect(N0)
+    group.tick(500 * CONFIG.election_ticks_min)
+    assert group[N1].role is Role.LEADER
+    assert group[N1].term == 2, "one transfer, not one every few seconds"
+
+
+def test_11_a_target_that_is_behind_gets_timeout_now_only_when_its_log_is_complete() -> None:
+    group = Group.of(3)
+    leader = group.elect(N0)
+    group.drop = lambda message: message.target == N1
+    for body in "xyz":
+        leader.raw.propose(body, 1, 1)
+        group.settle()
+    last = leader.raw.status().last_index
+    leader.raw.transfer_leadership(N1)
+    group.log.clear()
+    group.drop = lambda message: False
+    group.tick(2 * CONFIG.heartbeat_ticks)
+    (asked,) = only(group.log, TimeoutNow)
+    accepted = [m for m in group.log[: group.log.index(asked)] if isinstance(m, AppendEntriesResponse)]
+    assert max(m.match_index for m in accepted if m.sender == N1) == last
+    assert group[N1].role is Role.LEADER
+
+
+def test_11_a_second_transfer_replaces_the_first() -> None:
+    group = Group.of(3)
+    leader = group.elect(N0)
+    group.drop = lambda message: message.target == N1
+    leader.raw.transfer_leadership(N1)
+    group.settle()
+    leader.raw.transfer_leadership(N2)
+    group.settle()
+    assert (group[N2].role, leader.role) == (Role.LEADER, Role.FOLLOWER)
+
+
+def test_11_after_a_transfer_that_was_given_up_nothing_moves_by_itself() -> None:
+    group = Group.of(3)
+    leader = group.elect(N0)
+    group.drop = lambda message: message.target == N1
+    leader.raw.transfer_leadership(N1)
+    group.settle()
+    with pytest.raises(TransferringError):
+        leader.raw.propose("refused", 1, 1)
+    group.tick(CONFIG.election_ticks_min)
+    group.drop = lambda message: False
+    group.tick(10 * CONFIG.election_ticks_max)
+    assert (leader.role, leader.term) == (Role.LEADER, 1)
+    leader.raw.propose("accepted", 1, 1)
+    group.settle()
+    assert leader.commit_index == 1
 
 
 def test_12_a_read_needs_an_echo_of_a_later_round() -> None:
