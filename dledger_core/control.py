@@ -72,8 +72,11 @@ def unpack(body: Buffer) -> dict[str, Any]:
     if not len(body):
         return {}
     try:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(body))
+        unpacker.feed(body)
+        unpacker.skip()  # builds nothing, and finds arrays that claim more elements than follow
         fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise CorruptRecordError(f"a control entry is not msgpack: {error}") from None
     if not isinstance(fields, dict):
         raise CorruptRecordError("a control entry is not a map")

@@ -8,6 +8,7 @@ import msgpack
 
 from dledger_core import control
 from dledger_core.checksum import Buffer, crc32
+from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.storage.producers import ProducerTable
 from dledger_core.storage.transactions import TransactionTable
@@ -37,6 +38,14 @@ class LogTables:
         if index <= self.applied_index:
             return
         fields = control.unpack(body)
+        try:
+            self._take_in(fields, index, time_ms)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"a control entry has malformed fields: {error!r}"
+            raise CorruptRecordError(what, f"index {index}", "", {"index": int(index)}) from None
+        self.applied_index = index
+
+    def _take_in(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
         kind = fields.get("k")
         if kind == "producer":
             self.producers.apply(fields, index, time_ms)
@@ -48,7 +57,6 @@ class LogTables:
             self.transactions.apply_abort(fields)
         elif kind == "log" and self.log_uuid is None:
             self.log_uuid = str(fields["u"])
-        self.applied_index = index
 
     def snapshot(self) -> bytes:
         """Returns the tables as bytes: CRC-32 and a msgpack map."""
@@ -75,7 +83,14 @@ class LogTables:
         """Returns the tables of a snapshot, or None if it is damaged or of another version."""
         if len(data) < 4 or crc32(data[4:]) != int.from_bytes(data[:4], "big"):
             return None
-        fields = msgpack.unpackb(data[4:], strict_map_key=False)
+        try:
+            return cls._unpack(data[4:])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgpack.UnpackException):
+            return None
+
+    @classmethod
+    def _unpack(cls, packed: bytes) -> LogTables | None:
+        fields = msgpack.unpackb(packed, strict_map_key=False)
         if fields.get("version") != _VERSION:
             return None
         tables = cls()
