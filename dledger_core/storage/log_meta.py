@@ -26,6 +26,8 @@ _NUMBERS: Final = (
     "foreign_end",
     "broker_end_index",
 )
+_NUMBER_MAX: Final = (1 << 56) - 1
+"""So that the position of every index row fits 63 bits."""
 _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "group": str,
     "node_id": str,
@@ -95,7 +97,7 @@ def _parse(found: Any, path: Path) -> LogMeta:
         raise TypeError(f"{missing[0]} is missing")
     meta = LogMeta(**{field.name: found[field.name] for field in fields(LogMeta) if field.name in found})
     for name in _NUMBERS:
-        if type(getattr(meta, name)) is not int or getattr(meta, name) < 0:
+        if type(getattr(meta, name)) is not int or not 0 <= getattr(meta, name) <= _NUMBER_MAX:
             raise TypeError(f"{name} is wrong")
     if type(meta.discarding) is not bool:
         raise TypeError("discarding is wrong")
@@ -120,7 +122,7 @@ def load_log_meta(files: Files, path: Path) -> LogMeta | None:
         return None
     try:
         return _parse(json.loads(data.decode()), path)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise StoreMismatchError(
             f"the file is malformed: {error}",
             str(path),

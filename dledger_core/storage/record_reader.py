@@ -155,8 +155,12 @@ class RecordReader:
                 return Records(np.concatenate(sizes), b"".join(data))
         stop = scanner.stop
         if stop is None or (stop.cursor.index or 0) < start:
+            position = scanner.cursor.position
             raise CorruptRecordError(
-                "the record cannot be found", str(self.data.directory), "repair the store from a peer", {"index": start}
+                "the record cannot be found",
+                str(self.data.path(position)),
+                "repair the store from a peer",
+                {"index": start, "position": position},
             )
         raise corrupt(self.data, stop)
 
