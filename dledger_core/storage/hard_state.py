@@ -60,7 +60,7 @@ def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:
     usable = "voteLeader" in (pairs or {}) and term.isascii() and term.isdigit() and len(term) <= _TERM_DIGITS_MAX
     if not (usable and int(term) >= last_term):
         raise CorruptRecordError(
-            "the file is missing, older than the log or without term or vote, so the node may have voted without knowing it",
+            "the file is missing, older than the log or incomplete, so the node may have voted without knowing it",
             str(path),
             "restore it, or remove the whole store and let the node catch up as an empty one",
             {"term": term[:40], "last_entry_term": last_term},
