@@ -164,6 +164,14 @@ class _Recovery:
         """Returns the first record's place; its index is None if it cannot be known."""
         base = self.data.bases[0]
         if base == self.meta.first_position:
+            header = self.reader.header_at(base)
+            if header is not None and header[2] != self.meta.first_index:
+                raise CorruptRecordError(
+                    f"the first record has index {header[2]}, but meta/log.json says {self.meta.first_index}",
+                    str(self.data.path(base)),
+                    "find out which of the two is damaged; restore it, or repair from a peer",
+                    {"index": header[2], "first_index": self.meta.first_index, "position": base},
+                )
             return Cursor(base, self.meta.first_index)
         found = self.reader.first_record()
         return Cursor(base, None) if found is None else Cursor(found[1], found[0])
