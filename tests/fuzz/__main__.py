@@ -1,0 +1,81 @@
+"""Coverage-guided fuzzing of one target, with atheris (libFuzzer): ``python -m tests.fuzz TARGET --seconds 300``.
+
+Inputs that reach new code are kept in the corpus directory; the committed corpus is read and never written. An input
+that fails is written to ``crash-…`` there, and its path, the traceback and the command to run it again are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+PREFIX = "dledger_core"
+CORPUS = Path(__file__).parent / "corpus"
+INPUT_BYTES_MAX = 16 << 10
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("target", help="which one; any other word shows their names")
+    parser.add_argument("--seconds", type=int, default=60, help="how long, per target (default 60)")
+    parser.add_argument("--corpus", type=Path, help="folder for what is found (default: a new temporary one)")
+    parser.add_argument("--run", type=Path, nargs="+", help="run these inputs once, without atheris")
+    return parser.parse_args()
+
+
+def run_once(target: str, paths: list[Path]) -> None:
+    """Runs single inputs, to see an error again."""
+    from tests.fuzz.catalog import TARGETS, warm_up
+
+    warm_up(target)
+    for path in paths:
+        TARGETS[target](path.read_bytes())
+        sys.stdout.write(f"{path}: passed\n")
+
+
+def fuzz(target: str, seconds: int, corpus: Path) -> None:
+    """Does not return: libFuzzer ends the process."""
+    try:
+        atheris = importlib.import_module("atheris")
+    except ImportError:
+        sys.exit("coverage-guided fuzzing needs atheris: pip install atheris")
+    with atheris.instrument_imports(include=[PREFIX]):
+        from tests.fuzz.catalog import TARGETS, warm_up
+    run = TARGETS[target]
+    warm_up(target)
+
+    def once(data: bytes) -> None:
+        try:
+            run(data)
+        except BaseException:
+            traceback.print_exc()
+            raise
+
+    options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", f"-artifact_prefix={corpus}/"]
+    options += ["-timeout=60", "-rss_limit_mb=4096", "-print_final_stats=1", "-reload=0"]
+    sys.stderr.write(f"again: python -m tests.fuzz {target} --run {corpus}/crash-...\n")
+    atheris.Setup([sys.argv[0], *options, str(corpus), str(CORPUS / target)], once)
+    atheris.Fuzz()
+
+
+def main() -> None:
+    asked = arguments()
+    logging.disable(logging.CRITICAL)
+    if asked.run:
+        run_once(asked.target, asked.run)
+        return
+    names = sorted(path.name for path in CORPUS.iterdir())  # the targets' own modules are imported under atheris
+    if asked.target not in names:
+        sys.exit(f"no such target; there are {', '.join(names)}")
+    corpus = asked.corpus or Path(tempfile.mkdtemp(prefix=f"fuzz-{asked.target}-"))
+    corpus.mkdir(parents=True, exist_ok=True)
+    fuzz(asked.target, asked.seconds, corpus)
+
+
+if __name__ == "__main__":
+    main()

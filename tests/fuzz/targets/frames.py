@@ -1,0 +1,171 @@
+"""Bytes from the network to frames, and a whole connection from its first byte on: preface, hello, messages."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgpack
+
+from dledger_core.checksum import crc32
+from dledger_core.errors import ProtocolError
+from dledger_core.net import codec, protocol
+from dledger_core.net.connection import Connection, TransportStats
+from dledger_core.net.frame import RECEIVE_BYTES, Frame, FrameDecoder, encode_frame
+from dledger_core.net.hello import Hello, negotiate
+from dledger_core.net.protocol import HELLO_BYTES_MAX, PREFACE
+from tests.fuzz.finding import Finding, expect, memory_below
+
+PER_BYTE = 128
+"""Bytes of memory for a byte of a header that was received: msgpack's smallest map becomes a dict."""
+FIXED_BYTES = 1 << 20
+FRAME_BYTES_MAX = 256 << 10
+"""The bound this target gives its decoder, so that large payloads are small inputs."""
+
+_PREFIX = struct.Struct(">III")
+
+
+def with_header_crcs(stream: bytes) -> bytes:
+    """Returns the stream with the right CRC in each frame, so that damage reaches what lies behind the check."""
+    fixed, at = bytearray(stream), 0
+    while at + _PREFIX.size <= len(fixed):
+        length, header_bytes, _ = _PREFIX.unpack_from(fixed, at)
+        header = bytes(fixed[at + 12 : at + 12 + header_bytes])
+        fixed[at + 8 : at + 12] = crc32(header).to_bytes(4, "big")
+        at += 4 + max(length, 8)
+    return bytes(fixed)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    frames: list[tuple[bytes, bytes]]
+    error: str | None
+
+
+def _decode(stream: bytes, bound: int, chunk: int, *, copied: bool) -> Decoded:
+    decoder, frames, at = FrameDecoder(bound), [], 0
+    try:
+        while at < len(stream):
+            if copied:
+                taken = min(chunk, len(stream) - at)
+                decoder.receive_data(stream[at : at + taken])
+            else:
+                room = decoder.get_buffer()
+                expect(len(room) > 0, "no room to receive into")
+                taken = min(chunk, len(room), len(stream) - at)
+                room[:taken] = stream[at : at + taken]
+                decoder.buffer_updated(taken)
+            at += taken
+            while (frame := decoder.next_frame()) is not None:
+                frames.append((msgpack.packb(frame.header), bytes(frame.payload)))
+                expect(len(frames) * 13 <= at, "more frames than bytes")
+    except ProtocolError as error:
+        return Decoded(frames, error.what)
+    return Decoded(frames, None)
+
+
+def run_frame(data: bytes) -> None:
+    """Input: flags (1 = right CRCs, 2 = bound of hello), size of a chunk, then the stream."""
+    flags, chunk, stream = data[:1] or b"\0", data[1:2] or b"\0", data[2:]
+    if flags[0] & 1:
+        stream = with_header_crcs(stream)
+    bound = HELLO_BYTES_MAX if flags[0] & 2 else FRAME_BYTES_MAX
+    with memory_below(FIXED_BYTES + 2 * (bound + RECEIVE_BYTES) + PER_BYTE * len(stream)):
+        whole = _decode(stream, bound, len(stream) or 1, copied=True)
+    for other in (
+        _decode(stream, bound, chunk[0] + 1, copied=False),
+        _decode(stream, bound, 1 << 16, copied=False),
+    ):
+        expect(other == whole, "chunks change the frames", chunk=chunk[0], whole=whole, other=other)
+    for header, payload in whole.frames:
+        again = _decode(
+            b"".join(map(bytes, encode_frame(msgpack.unpackb(header), payload))), 2 << 20, 1 << 20, copied=True
+        )
+        expect(again == Decoded([(header, payload)], None), "a frame changes when sent again", header=header)
+
+
+class _Transport(asyncio.Transport):
+    """The other side of a connection that only listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone = False
+        self.sent = 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.sent += len(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        for data in list_of_data:
+            self.write(data)
+
+    def abort(self) -> None:
+        self.gone = True
+
+    def close(self) -> None:
+        self.gone = True
+
+
+class _Handler:
+    """Takes what a node takes from its peers."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        codec.frame_to_messages(frame)
+
+    def on_close(self, connection: Connection, error: Exception | None) -> None:
+        pass
+
+
+OURS = Hello("peer", "n0", {"g": "0" * 32})
+
+
+class _Server:
+    def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, _Handler]:
+        version, features = negotiate(hello, OURS)
+        sorted((group, uuid or "") for group, uuid in hello.logs.items())  # what a node does with them: compare
+        return replace(OURS, versions=(version,), features=features), _Handler()
+
+
+async def _converse(stream: bytes, chunk: int, *, dialled: bool) -> None:
+    stats, transport = TransportStats(), _Transport()
+    asking = {"hello": OURS, "handler": _Handler()} if dialled else {"server": _Server()}
+    connection = Connection(stats, hello_timeout_s=60, **asking)
+    connection.connection_made(transport)
+    at, bound = 0, FIXED_BYTES + 2 * (HELLO_BYTES_MAX + RECEIVE_BYTES) + PER_BYTE * len(stream)
+    while at < len(stream) and not transport.gone:
+        room = connection.get_buffer(-1)
+        taken = min(chunk, len(room), len(stream) - at)
+        room[:taken] = stream[at : at + taken]
+        at += taken
+        # Once hello was accepted a frame may have a large payload.
+        with memory_below(lambda: bound + (protocol.FRAME_BYTES_MAX if connection.version else 0)):
+            connection.buffer_updated(taken)
+    connection.connection_lost(None)
+    expect(stats.accepted <= 1, "hello was accepted twice")
+    expect(stats.protocol_errors <= 1, "one connection was counted twice")
+    if not dialled and stream[: len(PREFACE)] != PREFACE[: len(stream)]:
+        expect(transport.gone and stats.protocol_errors == 1, "a wrong preface was not refused", first=stream[:8])
+    if connection.accepted.exception() is None:
+        expect(connection.version in OURS.versions, "a version was chosen that was not offered", it=connection.version)
+
+
+def run_connection(data: bytes) -> None:
+    """Input: flags (1 = right CRCs, 2 = we dialled), size of a chunk, then what the other side sends."""
+    flags, chunk, stream = (data[:1] or b"\0")[0], (data[1:2] or b"\0")[0] + 1, data[2:]
+    skip = 0 if flags & 2 else len(PREFACE)
+    if flags & 1:
+        stream = stream[:skip] + with_header_crcs(stream[skip:])
+    loop_errors: list[dict[str, Any]] = []
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
+        runner.run(_converse(stream, chunk, dialled=bool(flags & 2)))
+    if loop_errors:
+        raise Finding(f"an error nobody took: {loop_errors[0]!r:.300}")

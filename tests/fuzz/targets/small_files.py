@@ -1,0 +1,150 @@
+"""The small files of a store: currterm, log.json, checkpoint, tables; and the control entries behind the tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dledger_core import control
+from dledger_core.checksum import crc32
+from dledger_core.errors import CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.ids import Index
+from dledger_core.storage import CommitLog
+from dledger_core.storage.checkpoint import load_checkpoint, save_checkpoint
+from dledger_core.storage.hard_state import load_hard_state, save_hard_state
+from dledger_core.storage.log_meta import load_log_meta, save_log_meta
+from dledger_core.storage.tables import LogTables
+from tests.fuzz.counted_files import CountedFiles
+from tests.fuzz.finding import expect, memory_below
+from tests.support.logs import STORE, append
+
+FIXED_BYTES = 4 << 20
+PER_BYTE = 200
+META = STORE / "meta"
+
+
+def files_with(path: Path, data: bytes) -> CountedFiles:
+    """A file system that holds one file."""
+    files = CountedFiles()
+    files.mkdir(STORE)
+    files.mkdir(path.parent)
+    files.replace(path, data)
+    return files
+
+
+def run_currterm(data: bytes) -> None:
+    """Input: the file."""
+    path = STORE / "currterm"
+    files = files_with(path, data)
+    with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
+        try:
+            state = load_hard_state(files, STORE, 3)
+        except CorruptRecordError as error:
+            expect(error.where == str(path) and bool(error.remedy), "the error does not say where", it=error)
+            return
+    expect(state.term >= 3, "a term below the log's", term=state.term)
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+    votes = [line.partition("=")[2].strip() for line in lines if line.partition("=")[0].strip() == "voteLeader"]
+    expect(bool(votes), "a file that says nothing of a vote was taken for no vote")
+    expect((state.voted_for or "") == votes[-1], "another vote than the file's", vote=state.voted_for)
+    save_hard_state(files, STORE, state)
+    expect(load_hard_state(files, STORE, 3) == state, "the state changes when written again", it=state)
+
+
+def run_log_json(data: bytes) -> None:
+    """Input: the file. What is taken must be usable: an empty store of it opens, appends, and opens again."""
+    path = META / "log.json"
+    files = files_with(path, data)
+    with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
+        try:
+            meta = load_log_meta(files, path)
+        except StoreMismatchError as error:
+            expect(error.where == str(path) and bool(error.remedy), "the error does not say where", it=error)
+            return
+        assert meta is not None
+        save_log_meta(files, path, meta)
+        expect(load_log_meta(files, path) == meta, "the identity changes when written again", it=meta)
+        try:
+            log = _open(files, meta.group, meta.node_id)
+            append(log, [b"body"])
+            log.close()
+            last = log.last_index()
+            log = _open(files, meta.group, meta.node_id)
+        except DLedgerError:
+            return
+        expect(log.last_index() == last == meta.first_index, "an entry was lost", last=last)
+        log.close()
+
+
+def _open(files: CountedFiles, group: str, node_id: str) -> CommitLog:
+    return CommitLog.open(STORE, group=group, node_id=node_id, files=files)
+
+
+def run_checkpoint(data: bytes) -> None:
+    """Input: the file. A damaged one counts as absent; what is taken was written so to the byte."""
+    path = META / "checkpoint"
+    files = files_with(path, data)
+    with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
+        found = load_checkpoint(files, path)
+    if found is not None:
+        save_checkpoint(files, path, found)
+        expect(files.read(path) == data, "a damaged checkpoint was taken", it=found)
+
+
+def run_tables(data: bytes) -> None:
+    """Input: flags (1 = right CRC), then the snapshot. A damaged one gives empty tables."""
+    flags, snapshot = (data[:1] or b"\0")[0], data[1:]
+    if flags & 1:
+        snapshot = crc32(snapshot[4:]).to_bytes(4, "big") + snapshot[4:]
+    with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
+        tables = LogTables.restore(snapshot)
+    if flags & 1 and data[1:] != snapshot:  # nobody writes such a file
+        return
+    again = tables.snapshot()
+    expect(LogTables.restore(again).snapshot() == again, "the tables change when written again")
+    if snapshot[:4] != crc32(snapshot[4:]).to_bytes(4, "big"):
+        expect(again == LogTables().snapshot(), "a damaged snapshot was taken")
+    _ask(tables)
+
+
+def _ask(tables: LogTables) -> None:
+    for key, entry in tables.producers._producers.items():
+        expect(tables.producers.get(key) is entry, "a producer is not found", it=key)
+    end = tables.transactions.visible_end(1 << 40)
+    expect(end <= 1 << 40 and tables.transactions.losers_count >= 0, "the visible end is behind the log", it=end)
+    tables.transactions.losers(0, 1 << 40)
+
+
+def run_control(data: bytes) -> None:
+    """Bodies of control entries, one behind the other, each behind its u16 length; applied to the tables."""
+    tables, at, index = LogTables(), 0, 0
+    while at + 2 <= len(data):
+        size = int.from_bytes(data[at : at + 2], "big")
+        body = data[at + 2 : at + 2 + size]
+        at += 2 + size
+        with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
+            try:
+                fields = control.unpack(body)
+                tables.apply(Index(index), 1000 * index, body)
+            except CorruptRecordError:
+                continue
+        expect(isinstance(fields, dict), "no map", it=fields)
+        index += 4
+        snapshot = tables.snapshot()
+        restored = LogTables.restore(snapshot)
+        expect(restored.applied_index == tables.applied_index, "a snapshot does not restore", it=fields)
+        expect(restored.snapshot() == snapshot, "a snapshot restores to something else", it=fields)
+        _ask(tables)
+
+
+def identity(**changes: object) -> bytes:
+    """A log.json."""
+    fields = {
+        "profile": "B",
+        "group": "g",
+        "node_id": "n0",
+        "data_segment_bytes": 4096,
+        "index_segment_bytes": 1024,
+        "format_version": 1,
+    }
+    return (json.dumps(fields | changes, indent=2) + "\n").encode()

@@ -1,0 +1,96 @@
+"""Every target over its corpus, and over inputs that Hypothesis makes from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.catalog import TARGETS, corpus_of, warm_up
+
+EXAMPLES = 60
+FEWER = {"store": 30, "connection": 30}
+INTERESTING = (0, 1, 7, 47, 48, 127, 128, 255, 256, 4095, 32767, 32768, 65535, 1 << 24, (1 << 31) - 1, 1 << 31)
+FAILING: dict[str, str] = {
+    "store/regression-index-far-away": "an index file far behind the others: all files between are made, one by one",
+}
+"""File of the corpus → why it still fails."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def inputs() -> list[object]:
+    found = []
+    for target in TARGETS:
+        for path in corpus_of(target):
+            name = f"{target}/{path.name}"
+            marks = [pytest.mark.xfail(strict=True, reason=FAILING[name])] if name in FAILING else []
+            found.append(pytest.param(target, path, id=name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("target", "path"), inputs())
+def test_the_corpus(target: str, path: Path) -> None:
+    warm_up(target)
+    TARGETS[target](path.read_bytes())
+
+
+def test_every_target_has_a_corpus() -> None:
+    assert [target for target in TARGETS if not corpus_of(target)] == []
+
+
+@st.composite
+def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
+    """An input of the corpus with up to six changes."""
+    data = bytearray(draw(st.sampled_from(seeds)))
+    for _ in range(draw(st.integers(0, 6))):
+        at = draw(st.integers(0, len(data)))
+        match draw(st.integers(0, 5)):
+            case 0:
+                data[at : at + 1] = bytes([draw(st.integers(0, 255))])
+            case 1:
+                data[at:at] = draw(st.binary(max_size=12))
+            case 2:
+                del data[at : at + draw(st.integers(1, 16))]
+            case 3:
+                width = draw(st.sampled_from([1, 2, 4, 8]))
+                value = draw(st.sampled_from(INTERESTING)) * draw(st.sampled_from([1, -1]))
+                order = draw(st.sampled_from(["big", "little"]))
+                data[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, order)
+            case 4:
+                other = draw(st.sampled_from(seeds))
+                start = draw(st.integers(0, len(other)))
+                data[at:at] = other[start : start + draw(st.integers(1, 64))]
+            case _:
+                if at < len(data):
+                    data[at] ^= 1 << draw(st.integers(0, 7))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_mutations_of_the_corpus_and_any_bytes(target: str) -> None:
+    warm_up(target)
+    run = TARGETS[target]
+    seeds = [path.read_bytes() for path in corpus_of(target) if f"{target}/{path.name}" not in FAILING]
+
+    @settings(
+        max_examples=FEWER.get(target, EXAMPLES),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.one_of(mutated(seeds), mutated(seeds), mutated(seeds), st.binary(max_size=300)))
+    def check(data: bytes) -> None:
+        run(data)
+
+    check()
