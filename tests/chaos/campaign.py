@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -88,7 +87,9 @@ def run_round(seed: int, minutes: float, directory: Path) -> Round:
             found.verdict.add("behaviour", what)
         cluster.resume_all()
         _judge(cluster, recorder.operations, settled, found)
-        _time_acks(recorder.operations, nemesis.healed, found)
+        acks = sorted(each.end for each in recorder.operations if isinstance(each, Append) and each.status == "ok")
+        found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acks)), default=0.0)
+        found.slowest_recovery_s = max(nemesis.recoveries_s, default=0.0)
     finally:
         cluster.close()
         network.close()
@@ -151,14 +152,6 @@ def _judge(cluster: ChaosCluster, history: list[Operation], settled: int | None,
         found.verdict.violations += judged.violations
         found.verdict.counts += judged.counts
         found.elections = max(0, int(max(log.terms[-1] for log in replicas.values())))
-
-
-def _time_acks(history: list[Operation], healed: list[float], found: Round) -> None:
-    """How long there was no ack: at all, and behind each moment at which every fault had been healed."""
-    acks = sorted(each.end for each in history if isinstance(each, Append) and each.status == "ok")
-    found.longest_gap_s = max((b - a for a, b in itertools.pairwise(acks)), default=0.0)
-    waits = [acks[at] - moment for moment in healed if (at := bisect_right(acks, moment)) < len(acks)]
-    found.slowest_recovery_s = max(waits, default=0.0)
 
 
 def _internal_errors(log: Path) -> list[str]:

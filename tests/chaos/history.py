@@ -105,6 +105,7 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.operations: list[Operation] = []
+        self.last_ack = 0.0
         self._file = path.open("w", encoding="utf-8")
         self._lock = threading.Lock()
 
@@ -112,6 +113,8 @@ class Recorder:
         line = json.dumps(as_row(operation), separators=(",", ":"))
         with self._lock:
             self.operations.append(operation)
+            if isinstance(operation, Append) and operation.status == "ok":
+                self.last_ack = max(self.last_ack, operation.end)
             self._file.write(line + "\n")
 
     def note(self, what: str, at: float, **values: Any) -> None:

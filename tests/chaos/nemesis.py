@@ -34,6 +34,10 @@ EXPECTED: Final[dict[str, Answer]] = {
 """
 EXIT_STORAGE: Final = 4
 START_S: Final = 40.0
+RECOVERY_S: Final = 60.0
+"""Far above what it takes: nodes that start again share the machine with others."""
+RECOVERED_SHARE: Final = 0.8
+"""How often the next fault waits until appends succeed again; the other times it strikes a group that recovers."""
 HOLD_S: Final = (0.3, 2.5)
 CALM_S: Final = (0.2, 1.5)
 
@@ -64,7 +68,7 @@ class Nemesis:
         self.chance = chance
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
-        self.healed: list[float] = []
+        self.recoveries_s: list[float] = []
         self._scratch = scratch
         self._small_disk = small_disk
         self._taken: set[str] = set()
@@ -92,6 +96,8 @@ class Nemesis:
             else:
                 names = self.chance.sample(list(self.kinds), self.chance.choice((1, 1, 2, 2, 3)))
             self._strike(names)
+            if self.chance.random() < RECOVERED_SHARE:
+                self._wait_for_ack()
             self._wait(CALM_S)
 
     def _strike(self, names: list[str]) -> None:
@@ -111,13 +117,23 @@ class Nemesis:
         self.network.heal()
         self._taken.clear()
         self._look_for_dead()
-        self.healed.append(time.monotonic())
 
     def _wait(self, bounds: tuple[float, float]) -> None:
         deadline = time.monotonic() + self.chance.uniform(*bounds)
         while time.monotonic() < deadline:
             self._look_for_dead()
             time.sleep(0.05)
+
+    def _wait_for_ack(self) -> None:
+        """Everything is healed: appends must succeed again."""
+        healed = time.monotonic()
+        while self.recorder.last_ack <= healed:
+            if time.monotonic() - healed > RECOVERY_S:
+                self.violations.append(f"no append succeeded for {RECOVERY_S:g} s after everything was healed")
+                return
+            self._look_for_dead()
+            time.sleep(0.02)
+        self.recoveries_s.append(self.recorder.last_ack - healed)
 
     def _look_for_dead(self) -> None:
         """A node that ends by itself breaks a promise; it is started again."""
