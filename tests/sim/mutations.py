@@ -204,11 +204,6 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "    reader.data.sync([base for base in reader.data.bases if base >= known])\n",
         "",
     ),
-    "the checkpoint vouches for what is not synced": (
-        "storage/commit_log.py",
-        "        self._appender.sync()\n        self._appender.sync_index()\n",
-        "        pass\n",
-    ),
     "a new segment's name is not synced": (
         "storage/appender.py",
         "        if made:\n            self.data.sync_dir()\n",
@@ -218,11 +213,6 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "server/replica.py",
         "                self._controls.pop()\n",
         "                break\n",
-    ),
-    "committed in another term is told as success": (
-        "server/appends.py",
-        "if self._replica.raft.term_at(waiting.last_index) == waiting.term:",
-        "if True:",
     ),
     "lost leadership leaves appends waiting": (
         "server/appends.py",
