@@ -7,7 +7,7 @@ points to. A row that was never written reads as zeros. In a store written by Ja
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from dledger_core.storage.segments import Segments
 __all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "term_runs"]
 
 Rows = npt.NDArray[Any]
+_GAP_FILES_MAX: Final = 1024
 
 
 class IndexSource(Protocol):
@@ -76,6 +77,8 @@ class IndexFile:
             first = bases[-1] + step
         elif bases and base < bases[0]:
             last = bases[0] - step
+        if last - first > _GAP_FILES_MAX * step:
+            first = last = base  # the neighbour is a stray file; recovery drops it when it wipes what lies behind
         for between in range(first, last + 1, step):
             self.segments.create(between)
         self.segments.sync_dir()
