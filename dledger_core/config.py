@@ -121,7 +121,7 @@ class RaftConfig:
         election_ticks_min: a follower waits at least this long before it campaigns.
         election_ticks_max: and less than this; each wait is drawn anew.
         heartbeat_ticks: a leader sends a heartbeat this often.
-        append_bytes_max: bound on the payload of one AppendEntries; a larger batch travels alone.
+        append_bytes_max: bound on the payload of one AppendEntries, or Reset; a larger batch travels alone.
         inflight_bytes_max: unacknowledged payload per follower.
         inflight_messages_max: unacknowledged AppendEntries per follower.
         recent_bytes_max: payload of durable batches that the core keeps in memory for sending.

@@ -9,12 +9,15 @@ from dledger_core.raft.messages import (
     Message,
     RequestVote,
     RequestVoteResponse,
+    Reset,
+    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.raft.node import ProgressStatus, RawNode, Status
+from dledger_core.raft.pieces import ResetPayloads
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration, even_group_warning
-from dledger_core.raft.ready import HardState, ReadReady, Ready, Role, SoftState
+from dledger_core.raft.ready import HardState, NewStart, ReadReady, Ready, Role, SoftState
 
 __all__ = [
     "BATCHES_MAX",
@@ -27,6 +30,7 @@ __all__ = [
     "HeartbeatResponse",
     "LogStore",
     "Message",
+    "NewStart",
     "ProgressState",
     "ProgressStatus",
     "RawNode",
@@ -34,6 +38,9 @@ __all__ = [
     "Ready",
     "RequestVote",
     "RequestVoteResponse",
+    "Reset",
+    "ResetPayloads",
+    "ResetResponse",
     "Role",
     "SoftState",
     "Status",

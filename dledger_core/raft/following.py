@@ -8,7 +8,15 @@ from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Hea
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
-__all__ = ["check_batches", "handle_append_entries", "handle_heartbeat", "refuse_append_entries", "refuse_heartbeat"]
+__all__ = [
+    "check_batches",
+    "follow",
+    "handle_append_entries",
+    "handle_heartbeat",
+    "refuse",
+    "refuse_append_entries",
+    "refuse_heartbeat",
+]
 
 
 def check_batches(message: AppendEntries) -> None:
@@ -29,7 +37,7 @@ def check_batches(message: AppendEntries) -> None:
 
 def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
     """Takes the batches if the logs meet at prev_index, else says where they might."""
-    _follow(state, message.sender)
+    follow(state, message.sender)
     log = state.log
     if not log.matches(message.prev_index, message.prev_term):
         hint_term, hint_first_index = log.conflict_hint(message.prev_index)
@@ -66,7 +74,7 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
 
 def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
     """Stays a follower and learns the commit index."""
-    _follow(state, message.sender)
+    follow(state, message.sender)
     log = state.log
     # The leader names only what this node acknowledged. If it is not there, the disk broke its promise: commit
     # nothing; the answer's last_index tells the leader to find out again what this node holds.
@@ -77,13 +85,18 @@ def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
 
 def refuse_append_entries(state: RaftState, message: AppendEntries) -> None:
     """Answers a leader of a lower term, so that it learns the higher one."""
+    refuse(state, message.sender, message.prev_index)
+
+
+def refuse(state: RaftState, sender: NodeId, prev_index: Index) -> None:
+    """Answers a leader of a lower term that asked whether the logs meet at ``prev_index``."""
     state.send_dependent(
         AppendEntriesResponse(
             sender=state.node_id,
-            target=message.sender,
+            target=sender,
             term=state.term,
             accepted=False,
-            match_index=message.prev_index,
+            match_index=prev_index,
             hint_term=NO_TERM,
             hint_first_index=Index(state.log.last_index + 1),
             last_index=state.log.last_index,
@@ -106,7 +119,7 @@ def _heartbeat_response(state: RaftState, message: Heartbeat) -> HeartbeatRespon
     )
 
 
-def _follow(state: RaftState, leader_id: NodeId) -> None:
+def follow(state: RaftState, leader_id: NodeId) -> None:
     """Takes the sender of a current-term leader's message for the leader."""
     invariant(
         state.role is not Role.LEADER and state.leader_id in (None, leader_id),

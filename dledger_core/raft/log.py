@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRun
 from dledger_core.raft.recent import RecentBatches
 from dledger_core.raft.runs import TermRuns
 
@@ -165,7 +165,7 @@ class RaftLog:
     def batches_from(self, start: Index, max_bytes: int) -> tuple[Batch, ...]:
         """Returns whole batches from the one containing ``start``: at least one, then as many as fit and may be."""
         recent_first = self._recent.first_index
-        if recent_first is not None and start >= recent_first:
+        if recent_first is not None and start >= recent_first >= self.first_index:
             return self._recent.slice(start, max_bytes)
         stored = self._store.read_batches(start, max_bytes)
         # The store may still hold a tail that a Ready in flight cuts.
@@ -196,6 +196,29 @@ class RaftLog:
         self.durable_index = durable
         self._recent.evict(durable)
         return rose
+
+    def restart(self, first_index: Index, previous_term: Term) -> None:
+        """Forgets all entries and begins at ``first_index``; what is before is committed, and held nowhere here.
+
+        Until the disk has done the same, it holds the old log, of which only the committed part counts.
+        """
+        invariant(
+            first_index > self.commit_index + 1,
+            "a log that reaches the new start needs none",
+            first_index=first_index,
+            commit_index=self.commit_index,
+        )
+        previous = Index(first_index - 1)
+        self._runs = TermRuns([TermRun(previous, previous_term)] if previous_term != NO_TERM else [])
+        self._recent.truncate(Index(0))
+        self._new.clear()
+        self._truncate_from = None
+        self.durable_index = min(self.durable_index, self.commit_index)
+        for persisting in self._persisting:
+            persisting.durable_to = min(persisting.durable_to, self.durable_index)
+        self.first_index = first_index
+        self.last_index = self.commit_index = self._handed_index = previous
+        self.last_term = previous_term
 
     def compact(self, first_index: Index) -> None:
         """Takes note that the store deleted entries before ``first_index``."""

@@ -20,6 +20,8 @@ __all__ = [
     "Message",
     "RequestVote",
     "RequestVoteResponse",
+    "Reset",
+    "ResetResponse",
     "TimeoutNow",
 ]
 
@@ -107,6 +109,31 @@ class TimeoutNow(_Message):
     """The leader asks a caught-up follower to campaign at once (leadership transfer)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset(_Message):
+    """A piece of what a member needs to begin its log at ``first_index``, because the leader deleted what was before.
+
+    ``data`` lies at ``offset`` of ``total`` bytes; an empty piece asks how much has arrived. ``number`` tells transfers
+    of one leader and term apart. A member that holds (first_index - 1, previous_term) needs none of it, and answers as
+    it does when it has begun anew: with an accepting AppendEntriesResponse.
+    """
+
+    number: int
+    first_index: Index
+    previous_term: Term
+    offset: int
+    total: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetResponse(_Message):
+    """Answers Reset while pieces are missing: so many bytes have arrived."""
+
+    number: int
+    offset: int
+
+
 Message = (
     RequestVote
     | RequestVoteResponse
@@ -115,4 +142,6 @@ Message = (
     | Heartbeat
     | HeartbeatResponse
     | TimeoutNow
+    | Reset
+    | ResetResponse
 )

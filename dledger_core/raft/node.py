@@ -12,6 +12,7 @@ from dledger_core.raft import election, leadership, raft, replication
 from dledger_core.raft.batch import Batch, LogStore
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
+from dledger_core.raft.pieces import ResetPayloads
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState
@@ -25,7 +26,7 @@ class ProgressStatus:
     """A leader's view of one member.
 
     Attributes:
-        needs_reset: it needs entries that the leader has deleted; only a copy of a store helps.
+        needs_reset: it needs entries that the leader has deleted, and is told to begin at the leader's first index.
     """
 
     match_index: Index
@@ -37,7 +38,7 @@ class ProgressStatus:
 
     @property
     def needs_reset(self) -> bool:
-        """Whether the member cannot catch up from this leader's log."""
+        """Whether the member cannot catch up from this leader's log alone."""
         return self.state is ProgressState.NEEDS_RESET
 
 
@@ -72,6 +73,7 @@ class RawNode:
         commit_index: recovered lower bound.
         random: the one source of chance.
         noop_payload: makes (payload, nbytes) of the NOOP at an index.
+        reset_payloads: makes and reads what a log that begins later needs; without it nobody is reset.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class RawNode:
         commit_index: Index,
         random: RandomSource,
         noop_payload: NoopPayload,
+        reset_payloads: ResetPayloads | None = None,
     ) -> None:
         log = RaftLog(store, commit_index=commit_index, recent_bytes_max=config.recent_bytes_max)
         invariant(log.last_term <= hard_state.term, "the log is ahead of the term", last_term=log.last_term)
@@ -97,6 +100,7 @@ class RawNode:
             hard_state=hard_state,
             random=random,
             noop_payload=noop_payload,
+            reset_payloads=reset_payloads,
         )
         self._number = 0
         self._in_flight: deque[tuple[int, bool, HardState | None]] = deque()
@@ -192,6 +196,7 @@ class RawNode:
             state.messages
             or state.persisted_messages
             or state.send_due
+            or state.new_start is not None
             or log.commit_index > self._emitted_commit_index
             or log.has_output
             or state.term != hard.term
@@ -210,10 +215,14 @@ class RawNode:
         state.send_due = False
         self._number += 1
         hard_state = self._take_hard_state()
+        new_start, state.new_start = state.new_start, None
+        if new_start is not None:
+            self._emitted_commit_index = max(self._emitted_commit_index, Index(new_start.first_index - 1))
         truncate_from, batches = log.take_output(self._number)
         ready = Ready(
             number=self._number,
             hard_state=hard_state,
+            new_start=new_start,
             truncate_from=truncate_from,
             batches=batches,
             messages=tuple(state.messages),

@@ -7,6 +7,7 @@ from enum import Enum
 
 from dledger_core.config import RaftConfig
 from dledger_core.ids import NO_INDEX, Index
+from dledger_core.raft.pieces import OutgoingReset
 
 __all__ = ["Progress", "ProgressState"]
 
@@ -33,6 +34,7 @@ class Progress:
         probe_sent: in PROBE, a message is out and unanswered.
         check_due: send an empty AppendEntries at ``next_index`` that only asks whether the logs meet there: in
             REPLICATE to find a loss at the end of what was sent, in PROBE to ask again without the payload.
+        outgoing: the reset under way.
         acked_round: highest heartbeat round echoed.
     """
 
@@ -47,6 +49,7 @@ class Progress:
         "is_voter",
         "match_index",
         "next_index",
+        "outgoing",
         "probe_sent",
         "state",
     )
@@ -59,6 +62,7 @@ class Progress:
         self.active = True
         self.probe_sent = False
         self.check_due = False
+        self.outgoing: OutgoingReset | None = None
         self.acked_round = 0
         self.inflight_bytes = 0
         self._inflight: deque[tuple[Index, int]] = deque()
@@ -105,6 +109,7 @@ class Progress:
             self.state = ProgressState.REPLICATE
             self.next_index = Index(match_index + 1)
             self.check_due = False
+            self.outgoing = None
         return rose
 
     def refused(self, prev_index: Index, next_index: Index) -> bool:
@@ -152,6 +157,9 @@ class Progress:
             self.check_due = watched and self.match_index == self._watch_match and bool(self._inflight)
             return self.check_due
         if self.state is ProgressState.NEEDS_RESET:
+            if self.outgoing is not None:
+                self.outgoing.ask_due = watched
+                return watched
             if last_index + 1 < first_index:
                 return False
             self.become_probe(Index(last_index + 1))

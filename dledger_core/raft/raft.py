@@ -7,7 +7,8 @@ whose term is a question and not a fact).
 from __future__ import annotations
 
 from dledger_core.errors import ProtocolError
-from dledger_core.raft import election, following, leadership
+from dledger_core.ids import Index
+from dledger_core.raft import election, following, leadership, resetting
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
@@ -16,6 +17,8 @@ from dledger_core.raft.messages import (
     Message,
     RequestVote,
     RequestVoteResponse,
+    Reset,
+    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.raft.ready import Role
@@ -43,6 +46,8 @@ def step(state: RaftState, message: Message) -> None:
         raise ProtocolError("a message for another node", str(message.sender), values={"target": message.target})
     if isinstance(message, AppendEntries):
         following.check_batches(message)
+    elif isinstance(message, Reset):
+        resetting.check_reset(message)
     if message.term < state.term:
         _answer_stale(state, message)
     elif message.term == state.term or _enter_higher_term(state, message):
@@ -58,7 +63,7 @@ def _enter_higher_term(state: RaftState, message: Message) -> bool:
             state.become_follower(message.term, None)
     elif isinstance(message, RequestVoteResponse) and message.pre and message.granted:
         pass
-    elif isinstance(message, AppendEntries | Heartbeat):
+    elif isinstance(message, AppendEntries | Heartbeat | Reset):
         state.become_follower(message.term, message.sender)
     else:
         state.become_follower(message.term, None)
@@ -73,6 +78,8 @@ def _answer_stale(state: RaftState, message: Message) -> None:
         following.refuse_append_entries(state, message)
     elif isinstance(message, Heartbeat):
         following.refuse_heartbeat(state, message)
+    elif isinstance(message, Reset):
+        following.refuse(state, message.sender, Index(message.first_index - 1))
 
 
 def _dispatch(state: RaftState, message: Message) -> None:
@@ -85,6 +92,10 @@ def _dispatch(state: RaftState, message: Message) -> None:
             following.handle_heartbeat(state, message)
         case HeartbeatResponse():
             leadership.handle_heartbeat_response(state, message)
+        case Reset():
+            resetting.handle_reset(state, message)
+        case ResetResponse():
+            resetting.handle_reset_response(state, message)
         case RequestVote():
             election.handle_request_vote(state, message)
         case RequestVoteResponse():

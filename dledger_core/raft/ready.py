@@ -9,7 +9,7 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import Message
 
-__all__ = ["HardState", "ReadReady", "Ready", "Role", "SoftState"]
+__all__ = ["HardState", "NewStart", "ReadReady", "Ready", "Role", "SoftState"]
 
 
 class Role(Enum):
@@ -50,6 +50,21 @@ class ReadReady:
     index: Index | None
 
 
+@dataclass(frozen=True, slots=True)
+class NewStart:
+    """The whole log is to be discarded and begun anew.
+
+    Attributes:
+        first_index: where it begins; everything before is committed.
+        previous_term: term of the entry before, or NO_TERM if unknown.
+        payload: what the driver's ``ResetPayloads.unpack`` returned.
+    """
+
+    first_index: Index
+    previous_term: Term
+    payload: object
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """One turn's output. Several may be in flight; they are persisted in order of ``number``.
@@ -57,7 +72,8 @@ class Ready:
     The driver, in this order:
 
     1. hands ``batches`` to the log (that assigns positions to a leader's own), then sends ``messages``;
-    2. on disk: writes ``hard_state``, cuts the log from ``truncate_from`` on, appends ``batches``, syncs once;
+    2. on disk: writes ``hard_state``, begins anew at ``new_start``, cuts the log from ``truncate_from`` on,
+       appends ``batches``, syncs once;
     3. sends ``persisted_messages`` and calls ``advance(number)``;
     4. serves ``committed`` as soon as it is seen (it never covers entries that can be cut).
        A majority holds them durably, this node's own disk perhaps not yet: a checkpoint of commit_index
@@ -70,6 +86,7 @@ class Ready:
     Attributes:
         number: counts up by one.
         hard_state: to make durable, or None if unchanged.
+        new_start: discard the log first and begin it anew, or None.
         truncate_from: cut all entries from this index on before appending, or None.
         batches: consecutive, to append and sync.
         messages: may leave at once.
@@ -81,6 +98,7 @@ class Ready:
 
     number: int
     hard_state: HardState | None = None
+    new_start: NewStart | None = None
     truncate_from: Index | None = None
     batches: tuple[Batch, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -92,4 +110,4 @@ class Ready:
     @property
     def must_persist(self) -> bool:
         """Whether anything has to reach the disk before ``advance``."""
-        return bool(self.hard_state or self.batches or self.truncate_from is not None)
+        return bool(self.hard_state or self.batches or self.new_start or self.truncate_from is not None)

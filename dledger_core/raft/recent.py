@@ -57,9 +57,9 @@ class RecentBatches:
         self._drop_head(head)
 
     def compact(self, first_index: Index) -> None:
-        """Drops batches that end before ``first_index``."""
+        """Drops batches that begin before ``first_index``: of one in two halves the store has the second."""
         batches, head = self._batches, self._head
-        while head < len(batches) and batches[head].last_index < first_index:
+        while head < len(batches) and batches[head].first_index < first_index:
             self.nbytes -= batches[head].nbytes + BATCH_OVERHEAD_BYTES
             head += 1
         self._drop_head(head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_TERM, Index, NodeId
+from dledger_core.raft import resetting
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse
 from dledger_core.raft.progress import Progress, ProgressState
@@ -30,6 +31,8 @@ def send_appends(state: RaftState) -> None:
                 _send_probe(state, member, progress)
         elif progress.state is ProgressState.REPLICATE:
             _fill_window(state, member, progress)
+        if progress.state is ProgressState.NEEDS_RESET:
+            resetting.send_reset(state, member, progress)
 
 
 def handle_accepted(state: RaftState, progress: Progress, message: AppendEntriesResponse) -> None:

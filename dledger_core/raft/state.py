@@ -10,10 +10,11 @@ from dledger_core.errors import invariant
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
+from dledger_core.raft.pieces import IncomingReset, ResetPayloads
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.reads import ReadQueue
-from dledger_core.raft.ready import HardState, Role
+from dledger_core.raft.ready import HardState, NewStart, Role
 
 __all__ = ["NoopPayload", "RaftState"]
 
@@ -34,6 +35,10 @@ class RaftState:
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
         asked_to_lead: the last campaign was one that the leader itself asked for.
+        reset_payloads: the driver's part in resets; None = members that need one wait.
+        reset_number: number of the last transfer begun.
+        incoming_reset: what has arrived of a transfer to this node.
+        new_start: the log was begun anew, which the next Ready tells.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
     """
 
@@ -47,6 +52,7 @@ class RaftState:
         hard_state: HardState,
         random: RandomSource,
         noop_payload: NoopPayload,
+        reset_payloads: ResetPayloads | None = None,
     ) -> None:
         self.node_id = node_id
         self.configuration = configuration
@@ -56,6 +62,10 @@ class RaftState:
         self.voted_for: NodeId | None = hard_state.voted_for
         self.durable_hard_state = hard_state
         self.noop_payload = noop_payload
+        self.reset_payloads = reset_payloads
+        self.reset_number = 0
+        self.incoming_reset: IncomingReset | None = None
+        self.new_start: NewStart | None = None
         self.role = self._passive_role()
         self.leader_id: NodeId | None = None
         self.election_elapsed = 0

@@ -20,7 +20,7 @@ from typing import Final
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
-from dledger_core.ids import NO_INDEX, Index, Position
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES, Payload
@@ -288,7 +288,7 @@ class CommitLog(DurableLog):
                 self._meta,
                 first_position=start.position,
                 first_index=start.first_index,
-                previous_term=start.previous_term or None,
+                previous_term=start.previous_term if start.previous_term != NO_TERM else None,
                 tables_index=start.tables.applied_index,
                 log_uuid=self._meta.log_uuid or start.log_uuid,
                 discarding=True,

@@ -48,7 +48,7 @@ class LogStart:
     Attributes:
         first_index: the first entry that is still to be had.
         position: where its record lies.
-        previous_term: term of the entry before; 0 if unknown.
+        previous_term: term of the entry before; NO_TERM if unknown.
         log_uuid: identity of the log, or None.
         tables: of all committed entries up to ``first_index - 1`` or further.
     """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from dledger_core import control
 from dledger_core.errors import CorruptRecordError, DiskFailedError, IndexOutOfRangeError, StoreIncompleteError
-from dledger_core.ids import Index, NodeId, Position, Term
+from dledger_core.ids import NO_TERM, Index, NodeId, Position, Term
 from dledger_core.raft.batch import TermRun
 from dledger_core.raft.ready import HardState
 from dledger_core.storage import CommitLog, open_store
@@ -227,6 +228,17 @@ def test_what_follows_a_new_start_goes_with_it() -> None:
     log = open_log(files)
     assert (log.first_index(), log.last_index(), log.commit_index, log.log_uuid) == (1000, 1199, 1199, "uuid")
     assert {body for _, body in read_all(log)} == {b"y" * 50}
+
+
+def test_a_log_may_start_anew_without_a_known_term_before_it() -> None:
+    files, tables = filled()
+    log = open_log(files)
+    start = replace(start_with(tables), previous_term=NO_TERM)
+    log.stage_reset(start)
+    log.persist(None, None, [], start)
+    assert list(log.term_runs()) == []
+    log.close()
+    assert list(open_log(files).term_runs()) == []
 
 
 def test_an_empty_store_that_starts_later_still_needs_its_vote() -> None:

@@ -17,6 +17,7 @@ from dledger_core.raft import (
     AppendEntriesResponse,
     Batch,
     Message,
+    NewStart,
     Ready,
     RequestVote,
     RequestVoteResponse,
@@ -80,6 +81,8 @@ class SafetyChecker:
 
     def on_ready(self, node: SimNode, ready: Ready) -> None:
         """A node hands out a Ready; its batches are in ``node.staged`` already."""
+        if ready.new_start is not None:
+            self._check_new_start(node, ready.new_start)
         if ready.truncate_from is not None:
             committed_before = ready.committed[0] - 1 if ready.committed else node.core._state.log.commit_index
             check(ready.truncate_from > committed_before, "a committed entry is cut", node.node_id, ready)
@@ -93,6 +96,14 @@ class SafetyChecker:
             needed = self.reads.pop(answer.request_id)
             if answer.index is not None:
                 check(answer.index >= needed, "a stale read index", node.node_id, answer, needed)
+
+    def _check_new_start(self, node: SimNode, start: NewStart) -> None:
+        """A node discards its log, which is still on its disk."""
+        begin = start.first_index
+        check(begin - 1 <= self.commit_index, "a log begins behind what is not committed", node.node_id, start)
+        for batch in self.committed[bisect_right(self.committed_firsts, begin - 1) :]:
+            held = node.disk.batch_at(batch.first_index)
+            check(held is None or held.payload != batch.payload, "a committed entry is discarded", node.node_id, start)
 
     def on_send(self, node: SimNode, message: Message) -> None:
         """A message leaves a node."""
@@ -156,9 +167,10 @@ class SafetyChecker:
 
     def _check_completeness(self, node: SimNode, term: Term) -> None:
         for index, entry_term, leader_term in reversed(self.commit_points):
-            if leader_term < term:
+            if leader_term < term and index >= node.status.first_index:
                 held = node.core.term_at(index)
                 check(held == entry_term, "a leader lacks a committed entry", node.node_id, term, index, held)
+            if leader_term < term:
                 return
 
     def _check_commit(self, node: SimNode, term: Term, commit_index: Index) -> None:

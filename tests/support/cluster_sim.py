@@ -25,6 +25,7 @@ from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Rol
 from tests.support.checkers import SafetyChecker, check
 from tests.support.memory_store import MemoryStore, writes_of
 from tests.support.network import PARTITIONS, Network, NetworkFaults
+from tests.support.raft_group import Resets
 
 TICK = 10
 """Length of a tick in units of simulated time; a message needs at least one unit."""
@@ -128,6 +129,7 @@ class ClusterSim:
         self.nodes = {node_id: SimNode(node_id) for node_id in (NodeId(f"n{at}") for at in range(self.mix.nodes))}
         self.network = Network(tuple(self.nodes), self.mix.network, self.source, self.counters)
         self.checker = SafetyChecker(self.nodes)
+        self.resets = Resets(self.source.choice((0, 500, 5000)))
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self._payloads = 0
@@ -180,6 +182,7 @@ class ClusterSim:
             commit_index=node.checkpoint,
             random=self.source,
             noop_payload=self._noop_payload,
+            reset_payloads=self.resets,
         )
         self.checker.on_start(node)
         self._at(self.source.randrange(1, TICK + 1), self._ticker(node, node.life))
@@ -224,6 +227,7 @@ class ClusterSim:
             ready = node.core.ready()
             self.counters["readys"] += 1
             self.counters["cuts"] += ready.truncate_from is not None
+            self.counters["resets"] += ready.new_start is not None
             node.staged.apply(ready)
             self.checker.on_ready(node, ready)
             self._take_results(node, ready)
@@ -387,13 +391,10 @@ class ClusterSim:
         self.network.partition(self.source.choice(PARTITIONS), focus)
 
     def _compact(self, node: SimNode) -> None:
-        """Deletes what every node has on disk and knows to be committed, so that nobody needs it again."""
-        if any(other.raw is None for other in self.nodes.values()):
-            return
+        """Deletes what a node has on disk and knows to be committed, whoever still needs it."""
         # What a node has not reported as committed its driver does not know, and so would not delete.
-        first_index = min(
-            min(other.core._emitted_commit_index, other.status.durable_index) for other in self.nodes.values()
-        )
+        first_index = min(node.core._emitted_commit_index, node.status.durable_index)
+        first_index = max(Index(0), Index(first_index - self.source.choice((0, 20, 100))))
         if first_index > node.disk.first_index():
             self.counters["compactions"] += 1
             kept = node.disk.compact(Index(first_index))

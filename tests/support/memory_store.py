@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import Batch, HardState, Ready, TermRun
+from dledger_core.raft import Batch, HardState, NewStart, Ready, TermRun
 
-WriteOp: TypeAlias = HardState | Index | Batch
-"""One write in the order it reaches the disk: the hard state, a cut, a batch."""
+WriteOp: TypeAlias = HardState | NewStart | Index | Batch
+"""One write in the order it reaches the disk: the hard state, a new start, a cut, a batch."""
 
 
 class MemoryStore:
@@ -80,6 +80,8 @@ class MemoryStore:
         if isinstance(write, HardState):
             assert write.term >= self.hard_state.term, "a term on disk went back"
             self.hard_state = write
+        elif isinstance(write, NewStart):
+            self.restart(write.first_index, write.previous_term)
         elif isinstance(write, Batch):
             self._append(write)
         else:
@@ -87,6 +89,12 @@ class MemoryStore:
                 assert self.batches[-1].first_index >= write, "a batch was cut in two"
                 self.batches.pop()
                 self._firsts.pop()
+
+    def restart(self, first_index: Index, previous_term: Term) -> None:
+        """Discards everything and begins at ``first_index``."""
+        self.batches.clear()
+        self._firsts.clear()
+        self._first_index, self._prev_term = first_index, previous_term
 
     def compact(self, first_index: Index) -> Index:
         """Deletes whole batches before ``first_index``; returns the first index kept."""
@@ -111,6 +119,8 @@ def writes_of(ready: Ready) -> Iterator[WriteOp]:
     """Yields a Ready's writes in the order in which they reach the disk."""
     if ready.hard_state is not None:
         yield ready.hard_state
+    if ready.new_start is not None:
+        yield ready.new_start
     if ready.truncate_from is not None:
         yield ready.truncate_from
     yield from ready.batches

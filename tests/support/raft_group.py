@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from dledger_core.config import RaftConfig
+from dledger_core.errors import ProtocolError
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
 from dledger_core.raft import Batch, Configuration, HardState, Message, RawNode, Ready, Role
 from tests.support.memory_store import MemoryStore
@@ -21,6 +22,21 @@ CONFIG = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_tick
 
 def noop_payload(index: Index) -> tuple[object, int]:
     return f"noop@{index}", 0
+
+
+class Resets:
+    """Resets that carry so many bytes, and say where they begin."""
+
+    def __init__(self, nbytes: int = 5) -> None:
+        self.nbytes = nbytes
+
+    def pack(self, first_index: Index) -> bytes:
+        return b"%d" % first_index + b"." * self.nbytes
+
+    def unpack(self, first_index: Index, previous_term: Term, data: bytes) -> object:
+        if data != self.pack(first_index):
+            raise ProtocolError("a reset arrived in pieces that do not fit", values={"data": data})
+        return data
 
 
 class Member:
@@ -38,6 +54,7 @@ class Member:
         voted_for: NodeId | None = None,
         commit_index: int = NO_INDEX,
         seed: int = 0,
+        resets: Resets | None = None,
     ) -> None:
         self.store = store or MemoryStore()
         if term is not None:
@@ -54,6 +71,7 @@ class Member:
             commit_index=Index(commit_index),
             random=random.Random(seed),
             noop_payload=noop_payload,
+            reset_payloads=resets,
         )
         self.unpersisted: deque[Ready] = deque()
         self.readys: list[Ready] = []
@@ -130,11 +148,25 @@ class Group:
         self.log: list[Message] = []
 
     @classmethod
-    def of(cls, count: int = 3, *, config: RaftConfig = CONFIG, logs: dict[NodeId, list[Batch]] | None = None) -> Group:
+    def of(
+        cls,
+        count: int = 3,
+        *,
+        config: RaftConfig = CONFIG,
+        logs: dict[NodeId, list[Batch]] | None = None,
+        resets: Resets | None = None,
+    ) -> Group:
         nodes = NODES[:count]
         return cls(
             *(
-                Member(node, voters=nodes, config=config, store=MemoryStore((logs or {}).get(node, ())), seed=at)
+                Member(
+                    node,
+                    voters=nodes,
+                    config=config,
+                    store=MemoryStore((logs or {}).get(node, ())),
+                    seed=at,
+                    resets=resets,
+                )
                 for at, node in enumerate(nodes)
             )
         )
