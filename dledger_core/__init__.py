@@ -18,6 +18,7 @@ from dledger_core.client import (
     Part,
     Producer,
     ProducerState,
+    RoleChange,
     TransactionId,
 )
 from dledger_core.errors import (
@@ -79,6 +80,7 @@ __all__ = [
     "ProducerState",
     "ProducerUnknownError",
     "RequestTimedOutError",
+    "RoleChange",
     "SequenceConflictError",
     "SequenceGapError",
     "StorageError",

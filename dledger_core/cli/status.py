@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,27 +14,39 @@ from dledger_core.cli.output import say, show_facts, show_rows
 from dledger_core.cli.root import EXIT_FINDING
 from dledger_core.raft import even_group_warning
 
+if TYPE_CHECKING:
+    from dledger_core.client import RoleChange
+
 __all__ = ["status", "transfer"]
 
 
-@click.command(epilog=examples("dledger status", "dledger status --group default --format json"))
+@click.command(
+    epilog=examples("dledger status", "dledger status --group default --format json", "dledger status --watch")
+)
 @connection_options
+@click.option("--watch", is_flag=True, help="Write each node's role, then every change as it comes, until Ctrl-C.")
 @format_option
-def status(peers: str, group: str, timeout: float, output: Format) -> int:
+def status(peers: str, group: str, timeout: float, watch: bool, output: Format) -> int:
     """Show the nodes of a group.
 
-    Each node's role and how far its log reaches; exit 1 if a node or the leader is missing.
+    Each node's role and how far its log reaches; exit 1 if a node or the leader is missing. With --watch one line per
+    change (JSON: one object a line); a leader is RocketMQ's master, all others are slaves.
     """
     with connect(peers, group, timeout) as client:
         metadata = client.metadata()
+        if watch:
+            for change in client.role_changes():
+                _show_change(group, change, output)
     nodes = [dataclasses.asdict(node) for node in metadata.nodes]
     if output == "json":
-        show_facts({"group": group, "leader_id": metadata.leader_id, "term": metadata.term, "nodes": nodes}, output)
+        facts = {"group": group, "leader_id": metadata.leader_id, "term": metadata.term}
+        show_facts(facts | {"preferred_leaders": metadata.preferred_leaders, "nodes": nodes}, output)
     else:
         leader = metadata.leader_id or "none"
         # What an unreachable node did not say is shown as "-".
         shown = [{k: None if v == -1 and not node["reachable"] else v for k, v in node.items()} for node in nodes]
-        show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}")
+        preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
+        show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     if missing:
         say(f"not reachable: {', '.join(missing)}")
@@ -42,6 +57,19 @@ def status(peers: str, group: str, timeout: float, output: Format) -> int:
     return EXIT_FINDING if missing or metadata.leader_id is None else 0
 
 
+def _show_change(group: str, change: RoleChange, output: Format) -> None:
+    now = datetime.now(UTC)
+    if output == "json":
+        click.echo(json.dumps({"time": now.isoformat(), "group": group, **dataclasses.asdict(change)}))
+        return
+    time = now.strftime("%Y-%m-%d %H:%M:%S.") + f"{now.microsecond // 1000:03}"
+    if change.broker_role is None:
+        click.echo(f"{time}  {change.node_id}  {change.role}: {change.reason}")
+    else:
+        role = f"{change.role} ({change.broker_role})"
+        click.echo(f"{time}  {change.node_id}  {role:<22}  term {change.term}  leader {change.leader_id or '-'}")
+
+
 @click.command(epilog=examples("dledger transfer n2"))
 @connection_options
 @format_option
@@ -49,7 +77,8 @@ def status(peers: str, group: str, timeout: float, output: Format) -> int:
 def transfer(peers: str, group: str, timeout: float, output: Format, node_id: str) -> None:
     """Hand leadership over to another node.
 
-    No entry is lost; appends pause for a moment.
+    No entry is lost; appends pause for a moment. If the group has a preferred leader, it gets the lead back after
+    about five minutes.
     """
     with connect(peers, group, timeout) as client:
         client.transfer_leadership(node_id)

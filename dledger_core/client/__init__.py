@@ -11,6 +11,7 @@ from dledger_core.client.results import (
     Metadata,
     NodeStatus,
     ProducerState,
+    RoleChange,
     TransactionState,
 )
 from dledger_core.client.sync_client import Client
@@ -30,6 +31,7 @@ __all__ = [
     "Part",
     "Producer",
     "ProducerState",
+    "RoleChange",
     "TransactionId",
     "TransactionState",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -25,6 +25,7 @@ from dledger_core.client.results import (
     Fetch,
     Metadata,
     ProducerState,
+    RoleChange,
     TransactionState,
 )
 from dledger_core.config import Peer, check_group_name, parse_peers
@@ -353,6 +354,10 @@ class AsyncClient:
         """
         self._check_usable()
         return metadata_of(self.peers, await self._view.ask_all())
+
+    def role_changes(self) -> AsyncGenerator[RoleChange, None]:
+        """Yields what each node is, then every change of it, for ever; to be unreachable is one."""
+        return self._view.role_changes(self._check_usable)
 
     async def transfer_leadership(self, node_id: str) -> None:
         """Hands leadership over to a node; returns when it leads.

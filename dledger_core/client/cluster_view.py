@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 from dledger_core.client.channel import Channel, ChannelPool
+from dledger_core.client.results import RoleChange
+from dledger_core.client.watching import RoleWatch
 from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
@@ -30,9 +33,11 @@ class ClusterView:
 
     Attributes:
         commit_seen: highest commit index any answer proved; reads never show less than this.
+        watches: who follows the nodes' roles just now.
     """
 
     def __init__(self, peers: Sequence[Peer], group: str) -> None:
+        self.watches: set[RoleWatch] = set()
         self.pool = ChannelPool(peers)
         self.group = group
         self.commit_seen = -1
@@ -178,8 +183,22 @@ class ClusterView:
             raise unknown or self.unreachable(failures)
         return found
 
+    async def role_changes(self, check_usable: Callable[[], None]) -> AsyncGenerator[RoleChange, None]:
+        """See ``AsyncClient.role_changes``."""
+        watch = RoleWatch(self.pool, self.group, check_usable)
+        self.watches.add(watch)
+        watch.start()
+        try:
+            async with contextlib.aclosing(watch.changes()) as changes:
+                async for change in changes:
+                    yield change
+        finally:
+            self.watches.discard(watch)
+            await watch.stop()
+
     async def close(self) -> None:
         """Closes all connections."""
+        await asyncio.gather(*(watch.stop() for watch in self.watches))
         if self._discovery is not None:
             self._discovery.cancel()
             await asyncio.gather(self._discovery, return_exceptions=True)

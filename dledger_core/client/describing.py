@@ -29,7 +29,10 @@ def metadata_of(peers: Sequence[Peer], answers: Mapping[str, Frame | DLedgerErro
     # The node that says of itself that it leads knows best; others may still name the one before.
     leading = [h["self"][0] for h in headers if h["self"][1] == "leader" and h["term"] == newest["term"]]
     uuid = next((header["log"] for header in headers if header.get("log")), None)
-    return Metadata(leading[0] if leading else newest.get("leader"), newest["term"], nodes, uuid)
+    preferred = newest.get("preferred")
+    leader = leading[0] if leading else newest.get("leader")
+    named = tuple(map(str, preferred)) if isinstance(preferred, list) else ()
+    return Metadata(leader, newest["term"], nodes, uuid, named)
 
 
 def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:

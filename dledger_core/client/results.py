@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ __all__ = [
     "Metadata",
     "NodeStatus",
     "ProducerState",
+    "RoleChange",
     "TransactionState",
 ]
 
@@ -97,12 +98,35 @@ class Metadata:
         term: highest term any node knows.
         nodes: each node of the peers string, in its order.
         log_uuid: identity of the log, None before its first leader.
+        preferred_leaders: who should lead when caught up, best first, as the nodes were told.
     """
 
     leader_id: str | None
     term: int
     nodes: tuple[NodeStatus, ...]
     log_uuid: str | None = None
+    preferred_leaders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """What a node is in its group from now on.
+
+    Attributes:
+        node_id: the node.
+        role: leader, follower, learner, candidate, pre-candidate, or ``unreachable``.
+        broker_role: in RocketMQ's words ``master`` for a leader, else ``slave``; None if unreachable.
+        term: its term, -1 if unreachable.
+        leader_id: whom it follows, None if nobody.
+        reason: why it is unreachable.
+    """
+
+    node_id: str
+    role: str
+    broker_role: str | None = None
+    term: int = -1
+    leader_id: str | None = None
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

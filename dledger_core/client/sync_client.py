@@ -24,6 +24,7 @@ from dledger_core.client.results import (
     Fetch,
     Metadata,
     ProducerState,
+    RoleChange,
     TransactionState,
 )
 from dledger_core.config import Peer
@@ -221,6 +222,25 @@ class Client:
     def metadata(self) -> Metadata:
         """See ``AsyncClient.metadata``."""
         return self.call(self.in_loop.metadata())
+
+    def role_changes(self) -> Iterator[RoleChange]:
+        """See ``AsyncClient.role_changes``."""
+        changes, turn = self.in_loop.role_changes(), asyncio.Lock()
+
+        async def following() -> RoleChange:
+            async with turn:
+                return await anext(changes)
+
+        async def close() -> None:
+            async with turn:  # an interrupted wait may not have ended yet
+                await changes.aclose()
+
+        try:
+            while True:
+                yield self.call(following())
+        finally:
+            if self._finalizer.alive:
+                self.call(close())
 
     def transfer_leadership(self, node_id: str) -> None:
         """See ``AsyncClient.transfer_leadership``."""

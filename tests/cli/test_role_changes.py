@@ -1,0 +1,168 @@
+"""Several groups on real nodes: leaders that are spread and come back, and who is told when they change."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dledger_core.cli import main
+from dledger_core.client import Client
+from dledger_core.cluster import LocalCluster
+from dledger_core.storage import open_store
+
+pytestmark = pytest.mark.integration
+
+GROUPS = ("audit", "events", "orders")
+HOMES = dict(zip(GROUPS, ("n0", "n1", "n2"), strict=True))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("command") / "told"
+
+
+@pytest.fixture(scope="module")
+def cluster(told: Path) -> Iterator[LocalCluster]:
+    line = '"$DLEDGER_GROUP $DLEDGER_NODE $DLEDGER_ROLE $DLEDGER_BROKER_ROLE $DLEDGER_TERM $DLEDGER_LEADER"'
+    command = shlex.join(["sh", "-c", f"echo {line} >>{shlex.quote(str(told))}"])
+    # Groups are named in another order than the spread uses.
+    with LocalCluster(3, groups=GROUPS[::-1], data_segment_bytes=1 << 20, on_role_change=command) as running:
+        yield running
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "this never became true"
+        time.sleep(0.05)
+    return value
+
+
+def status(cluster: LocalCluster, group: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["status", "--peers", cluster.peers, "--group", group, "--format", "json"])
+    assert result.exit_code in (0, 1), result.output
+    return dict(json.loads(result.stdout))
+
+
+def leaders(cluster: LocalCluster) -> dict[str, Any]:
+    return {group: status(cluster, group)["leader_id"] for group in GROUPS}
+
+
+class Watching:
+    """A ``dledger status --watch`` and what it has written so far."""
+
+    def __init__(self, cluster: LocalCluster, group: str) -> None:
+        command = [sys.executable, "-m", "dledger_core.cli", "status", "--watch", "--format", "json"]
+        self._process = subprocess.Popen(
+            [*command, "--peers", cluster.peers, "--group", group], stdout=subprocess.PIPE, text=True
+        )
+        self.lines: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(map(json.loads, self._process.stdout))
+
+    def __enter__(self) -> Watching:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        assert self._process.wait(20) == 130
+        self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def newest(self) -> dict[str, dict[str, Any]]:
+        return {line["node_id"]: line for line in self.lines}
+
+
+def test_three_groups_spread_their_leaders_over_three_nodes(cluster: LocalCluster) -> None:
+    eventually(lambda: leaders(cluster) == HOMES)
+    for group, home in HOMES.items():
+        found = status(cluster, group)
+        assert (found["preferred_leaders"], found["leader_id"]) == ([home], home)
+        shown = CliRunner().invoke(main, ["status", "--peers", cluster.peers, "--group", group]).stdout
+        assert f"group {group}: leader {home}" in shown
+        assert f"preferred {home}" in shown
+
+
+def test_each_group_has_its_own_term_and_files(cluster: LocalCluster) -> None:
+    eventually(lambda: leaders(cluster) == HOMES)
+    before = {group: status(cluster, group)["term"] for group in GROUPS}
+    with Client(cluster.peers, "orders") as orders:
+        last = orders.append([b"for orders alone"]).last_index
+        orders.transfer_leadership("n0")
+        orders.transfer_leadership("n2")
+    after = {group: status(cluster, group)["term"] for group in GROUPS}
+    assert after["orders"] >= before["orders"] + 2
+    assert (after["audit"], after["events"]) == (before["audit"], before["events"])
+    bodies = open_store(cluster.store_path("n2", "orders")).read(last, last + 1)["body"].to_pylist()
+    assert bodies == [b"for orders alone"]
+    assert len({cluster.store_path(node, group) for node in cluster.node_ids for group in GROUPS}) == 9
+    for group in ("audit", "events"):
+        found = open_store(cluster.store_path("n2", group))
+        assert b"for orders alone" not in found.read(found.first_index, found.last_index + 1)["body"].to_pylist()
+
+
+def test_kill_9_of_a_leader_is_seen_by_the_watch_and_by_the_command(cluster: LocalCluster, told: Path) -> None:
+    eventually(lambda: leaders(cluster) == HOMES)
+    with Watching(cluster, "events") as watching:
+        eventually(lambda: watching.newest().get("n1", {}).get("broker_role") == "master")
+        eventually(lambda: set(watching.newest()) == {"n0", "n1", "n2"})
+        term, commands = watching.newest()["n1"]["term"], len(told.read_text().splitlines())
+        cluster.kill("n1")
+        eventually(lambda: watching.newest()["n1"]["role"] == "unreachable")
+        new = eventually(lambda: next((n for n in ("n0", "n2") if watching.newest()[n]["role"] == "leader"), None))
+        seen = watching.newest()[new]
+        assert (seen["broker_role"], seen["leader_id"], seen["group"]) == ("master", new, "events")
+        assert seen["term"] > term
+        other = "n2" if new == "n0" else "n0"
+        eventually(lambda: watching.newest()[other]["leader_id"] == new)
+
+        def rows() -> list[list[str]]:
+            return [line.split() for line in told.read_text().splitlines()[commands:]]
+
+        eventually(lambda: ["events", new, "leader", "master", str(seen["term"]), new] in rows())
+        eventually(lambda: ["events", other, "follower", "slave", str(seen["term"]), new] in rows())
+        assert not [row for row in rows() if row[0] != "events"], "the other groups' leaders live"
+        cluster.restart("n1")
+        eventually(lambda: watching.newest()["n1"]["role"] not in ("unreachable", "leader"))
+
+
+def test_leadership_returns_after_kill_9_and_restart_of_the_preferred_node(cluster: LocalCluster) -> None:
+    eventually(lambda: leaders(cluster) == HOMES)
+    cluster.kill("n2")
+    eventually(lambda: leaders(cluster)["orders"] in ("n0", "n1"))
+    with Client(cluster.peers, "orders") as orders:
+        result = orders.append([b"while n2 was down"])
+        cluster.restart("n2")
+        eventually(lambda: leaders(cluster) == HOMES)
+        assert orders.get(result.first_index).body == b"while n2 was down"
+
+
+def test_a_person_reads_the_watch_too(cluster: LocalCluster) -> None:
+    eventually(lambda: leaders(cluster) == HOMES)
+    command = [sys.executable, "-m", "dledger_core.cli", "status", "--watch", "--peers", cluster.peers]
+    with subprocess.Popen([*command, "--group", "audit"], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline() for _ in range(3)]
+        watching.terminate()
+        watching.stdout.read()
+    assert any("n0  leader (master)" in line and "leader n0" in line for line in lines), lines
+
+
+def test_a_watch_of_an_unknown_group_is_one_line(cluster: LocalCluster) -> None:
+    result = CliRunner().invoke(main, ["status", "--watch", "--peers", cluster.peers, "--group", "nowhere"])
+    assert (result.exit_code, "UNKNOWN_GROUP" in result.stderr) == (3, True), result.output

@@ -1,0 +1,179 @@
+"""Following the roles of a group's nodes: real servers in this process, and nodes that answer nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import uvloop
+
+from dledger_core.client import AsyncClient, Client, RoleChange
+from dledger_core.client import watching as watching_module
+from dledger_core.config import format_peers
+from dledger_core.errors import ConfigError
+from dledger_core.net.protocol import Type
+from tests.client.fake_group import FakeGroup, run
+from tests.support.server_group import ServerGroup, eventually
+
+
+class Seen:
+    """Takes changes in until a condition holds; the newest of each node is kept."""
+
+    def __init__(self, client):
+        self.changes = client.role_changes()
+        self.nodes = {}
+        self.all = []
+
+    async def until(self, condition):
+        async with asyncio.timeout(20):
+            while not condition(self.nodes):
+                change = await anext(self.changes)
+                assert self.nodes.get(change.node_id) != change, "a change is a change"
+                self.nodes[change.node_id] = change
+                self.all.append(change)
+
+
+def leads(node):
+    return lambda nodes: node in nodes and nodes[node].broker_role == "master"
+
+
+def test_each_node_is_told_then_every_change(tmp_path):
+    async def main():
+        async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
+            leader = await cluster.leader()
+            target, other = (node for node in cluster.nodes if node != leader)
+            seen = Seen(client)
+            await seen.until(lambda nodes: len(nodes) == 3 and all(n.leader_id == leader for n in nodes.values()))
+            assert seen.nodes[leader].role == "leader"
+            assert (seen.nodes[other].role, seen.nodes[other].broker_role) == ("follower", "slave")
+            term = seen.nodes[leader].term
+            await client.transfer_leadership(target)
+            await seen.until(lambda nodes: all(n.leader_id == target for n in nodes.values()))
+            assert leads(target)(seen.nodes)
+            assert seen.nodes[target].term > term
+            await cluster.stop(other)
+            await seen.until(lambda nodes: nodes[other].role == "unreachable")
+            assert (seen.nodes[other].broker_role, seen.nodes[other].term) == (None, -1)
+            assert seen.nodes[other].reason
+            await cluster.start(other)
+            await seen.until(lambda nodes: nodes[other].leader_id is not None)
+            await seen.changes.aclose()
+            assert [task for task in asyncio.all_tasks() if task.get_name().startswith("watch-")] == []
+
+    run(main())
+
+
+def test_who_is_slow_gets_the_newest_state_only(tmp_path):
+    async def main():
+        async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
+            seen = Seen(client)
+            await seen.until(lambda nodes: any(n.broker_role == "master" for n in nodes.values()))
+            for _ in range(3):
+                followers = await cluster.followers()
+                await client.transfer_leadership(followers[0])
+            (watch,) = client._view.watches
+            leader = await cluster.leader()
+            await eventually(lambda: leads(leader)(watch._news))
+            assert len(watch._news) <= 3, "no queue"
+            await seen.until(leads(leader))
+            await seen.changes.aclose()
+
+    run(main())
+
+
+def test_a_frozen_node_is_unreachable(monkeypatch):
+    monkeypatch.setattr(watching_module, "WAIT_S", 0.1)
+    monkeypatch.setattr(watching_module, "ANSWER_S", 0.2)
+
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            for node in group:
+                node.script[Type.WATCH] = ["ignore"] * 1000
+            seen = Seen(client)
+            await seen.until(lambda nodes: len(nodes) == 3)
+            assert {change.role for change in seen.all} == {"unreachable"}
+            assert "no answer in time" in seen.all[0].reason
+            await seen.changes.aclose()
+
+    run(main())
+
+
+def test_a_malformed_answer_is_no_role(monkeypatch):
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            wrong = {"t": Type.WATCH_OK, "role": "leader", "leader": 5, "term": 1, "broker": "master"}, []
+            odd = {"t": Type.WATCH_OK, "role": "leader", "leader": None, "term": 1, "broker": "king"}, []
+            for node in group:
+                node.script[Type.WATCH] = [lambda *_: wrong, lambda *_: odd] * 1000
+            seen = Seen(client)
+            await seen.until(lambda nodes: len(nodes) == 3)
+            assert {change.role for change in seen.all} == {"unreachable"}
+            await seen.changes.aclose()
+
+    run(main())
+
+
+def test_closing_the_client_ends_the_watch():
+    async def main():
+        async with FakeGroup() as group:
+            client = AsyncClient(group.peers)
+            for node in group:
+                node.script[Type.WATCH] = ["ignore"] * 1000
+            waiting = asyncio.ensure_future(anext(client.role_changes()))
+            await group.until(lambda: len(group.asked(Type.WATCH)) == 3)
+            await client.close()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            with pytest.raises(ConfigError, match="closed"):
+                await anext(client.role_changes())
+
+    run(main())
+
+
+@contextlib.contextmanager
+def served():
+    """A group that never answers a watcher twice, on a thread of its own."""
+    loop, group = uvloop.new_event_loop(), FakeGroup()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def in_loop(work):
+        return asyncio.run_coroutine_threadsafe(work, loop).result(20)
+
+    in_loop(group.__aenter__())
+    for node in group:
+        answer = {"t": Type.WATCH_OK, "role": "follower", "leader": "n1", "term": 1, "broker": "slave"}, []
+        node.script[Type.WATCH] = [lambda *_, answer=answer: answer, *["ignore"] * 1000]
+    try:
+        yield group
+    finally:
+        in_loop(group.__aexit__())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_it_works_without_asyncio():
+    with served() as group, Client(group.peers) as client:
+        changes = client.role_changes()
+        first = [next(changes) for _ in range(3)]
+        assert {change.node_id for change in first} == {"n0", "n1", "n2"}
+        assert RoleChange("n0", "follower", "slave", 1, "n1") in first
+        changes.close()
+        assert not client.in_loop._view.watches
+        next(client.role_changes())  # one that nobody closes
+
+
+def test_closing_a_blocking_client_wakes_who_follows():
+    with served() as group:
+        client = Client(group.peers)
+        changes = client.role_changes()
+        for _ in range(3):
+            next(changes)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(next, changes)
+            client.close()
+            assert waiting.exception(20) is not None
