@@ -17,7 +17,7 @@ from dledger_core.raft.batch import TermRun
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
 from dledger_core.storage.segments import Segments
 
-__all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "term_runs"]
+__all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "contradiction", "term_runs"]
 
 Rows = npt.NDArray[Any]
 _GAP_FILES_MAX: Final = 1024
@@ -137,6 +137,19 @@ def agreement(rows: Rows, expected: Rows, *, magic: bool) -> npt.NDArray[np.bool
     for name in names:
         same &= rows[name] == expected[name]
     return same
+
+
+def contradiction(rows: Rows, expected: Rows) -> npt.NDArray[np.bool_]:
+    """Returns which rows know where the record lies and yet say another term or magic than the record.
+
+    A header has no CRC; its row is its second witness. Where the two disagree in these alone, one of them is damaged,
+    and nobody can tell here which. A row that is wrong as a whole says nothing about the record.
+    """
+    place: npt.NDArray[np.bool_] = np.ones(len(rows), np.bool_)
+    for name in ("position", "size", "index"):
+        place &= rows[name] == expected[name]
+    place &= (rows["term"] != expected["term"]) | (rows["magic"] != expected["magic"])
+    return place
 
 
 def term_runs(term_at: Callable[[int], int], first_index: int, last_index: int) -> list[TermRun]:

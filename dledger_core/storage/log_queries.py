@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -93,16 +93,18 @@ def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tupl
     for low in range(start, end, _ROWS_PER_STEP):
         rows = reader.index.read(low, min(low + _ROWS_PER_STEP, end))
         for at in np.flatnonzero(rows["magic"] != MAGIC_DATA).tolist():
-            yield _control_entry(reader, low + at, int(rows["position"][at]), int(rows["size"][at]))
+            yield _control_entry(reader, low + at, rows[at])
 
 
-def _control_entry(reader: RecordReader, index: int, position: int, size: int) -> tuple[Index, int, int, bytes]:
+def _control_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int, int, bytes]:
+    position, size = int(row["position"]), int(row["size"])
     data = reader.data.read(position, size) if size >= HEADER_BYTES and reader.data.holds(position) else b""
     if len(data) == size and size >= HEADER_BYTES:
         magic, length, found, _, at, mark, crc, _ = HEADER_STRUCT.unpack_from(data)
         body = data[HEADER_BYTES:]
         known = mark != 0 or crc != 0
-        if (found, at, length) == (index, position, size) and (not known or checksum.crc32(body) == crc):
+        whole = not known or checksum.crc32(body) == crc
+        if whole and (magic, found, at, length) == (row["magic"], index, position, size):
             return Index(index), mark & TIME_MASK, magic, body
     records = reader.read(index, index + 1, 1)  # raises if the data is damaged; else only the index row is
     header = records.headers[0]

@@ -1,9 +1,10 @@
 """What an own store's files amount to when it is opened: where the log ends, and whether it may be trusted.
 
-The data is the truth. What the checkpoint vouches for is only checked in samples (the head of each segment, the last
-durable record); from there on every record is checked. A bad record at or below the checkpoint, or further from the
-end of what was written than unsynced bytes can be, is damage: it is reported and nothing is cut. Any other is the torn
-tail of a crash: the log is cut back to its last whole batch. Index rows that disagree with the data are rewritten.
+What the checkpoint vouches for is only checked in samples (the head of each segment, the last durable record); from
+there on every record is checked. A bad record at or below the checkpoint, or further from the end of what was written
+than unsynced bytes can be, is damage: it is reported and nothing is changed. Any other is the torn tail of a crash: the
+log is cut back to its last whole batch. Index rows that do not know where their record lies are rewritten from the
+data, once the records are known to reach what the checkpoint vouches for; a row that contradicts its record is damage.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import BATCH_END, HEADER_BYTES, TIME_MASK, Records, index_records
+from dledger_core.record import BATCH_END, HEADER_BYTES, INDEX_RECORD_BYTES, TIME_MASK, Records, index_records
 from dledger_core.storage.checkpoint import Checkpoint
 from dledger_core.storage.index_file import IndexFile, agreement
 from dledger_core.storage.log_meta import LogMeta
@@ -26,6 +27,7 @@ from dledger_core.storage.segments import Segments
 __all__ = ["LogEnd", "batch_ends", "cut_tail", "missing_head", "recover", "wrong_sizes"]
 
 _CUT_BYTES_MAX = 32 << 20
+_INDEX_MAX = (1 << 63) // INDEX_RECORD_BYTES - 1  # whose row still has an offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class _Recovery:
                 {"first_index": self.meta.first_index, "position": lost},
             )
         self._check_sizes()
-        head = self._head()
+        head = self._head(checkpoint)
         first = head.index
         if first is None:
             raise CorruptRecordError(
@@ -137,7 +139,7 @@ class _Recovery:
             )
         end = LogEnd(first, first - 1, head.position, 0, 0)
         if checkpoint is not None and checkpoint.durable_index >= first:
-            end = self._trusted(checkpoint, first)
+            end = self._trusted(checkpoint, head.position, first)
         elif checkpoint is not None and checkpoint.durable_index >= self.meta.first_index:
             self._refuse_loss(checkpoint, head.position)
         return self._tail(end)
@@ -160,12 +162,12 @@ class _Recovery:
                 {"position": base + min(size, self.data.segment_bytes)},
             )
 
-    def _head(self) -> Cursor:
+    def _head(self, checkpoint: Checkpoint | None) -> Cursor:
         """Returns the first record's place; its index is None if it cannot be known."""
         base = self.data.bases[0]
         if base == self.meta.first_position:
             header = self.reader.header_at(base)
-            if header is not None and header[2] != self.meta.first_index:
+            if header is not None and header[2] != self.meta.first_index and self._believed(base, header, checkpoint):
                 raise CorruptRecordError(
                     f"the first record has index {header[2]}, but meta/log.json says {self.meta.first_index}",
                     str(self.data.path(base)),
@@ -174,15 +176,22 @@ class _Recovery:
                 )
             return Cursor(base, self.meta.first_index)
         found = self.reader.first_record()
-        return Cursor(base, None) if found is None else Cursor(found[1], found[0])
+        if found is None or found[0] > self.meta.first_index:
+            return Cursor(base, None)
+        return Cursor(found[1], found[0])
 
-    def _trusted(self, checkpoint: Checkpoint, first: int) -> LogEnd:
+    def _believed(self, position: int, header: tuple[int, ...], checkpoint: Checkpoint | None) -> bool:
+        """Whether a first record that contradicts ``meta/log.json`` may be right; else ``_check_heads`` names it."""
+        vouched = checkpoint is not None and checkpoint.durable_index >= self.meta.first_index
+        return not vouched or self._row_knows(position, header)
+
+    def _trusted(self, checkpoint: Checkpoint, position: int, first: int) -> LogEnd:
         """Samples what the checkpoint vouches for and returns its end."""
         if not self.data.holds(checkpoint.position - 1):
             self._refuse_loss(checkpoint, self.data.bases[-1])
         if self._index_has_holes(first, checkpoint.durable_index):
-            self._reindex(Cursor(self.data.bases[0], first), checkpoint.position)
-        self._check_heads(checkpoint)
+            self._reindex(Cursor(position, first), checkpoint.position, checkpoint)
+        known = self._check_heads(checkpoint, Cursor(position, first))
         if self._durable_row_fits(checkpoint):
             last = checkpoint.durable_index
             record = self._durable_record(last)
@@ -190,7 +199,7 @@ class _Recovery:
                 header = record.headers[0]
                 time = int(header["mark"]) & TIME_MASK
                 return LogEnd(first, last, checkpoint.position, int(header["term"]), time)
-        return self._walk_to(checkpoint, first)
+        return self._walk_to(checkpoint, first, known)
 
     def _index_has_holes(self, first: int, last: int) -> bool:
         segments = self.index.segments
@@ -207,43 +216,78 @@ class _Recovery:
         except CorruptRecordError:
             return None
 
-    def _walk_to(self, checkpoint: Checkpoint, first: int) -> LogEnd:
+    def _walk_to(self, checkpoint: Checkpoint, first: int, known: Cursor) -> LogEnd:
         """Finds what is wrong in the last trusted segment: the index (rewritten) or the data (damage)."""
-        base = max(self.data.base_of(checkpoint.position - 1), self.data.bases[0])
-        header = self.reader.header_at(base)
-        if header is None:
-            raise corrupt(self.data, Stop(StopKind.HEADER, Cursor(base, None)))
-        run = self._reindex(Cursor(base, header[2]), checkpoint.position)
-        at = int(np.searchsorted(run.positions + run.records.sizes, checkpoint.position))
-        if run.first_index + at != checkpoint.durable_index:
-            raise corrupt(self.data, Stop(StopKind.INDEX, Cursor(checkpoint.position, checkpoint.durable_index)))
-        last = run.records.headers[at]
+        run = self._reindex(known, checkpoint.position, checkpoint)
+        last = run.records.headers[checkpoint.durable_index - run.first_index]
         time = int(last["mark"]) & TIME_MASK
         return LogEnd(first, checkpoint.durable_index, checkpoint.position, int(last["term"]), time)
 
-    def _check_heads(self, checkpoint: Checkpoint) -> None:
-        """Checks the first record of each segment, and that the index knows it; else rewrites that part of it."""
-        previous = -1
+    def _check_heads(self, checkpoint: Checkpoint, known: Cursor) -> Cursor:
+        """Checks the first record of each segment against its row; where they differ, walks there and corrects rows.
+
+        A head says itself which index it has. It is believed once its row says so too, or once the records from the
+        last known place on lead to it: a walk from a damaged index would end nowhere, or in rows that no record has.
+
+        Args:
+            checkpoint: what is vouched for.
+            known: the first record, whose index ``meta/log.json`` tells.
+
+        Returns:
+            The last head, with its index.
+        """
         for base in self.data.bases:
             if base >= checkpoint.position:
                 break
-            header = self.reader.header_at(base)
-            if header is None or header[2] <= previous:
-                raise corrupt(self.data, Stop(StopKind.HEADER, Cursor(base, None)))
-            previous = header[2]
-            row = self.index.read(previous, previous + 1)[0]
-            if (int(row["position"]), int(row["index"])) != (base, previous):
-                self._reindex(Cursor(base, previous), min(base + self.data.segment_bytes, checkpoint.position))
+            at = max(base, known.position)
+            header = self.reader.header_at(at)
+            if header is None or not self._row_knows(at, header):
+                self._reindex(known, min(base + self.data.segment_bytes, checkpoint.position), checkpoint)
+                header = self.reader.header_at(at)
+            if header is not None:
+                known = Cursor(at, header[2])
+        return known
 
-    def _reindex(self, cursor: Cursor, upto: int) -> Run:
-        """Corrects the index of all records below position ``upto``; returns the run that reaches it."""
-        scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
+    def _row_knows(self, position: int, header: tuple[int, ...]) -> bool:
+        """Whether the row of the index that a header names says the same as the header."""
+        magic, size, index, term = header[:4]
+        row = self.index.read(index, index + 1)[0] if index <= _INDEX_MAX else None
+        return row is not None and row.tolist() == (magic, position, size, index, term)
+
+    def _reindex(self, known: Cursor, upto: int, checkpoint: Checkpoint) -> Run:
+        """Corrects rows of durable records, from a known one to position ``upto``; returns the run that reaches it.
+
+        Nothing is written before all of these records are found whole, in order and uncontradicted.
+        """
+        for run in self._runs(known, upto):
+            self.reader.check_witness(run)
+            self._check_end(run, checkpoint)
+        last: Run | None = None
+        for last in self._runs(known, upto):
+            durable = min(last.records.count, checkpoint.durable_index + 1 - last.first_index)
+            self._correct_index(Run(last.first_index, last.position, last.records.slice(0, durable)))
+        assert last is not None
+        return last
+
+    def _runs(self, known: Cursor, upto: int) -> Iterator[Run]:
+        """Yields the runs from a record up to the one that reaches position ``upto``; raises if none does."""
+        scanner = Scanner(self.data, self.index, self.reader.rules, known)
         for run in scanner.runs():
-            self._correct_index(run)
+            yield run
             if run.end_position >= upto:
-                return run
-        stop = scanner.stop or Stop(StopKind.HEADER, cursor)
+                return
+        stop = scanner.stop or Stop(StopKind.HEADER, known)
         raise corrupt(self.data, Stop(stop.kind if stop.kind is not StopKind.END else StopKind.HEADER, stop.cursor))
+
+    def _check_end(self, run: Run, checkpoint: Checkpoint) -> None:
+        """Raises if the last durable record does not end where the checkpoint says."""
+        at = checkpoint.durable_index - run.first_index
+        if 0 <= at < run.records.count:
+            fits = int(run.positions[at]) + int(run.records.sizes[at]) == checkpoint.position
+        else:
+            fits = (at >= 0) == (run.end_position < checkpoint.position)
+        if not fits:
+            raise corrupt(self.data, Stop(StopKind.INDEX, Cursor(checkpoint.position, checkpoint.durable_index)))
 
     def _correct_index(self, run: Run) -> None:
         rows = index_records(run.records)

@@ -15,7 +15,7 @@ import numpy as np
 from dledger_core.ids import Index, Position
 from dledger_core.record import index_records
 from dledger_core.storage.checkpoint import Checkpoint
-from dledger_core.storage.index_file import IndexSource, agreement
+from dledger_core.storage.index_file import IndexSource, agreement, contradiction
 from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.record_reader import RecordReader
 from dledger_core.storage.recovery import batch_ends, missing_head, wrong_sizes
@@ -90,7 +90,7 @@ class _Verifier:
         self.end = self.whole_end = first_index
         if self.meta is not None:
             self._check_files(self.meta, first_index)
-        cursor: Cursor | None = Cursor(self.data.bases[0]) if self.data.bases else None
+        cursor = self._begin()
         while cursor is not None:
             scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
             for run in scanner.runs():
@@ -103,6 +103,12 @@ class _Verifier:
         first = first_index if self.first is None else self.first
         findings = tuple(sorted(self.findings, key=lambda finding: (finding.position, finding.start)))
         return StoreReport(Index(first), Index(self.whole_end - 1), findings)
+
+    def _begin(self) -> Cursor | None:
+        if not self.data.bases:
+            return None
+        base, meta = self.data.bases[0], self.meta
+        return Cursor(base, meta.first_index if meta is not None and base == meta.first_position else None)
 
     def _check_files(self, meta: LogMeta, first_index: int) -> None:
         """Reports what recovery refuses before it looks at records: lost first files and wrong sizes."""
@@ -132,9 +138,15 @@ class _Verifier:
                 self.whole_position = int(run.positions[at]) + int(run.records.sizes[at])
         expected = index_records(run.records)
         expected["position"] = run.positions
-        wrong = ~agreement(self.index.read(run.first_index, run.end_index), expected, magic=self.meta is not None)
+        rows = self.index.read(run.first_index, run.end_index)
+        wrong = ~agreement(rows, expected, magic=self.meta is not None)
         if bool(wrong.any()):
-            self._index_mismatch(run, np.flatnonzero(wrong))
+            durable = self.checkpoint.durable_index if self.checkpoint is not None and self.meta is not None else -1
+            doubted = wrong & contradiction(rows, expected) & (expected["index"] <= durable)
+            for at in np.flatnonzero(doubted).tolist():
+                index = run.first_index + at
+                self._report("CORRUPT", index, index + 1, int(run.positions[at]), StopKind.WITNESS.value)
+            self._index_mismatch(run, np.flatnonzero(wrong & ~doubted))
 
     def _settle_doubt(self) -> None:
         """The log goes on behind records of a lower term: they are part of it, and wrong."""
@@ -144,6 +156,8 @@ class _Verifier:
         self.doubtful = None
 
     def _index_mismatch(self, run: Run, wrong: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        if not len(wrong):
+            return
         for piece in np.split(wrong, np.flatnonzero(np.diff(wrong) > 1) + 1):
             start, end = run.first_index + int(piece[0]), run.first_index + int(piece[-1]) + 1
             position = int(run.positions[int(piece[0])])
@@ -188,7 +202,13 @@ class _Verifier:
         header = self.reader.header_at(cursor.position)
         if header is None:
             return None
-        for at in (cursor.position + header[1], int(self.index.read(index + 1, index + 2)[0]["position"])):
+        rows = self.index.read(index, index + 2)
+        own = (int(rows[0]["index"]), int(rows[0]["position"]), int(rows[0]["size"]))
+        behind = self.reader.header_at(cursor.position + header[1])
+        if own == (index, cursor.position, header[1]) and (behind is None or behind[2] != header[2] + 1):
+            self._report("CORRUPT", index, index + 1, cursor.position, StopKind.INDEX.value)
+            return Cursor(cursor.position + header[1], index + 1, cursor.term)
+        for at in (cursor.position + header[1], int(rows[1]["position"])):
             following = self.reader.header_at(at) if at > cursor.position else None
             if following is not None and following[2] == index + 1:
                 self._report("CORRUPT", index, index + 1, cursor.position, StopKind.INDEX.value)
@@ -200,6 +220,9 @@ class _Verifier:
 
     def _blame_record_before(self, index: int) -> bool:
         """Whether a term falls because the record before has a damaged one: then the index has it lower."""
+        if any((found.kind, found.end) == ("CORRUPT", index) for found in self.findings[-1:]):
+            self.highest_term = 0  # its index row has said already that the record before is wrong
+            return True
         row = self.index.read(index - 1, index)[0] if index else None
         header = self.reader.header_at(int(row["position"])) if row is not None else None
         if row is None or header is None or not (header[2] == int(row["index"]) == index - 1):

@@ -58,7 +58,7 @@ def found(files: FaultyFiles) -> list[tuple[str, int, int, str]]:
             id="three bodies",
         ),
         pytest.param(lambda f, _p: flip_row(f, 31, 4), [("INDEX_MISMATCH", 31, 32, "warning")], id="a row"),
-        pytest.param(lambda f, _p: flip_row(f, 33, 3), [("INDEX_MISMATCH", 33, 34, "warning")], id="a row's magic"),
+        pytest.param(lambda f, _p: flip_row(f, 33, 3), [("CORRUPT", 33, 34, "error")], id="a row's magic"),
     ],
 )
 def test_damage_is_named(damage: Damage, expected: list[tuple[str, int, int, str]]) -> None:

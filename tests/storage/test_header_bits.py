@@ -1,0 +1,160 @@
+"""Every bit of a committed record's header, and of its row in the index, below the checkpoint.
+
+A header has no CRC of its own; its second witness is the index row. Whatever is flipped, either the node says which
+record is damaged and changes nothing, or it serves exactly what it held before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.record import HEADER
+from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.recent_check import check_recent
+from dledger_core.storage.segments import segment_name
+from tests.support.faulty_files import FaultyFiles
+from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
+
+CONFIG = dataclasses.replace(SMALL, data_segment_bytes=1024, index_segment_bytes=256)
+FIELDS = ("magic", "size", "index", "term", "position", "crc", "length")
+ROW_BYTES = 32
+
+
+class Whole:
+    """A closed store over six data files and many index files, two terms, with control entries."""
+
+    def __init__(self) -> None:
+        self.files = FaultyFiles()
+        log = open_log(self.files, config=CONFIG)
+        for number in range(14):
+            control = b"\x80" if number % 5 == 0 else None
+            append(log, [bytes([65 + number]) * 60] * 3, term=1 + number // 7, control=control)
+        self.positions = [int(log.position_of(index)) for index in range(log.last_index() + 1)]
+        self.entries = read_all(log)
+        log.close(log.last_index())
+        heads = [self.positions.index(base) for base in range(1024, self.positions[-1], 1024) if base in self.positions]
+        self.places = {
+            "the first record, a control entry": 0,
+            "inside a batch": 2,
+            "the end of a batch": 3,
+            "the first of a segment": heads[0],
+            "the first of the last whole segment": heads[-2],
+            "the first of the last segment": heads[-1],
+            "the first of a term": next(i for i, (term, _) in enumerate(self.entries) if term == 2),
+            "the last record": len(self.positions) - 1,
+        }
+
+
+WHOLE = Whole()
+
+
+def data_of(files: FaultyFiles) -> dict[Path, bytes]:
+    return {path: bytes(inode.content) for path, inode in files.names.items() if path.name != "lock"}
+
+
+def start(files: FaultyFiles) -> CommitLog:
+    """What a node does before it serves."""
+    log = open_log(files, config=CONFIG)
+    try:
+        check_recent(log)
+    except BaseException:
+        log.close()
+        raise
+    return log
+
+
+def entries(log: CommitLog) -> list[tuple[int, bytes]]:
+    """Term and body of each entry; a row that exaggerates a size makes a read end early, as a bound on bytes does."""
+    found: list[tuple[int, bytes]] = []
+    while len(found) <= log.last_index():
+        records = log.read(len(found), log.last_index() + 1, 1 << 30)
+        found += zip(records.headers["term"].tolist(), bodies_of(records), strict=True)
+    return found
+
+
+def flip(files: FaultyFiles, path: Path, offset: int, bit: int) -> None:
+    files.content(path)[offset] ^= 1 << bit
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("place", WHOLE.places)
+def test_any_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field: str) -> None:
+    index = WHOLE.places[place]
+    position = WHOLE.positions[index]
+    path, kind, begin = STORE / "data" / segment_name(position - position % 1024), *HEADER.fields[field][:2]
+    files = WHOLE.files.clone()
+    for offset in range(begin, begin + kind.itemsize):
+        for bit in range(8):
+            flip(files, path, position % 1024 + offset, bit)
+            before = data_of(files)
+            with pytest.raises(CorruptRecordError) as caught:
+                start(files)
+            found = (caught.value.where, caught.value.values)
+            assert found == (str(path), {"index": index, "position": position}), (offset, bit)
+            assert data_of(files) == before, (offset, bit)
+            if bit == 0:
+                with open_store(STORE, files=files) as reader:
+                    findings = {(f.kind, f.start, f.end, f.position) for f in reader.verify().findings}
+                assert ("CORRUPT", index, index + 1, position) in findings, (offset, bit, findings)
+            flip(files, path, position % 1024 + offset, bit)
+    log = start(files)
+    assert read_all(log) == WHOLE.entries
+    log.close()
+
+
+@pytest.mark.parametrize("place", WHOLE.places)
+def test_any_flipped_bit_of_a_row_is_mended_or_doubted(place: str) -> None:
+    index = WHOLE.places[place]
+    path, begin = STORE / "index" / segment_name(index * ROW_BYTES - index * ROW_BYTES % 256), index * ROW_BYTES % 256
+    files = WHOLE.files.clone()
+    names = set(files.names)
+    for offset in range(ROW_BYTES):
+        for bit in range(8):
+            flip(files, path, begin + offset, bit)
+            if offset < 4 or offset >= 24:  # magic or term: nobody can tell which of the two is right
+                with pytest.raises(CorruptRecordError) as caught:
+                    start(files)
+                assert caught.value.values == {"index": index, "position": WHOLE.positions[index]}, (offset, bit)
+                flip(files, path, begin + offset, bit)
+            else:
+                log = start(files)
+                assert entries(log) == WHOLE.entries
+                log.close()
+                files.content(path)[:] = WHOLE.files.content(path)
+            assert set(files.names) == names
+
+
+def test_a_wrong_index_in_the_first_record_makes_no_index_files() -> None:
+    for place in ("the first record, a control entry", "the first of a segment", "the first of the last segment"):
+        index = WHOLE.places[place]
+        files = WHOLE.files.clone()
+        position = WHOLE.positions[index]
+        flip(files, STORE / "data" / segment_name(position), 10, 0)  # 2 ** 40 more
+        for lost in ("none", "its row", "all rows"):
+            copy = files.clone()
+            rows = [path for path in copy.names if path.parent == STORE / "index"]
+            if lost == "its row":
+                at = index * ROW_BYTES
+                copy.content(STORE / "index" / segment_name(at - at % 256))[at % 256 : at % 256 + 32] = bytes(32)
+            for path in rows if lost == "all rows" else ():
+                copy.content(path)[:] = bytes(256)
+            before = data_of(copy)
+            with pytest.raises(CorruptRecordError) as caught:
+                start(copy)
+            assert caught.value.values == {"index": index, "position": position}
+            assert set(copy.names) == set(files.names)
+            if lost != "all rows":  # rows of records that are known to be whole are made again
+                assert data_of(copy) == before
+
+
+def test_what_a_store_shows_to_readers_is_never_the_wrong_one_of_two_words() -> None:
+    index = WHOLE.places["inside a batch"]
+    files = WHOLE.files.clone()
+    flip(files, STORE / "data" / segment_name(0), WHOLE.positions[index] + 3, 1)  # data becomes membership
+    with open_store(STORE, files=files) as reader, pytest.raises(CorruptRecordError) as caught:
+        reader.read(0, 10)
+    assert caught.value.values == {"index": index, "position": WHOLE.positions[index]}
