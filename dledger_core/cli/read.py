@@ -81,7 +81,7 @@ def tail(
 def _print_range(client: Client, writer: EntryWriter, begin: int, end: int, count: int | None) -> None:
     left = count
     while begin < end and left != 0:
-        fetch = client.fetch(begin, end, max_bytes=_READ_BYTES)
+        fetch = client.fetch(begin, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
         shown = fetch.batch if left is None else fetch.batch.slice(0, left)
         writer.write(shown)
         left = None if left is None else left - len(shown)
