@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import shutil
 import sys
 import tempfile
 import traceback
@@ -45,7 +46,7 @@ def fuzz(target: str, seconds: int, corpus: Path) -> None:
     except ImportError:
         sys.exit("coverage-guided fuzzing needs atheris: pip install atheris")
     with atheris.instrument_imports(include=[PREFIX]):
-        from tests.fuzz.catalog import TARGETS, warm_up
+        from tests.fuzz.catalog import FAILING, TARGETS, corpus_of, warm_up
     run = TARGETS[target]
     warm_up(target)
 
@@ -59,8 +60,12 @@ def fuzz(target: str, seconds: int, corpus: Path) -> None:
     options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", f"-artifact_prefix={corpus}/"]
     options += ["-timeout=60", "-rss_limit_mb=4096", "-print_final_stats=1", "-reload=0"]
     sys.stderr.write(f"again: python -m tests.fuzz {target} --run {corpus}/crash-...\n")
-    atheris.Setup([sys.argv[0], *options, str(corpus), str(CORPUS / target)], once)
-    atheris.Fuzz()
+    with tempfile.TemporaryDirectory() as known:  # not those whose finding is known: libFuzzer ends at the first
+        for path in corpus_of(target):
+            if f"{target}/{path.name}" not in FAILING:
+                shutil.copy(path, known)
+        atheris.Setup([sys.argv[0], *options, str(corpus), known], once)
+        atheris.Fuzz()
 
 
 def main() -> None:

@@ -10,15 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.catalog import TARGETS, corpus_of, warm_up
+from tests.fuzz.catalog import FAILING, TARGETS, corpus_of, warm_up
 
 EXAMPLES = 60
 FEWER = {"store": 30, "connection": 30}
 INTERESTING = (0, 1, 7, 47, 48, 127, 128, 255, 256, 4095, 32767, 32768, 65535, 1 << 24, (1 << 31) - 1, 1 << 31)
-FAILING: dict[str, str] = {
-    "store/regression-index-far-away": "an index file far behind the others: all files between are made, one by one",
-}
-"""File of the corpus → why it still fails."""
 
 
 @pytest.fixture(autouse=True)

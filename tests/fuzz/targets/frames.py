@@ -20,7 +20,7 @@ from tests.fuzz.finding import Finding, expect, memory_below
 
 PER_BYTE = 128
 """Bytes of memory for a byte of a header that was received: msgpack's smallest map becomes a dict."""
-FIXED_BYTES = 1 << 20
+FIXED_BYTES = 4 << 20
 FRAME_BYTES_MAX = 256 << 10
 """The bound this target gives its decoder, so that large payloads are small inputs."""
 
