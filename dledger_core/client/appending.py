@@ -62,6 +62,8 @@ def check_columns(columns: Columns) -> Columns:
 class Gatherer:
     """Joins the plain appends of one turn of the loop into as few requests as their bound (1 MiB) allows.
 
+    A request that everybody who shares it has given up is given up too.
+
     Args:
         send: appends columns as one request.
     """
@@ -98,6 +100,16 @@ class Gatherer:
             task = asyncio.create_task(self._append_group(live))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            left = len(live)
+
+            def gave_up(future: asyncio.Future[AppendResult]) -> None:
+                nonlocal left
+                left -= future.cancelled()
+                if left == 0:
+                    task.cancel()
+
+            for _, future in live:
+                future.add_done_callback(gave_up)
 
     async def _append_group(self, group: list[tuple[Columns, asyncio.Future[AppendResult]]]) -> None:
         try:

@@ -1,0 +1,251 @@
+"""A client among threads, tasks and processes: nothing leaks, nobody waits for ever, what cannot work says so."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import pickle
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+import pytest
+import uvloop
+
+from dledger_core import errors
+from dledger_core.client import AsyncClient, AsyncProducer, Client, Entry, Producer
+from dledger_core.control import TransactionId
+from dledger_core.errors import ConfigError, RequestTimedOutError
+from dledger_core.net.protocol import Type
+from tests.client.fake_group import FakeGroup, run
+from tests.support.server_group import eventually
+
+KEY = TransactionId("query", 0, "run")
+CALLS = {
+    "append": lambda client: client.append([b"x"]),
+    "append of much": lambda client: client.append([b"x" * (1 << 20)]),
+    "append by a producer": lambda client: client.append([b"x"], producer_id="p", sequence=0),
+    "Producer.append": lambda client: AsyncProducer(client, "p").append([b"x"]),
+    "append_attempt": lambda client: client.append_attempt([b"x"], transaction=KEY, attempt="a"),
+    "commit_transaction": lambda client: client.commit_transaction(KEY, []),
+    "transaction": lambda client: client.transaction(KEY),
+    "read": lambda client: client.read(0, 10),
+    "a long poll": lambda client: client.fetch(0, 10, wait_ms=5_000),
+    "a linearizable read": lambda client: client.read(0, 10, consistency="linearizable"),
+    "a read of one node": lambda client: client.read(0, 10, node="n2"),
+    "get": lambda client: client.get(3),
+    "records": lambda client: client.records(0, 10),
+    "offset_for_time": lambda client: client.offset_for_time(1),
+    "digest": lambda client: client.digest(0, 8, span=8),
+    "producer": lambda client: client.producer("p"),
+    "metadata": lambda client: client.metadata(),
+    "transfer_leadership": lambda client: client.transfer_leadership("n0"),
+    "tail": lambda client: anext(client.tail(0)),
+    "role_changes": lambda client: anext(client.role_changes()),
+}
+
+
+def silent(group, *kinds):
+    """Nodes take requests in, of these kinds or of all, and answer nothing."""
+    for node in group:
+        for kind in kinds or Type:
+            node.script[kind] = ["ignore"] * 100
+
+
+def in_flight(client):
+    return sum(channel.in_flight for channel in client._view.pool._channels.values())
+
+
+def tasks():
+    """What runs beside the test, its servers and its connections."""
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    return [name for name in names if not name.startswith(("Server.", "Connection.", "_serve"))]
+
+
+@pytest.mark.parametrize("how", ["leader known", "leader unknown"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cancelled_call_leaves_nothing_behind(name, how):
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=600_000) as client:
+            if how == "leader known":
+                await client.append([b"first"])
+            before = len(group.asked(Type.METADATA))
+            silent(group)
+            idle = tasks()
+            asked = [len(node.requests) for node in group]
+            calling = asyncio.ensure_future(CALLS[name](client))
+            await group.until(lambda: [len(node.requests) for node in group] != asked)
+            await asyncio.sleep(0)
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+            if how == "leader unknown" and client._view._discovery is not None:
+                # Others may wait for who leads; the question itself ends within its second.
+                await asyncio.wait([client._view._discovery], timeout=20)
+            await eventually(lambda: in_flight(client) == 0 and sorted(tasks()) == sorted(idle))
+            assert len(group.asked(Type.METADATA)) - before <= 3
+            for node in group:
+                node.script.clear()
+            assert (await client.append([b"the client still works"])).term == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("a long poll", "tail", "role_changes")])
+def test_a_call_that_timed_out_leaves_nothing_behind(name):
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=150) as client:
+            await client.append([b"first"])
+            silent(group)
+            idle = tasks()
+            with pytest.raises(errors.DLedgerError):
+                await CALLS[name](client)
+            await eventually(lambda: in_flight(client) == 0 and sorted(tasks()) == sorted(idle))
+
+    run(main())
+
+
+def test_a_gathered_append_goes_on_until_all_who_share_it_are_cancelled():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=600_000) as client:
+            await client.append([b"first"])
+            silent(group, Type.APPEND)
+            appending = [asyncio.ensure_future(client.append([bytes([i])])) for i in range(3)]
+            await group.until(lambda: len(group.asked(Type.APPEND)) == 2)
+            for call in appending[:2]:
+                call.cancel()
+            await asyncio.sleep(0.01)
+            assert in_flight(client) == 1, "one of them still waits"
+            appending[2].cancel()
+            await asyncio.gather(*appending, return_exceptions=True)
+            await eventually(lambda: in_flight(client) == 0 and client._gatherer._tasks == set())
+
+    run(main())
+
+
+# --- threads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group():
+    """A group whose nodes run on a thread of their own."""
+    loop, made = uvloop.new_event_loop(), FakeGroup()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
+    yield made
+    asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_many_threads_hammer_one_client(group):
+    threads, rounds = 16, 25
+    begin = threading.Barrier(threads)
+
+    def hammer(client, number):
+        producer, found = Producer(client, f"p{number}"), []
+        begin.wait()
+        for step in range(rounds):
+            body = f"{number}/{step}".encode()
+            plain, produced = client.append([body, body]), producer.append([body])
+            assert plain.last_index == plain.first_index + 1
+            found += [(plain.first_index, body), (plain.last_index, body), (produced.last_index, body)]
+            assert client.get(plain.first_index).body == body
+            assert client.read(plain.first_index, plain.last_index + 1).column("body").to_pylist() == [body, body]
+            assert client.producer(f"p{number}").next_sequence == step + 1
+            assert client.metadata().leader_id == "n1"
+        return found
+
+    with Client(group.peers, timeout_ms=60_000) as client, ThreadPoolExecutor(threads) as pool:
+        found = [pair for part in pool.map(lambda n: hammer(client, n), range(threads)) for pair in part]
+        assert in_flight(client.in_loop) == 0
+        assert client.in_loop._gatherer._tasks == set()
+    indexes = [index for index, _ in found]
+    assert len(indexes) == len(set(indexes)) == threads * rounds * 3, "every append has places of its own"
+
+
+def test_closing_while_threads_call_ends_every_call(group):
+    client = Client(group.peers)
+    begun = threading.Semaphore(0)
+
+    def hammer():
+        while True:
+            begun.release()
+            client.append([b"x"])
+
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(hammer) for _ in range(8)]
+        for _ in range(40):
+            begun.acquire()
+        client.close()
+        ended = [call.exception(30) for call in calls]
+    assert {type(error) for error in ended} <= {ConfigError, CancelledError, asyncio.CancelledError}, ended
+
+
+def test_errors_of_one_thread_are_not_anothers(group):
+    group.nodes.n1.script[Type.APPEND] = []
+    with Client(group.peers, timeout_ms=300) as client, ThreadPoolExecutor(4) as pool:
+        client.append([b"first"])
+        group.nodes.n1.script[Type.PRODUCER] = ["ignore"] * 100
+        slow = [pool.submit(client.producer, "p") for _ in range(2)]
+        assert [pool.submit(client.append, [b"x"]).result(20).term for _ in range(10)] == [1] * 10
+        assert [type(call.exception(20)) for call in slow] == [RequestTimedOutError] * 2
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+def _use(client, peers, pipe):
+    """What a child does with its parent's client, and then with one of its own."""
+    said = []
+    for call in (lambda: client.append([b"x"]), lambda: next(client.tail(0)), lambda: Producer(client, "p").append([])):
+        try:
+            call()
+        except ConfigError as error:
+            said.append(str(error))
+        except errors.DLedgerError as error:
+            said.append(f"{type(error).__name__}")
+    client.close()
+    with Client(peers) as own:
+        said.append(own.append([b"of the child"]).term)
+    pipe.send(said)
+
+
+def test_a_forked_child_is_refused_and_makes_its_own_client(group):
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    with Client(group.peers) as client:
+        first = client.append([b"before"]).first_index
+        child = fork.Process(target=_use, args=(client, group.peers, theirs))
+        child.start()  # it ends like any process, finalizers and all
+        assert ours.poll(30)
+        *refused, term = ours.recv()
+        child.join(30)
+        assert child.exitcode == 0
+        assert all("after fork" in text and "make a new one in the child process" in text for text in refused[:2])
+        assert term == 1
+        assert client.append([b"after"]).first_index == first + 2, "the parent's client is as before"
+    ours.close()
+    theirs.close()
+
+
+def test_clients_and_producers_cannot_be_pickled_and_say_what_to_send_instead(group):
+    with Client(group.peers) as client:
+        for holder in (client, client.in_loop, Producer(client, "p"), AsyncProducer(client.in_loop, "p")):
+            with pytest.raises(ConfigError, match="send the peers string and make a client there"):
+                pickle.dumps(holder)
+
+
+def test_results_and_errors_can_be_pickled(group):
+    with Client(group.peers) as client:
+        found = client.append([b"x"])
+        for value in (found, client.get(found.first_index), client.metadata(), client.producer("p")):
+            assert pickle.loads(pickle.dumps(value)) == value
+    assert isinstance(pickle.loads(pickle.dumps(Entry(0, 1, 0, None, b""))), Entry)
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type) and issubclass(kind, errors.DLedgerError):
+            error = kind("what", "where", "remedy", {"index": 5})
+            again = pickle.loads(pickle.dumps(error))
+            assert (type(again), str(again), again.values) == (kind, str(error), error.values)
