@@ -143,6 +143,8 @@ class RecordReader:
         for run in scanner.runs():
             if run.end_index <= start:
                 continue
+            if run.first_index > start and not sizes:
+                break  # the walk began behind the record: what came before it is damaged
             self.check_witness(run)
             wanted = run.records.slice(max(start - run.first_index, 0), min(end - run.first_index, run.records.count))
             ends = np.cumsum(wanted.sizes, dtype=np.int64)
