@@ -7,12 +7,14 @@ entry with other content.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dledger_core import control
+from dledger_core.checksum import crc32
 from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.storage import CommitLog, StoreReader, open_store
 from dledger_core.storage.checkpoint import load_checkpoint
@@ -195,7 +197,9 @@ def run_store(data: bytes) -> None:
     _damage(files, data[1:])
     files.counted = 0
     damage = Damage.of(origin, files)
-    with memory_below(FIXED_BYTES):
+    # Measuring takes three times as long as the rest: one input in eight, chosen by its content.
+    measured = crc32(data) % 8 == 0
+    with memory_below(FIXED_BYTES) if measured else contextlib.nullcontext():
         _look(origin, damage, files.clone())
         _open(origin, damage)
 
@@ -254,7 +258,9 @@ def _compare(origin: Origin, damage: Damage, indexes: range, body: Callable[[int
         except CorruptRecordError as error:
             _check_error(error)
             # A row of the index that contradicts its record in the term counts as damage: one of the two is wrong.
-            doubtful = damage.position < 1 << 62 or any(path.parent == INDEX for path in damage.touched)
+            # A changed log.json may say that the log begins elsewhere.
+            others = any(path.parent == INDEX or path == META / "log.json" for path in damage.touched)
+            doubtful = damage.position < 1 << 62 or others
             expect(doubtful, "a whole entry is called damaged", index=index, it=error)
             continue
         expect(index >= origin.first, "an entry that was deleted", index=index)
