@@ -23,10 +23,11 @@ from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import INDEX_RECORD_BYTES, Payload
+from dledger_core.record import INDEX_RECORD_BYTES, Payload, Records
 from dledger_core.storage import log_queries
 from dledger_core.storage.appender import Appender, bounded
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dledger_core.storage.damage import Damage, wrong_rows
 from dledger_core.storage.durable_log import DurableLog
 from dledger_core.storage.files import File, Files, OsFiles
 from dledger_core.storage.hard_state import load_hard_state, save_hard_state
@@ -36,8 +37,10 @@ from dledger_core.storage.log_meta import LogMeta, save_log_meta
 from dledger_core.storage.prefix import LogStart, TablesSnapshot, end_interrupted, load_tables, remove_everything
 from dledger_core.storage.record_reader import RecordReader, own_rules
 from dledger_core.storage.recovery import LogEnd, recover
+from dledger_core.storage.repair import write_back
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.staging import StagedEnd, Staging, admitting, check_payload
+from dledger_core.storage.suspect import mark_suspect
 from dledger_core.storage.tables import LogTables
 from dledger_core.storage.zero_ahead import ZeroAhead
 
@@ -331,7 +334,21 @@ class CommitLog(DurableLog):
         except OSError as error:
             raise self._fail(error) from error
 
+    def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
+        """Puts records over damaged ones; see ``repair.write_back``. Called by the writer thread."""
+        with self._writing():
+            return write_back(self._reader, self._index, damage, records, min(commit_index, self._last_index))
+
+    def mend_rows(self, records: Records, first_index: int) -> None:
+        """Corrects rows of the index that do not know intact committed records. Called by the writer thread."""
+        with self._writing():
+            wrong = wrong_rows(self._index, records, first_index) if first_index >= self._first_index else None
+            if wrong is not None:
+                self._index.write(*wrong)
+
     def _fail(self, error: OSError) -> DiskFailedError:
+        if self._failure is None:
+            mark_suspect(self._files, self._layout, f"{error.strerror or error} at {error.filename or 'a file'}")
         self._failure = self._failure or DiskFailedError(
             f"writing failed: {error.strerror or error}",
             str(error.filename or self._layout.root),

@@ -14,6 +14,7 @@ from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRun
 from dledger_core.record import TIME_MASK, Records
 from dledger_core.storage import log_queries
+from dledger_core.storage.damage import Damage, damage_near, wrong_rows
 from dledger_core.storage.index_file import IndexFile, term_runs
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import LogMeta
@@ -87,6 +88,16 @@ class DurableLog:
             except CorruptRecordError:
                 if cuts == self._cuts:
                     raise
+
+    def damage_near(self, index: int) -> Damage | None:
+        """Returns what is damaged at or shortly behind an entry, or None; slow, reads from the last intact one on."""
+        end = self._last_index + 1
+        first, position = self._first_index, self._reader.data.bases[0] if self._reader.data.bases else 0
+        return damage_near(self._reader, self._index, index, (first, position), (end, self._end_of(end - 1).position))
+
+    def rows_fit(self, records: Records, first_index: int) -> bool:
+        """Whether the index knows these records."""
+        return wrong_rows(self._index, records, first_index) is None
 
     def _check_range(self, start: int, end: int) -> None:
         first, last = self._first_index, self._last_index

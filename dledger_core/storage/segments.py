@@ -199,6 +199,19 @@ class Segments:
             length = min(_CHUNK_BYTES, stop - at)
             self.write(at, [memoryview(_ZEROS)[:length]])
 
+    def rewrite(self, position: int) -> None:
+        """Writes everything that lies at or behind ``position`` once more, as it can be read, and makes it durable."""
+        for base in self._bases:
+            if base + self.segment_bytes <= position:
+                continue
+            at, file = max(position - base, 0), self._file(base)
+            size = min(file.size(), self.segment_bytes)
+            while (at := file.next_data(at)) < size:
+                chunk = file.pread(min(_CHUNK_BYTES, size - at), at)
+                file.pwritev([chunk], at)
+                at += len(chunk)
+            file.datasync()
+
     def written_end(self, position: int) -> int:
         """Returns the position behind the last byte at or after ``position`` that is not zero, else ``position``."""
         end = position

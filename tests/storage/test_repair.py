@@ -1,0 +1,379 @@
+"""Damaged stores get back what a peer holds intact, byte for byte; what does not fit is never written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
+from dledger_core.record import Records
+from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.damage import Damage
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.repair import StoreRepair
+from dledger_core.storage.segments import segment_name
+from dledger_core.storage.suspect import mark_suspect, suspicion
+from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.logs import SMALL, STORE, append, open_log, read_all
+
+CONFIG = dataclasses.replace(SMALL, data_segment_bytes=2048, index_segment_bytes=512)
+DATA, INDEX, META = STORE / "data", STORE / "index", STORE / "meta"
+SECTOR = 512
+
+
+class Whole:
+    """A closed store: several data and index files, two terms, control entries, bodies of different sizes."""
+
+    def __init__(self) -> None:
+        self.files = FaultyFiles()
+        log = open_log(self.files, config=CONFIG)
+        for number in range(24):
+            control = b"\x80" if number % 7 == 0 else None
+            append(
+                log, [bytes([65 + number]) * (20 + 13 * at) for at in range(4)], term=1 + number // 9, control=control
+            )
+        self.end = log.last_index() + 1
+        self.positions = [int(log.position_of(index)) for index in range(self.end + 1)]
+        self.entries = read_all(log)
+        log.close(log.last_index())
+        self.log = open_log(self.files.clone(), config=CONFIG)
+
+    def fetch(self, damage: Damage, count: int | None = None) -> Records | None:
+        if damage.start == damage.end:
+            return None
+        return self.log.read(damage.start, min(damage.end, damage.start + (count or 1 << 20)), 1 << 20)
+
+
+WHOLE = Whole()
+LAST = WHOLE.end - 1
+
+
+def content(files: FaultyFiles, *folders: Path) -> dict[Path, bytes]:
+    return {path: bytes(inode.content) for path, inode in files.names.items() if path.parent in (folders or (DATA,))}
+
+
+def repair(files: FaultyFiles, chunk: int | None = None) -> list[tuple[int, int]]:
+    """Repairs a store from the whole one; returns the entries that were damaged."""
+    with StoreRepair.open(STORE, group="g", node_id="n0", files=files, config=CONFIG) as store:
+        store.prepare()
+        found = store.find(mend_rows=True)
+        for damage in found:
+            left: Damage | None = damage
+            while left is not None:
+                left = store.write_back(left, WHOLE.fetch(left, chunk), LAST)
+        assert store.find(mend_rows=True) == []
+        store.settle()
+    return [(damage.start, damage.end) for damage in found]
+
+
+def check_like_new(files: FaultyFiles) -> None:
+    files.crash(0.0)  # what was written is durable
+    assert content(files, DATA, INDEX) == content(WHOLE.files, DATA, INDEX)
+    log = open_log(files, config=CONFIG)
+    assert read_all(log) == WHOLE.entries
+    log.close()
+    assert open_store(STORE, files=files).verify().findings == ()
+
+
+def data_file(files: FaultyFiles, position: int) -> tuple[bytearray, int]:
+    return files.content(DATA / segment_name(position - position % 2048)), position % 2048
+
+
+def head() -> int:
+    return next(index for index in range(1, WHOLE.end) if WHOLE.positions[index] % 2048 == 0)
+
+
+@pytest.mark.parametrize("index", [0, 17, head(), head() - 1, LAST], ids=["first", "middle", "head", "before", "last"])
+def test_every_byte_of_a_record(index: int) -> None:
+    position, size = WHOLE.positions[index], int(WHOLE.log.read(index, index + 1, 1).sizes[0])
+    files = WHOLE.files.clone()
+    for offset in (at for at in range(size) if not 32 <= at < 40):  # the time and the marks have no witness
+        for mask in (1, 0x80):
+            file, at = data_file(files, position)
+            file[at + offset] ^= mask
+            assert repair(files) == [(index, index + 1)], (offset, mask)
+            assert content(files, DATA, INDEX) == content(WHOLE.files, DATA, INDEX), (offset, mask)
+    check_like_new(files)
+
+
+def zero_sector(files: FaultyFiles, position: int) -> None:
+    file, at = data_file(files, position)
+    at -= at % SECTOR
+    file[at : at + SECTOR] = bytes(SECTOR)
+
+
+def misdirect(files: FaultyFiles, source: int, target: int) -> None:
+    """A sector that belongs elsewhere lies here, whole and with valid CRCs."""
+    (theirs, a), (ours, b) = data_file(files, source), data_file(files, target)
+    a, b = a - a % SECTOR, b - b % SECTOR
+    ours[b : b + SECTOR] = theirs[a : a + SECTOR]
+
+
+def lose_rows(files: FaultyFiles) -> None:
+    for path in [path for path in files.names if path.parent == INDEX]:
+        del files.names[path]
+
+
+def zero_blank(files: FaultyFiles) -> None:
+    file, at = data_file(files, 2047)
+    end = WHOLE.positions[head() - 1] + int(WHOLE.log.read(head() - 1, head(), 1).sizes[0])
+    assert end < 2048, "the record before the head ends with the segment"
+    file[end % 2048 :] = b"\x07" * (2048 - end % 2048)
+    assert at
+
+
+CASES: dict[str, Callable[[FaultyFiles], object]] = {
+    "a sector zeroed": lambda files: zero_sector(files, WHOLE.positions[20]),
+    "the first sector of the log zeroed": lambda files: zero_sector(files, 0),
+    "a file's first sector zeroed": lambda files: zero_sector(files, 2048),
+    "a misdirected sector": lambda files: misdirect(files, WHOLE.positions[40], WHOLE.positions[20]),
+    "a misdirected sector of the same place in another file": lambda files: misdirect(files, 2048 + 600, 600),
+    "a whole file of another position": lambda files: data_file(files, 0)[0].__setitem__(
+        slice(None), bytes(data_file(files, 2048)[0])
+    ),
+    "an older state of a file": lambda files: data_file(files, 2048)[0].__setitem__(
+        slice(WHOLE.positions[head() + 5] % 2048, None), bytes(2048 - WHOLE.positions[head() + 5] % 2048)
+    ),
+    "a file zeroed": lambda files: data_file(files, 2048)[0].__setitem__(slice(None), bytes(2048)),
+    "the first file missing": lambda files: files.names.pop(DATA / segment_name(0)),
+    "a file missing between others": lambda files: files.names.pop(DATA / segment_name(2048)),
+    "a file too short": lambda files: data_file(files, 2048)[0].__delitem__(slice(700, None)),
+    "a blank overwritten": zero_blank,
+    "two places, and all rows lost": lambda files: (
+        zero_sector(files, 600),
+        zero_sector(files, 5000),
+        lose_rows(files),
+    ),
+    "all data files zeroed": lambda files: [
+        inode.content.__setitem__(slice(None), bytes(2048))
+        for path, inode in files.names.items()
+        if path.parent == DATA
+    ],
+}
+
+
+@pytest.mark.parametrize("chunk", [None, 2], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("case", CASES)
+def test_damage_is_found_and_repaired_byte_for_byte(case: str, chunk: int | None) -> None:
+    files = WHOLE.files.clone()
+    CASES[case](files)
+    before = content(files, DATA, INDEX, META)
+    with StoreRepair.open(STORE, files=files, config=CONFIG, write=False) as look:
+        found = look.find()
+        assert found
+        assert all(0 <= one.start <= one.end <= WHOLE.end and one.path for one in found)
+    assert content(files, DATA, INDEX, META) == before
+    repair(files, chunk)
+    for path, inode in WHOLE.files.names.items():
+        if path.parent == INDEX:  # rows behind the end are nobody's
+            assert bytes(files.content(path))[: len(inode.content)] == bytes(inode.content)
+    check_like_new(files)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_at_all(data: st.DataObject) -> None:
+    """Whatever bytes are lost anywhere: it is found, and repaired without touching what is intact."""
+    files = WHOLE.files.clone()
+    end = WHOLE.positions[-1]
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, end - 1))
+        length = data.draw(st.integers(1, 1500))
+        junk = data.draw(st.sampled_from([b"\0", b"\xff", b"\x01\0\0"]))
+        for at in range(start, min(start + length, end)):
+            file, offset = data_file(files, at)
+            file[offset] = junk[(at - start) % len(junk)]
+    if data.draw(st.booleans()):
+        lose_rows(files)
+    repair(files, data.draw(st.sampled_from([None, 1, 3])))
+    log = open_log(files, config=CONFIG)
+    assert read_all(log) == WHOLE.entries
+    log.close()
+
+
+def test_an_intact_store_needs_nothing_and_only_its_index_is_mended() -> None:
+    files = WHOLE.files.clone()
+    row = files.content(INDEX / segment_name(512))
+    row[70] ^= 1
+    before = content(files)
+    assert repair(files) == []
+    assert content(files) == before
+    check_like_new(files)
+
+
+def forged(at: int, **fields: int) -> Records:
+    """An entry as a peer might hold it, if it were wrong in some field."""
+    records = WHOLE.log.read(at, at + 1, 1)
+    headers = records.headers.copy()
+    for name, value in fields.items():
+        headers[name][0] = value
+    return Records(records.sizes, headers.tobytes() + bytes(records.bodies))
+
+
+@pytest.mark.parametrize(
+    ("records", "commit_index"),
+    [
+        (lambda: forged(17, index=18), LAST),
+        (lambda: forged(17, term=9), LAST),
+        (lambda: forged(17, term=0), LAST),
+        (lambda: forged(17, position=WHOLE.positions[17] + 1), LAST),
+        (lambda: forged(17, crc=5), LAST),
+        (lambda: forged(17, crc=0, mark=0), LAST),
+        (lambda: forged(17, magic=2), LAST),
+        (lambda: WHOLE.log.read(17, 18, 1), 16),
+        (lambda: WHOLE.log.read(17, 19, 1 << 20), LAST),
+        (lambda: WHOLE.log.read(18, 19, 1), LAST),
+        (lambda: None, LAST),
+    ],
+    ids=["index", "term above", "term below", "position", "crc", "no crc", "magic", "commit", "more", "other", "none"],
+)
+def test_what_does_not_fit_is_never_written(records: Callable[[], Records | None], commit_index: int) -> None:
+    files = WHOLE.files.clone()
+    file, at = data_file(files, WHOLE.positions[17])
+    file[at + 50] ^= 1
+    before = content(files, DATA, INDEX)
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        [damage] = store.find()
+        with pytest.raises(CorruptRecordError):
+            store.write_back(damage, records(), commit_index)
+    assert content(files, DATA, INDEX) == before
+
+
+def test_nothing_above_the_checkpoint_is_damage() -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    append(log, [b"new"] * 3, term=3)
+    files.kill()
+    file, at = data_file(files, WHOLE.positions[-1])
+    file[at + 20] ^= 1
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        assert store.find() == []
+
+
+def test_a_store_in_use_and_another_ones_store_are_left_alone() -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    with pytest.raises(StoreBusyError):
+        StoreRepair.open(STORE, files=files)
+    StoreRepair.open(STORE, files=files, write=False).close()
+    log.close()
+    with pytest.raises(StoreMismatchError):
+        StoreRepair.open(STORE, files=files, group="other")
+    with pytest.raises(StoreMismatchError):
+        StoreRepair.open(Path("/disk/nothing"), files=files)
+
+
+def test_a_disk_that_does_not_take_the_records_is_told() -> None:
+    files = WHOLE.files.clone()
+    zero_sector(files, 600)
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        [damage] = store.find()
+        files.fail_at = files.operations + 1
+        with pytest.raises(DiskFailedError):
+            store.write_back(damage, WHOLE.fetch(damage), LAST)
+
+
+@pytest.mark.parametrize("ahead", range(1, 14))
+def test_a_crash_in_a_repair_loses_nothing_and_it_goes_on(ahead: int) -> None:
+    files = WHOLE.files.clone()
+    zero_sector(files, 600)
+    zero_sector(files, 5000)
+    files.crash_at = files.operations + ahead
+    with contextlib.suppress(Crash):
+        repair(files, 2)
+    files.crash_at = None
+    files.crash(0.5)
+    repair(files)
+    check_like_new(files)
+
+
+# --- suspect stores -------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durable() -> None:
+    files = FaultyFiles()
+    log = open_log(files, config=CONFIG)
+    append(log, [b"a" * 30] * 3)
+    log.save_checkpoint(2)
+    before = files.operations
+    append(log, [b"b" * 30] * 3)
+    steps = files.operations - before
+    for ahead in range(1, steps + 1):
+        copy = files.clone()
+        log = CommitLog.open(STORE, group="g", node_id="n0", config=CONFIG, files=copy)
+        copy.fail_at = copy.operations + ahead
+        with pytest.raises(DiskFailedError):
+            append(log, [b"c" * 30] * 3)
+        layout = Layout(STORE)
+        assert "Input/output error" in (suspicion(copy, layout) or "")
+        copy.kill()  # what the page cache holds can still be read
+        with StoreRepair.open(STORE, files=copy, config=CONFIG) as store:
+            assert store.suspicion is not None
+            assert store.find() == []
+            store.settle()
+            assert store.suspicion is None
+        found = open_log(copy, config=CONFIG)
+        held = read_all(found)
+        found.close()
+        copy.crash(0.0)
+        found = open_log(copy, config=CONFIG)
+        assert read_all(found) == held
+        assert len(held) in (6, 9)
+        assert suspicion(copy, layout) is None
+        found.close()
+
+
+def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
+    files = FaultyFiles()
+    log = open_log(files, config=CONFIG)
+    append(log, [b"a"])
+
+    def broken(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    files.replace = broken  # type: ignore[method-assign]
+    files.fail_at = files.operations + 1
+    with pytest.raises(DiskFailedError, match="Input/output error"):
+        append(log, [b"b"])
+    mark_suspect(files, Layout(STORE), "again")
+
+
+# --- an open log ----------------------------------------------------------------------------------------------------
+
+
+def test_an_open_log_is_repaired_while_it_serves() -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    zero_sector(files, WHOLE.positions[50])
+    with pytest.raises(CorruptRecordError) as caught:
+        log.read(45, 70, 1 << 20)
+    damage = log.damage_near(caught.value.values["index"])
+    assert damage is not None
+    assert damage.start <= 50 < damage.end
+    assert log.read(0, damage.start, 1 << 20).count == damage.start
+    left: Damage | None = damage
+    while left is not None:
+        left = log.write_back(left, WHOLE.fetch(left, 1), LAST)
+    assert log.damage_near(50) is None
+    assert read_all(log) == WHOLE.entries
+    log.close()
+    check_like_new(files)
+
+
+def test_rows_of_an_open_log_are_mended_from_its_records() -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    row = files.content(INDEX / segment_name(512))
+    row[68:76] = bytes(8)
+    records = log.read(16, 20, 1 << 20)
+    assert not log.rows_fit(records, 16)
+    log.mend_rows(records, 16)
+    assert log.rows_fit(records, 16)
+    log.close()
+    check_like_new(files)
