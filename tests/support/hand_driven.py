@@ -98,16 +98,18 @@ class HandDriven:
         raft: RaftConfig = RAFT,
         storage: StorageConfig = STORAGE,
         seed: int = 1,
+        node_id: str = "n0",
     ) -> None:
+        self.node_id = NodeId(node_id)
         self.turns: deque[Callable[[], None]] = deque()
         self.now_ms = 1_700_000_000_000
         self.sent: list[Message] = []
         self.failures: list[BaseException] = []
         self.stalled = False
-        self.log = CommitLog.open(directory, group="g", node_id="n0", config=storage, files=files)
+        self.log = CommitLog.open(directory, group="g", node_id=node_id, config=storage, files=files)
         self.replica = Replica(
             group="g",
-            node_id=NodeId("n0"),
+            node_id=self.node_id,
             configuration=Configuration(frozenset(map(NodeId, voters))),
             config=raft,
             log=self.log,
@@ -140,7 +142,7 @@ class HandDriven:
                 self.disk.work()
 
     def step(self, kind: type[Message], sender: str, term: int, **fields: Any) -> None:
-        self.replica.step(kind(sender=NodeId(sender), target=NodeId("n0"), term=Term(term), **fields))
+        self.replica.step(kind(sender=NodeId(sender), target=self.node_id, term=Term(term), **fields))
 
     def lead(self, *, commit: bool = True) -> None:
         """Makes it leader; with other voters they vote for it and, if ``commit``, take its NOOP."""

@@ -1,0 +1,189 @@
+"""What an acknowledgement is worth: when who has flushed, and what becomes of it when any step behind it fails.
+
+Real replicas on disks in memory, driven by hand: ``FaultyFiles`` forgets at a power loss whatever was not synced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dledger_core.errors import DiskFailedError
+from dledger_core.raft import AppendEntries, AppendEntriesResponse
+from tests.support.hand_group import NAMES, HandGroup
+from tests.support.server_group import STORAGE
+
+STEPS_MAX = 60
+"""More file operations than a few appends need; a step beyond the last one ends the count."""
+
+
+def three(storage=STORAGE):
+    group = HandGroup(storage)
+    leader = group.leader()
+    group.append(leader, b"before", b"the fault")
+    assert group.acknowledged
+    followers = [node for node in group.nodes.values() if node is not leader]
+    return group, leader, followers
+
+
+def assert_nothing_lost(group):
+    """Everybody runs again, agrees, and holds all that was acknowledged; the group takes new appends."""
+    group.drop = lambda _: False
+    leader = group.leader()
+    before = len(group.acknowledged)
+    group.append(leader, b"after", ticks=5)
+    group.tick(20)
+    assert len(group.acknowledged) == before + 1
+    assert [group.lost(group.nodes[name]) for name in NAMES] == [[], [], []]
+    logs = [group.bodies(node) for node in group.nodes.values()]
+    assert logs[0] == logs[1] == logs[2]
+
+
+# --- when does who flush ------------------------------------------------------------------------------------------
+
+
+def test_an_append_is_on_its_way_to_the_followers_before_the_leader_has_flushed():
+    group, leader, _ = three()
+    sent = []
+    group.drop = lambda message: sent.append(message) or False
+    leader.stalled = True
+    group.append(leader, b"x")
+    assert [m for m in sent if isinstance(m, AppendEntries) and m.batches]
+    assert leader.disk.jobs, "its own disk still has it to do"
+
+
+@pytest.mark.parametrize("slow", ["leader", "follower"])
+def test_one_slow_disk_delays_no_acknowledgement_also_if_it_is_the_leaders(slow):
+    group, leader, followers = three()
+    (leader if slow == "leader" else followers[0]).stalled = True
+    group.append(leader, b"x")
+    assert [b"x"] in group.acknowledged.values()
+
+
+def test_no_acknowledgement_before_a_majority_has_flushed():
+    group, leader, followers = three()
+    followers[0].stalled = followers[1].stalled = True
+    group.append(leader, b"flushed by the leader alone")
+    assert group.unknown == 1
+    followers[0].stalled = False
+    group.append(leader, b"x")
+    assert [b"x"] in group.acknowledged.values()
+
+
+# --- all nodes crash right then -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+@pytest.mark.parametrize("slow", ["nobody", "leader", "follower"])
+def test_power_fails_everywhere_right_after_an_ack_and_nothing_acknowledged_is_lost(slow, keep):
+    group, leader, followers = three()
+    slow_one = {"leader": leader, "follower": followers[0]}.get(slow)
+    if slow_one is not None:
+        slow_one.stalled = True
+    group.append(leader, *(b"%d" % number for number in range(50)))
+    assert not group.unknown
+    group.power_loss(keep=keep)
+    assert_nothing_lost(group)
+
+
+def test_page_cache_durability_loses_in_that_case_what_it_acknowledged():
+    group, leader, _ = three(replace(STORAGE, durability="page-cache"))
+    group.append(leader, b"acknowledged")
+    assert [b"acknowledged"] in group.acknowledged.values()
+    group.power_loss(keep=0.0)
+    assert group.lost(group.leader()), "as with Java DLedger: this is what the setting gives up"
+
+
+@pytest.mark.parametrize("victims", [("n0",), ("n1",), ("n2",), ("n0", "n1")])
+def test_power_fails_at_any_file_operation_of_an_append(victims):
+    for step in range(1, STEPS_MAX):
+        group, leader, _ = three()
+        for name in victims:
+            group.files[name].crash_at = group.files[name].operations + step
+        for number in range(3):
+            group.append(leader, b"%d" % number)
+        unfinished = all(group.files[name].crash_at is not None for name in victims)
+        group.power_loss()
+        assert_nothing_lost(group)
+        if unfinished:
+            assert step > 3, "appends do touch files"
+            return
+    raise AssertionError("the steps do not end")
+
+
+# --- a step of the asynchronous path fails ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["leader", "follower"])
+def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(victim):
+    for step in range(1, STEPS_MAX):
+        group, leader, followers = three()
+        node = leader if victim == "leader" else followers[0]
+        files = group.files[str(node.node_id)]
+        files.fail_at = files.operations + step
+        for number in range(3):
+            group.append(leader, b"%d" % number)
+        if files.fail_at is not None:
+            assert step > 4, "appends do touch files"
+            return
+        assert [type(error) for error in node.failures] == [DiskFailedError]
+        assert all(not other.failures for other in group.nodes.values() if other is not node)
+        if victim == "follower":
+            assert not group.unknown, "two of three go on as if nothing had happened"
+        new = group.leader()
+        assert group.lost(new) == []
+        group.append(new, b"the other two go on")
+        assert [b"the other two go on"] in group.acknowledged.values()
+        group.power_loss(str(node.node_id))  # what a failed sync left in the page cache is not to be trusted
+        assert_nothing_lost(group)
+    raise AssertionError("the steps do not end")
+
+
+def test_after_a_failed_sync_a_node_acknowledges_and_writes_nothing_more():
+    group, leader, followers = three()
+    node = followers[0]
+    files = group.files[str(node.node_id)]
+    said = []
+    group.drop = lambda message: message.sender == node.node_id and said.append(message) is not None
+    while not node.failures:
+        files.fail_at = files.operations + 2
+        group.append(leader, b"x")
+    written, said[:] = len(files.log), []
+    for _ in range(5):
+        group.append(leader, b"more")
+        group.tick()
+    assert said == []
+    assert len(files.log) == written
+
+
+@pytest.mark.parametrize("kind", [AppendEntries, AppendEntriesResponse])
+def test_any_lost_message_costs_time_and_nothing_else(kind):
+    for victim in range(5):
+        group, leader, _ = three()
+        seen = []
+        # Both followers' copies of it, so that the majority has to wait for the repetition.
+        group.drop = lambda m, seen=seen, victim=victim: (
+            isinstance(m, kind) and (seen.append(m) or len(seen) - 1 in (victim, victim + 1))
+        )
+        for number in range(3):
+            group.append(leader, b"%d" % number, ticks=30)
+        assert len(seen) > victim
+        assert not group.unknown, victim
+        assert leader.replica.is_leader
+        assert_nothing_lost(group)
+
+
+def test_a_leader_cut_off_answers_with_an_unknown_outcome_never_with_success():
+    group, leader, followers = three()
+    group.drop = lambda message: leader.node_id in (message.sender, message.target)
+    group.append(leader, b"lost?")
+    assert group.unknown == 1
+    for _ in range(200):
+        group.tick()
+        if followers[0].replica.leader_ready or followers[1].replica.leader_ready:
+            break
+    new = next(node for node in followers if node.replica.leader_ready)
+    group.append(new, b"of the new leader")
+    assert [b"of the new leader"] in group.acknowledged.values()
+    assert_nothing_lost(group)
