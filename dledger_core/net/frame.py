@@ -15,7 +15,7 @@ import numpy as np
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.errors import ProtocolError
-from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Type
 
 __all__ = ["ARRAY_LENGTH_MAX", "LARGE_PAYLOAD_BYTES", "RECEIVE_BYTES", "Frame", "FrameDecoder", "encode_frame"]
 
@@ -25,6 +25,9 @@ RECEIVE_BYTES: Final = 128 << 10
 """Size of the receive buffer for everything else."""
 ARRAY_LENGTH_MAX: Final = 16_384
 """Bound on an array or map in a header; msgpack takes memory for the claimed length before it reads an element."""
+
+LARGE_TYPES: Final = frozenset({Type.APPEND, Type.READ_OK, Type.APPEND_ENTRIES, Type.RESET})
+"""Messages whose payload may be large; no memory is taken for what any other one claims."""
 
 _PREFIX = struct.Struct(">III")
 _PREFIX_BYTES = _PREFIX.size
@@ -202,6 +205,9 @@ class FrameDecoder:
             raise ProtocolError("a header does not match its CRC", "frame")
         header = _unpack_header(packed)
         if large:
+            if header["t"] not in LARGE_TYPES:
+                values = {"type": header["t"], "bytes": payload_bytes}
+                raise ProtocolError("a message of this type has no large payload", "frame", "", values)
             return self._start_large(header, begin + body, payload_bytes)
         self._begin = begin + needed
         if not payload_bytes:

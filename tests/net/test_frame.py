@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from dledger_core.checksum import crc32
 from dledger_core.errors import ProtocolError
-from dledger_core.net.frame import LARGE_PAYLOAD_BYTES, RECEIVE_BYTES, Frame, FrameDecoder, encode_frame
-from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HELLO_BYTES_MAX
+from dledger_core.net.frame import (
+    LARGE_PAYLOAD_BYTES,
+    LARGE_TYPES,
+    RECEIVE_BYTES,
+    Frame,
+    FrameDecoder,
+    encode_frame,
+)
+from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HELLO_BYTES_MAX, Type
 
 FRAMES = [
     ({"t": 10}, b""),
@@ -113,7 +120,7 @@ def test_malformed_input_is_a_protocol_error(data, complaint):
 
 
 def test_hello_bound_holds_until_it_is_raised():
-    data = joined([({"t": 1}, b"x" * (HELLO_BYTES_MAX + 1000))])
+    data = joined([({"t": 12}, b"x" * (HELLO_BYTES_MAX + 1000))])
     with pytest.raises(ProtocolError, match="bounds"):
         in_pieces(data, 1, HELLO_BYTES_MAX)
     decoder = FrameDecoder(HELLO_BYTES_MAX)
@@ -173,3 +180,17 @@ def test_damaged_frames_are_frames_or_a_protocol_error(flips):
         data[at % len(data)] ^= flip
     with contextlib.suppress(ProtocolError):
         in_pieces(bytes(data), 1 << 20)
+
+
+@pytest.mark.parametrize("number", [*(t for t in Type if t not in LARGE_TYPES), 0, 99])
+def test_only_messages_that_carry_bodies_may_claim_much_memory(number):
+    header = msgpack.packb({"t": int(number)})
+    claimed = struct.pack(">III", 8 + len(header) + (20 << 20), len(header), crc32(header)) + header
+    decoder = FrameDecoder(FRAME_BYTES_MAX)
+    tracemalloc.start()
+    decoder.receive_data(claimed)
+    with pytest.raises(ProtocolError, match="no large payload"):
+        decoder.next_frame()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20

@@ -23,7 +23,7 @@ class Recorder:
         self.frames.append(frame)
         self.changed.set()
         if self.echo:
-            connection.send({"t": frame.header["t"] + 1, "r": frame.header["r"]}, frame.payload)
+            connection.send({"t": 15, "r": frame.header["r"]}, frame.payload)
 
     def on_close(self, connection, error):
         self.closed.append(error)
