@@ -14,6 +14,7 @@ import numpy as np
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.errors import CorruptRecordError, ProtocolError
 from dledger_core.ids import Index, NodeId, Term
+from dledger_core.net.fields import INT64_MAX, bool_field, int_field, str_field
 from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
@@ -25,6 +26,8 @@ from dledger_core.raft.messages import (
     Message,
     RequestVote,
     RequestVoteResponse,
+    Reset,
+    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.record import HEADER_BYTES, Columns, Payload, Records
@@ -48,39 +51,9 @@ __all__ = [
 HEARTBEATS_MAX: Final = 1024
 """Heartbeats in one frame: even with the longest names of groups its header is well below its bound."""
 
-_INT64_MAX = (1 << 63) - 1
 _COUNT_MAX = 1 << 23
-
-
-def int_field(header: Mapping[str, Any], key: str, minimum: int = -1) -> int:
-    """Returns an integer field.
-
-    Raises:
-        ProtocolError: missing, of another kind, or below ``minimum``.
-    """
-    value = header.get(key)
-    if type(value) is not int or not minimum <= value <= _INT64_MAX:
-        raise ProtocolError(f"field {key!r} is not an integer in range", "header", "", {"value": repr(value)[:80]})
-    return value
-
-
-def str_field(header: Mapping[str, Any], key: str) -> str:
-    """Returns a string field.
-
-    Raises:
-        ProtocolError: missing or of another kind.
-    """
-    value = header.get(key)
-    if type(value) is not str:
-        raise ProtocolError(f"field {key!r} is not a string", "header", "", {"value": repr(value)[:80]})
-    return value
-
-
-def _bool_field(header: Mapping[str, Any], key: str, default: bool | None = None) -> bool:
-    value = header.get(key, default)
-    if type(value) is not bool:
-        raise ProtocolError(f"field {key!r} is not a boolean", "header", "", {"value": repr(value)[:80]})
-    return value
+RESET_BYTES_MAX: Final = 1 << 30
+"""What a reset may carry in all its pieces: the tables, of at most 100,000 producers."""
 
 
 # --- payloads -----------------------------------------------------------------------------------------------------
@@ -156,6 +129,12 @@ def message_to_frame(group: str, message: Message) -> list[Buffer]:
             header |= {"t": Type.VOTE_OK, "ok": message.granted, "pre": message.pre}
         case TimeoutNow():
             header["t"] = Type.TIMEOUT_NOW
+        case Reset():
+            header |= {"t": Type.RESET, "nr": message.number, "fi": message.first_index, "pt": message.previous_term}
+            header |= {"o": message.offset, "n": message.total, "k": crc32(message.data)}
+            return encode_frame(header, message.data)
+        case ResetResponse():
+            header |= {"t": Type.RESET_OK, "nr": message.number, "o": message.offset}
         case Heartbeat():
             return heartbeats_frames([(group, message)])
         case HeartbeatResponse():
@@ -258,13 +237,13 @@ def _vote(frame: Frame, ends: _Ends, term: Term) -> Message:
         term=term,
         last_index=Index(int_field(header, "li")),
         last_term=Term(int_field(header, "lt")),
-        pre=_bool_field(header, "pre"),
-        transfer=_bool_field(header, "x", default=False),
+        pre=bool_field(header, "pre"),
+        transfer=bool_field(header, "x", default=False),
     )
 
 
 def _vote_response(frame: Frame, ends: _Ends, term: Term) -> Message:
-    granted, pre = _bool_field(frame.header, "ok"), _bool_field(frame.header, "pre")
+    granted, pre = bool_field(frame.header, "ok"), bool_field(frame.header, "pre")
     return RequestVoteResponse(sender=ends[0], target=ends[1], term=term, granted=granted, pre=pre)
 
 
@@ -274,7 +253,7 @@ def _append_entries_response(frame: Frame, ends: _Ends, term: Term) -> Message:
         sender=ends[0],
         target=ends[1],
         term=term,
-        accepted=_bool_field(header, "ok"),
+        accepted=bool_field(header, "ok"),
         match_index=Index(int_field(header, "m")),
         hint_term=Term(int_field(header, "ht")),
         hint_first_index=Index(int_field(header, "hi")),
@@ -284,6 +263,29 @@ def _append_entries_response(frame: Frame, ends: _Ends, term: Term) -> Message:
 
 def _timeout_now(_frame: Frame, ends: _Ends, term: Term) -> Message:
     return TimeoutNow(sender=ends[0], target=ends[1], term=term)
+
+
+def _reset(frame: Frame, ends: _Ends, term: Term) -> Message:
+    header, data = frame.header, bytes(frame.payload)
+    total = int_field(header, "n", 0)
+    if crc32(data) != int_field(header, "k", 0) or total > RESET_BYTES_MAX:
+        raise ProtocolError("a reset is above its bound or does not match its CRC", "reset", "", {"total": total})
+    return Reset(
+        sender=ends[0],
+        target=ends[1],
+        term=term,
+        number=int_field(header, "nr", 0),
+        first_index=Index(int_field(header, "fi", 1)),
+        previous_term=Term(int_field(header, "pt")),
+        offset=int_field(header, "o", 0),
+        total=total,
+        data=data,
+    )
+
+
+def _reset_response(frame: Frame, ends: _Ends, term: Term) -> Message:
+    number, offset = int_field(frame.header, "nr", 0), int_field(frame.header, "o", 0)
+    return ResetResponse(sender=ends[0], target=ends[1], term=term, number=number, offset=offset)
 
 
 def _append_entries(frame: Frame, ends: _Ends, term: Term) -> Message:
@@ -338,7 +340,7 @@ def _rows(header: Mapping[str, Any], key: str, width: int) -> list[list[int]]:
         raise ProtocolError(f"field {key!r} is not a list", "header")
     for row in rows:
         well_formed = isinstance(row, list) and len(row) == width
-        if not (well_formed and all(type(v) is int and -1 <= v <= _INT64_MAX for v in row)):
+        if not (well_formed and all(type(v) is int and -1 <= v <= INT64_MAX for v in row)):
             raise ProtocolError(f"field {key!r} holds a malformed row", "header", "", {"row": repr(row)[:80]})
     return rows
 
@@ -376,4 +378,6 @@ _PARSERS: dict[int, Callable[[Frame, _Ends, Term], Message]] = {
     Type.APPEND_ENTRIES: _append_entries,
     Type.APPEND_ENTRIES_OK: _append_entries_response,
     Type.TIMEOUT_NOW: _timeout_now,
+    Type.RESET: _reset,
+    Type.RESET_OK: _reset_response,
 }

@@ -79,6 +79,9 @@ class Type(IntEnum):
     HEARTBEATS              s, to, h [[group, term, commit_index, round], ...] of all groups
     HEARTBEATS_OK           s, to, h [[group, term, round, last_index], ...]
     TIMEOUT_NOW             s, to, term
+    RESET                   s, to, term, nr number of the transfer, fi first_index, pt previous_term, o offset,
+                            n bytes in all, k CRC-32 of the payload [a piece of the transfer, or nothing: a question]
+    RESET_OK                s, to, term, nr, o bytes that have arrived (pieces are missing; else APPEND_ENTRIES_OK)
     ======================  =====================================================================================
     """
 
@@ -110,3 +113,5 @@ class Type(IntEnum):
     HEARTBEATS = 44
     HEARTBEATS_OK = 45
     TIMEOUT_NOW = 46
+    RESET = 47
+    RESET_OK = 48

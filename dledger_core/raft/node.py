@@ -159,6 +159,11 @@ class RawNode:
         return self._log.term_at(index) if index != NO_INDEX else None
 
     @property
+    def first_index(self) -> Index:
+        """The first entry held, or to come."""
+        return self._log.first_index
+
+    @property
     def durable_index(self) -> Index:
         """The last entry that is durable here and not waiting to be cut."""
         return self._log.durable_index

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from dledger_core.ids import Index
 from dledger_core.raft import Batch, HardState, Ready
+from dledger_core.server.reset import NewLog
+from dledger_core.storage.prefix import LogStart
 
 if TYPE_CHECKING:
     from dledger_core.storage import CommitLog
@@ -100,27 +102,35 @@ class DiskWriter:
 
 def persist(log: CommitLog, readys: list[Ready]) -> None:
     """Makes consecutive Readys durable, with as few syncs as possible."""
-    for hard_state, truncate_from, batches in _merge(readys):
-        log.persist(hard_state, truncate_from, batches)
+    for hard_state, truncate_from, batches, reset in _merge(readys):
+        log.persist(hard_state, truncate_from, batches, reset)
 
 
-_Write = tuple[HardState | None, Index | None, Sequence[Batch]]
+_Write = tuple[HardState | None, Index | None, Sequence[Batch], LogStart | None]
 
 
 def _merge(readys: list[Ready]) -> list[_Write]:
-    """Joins Readys into as few writes as possible; a truncation starts a new one.
+    """Joins Readys into as few writes as possible; a truncation or a new start begins a new one.
 
     A later hard state may become durable before earlier batches: no message that depends on either leaves before
     both are.
     """
-    writes: list[tuple[HardState | None, Index | None, list[Batch]]] = []
+    writes: list[tuple[HardState | None, Index | None, list[Batch], LogStart | None]] = []
     for ready in readys:
         if not ready.must_persist:
             continue
-        if not writes or ready.truncate_from is not None:
-            writes.append((ready.hard_state, ready.truncate_from, list(ready.batches)))
+        if not writes or ready.truncate_from is not None or ready.new_start is not None:
+            writes.append((ready.hard_state, ready.truncate_from, list(ready.batches), _start_of(ready)))
             continue
-        hard_state, truncate_from, batches = writes[-1]
+        hard_state, truncate_from, batches, reset = writes[-1]
         batches.extend(ready.batches)
-        writes[-1] = (ready.hard_state or hard_state, truncate_from, batches)
+        writes[-1] = (ready.hard_state or hard_state, truncate_from, batches, reset)
     return list(writes)
+
+
+def _start_of(ready: Ready) -> LogStart | None:
+    if ready.new_start is None:
+        return None
+    new_log = ready.new_start.payload
+    assert isinstance(new_log, NewLog)
+    return new_log.start

@@ -8,38 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import uuid
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from dledger_core import control
 from dledger_core.config import RaftConfig
-from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError, invariant
+from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError
 from dledger_core.ids import Index, NodeId
-from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, SoftState
-from dledger_core.record import BATCH_END, HEADER_BYTES, MAGIC_CONTROL, TIME_MASK, Payload
+from dledger_core.raft import Batch, Configuration, Message, NewStart, RawNode, Ready, Role, SoftState
+from dledger_core.record import HEADER_BYTES, Payload
+from dledger_core.server.controls import Controls
 from dledger_core.server.environment import Environment, event_loop_environment
+from dledger_core.server.reset import NewLog, Resets, without_deleted
 from dledger_core.server.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
+from dledger_core.storage.prefix import TablesSnapshot
+from dledger_core.storage.tables import LogTables
 
 __all__ = ["Replica"]
 
 _LOG = logging.getLogger(__name__)
-_HEADER = struct.Struct(">iiqqqQIi")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Control:
-    """A control entry that is staged and waits for its commit."""
-
-    index: Index
-    time_ms: int
-    body: bytes
 
 
 class Replica:
@@ -71,11 +62,10 @@ class Replica:
         self.group = group
         self.node_id = node_id
         self.log = log
-        self.tables = log.load_tables()
         self._send = send
         self._on_failed = on_failed
         self._environment = environment = environment or event_loop_environment()
-        self._controls: deque[_Control] = deque()
+        self._controls = Controls(log)
         self._scheduled = False
         self._failed = False
         self._closing = False
@@ -88,7 +78,6 @@ class Replica:
         self.before_ready: list[Callable[[], None]] = []
         self.on_commit: list[Callable[[Index], None]] = []
         self.on_role: list[Callable[[SoftState], None]] = []
-        self._load_controls()
         self._leading_from: Index | None = None
         self.raft = RawNode(
             node_id=node_id,
@@ -99,16 +88,16 @@ class Replica:
             commit_index=log.commit_index,
             random=environment.random,
             noop_payload=self._noop_payload,
+            reset_payloads=Resets(log, lambda: self.tables),
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
         self._apply_controls(self.commit_index)
 
-    def _load_controls(self) -> None:
-        start, end = Index(max(self.tables.applied_index + 1, self.log.first_index())), self.log.last_index() + 1
-        for index, time_ms, magic, body in self.log.control_entries(start, Index(end)):
-            if magic == MAGIC_CONTROL:
-                self._controls.append(_Control(index, time_ms, body))
+    @property
+    def tables(self) -> LogTables:
+        """Producers, transactions and the log's uuid, of what is committed."""
+        return self._controls.tables
 
     @property
     def log_uuid(self) -> str | None:
@@ -139,6 +128,7 @@ class Replica:
     def step(self, message: Message) -> None:
         """A message from a peer; raises ProtocolError if it is malformed, which concerns its connection only."""
         refused: list[ProtocolError] = []
+        message = without_deleted(message, self.raft.first_index)
 
         def take() -> None:
             try:
@@ -217,14 +207,15 @@ class Replica:
             self._handle(self.raft.ready())
 
     def _handle(self, ready: Ready) -> None:
+        if ready.new_start is not None:
+            self._begin_anew(ready.new_start)
         if ready.truncate_from is not None:
             self.log.stage_truncate(ready.truncate_from)
-            while self._controls and self._controls[-1].index >= ready.truncate_from:
-                self._controls.pop()
+            self._controls.truncate(ready.truncate_from)
         now_ms = self._environment.now_ms()
         for batch in ready.batches:
             self.log.stage(batch, now_ms)
-            self._note_control(batch)
+            self._controls.note(batch)
         for message in ready.messages:
             self._send(self.group, message)
         if ready.must_persist or self._disk.busy:
@@ -240,6 +231,21 @@ class Replica:
             if reply is not None:
                 reply(read.index)
 
+    def _begin_anew(self, new_start: NewStart) -> None:
+        """Follows a leader that deleted what this replica lacks; until the disk has too, old entries stay readable."""
+        new_log = new_start.payload
+        assert isinstance(new_log, NewLog)
+        _LOG.warning(
+            "group %s: %s begins anew at index %d, because its leader has deleted what it needs",
+            self.group,
+            self.node_id,
+            new_start.first_index,
+        )
+        self.log.stage_reset(new_log.start)
+        self._controls.restart(new_log.tables)
+        self._tables_saved_at = 0
+        self._committed(Index(new_start.first_index - 1))
+
     def _persisted(self, readys: list[Ready]) -> None:
         for ready in readys:
             self._guard(lambda ready=ready: self._finish(ready))  # type: ignore[misc]
@@ -250,17 +256,6 @@ class Replica:
             self._send(self.group, message)
         self.raft.advance(ready.number)
 
-    def _note_control(self, batch: Batch) -> None:
-        payload = batch.payload
-        invariant(isinstance(payload, Payload) and payload.records is not None, "a staged batch has no records")
-        assert isinstance(payload, Payload)
-        assert payload.records is not None
-        view = memoryview(payload.records.data)
-        magic, size, index, _, _, mark, _, _ = _HEADER.unpack_from(view)
-        if magic == MAGIC_CONTROL:
-            time_ms = (mark & ~BATCH_END) & TIME_MASK
-            self._controls.append(_Control(Index(index), time_ms, bytes(view[HEADER_BYTES:size])))
-
     def _committed(self, commit_index: Index) -> None:
         self.commit_index = commit_index
         self._apply_controls(commit_index)
@@ -269,9 +264,7 @@ class Replica:
         self._progress.wake()
 
     def _apply_controls(self, commit_index: Index) -> None:
-        while self._controls and self._controls[0].index <= commit_index:
-            entry = self._controls.popleft()
-            self.tables.apply(entry.index, entry.time_ms, entry.body)
+        self._controls.apply(commit_index)
         if self.tables.log_uuid is not None and not self._uuid_recorded:
             self._uuid_recorded = True
             self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
@@ -356,12 +349,28 @@ class Replica:
         """Drops a question, answered or not."""
         self._reads.pop(number, None)
 
+    def delete_prefix(self, index: Index) -> None:
+        """Queues the deletion of whole segments before ``index``, the first entry of one; nothing uncommitted goes.
+
+        The core knows first: it must not ask for what is about to go.
+        """
+        safe = min(index, self.readable_end)
+        if safe == index and self.log.first_index() < index:
+            tables = TablesSnapshot.of(self.tables)
+            self._guard(lambda: self.raft.compact(index))
+            commit_index = self.commit_index
+
+            def delete() -> None:
+                self.log.delete_prefix(index, tables, commit_index)
+
+            self._disk.run(delete)
+
     def save_checkpoint(self) -> None:
         """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes
-            self._disk.run(partial(self.log.save_tables, self.tables.snapshot()))
+            self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))
 
     async def close(self) -> None:
         """Writes what is queued and closes the store; after a failure nothing is written any more."""
@@ -374,6 +383,6 @@ class Replica:
         self._disk.close()
         try:
             if self.log.failure is None:
-                self.log.save_tables(self.tables.snapshot())
+                self.log.save_tables(TablesSnapshot.of(self.tables))
         finally:
             self.log.close(self.commit_index)

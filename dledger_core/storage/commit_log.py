@@ -147,10 +147,14 @@ class CommitLog(DurableLog):
         tables, self._tables = self._tables, None
         return tables if tables is not None else load_tables(self._files, self._layout, self._meta)
 
-    def save_tables(self, snapshot: bytes) -> None:
-        """Keeps a snapshot of the tables; called by the writer thread. A lost one only makes the next start longer."""
+    def save_tables(self, snapshot: TablesSnapshot) -> None:
+        """Keeps a snapshot of the tables; called by the writer thread. A lost one only makes the next start longer.
+
+        One of before the log began anew comes too late, and is dropped.
+        """
         with self._writing():
-            self._files.replace(self._layout.tables, snapshot)
+            if snapshot.applied_index >= (self._meta.tables_index or NO_INDEX):
+                self._files.replace(self._layout.tables, snapshot.data)
 
     def check_payload(self, payload: Payload) -> None:
         """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""

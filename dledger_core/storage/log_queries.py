@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +18,7 @@ from dledger_core.record import HEADER_BYTES, MAGIC_DATA, TIME_MASK, Payload, Re
 from dledger_core.storage.record_reader import HEADER_STRUCT, RecordReader
 from dledger_core.storage.recovery import batch_ends
 
-__all__ = ["control_entries", "index_at_time", "prefix_before", "read_batches"]
+__all__ = ["SegmentFacts", "control_entries", "index_at_time", "prefix_before", "read_batches", "segment_facts"]
 
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
@@ -86,6 +88,32 @@ def prefix_before(reader: RecordReader, index: int) -> tuple[int, int, int] | No
         if head is not None and head[2] <= index:
             return base, head[2], reader.term_at(head[2] - 1)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One data file.
+
+    Attributes:
+        first_index: its first entry.
+        last_time_ms: append time of its last entry; 0 if unknown (Java wrote it).
+        nbytes: its size.
+    """
+
+    first_index: Index
+    last_time_ms: int
+    nbytes: int
+
+
+def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
+    """Returns what is known of each data file that holds entries below ``end``, in order."""
+    heads = [head[2] for base in reader.data.bases if (head := reader.header_at(base)) is not None and head[2] < end]
+    facts = []
+    for first, stop in pairwise([*heads, end]):
+        last = reader.header_at(int(reader.index.read(stop - 1, stop)[0]["position"]))
+        time_ms = last[5] & TIME_MASK if last is not None and last[2] == stop - 1 else 0
+        facts.append(SegmentFacts(Index(first), time_ms, reader.data.segment_bytes))
+    return facts
 
 
 def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:

@@ -20,6 +20,8 @@ from dledger_core.raft.messages import (
     HeartbeatResponse,
     RequestVote,
     RequestVoteResponse,
+    Reset,
+    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.record import Columns, Payload, encode
@@ -53,6 +55,18 @@ SMALL_MESSAGES = st.one_of(
     st.builds(Heartbeat, **ends, term=terms, commit_index=indexes, round=rounds),
     st.builds(HeartbeatResponse, **ends, term=terms, round=rounds, last_index=indexes),
     st.builds(TimeoutNow, **ends, term=terms),
+    st.builds(
+        Reset,
+        **ends,
+        term=terms,
+        number=rounds,
+        first_index=st.integers(1, 1 << 62),
+        previous_term=terms,
+        offset=rounds,
+        total=st.integers(0, codec.RESET_BYTES_MAX),
+        data=st.binary(max_size=50),
+    ),
+    st.builds(ResetResponse, **ends, term=terms, number=rounds, offset=rounds),
 )
 
 
@@ -258,6 +272,19 @@ def test_lengths_whose_sum_wraps_are_refused():
         codec.parse_columns(payload, 2)
     with pytest.raises(ProtocolError, match="add up"):
         codec.parse_records(struct.pack("<II", 0xFFFFFFFF, 49) + bytes(48), 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"k": 1}, {"n": codec.RESET_BYTES_MAX + 1}, {"n": -1}, {"fi": 0}, {"o": -1}, {"o": None}, {"nr": "1"}, {"pt": -2}],
+)
+def test_a_malformed_piece_of_a_reset_is_refused(changes):
+    message = Reset(
+        sender="n0", target="n1", term=3, number=1, first_index=5, previous_term=2, offset=0, total=3, data=b"abc"
+    )
+    frame = received(codec.message_to_frame("g", message))
+    with pytest.raises(ProtocolError):
+        codec.frame_to_message(Frame(frame.header | changes, frame.payload))
 
 
 def test_crc_of_the_payload_covers_sizes_and_records():

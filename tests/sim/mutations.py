@@ -210,9 +210,9 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "",
     ),
     "a cut leaves control entries behind": (
-        "server/replica.py",
-        "                self._controls.pop()\n",
-        "                break\n",
+        "server/controls.py",
+        "            self._waiting.pop()\n",
+        "            break\n",
     ),
     "lost leadership leaves appends waiting": (
         "server/appends.py",

@@ -18,7 +18,7 @@ from dledger_core.storage.prefix import LogStart, TablesSnapshot
 from dledger_core.storage.segments import segment_name
 from dledger_core.storage.tables import LogTables
 from tests.support.faulty_files import Crash, FaultyFiles
-from tests.support.logs import STORE, append, make_batch, open_log, read_all
+from tests.support.logs import NO_TABLES, STORE, append, make_batch, open_log, read_all
 
 TABLES, LOG_META = STORE / "meta" / "tables", STORE / "meta" / "log.json"
 VOTE = HardState(Term(2), NodeId("n0"))
@@ -114,7 +114,7 @@ def test_a_hole_that_a_deletion_left_is_what_it_deleted() -> None:
 def test_without_its_tables_a_log_whose_beginning_is_gone_is_corrupt(damage: str) -> None:
     files, tables = filled()
     log = open_log(files)
-    log.save_tables(LogTables().snapshot())
+    log.save_tables(NO_TABLES)
     old = files.read(TABLES)
     assert old is not None
     log.delete_prefix(head_of(log, 8192), TablesSnapshot.of(tables), ENTRIES - 1)
@@ -135,7 +135,7 @@ def test_without_its_tables_a_log_whose_beginning_is_gone_is_corrupt(damage: str
 def test_a_whole_log_needs_no_tables() -> None:
     files, tables = filled()
     log = open_log(files)
-    log.save_tables(TablesSnapshot.of(tables).data)
+    log.save_tables(TablesSnapshot.of(tables))
     log.close()
     files.content(TABLES)[20] ^= 1
     assert tables_of(open_log(files)).snapshot() == tables.snapshot()
@@ -222,6 +222,8 @@ def test_what_follows_a_new_start_goes_with_it() -> None:
     assert log.last_index() == reader_end
     log.persist(None, None, [batch], start)
     assert (log.first_index(), log.last_index()) == (1000, 1199)
+    log.save_tables(TablesSnapshot.of(tables))  # queued before, and late
+    assert files.read(TABLES) == start.tables.data
     with pytest.raises(IndexOutOfRangeError):
         log.read(reader_end, reader_end + 1, 100)
     log.close(1199)

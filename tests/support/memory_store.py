@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
@@ -16,11 +17,18 @@ WriteOp: TypeAlias = HardState | NewStart | Index | Batch
 class MemoryStore:
     """Implements ``LogStore``; ``apply`` is the disk's write, whole Readys or a part of one in order."""
 
-    def __init__(self, batches: Iterable[Batch] = (), *, hard_state: HardState | None = None) -> None:
+    def __init__(
+        self,
+        batches: Iterable[Batch] = (),
+        *,
+        hard_state: HardState | None = None,
+        first_index: int = 0,
+        prev_term: Term = NO_TERM,
+    ) -> None:
         self.batches: list[Batch] = []
         self._firsts: list[int] = []
-        self._first_index = Index(0)
-        self._prev_term = NO_TERM
+        self._first_index = Index(first_index)
+        self._prev_term = prev_term
         self.hard_state = hard_state or HardState(Term(0), None)
         self.reads = 0
         for batch in batches:
@@ -105,6 +113,21 @@ class MemoryStore:
             del self._firsts[:kept]
             self._first_index = self.batches[0].first_index
         return self._first_index
+
+    def delete_before(self, first_index: Index) -> None:
+        """Deletes all entries before ``first_index``; of a batch with a part for each entry the rest stays."""
+        if first_index <= self._first_index:
+            return
+        prev_term = self.term_at(Index(first_index - 1))
+        kept = [batch for batch in self.batches if batch.last_index >= first_index]
+        if kept and kept[0].first_index < first_index:
+            gone = first_index - kept[0].first_index
+            parts = kept[0].payload
+            assert isinstance(parts, tuple)
+            kept[0] = replace(kept[0], first_index=first_index, count=kept[0].count - gone, payload=parts[gone:])
+        self.restart(first_index, prev_term)
+        for batch in kept:
+            self._append(batch)
 
     def _append(self, batch: Batch) -> None:
         assert batch.first_index == self.last_index() + 1, "a gap on disk"

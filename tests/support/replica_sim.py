@@ -28,7 +28,9 @@ from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
 from dledger_core.raft import AppendEntries, Message, Ready, Role
+from dledger_core.record import HEADER_BYTES
 from dledger_core.server.appends import Appended
+from dledger_core.storage import CommitLog
 from tests.support.checkers import SafetyChecker, check
 from tests.support.cluster_sim import LivenessError
 from tests.support.network import PARTITIONS, Network, NetworkFaults
@@ -58,6 +60,7 @@ class WholeMix:
     client_pause: int
     raft: RaftConfig
     storage: StorageConfig
+    retention: float
 
 
 def draw_whole_mix(source: random.Random) -> WholeMix:
@@ -93,11 +96,12 @@ def draw_whole_mix(source: random.Random) -> WholeMix:
             recent_bytes_max=source.choice((0, 4000, 1 << 20)),
         ),
         storage=StorageConfig(
-            data_segment_bytes=source.choice((4096, 16_384, 1 << 17)),
+            data_segment_bytes=source.choice((4096, 4096, 16_384, 1 << 17)),
             index_segment_bytes=source.choice((640, 4096)),
             zero_ahead_bytes=0,
             unsynced_bytes_max=source.choice((4096, 1 << 20)),
         ),
+        retention=sometimes(0.6),
     )
 
 
@@ -120,6 +124,7 @@ class ReplicaSim:
         self.history = History()
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
         self._tables: dict[Index, int] = {}
+        self.deleted: dict[int, tuple[int, bytes]] = {}
         self._turn_delay = self.source.choice((0, 0, 1, 5))
 
     def run(self) -> Counter[str]:
@@ -206,6 +211,9 @@ class ReplicaSim:
         """A member has handled a Ready."""
         self.counters["readys"] += 1
         self.counters["cuts"] += ready.truncate_from is not None
+        if ready.new_start is not None:
+            self.counters["resets"] += 1
+            self._crash_soon(member)
         self.checker.on_ready(member, ready)  # type: ignore[arg-type]
         if ready.committed is not None and self.chance(0.1):
             self._compare_tables(member)
@@ -217,7 +225,8 @@ class ReplicaSim:
     def on_down(self, member: SimMember) -> None:
         """A member's process is gone; it comes back."""
         life = member.life
-        delay = self.source.randrange(1, 300) if self.faults_on else 1
+        away = 1500 if self.chance(self.mix.retention) else 300  # so long that others may delete what it needs
+        delay = self.source.randrange(1, away) if self.faults_on else 1
         self.time.after(delay, lambda: self._start(member) if not member.up and member.life == life else None)
 
     def on_failed(self, member: SimMember, error: BaseException) -> None:
@@ -233,6 +242,21 @@ class ReplicaSim:
         found = crc32(tables.snapshot())
         known = self._tables.setdefault(tables.applied_index, found)
         check(found == known, "tables differ at the same index", member.node_id, tables.applied_index)
+
+    def keep(self, log: CommitLog, end: int) -> None:
+        """Remembers entries that a member is about to delete, magic and body, for the judgement in the end."""
+        self.counters["deletions"] += 1
+        at = log.first_index()
+        while at < end:
+            records = log.read(at, end, 1 << 20)
+            data = memoryview(records.data)
+            for row in range(records.count):
+                start = int(records.starts[row])
+                body = bytes(data[start + HEADER_BYTES : start + int(records.sizes[row])])
+                entry = (int(records.headers["magic"][row]), body)
+                known = self.deleted.setdefault(at + row, entry)
+                check(known == entry, "two nodes delete different entries", at + row, known, entry)
+            at = Index(at + records.count)
 
     # Members.
 
@@ -274,6 +298,8 @@ class ReplicaSim:
         if not alive:
             return
         member, other = source.choice(alive), source.choice(tuple(self.members))
+        if self.chance(mix.retention):
+            self._delete_some(member)
         draw = source.random()
         if draw < 0.03:
             self.counters["stalls"] += 1
@@ -287,6 +313,20 @@ class ReplicaSim:
             member.clock_offset += source.choice((-3_600_000, -500, 500, 3_600_000))
         elif draw < 0.15 + mix.disk_error and member.files.fail_at is None:
             member.files.fail_at = member.files.operations + source.randrange(1, 30)
+
+    def _delete_some(self, member: SimMember) -> None:
+        """Deletes as much as retention ever might, whoever still needs it."""
+        end = min(member.replica.visible_end, member.replica.readable_end)
+        heads = [facts.first_index for facts in member.log.segment_facts() if facts.first_index <= end]
+        if len(heads) > 1:
+            index = self.source.choice((heads[-1], self.source.choice(heads[1:])))
+            member.input(lambda: member.replica.delete_prefix(index))
+            self._crash_soon(member)
+
+    def _crash_soon(self, member: SimMember) -> None:
+        """Perhaps lets a member die in the middle of what it is about to do to its files."""
+        if self.faults_on and member.up and self.chance(self.mix.write_crash):
+            member.files.crash_at = member.files.operations + self.source.randrange(1, 24)
 
     def _transfer(self, member: SimMember, target: NodeId) -> None:
         if member.replica.is_leader:
@@ -351,7 +391,7 @@ class ReplicaSim:
         self.checker.check_disks()
         for member in self.members.values():
             self._compare_tables(member)
-        check_history(self.history, next(iter(self.members.values())))
+        check_history(self.history, next(iter(self.members.values())), self.deleted)
         self.counters["operations"] = len(self.history.operations)
         self.counters["acknowledged"] = sum(isinstance(o.outcome, Appended) for o in self.history.operations)
         damaged = [m.node_id for m in self.members.values() if isinstance(m.log.failure, CorruptRecordError)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dledger_core.errors import DLedgerError
-from dledger_core.record import MAGIC_DATA
+from dledger_core.record import HEADER_BYTES, MAGIC_DATA
 from dledger_core.server.appends import Appended
 from tests.support.checkers import check
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from tests.support.sim_member import SimMember
 
 
-def check_history(history: History, member: SimMember) -> None:
-    """Judges all operations by one replica's committed log, which must hold everything."""
-    found = _ranges(member)
+def check_history(history: History, member: SimMember, deleted: Mapping[int, tuple[int, bytes]]) -> None:
+    """Judges all operations by one replica's committed log, and by what was deleted before its first entry."""
+    found = _ranges(member, deleted)
     for operation in history.operations:
         _check_operation(operation, found.get(operation.number, []))
     stray = found.keys() - {operation.number for operation in history.operations}
@@ -28,28 +29,37 @@ def check_history(history: History, member: SimMember) -> None:
     _check_transactions(history, member, found)
 
 
-def _ranges(member: SimMember) -> dict[int, list[tuple[int, int]]]:
-    """Returns where each operation's bodies lie: lists of [first, last]; a body out of order breaks its range."""
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+def _entries(member: SimMember, deleted: Mapping[int, tuple[int, bytes]]) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (index, magic, body) of all that was ever committed."""
     log = member.log
     at, end = log.first_index(), member.replica.readable_end
-    expected = (-1, 0)
+    for index in range(at):
+        check(index in deleted, "an entry is gone that nobody deleted", index, at)
+        yield index, *deleted[index]
     while at < end:
         records = log.read(at, end, 1 << 20)
-        bodies = memoryview(records.data)
+        data = memoryview(records.data)
         for row in range(records.count):
-            if int(records.headers["magic"][row]) == MAGIC_DATA:
-                start = int(records.starts[row])
-                body = bytes(bodies[start + 48 : start + int(records.sizes[row])])
-                number, part = (int(piece) for piece in body.split(b"/", 2)[:2])
-                if (number, part) == expected and found[number]:
-                    found[number][-1] = (found[number][-1][0], at + row)
-                else:
-                    found[number].append((at + row, at + row))
-                expected = (number, part + 1)
-            else:
-                expected = (-1, 0)
+            start = int(records.starts[row])
+            body = bytes(data[start + HEADER_BYTES : start + int(records.sizes[row])])
+            yield at + row, int(records.headers["magic"][row]), body
         at = type(at)(at + records.count)
+
+
+def _ranges(member: SimMember, deleted: Mapping[int, tuple[int, bytes]]) -> dict[int, list[tuple[int, int]]]:
+    """Returns where each operation's bodies lie: lists of [first, last]; a body out of order breaks its range."""
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    expected = (-1, 0)
+    for index, magic, body in _entries(member, deleted):
+        if magic != MAGIC_DATA:
+            expected = (-1, 0)
+            continue
+        number, part = (int(piece) for piece in body.split(b"/", 2)[:2])
+        if (number, part) == expected and found[number]:
+            found[number][-1] = (found[number][-1][0], index)
+        else:
+            found[number].append((index, index))
+        expected = (number, part + 1)
     return found
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dledger_core.checksum import crc32
 from dledger_core.errors import DLedgerError
-from dledger_core.ids import Index, NodeId
-from dledger_core.raft import Batch, Configuration, HardState, Ready, Status
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft import Batch, Configuration, HardState, NewStart, Ready, Status
 from dledger_core.record import Payload
 from dledger_core.server.appends import Appends
 from dledger_core.server.budget import Budget
@@ -25,6 +26,7 @@ from dledger_core.server.disk import persist
 from dledger_core.server.environment import Environment
 from dledger_core.server.replica import Replica
 from dledger_core.storage import CommitLog
+from dledger_core.storage.prefix import LogStart, TablesSnapshot
 from tests.support.checkers import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.memory_store import MemoryStore
@@ -36,16 +38,19 @@ GROUP = "g"
 INFLIGHT_BYTES_MAX = 20_000
 
 
-def fingerprint(batch: Batch) -> str:
-    """Identifies the bytes of a placed batch."""
+def fingerprint(batch: Batch) -> tuple[int, ...]:
+    """Identifies the bytes of a placed batch, entry by entry."""
     assert isinstance(batch.payload, Payload)
-    assert batch.payload.records is not None
-    return f"{batch.payload.records.count}:{crc32(batch.payload.records.data):08x}"
+    records = batch.payload.records
+    assert records is not None
+    data = memoryview(records.data)
+    ends = [*accumulate(records.sizes.tolist(), initial=0)]
+    return tuple(crc32(data[start:stop]) for start, stop in pairwise(ends))
 
 
 def shadow_of(batch: Batch) -> Batch:
     """Returns the batch with its fingerprint in the place of its bytes."""
-    return replace(batch, payload=fingerprint(batch))
+    return replace(batch, payload=fingerprint(batch), nbytes=0)
 
 
 class WatchedLog(CommitLog):
@@ -61,14 +66,49 @@ class WatchedLog(CommitLog):
         super().stage_truncate(index)
         self.member.staged.write(Index(index))
 
-    def persist(self, hard_state: HardState | None, truncate_from: Index | None, batches: Sequence[Batch]) -> None:
+    def stage_reset(self, start: LogStart) -> None:
+        super().stage_reset(start)
+        self.member.staged.write(_new_start(start))
+
+    def persist(
+        self,
+        hard_state: HardState | None,
+        truncate_from: Index | None,
+        batches: Sequence[Batch],
+        reset: LogStart | None = None,
+    ) -> None:
         member = self.member
-        member.writing = (hard_state, truncate_from, batches)
-        super().persist(hard_state, truncate_from, batches)
-        member.writing = None
-        for write in (hard_state, truncate_from, *map(shadow_of, batches)):
+        member.writing = Writing(hard_state, reset, truncate_from, batches)
+        super().persist(hard_state, truncate_from, batches, reset)
+        member.writing = Writing()
+        new_start = _new_start(reset) if reset is not None else None
+        for write in (hard_state, new_start, truncate_from, *map(shadow_of, batches)):
             if write is not None:
                 member.disk.write(write)
+
+    def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+        member = self.member
+        member.sim.keep(self, index)
+        member.writing = Writing(deleted_to=index)
+        first_index = super().delete_prefix(index, tables, commit_index)
+        member.writing = Writing()
+        member.disk.delete_before(first_index)
+        return first_index
+
+
+def _new_start(start: LogStart) -> NewStart:
+    return NewStart(start.first_index, start.previous_term, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What a member's disk is doing, so that a crash leaves any of it done or not."""
+
+    hard_state: HardState | None = None
+    reset: LogStart | None = None
+    cut: Index | None = None
+    batches: Sequence[Batch] = ()
+    deleted_to: int = 0
 
 
 class SimDisk:
@@ -154,6 +194,11 @@ class SimReplica(Replica):
 
     member: SimMember
 
+    def delete_prefix(self, index: Index) -> None:
+        super().delete_prefix(index)
+        if not self._failed:
+            self.member.staged.delete_before(self.raft.status().first_index)
+
     def _handle(self, ready: Ready) -> None:
         member = self.member
         super()._handle(ready)
@@ -170,7 +215,7 @@ class SimMember:
         self.files = FaultyFiles(seed)
         self.disk = MemoryStore()
         self.staged = MemoryStore()
-        self.writing: tuple[HardState | None, Index | None, Sequence[Batch]] | None = None
+        self.writing = Writing()
         self.clock_offset = 0
         self.life = 0
         self.stalled_until = 0
@@ -238,9 +283,11 @@ class SimMember:
             for batch in log.read_batches(at, 1 << 20):
                 found.append(shadow_of(batch))
                 at = Index(batch.last_index + 1)
-        hard_state, cut, unsure = self.writing or (None, None, ())
+        writing, first_index = self.writing, log.first_index()
+        hard_state, cut, unsure = writing.hard_state, writing.cut, writing.batches
         allowed = {before.hard_state} | ({hard_state} if hard_state is not None else set())
         check(log.hard_state in allowed, "a hard state was lost or invented", self.node_id, log.hard_state, allowed)
+        prev_term = self._compare_start(first_index)
         kept = [b for b in before.batches if cut is None or b.first_index < cut]
         check(found[: len(kept)] == kept, "the log lost what was durable", self.node_id, found, kept)
         rest = found[len(kept) :]
@@ -248,8 +295,19 @@ class SimMember:
         new = list(map(shadow_of, unsure))
         known = rest == cut_away[: len(rest)] or rest == new[: len(rest)]
         check(known, "the log holds what was never written", self.node_id, rest, cut_away, new)
-        self.writing = None
-        self.disk = MemoryStore(found, hard_state=log.hard_state)
+        self.writing = Writing()
+        self.disk = MemoryStore(found, hard_state=log.hard_state, first_index=first_index, prev_term=prev_term)
+
+    def _compare_start(self, first_index: Index) -> Term:
+        """Holds the log's beginning against the shadow, which begins there afterwards; returns the term before."""
+        before, reset = self.disk, self.writing.reset
+        if reset is not None and first_index == reset.first_index:
+            self.sim.counters["resets survived"] += 1
+            before.write(_new_start(reset))
+        known = before.first_index() <= first_index <= max(before.first_index(), self.writing.deleted_to)
+        check(known, "the log begins elsewhere", self.node_id, before.first_index(), first_index, self.writing)
+        before.delete_before(first_index)
+        return before.term_at(Index(first_index - 1))
 
     def die(self, how: str, *, power: bool | None = None) -> None:
         """Ends the process; with ``power`` the machine too, so that unsynced writes survive in any subset."""
