@@ -1,4 +1,8 @@
-"""``meta/log.json``: what a log is, fixed when it is made. The first file a new store gets, replaced atomically."""
+"""``meta/log.json``: what a log is, fixed when it is made. The first file a new store gets, replaced atomically.
+
+It carries a CRC, so that a damaged name of a field is not taken for a field that is left out. Whoever changes the file
+by hand removes the line ``crc32``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal
 
+from dledger_core.checksum import crc32
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.storage.files import Files
@@ -16,6 +21,7 @@ __all__ = ["FORMAT_VERSION", "LogMeta", "load_log_meta", "save_log_meta"]
 
 FORMAT_VERSION: Final = 1
 
+_CRC: Final = "crc32"
 _REQUIRED: Final = ("format_version", "profile", "group", "node_id", "data_segment_bytes", "index_segment_bytes")
 _NUMBERS: Final = (
     "format_version",
@@ -108,7 +114,14 @@ def _parse(found: Any, path: Path) -> LogMeta:
         meta.effective(StorageConfig())
     except ConfigError as error:
         raise TypeError(f"{error.where} {error.what}") from None
+    if found.get(_CRC, _crc(found)) != _crc(found):
+        raise TypeError(f"it does not match its {_CRC}")
     return meta
+
+
+def _crc(found: dict[str, Any]) -> int:
+    """Returns the CRC-32 over everything else, in an order of its own: the file may be laid out by hand."""
+    return crc32(json.dumps({key: found[key] for key in sorted(found) if key != _CRC}).encode())
 
 
 def load_log_meta(files: Files, path: Path) -> LogMeta | None:
@@ -132,4 +145,5 @@ def load_log_meta(files: Files, path: Path) -> LogMeta | None:
 
 def save_log_meta(files: Files, path: Path, meta: LogMeta) -> None:
     """Replaces ``meta/log.json``, atomically and durably."""
-    files.replace(path, (json.dumps(asdict(meta), indent=2) + "\n").encode())
+    made = asdict(meta)
+    files.replace(path, (json.dumps(made | {_CRC: _crc(made)}, indent=2) + "\n").encode())

@@ -244,6 +244,22 @@ def test_a_wrong_value_in_the_identity_is_named(store: Store, name: str, value: 
         assert caught.value.where == str(path)
 
 
+def test_every_damaged_byte_of_the_identity_is_noticed(store: Store) -> None:
+    path = store.path / IDENTITY
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        try:
+            found = open_store(store.path)
+        except StoreMismatchError as error:
+            assert error.where == str(path)
+        else:  # the name of the CRC itself is what was hit
+            assert "crc32" not in json.loads(damaged)
+            assert (found.first_index, found.last_index) == (0, 59)
+
+
 @pytest.mark.parametrize(
     "text",
     [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, None],
