@@ -59,6 +59,20 @@ def test_every_promise_names_tests_that_exist() -> None:
             assert function in {node.name for node in body if isinstance(node, ast.FunctionDef)}, f"{path}::{function}"
 
 
+def test_every_answer_to_a_question_names_tests_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    section = readme.partition("## Questions DLedger's users ask\n")[2].partition("\n## ")[0]
+    answers = [part for part in section.split("\n\n") if part.startswith("**")]
+    assert len(answers) >= 8
+    for answer in answers:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", answer)
+        assert named, answer
+        for path, function in named:
+            body = ast.parse((ROOT / path).read_text()).body
+            names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+            assert function in names or (not function and "/bench_" in path), f"{path}::{function}"
+
+
 def test_the_layout_names_what_is_there() -> None:
     table = (ROOT / "README.md").read_text().partition("## Layout")[2]
     for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE):

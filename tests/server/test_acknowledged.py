@@ -5,10 +5,17 @@ Real replicas on disks in memory, driven by hand: ``FaultyFiles`` forgets at a p
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from dledger_core.client import Client, Producer
+from dledger_core.cluster import LocalCluster
 from dledger_core.errors import DiskFailedError
 from dledger_core.raft import AppendEntries, AppendEntriesResponse
 from tests.support.hand_group import NAMES, HandGroup
@@ -187,3 +194,47 @@ def test_a_leader_cut_off_answers_with_an_unknown_outcome_never_with_success():
     group.append(new, b"of the new leader")
     assert [b"of the new leader"] in group.acknowledged.values()
     assert_nothing_lost(group)
+
+
+# --- and with real processes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_kill_9_of_all_nodes_at_once_amid_appends_loses_nothing_acknowledged():
+    acknowledged, stop = {}, threading.Event()
+
+    def append(peers, number):
+        with Client(peers, timeout_ms=60_000) as client:
+            producer, step = Producer(client, f"p{number}"), 0
+            while not stop.is_set():
+                body = f"{number}/{step}".encode()
+                acknowledged[producer.append([body]).last_index] = body
+                step += 1
+
+    with LocalCluster(3, data_segment_bytes=1 << 20, index_segment_bytes=1 << 15) as cluster:
+        with ThreadPoolExecutor(4) as pool:
+            appending = [pool.submit(append, cluster.peers, number) for number in range(4)]
+            for kills in range(1, 4):
+                wanted = len(acknowledged) + 40
+                while len(acknowledged) < wanted and not any(each.done() for each in appending):
+                    time.sleep(0.01)
+                for pid in [cluster.pid(node) for node in cluster.node_ids]:
+                    os.kill(pid, signal.SIGKILL)  # all of them before the first is gone
+                before = dict(acknowledged)
+                for node in cluster.node_ids:
+                    cluster.kill(node)
+                    cluster.restart(node)
+                cluster.leader()
+                assert len(before) >= 40 * kills
+            stop.set()
+            for each in appending:
+                each.result(60)
+        with Client(cluster.peers) as client:
+            found, at, end = {}, 0, max(acknowledged) + 1
+            while at < end:
+                fetch = client.fetch(at, end, min_commit=end - 1)
+                found |= dict(zip(fetch.batch["index"].to_pylist(), fetch.batch["body"].to_pylist(), strict=True))
+                at = fetch.next_index
+    assert {index: found.get(index) for index in acknowledged} == acknowledged
+    ours = sorted(found.values())
+    assert len(ours) == len(set(ours)), "nothing is there twice"
