@@ -251,13 +251,12 @@ def test_every_damaged_byte_of_the_identity_is_noticed(store: Store) -> None:
         damaged = bytearray(whole)
         damaged[at] ^= 1
         path.write_bytes(damaged)
-        try:
-            found = open_store(store.path)
-        except StoreMismatchError as error:
-            assert error.where == str(path)
-        else:  # the name of the CRC itself is what was hit
-            assert "crc32" not in json.loads(damaged)
-            assert (found.first_index, found.last_index) == (0, 59)
+        if b"crc32" not in damaged:
+            assert open_store(store.path).last_index == 59
+            continue
+        with pytest.raises(StoreMismatchError) as caught:
+            open_store(store.path)
+        assert caught.value.where == str(path)
 
 
 @pytest.mark.parametrize(
