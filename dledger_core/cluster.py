@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from dledger_core.client import Client
 from dledger_core.config import Peer, check_group_name, format_peers
@@ -22,6 +22,8 @@ from dledger_core.ids import NodeId
 from dledger_core.server.node import STOP_WITH_STDIN
 
 __all__ = ["LocalCluster"]
+
+_PREFERRED_S: Final = 5.0
 
 
 class LocalCluster:
@@ -101,12 +103,14 @@ class LocalCluster:
         self.close()
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Starts all nodes and waits until every group has a leader."""
+        """Starts all nodes and waits until every group has a leader, a preferred one if it comes soon."""
         try:
             for peer in self._peers:
                 self._spawn(peer)
             for group in self._groups:
                 self.leader(group, timeout_s=timeout_s)
+            for group in self._groups:
+                self._await_preferred(group)
         except BaseException:
             self.close()
             raise
@@ -139,6 +143,17 @@ class LocalCluster:
                         return metadata.leader_id
                 if time.monotonic() > deadline:
                     raise NoLeaderError(f"group {group} has no leader", str(self._directory), "look at the nodes' logs")
+                time.sleep(0.05)
+
+    def _await_preferred(self, group: str) -> None:
+        """Waits until leadership need not move any more, so that whoever asks for the leader now can rely on it."""
+        deadline = time.monotonic() + _PREFERRED_S
+        with Client(self.peers, group, timeout_ms=2000) as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(DLedgerError):
+                    metadata = client.metadata()
+                    if not metadata.preferred_leaders or metadata.leader_id == metadata.preferred_leaders[0]:
+                        return
                 time.sleep(0.05)
 
     def kill(self, node_id: str) -> None:

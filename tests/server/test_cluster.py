@@ -215,8 +215,9 @@ def test_two_groups_have_their_own_logs_and_leaders():
     with LocalCluster(3, groups=("orders", "events"), **SMALL) as cluster:
         with Client(cluster.peers, "orders") as orders, Client(cluster.peers, "events") as events:
             first = orders.append([b"o"]).first_index
-            assert events.append([b"e", b"e2"]).last_index == first + 1
+            last = events.append([b"e", b"e2"]).last_index
             assert [body for _, body in bodies_of(orders, 0, first + 1)] == [b"o"]
+            assert [body for _, body in bodies_of(events, 0, last + 1)] == [b"e", b"e2"]
         with Client(cluster.peers, "unknown") as unknown, pytest.raises(DLedgerError, match="orders"):
             unknown.append([b"x"])
 
