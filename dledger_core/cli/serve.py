@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from pydantic.fields import FieldInfo
 
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import show_facts
@@ -29,10 +30,15 @@ def _setting_options(command: _F) -> _F:
             name,
             multiple=isinstance(field.default, tuple),
             envvar="DLEDGER_PEERS" if name == "peers" else None,
-            metavar=flag_of(name).upper().rsplit("-", 1)[-1],
+            metavar=_metavar(name, field),
             help=f"{field.description}{default}",
         )(command)
     return command
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    return str(extra["metavar"]) if isinstance(extra, dict) else flag_of(name).upper().rsplit("-", 1)[-1]
 
 
 def _plain(value: Any) -> str:

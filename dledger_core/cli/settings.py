@@ -90,7 +90,9 @@ class ServeSettings(BaseModel):
     )
     on_role_change: str | None = Field(
         None,
-        description="Command to run at each role change, without a shell, with DLEDGER_ROLE, ... in its environment.",
+        description="Run CMD at each role change, without a shell, with DLEDGER_GROUP, DLEDGER_NODE, DLEDGER_ROLE, "
+        "DLEDGER_BROKER_ROLE (master or slave), DLEDGER_TERM and DLEDGER_LEADER in its environment.",
+        json_schema_extra={"metavar": "CMD"},
     )
     inflight_bytes: ByteSize = Field(
         ByteSize(256 << 20), ge=BATCH_BYTES_MAX, description="Appends held at most; more is answered BUSY."

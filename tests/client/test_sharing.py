@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import pickle
+import signal
 import threading
+import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
@@ -191,6 +194,37 @@ def test_errors_of_one_thread_are_not_anothers(group):
         slow = [pool.submit(client.producer, "p") for _ in range(2)]
         assert [pool.submit(client.append, [b"x"]).result(20).term for _ in range(10)] == [1] * 10
         assert [type(call.exception(20)) for call in slow] == [RequestTimedOutError] * 2
+
+
+@pytest.mark.parametrize(
+    "call", [lambda c: c.append([b"x"]), lambda c: next(c.role_changes())], ids=["append", "watch"]
+)
+def test_an_interrupted_call_leaves_nothing_behind(group, call):
+    kinds = (Type.APPEND, Type.WATCH)
+    silent(group, *kinds)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def when_asked():
+        while not any(group.asked(kind) for kind in kinds):
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with Client(group.peers, timeout_ms=600_000) as client:
+            interrupting = threading.Thread(target=when_asked)
+            interrupting.start()
+            with pytest.raises(KeyboardInterrupt):
+                call(client)
+            interrupting.join()
+            deadline = time.monotonic() + 20
+            while in_flight(client.in_loop) or client.in_loop._gatherer._tasks or client.in_loop._view.watches:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
