@@ -22,6 +22,7 @@ from dledger_core.config import (
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig, spread_leaders
+from dledger_core.server.retention import RetentionPolicy, parse_hours
 from dledger_core.server.role_events import split_command
 
 _SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
@@ -98,6 +99,25 @@ class ServeSettings(BaseModel):
         ByteSize(256 << 20), ge=BATCH_BYTES_MAX, description="Appends held at most; more is answered BUSY."
     )
     transaction_timeout_ms: int = Field(900_000, ge=1, description="Open transactions older than this are aborted.")
+    file_reserved_hours: int | None = Field(
+        None, ge=1, description="Delete data files whose newest entry is older than this; without it none for its age."
+    )
+    delete_when: str = Field("04", description="Hours of the day, local time, to delete old files in: 04;16, or any.")
+    disk_space_ratio_to_check_expired: float = Field(
+        0.70, ge=0.5, le=0.95, description="Where more of the disk is in use, old files are deleted at any hour."
+    )
+    retain_bytes: ByteSize | None = Field(
+        None, ge=1, description="Delete a group's oldest files while this much is left; without it none for its size."
+    )
+    enable_disk_force_clean: bool = Field(
+        False, description="Delete the oldest files, however young, when the disk is nearly full."
+    )
+    disk_space_ratio_to_force_clean: float = Field(
+        0.85, ge=0.5, le=0.95, description="Nearly full, for enable-disk-force-clean, is above this part in use."
+    )
+    disk_full_bytes: ByteSize | None = Field(
+        None, description="Refuse appends while less of the disk is free (default: 256MiB); 0 for never."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
 
     def server_config(self) -> ServerConfig:
@@ -117,6 +137,8 @@ class ServeSettings(BaseModel):
             tick_ms=self.tick_ms,
             inflight_bytes_max=int(self.inflight_bytes),
             transaction_timeout_ms=self.transaction_timeout_ms,
+            retention=self._retention(),
+            disk_full_bytes=None if self.disk_full_bytes is None else int(self.disk_full_bytes),
             raft=RaftConfig(
                 election_ticks_min=election,
                 election_ticks_max=2 * election,
@@ -131,6 +153,16 @@ class ServeSettings(BaseModel):
                 durability=self.durability,
                 zero_ahead_bytes=int(self.zero_ahead_bytes),
             ),
+        )
+
+    def _retention(self) -> RetentionPolicy:
+        return RetentionPolicy(
+            file_reserved_hours=self.file_reserved_hours,
+            delete_when=parse_hours(self.delete_when),
+            check_ratio=self.disk_space_ratio_to_check_expired,
+            retain_bytes=None if self.retain_bytes is None else int(self.retain_bytes),
+            force_clean=self.enable_disk_force_clean,
+            clean_ratio=self.disk_space_ratio_to_force_clean,
         )
 
     def _preferred(self, peers: tuple[Peer, ...]) -> dict[str, tuple[NodeId, ...]]:

@@ -11,7 +11,7 @@ import random
 from typing import Final
 
 from dledger_core.client.channel import ConnectionLostError
-from dledger_core.errors import BusyError, DLedgerError, NotLeaderError, RequestTimedOutError
+from dledger_core.errors import BusyError, DiskFullError, DLedgerError, NotLeaderError, RequestTimedOutError
 
 __all__ = ["Attempts", "is_unknown"]
 
@@ -81,7 +81,8 @@ class Attempts:
             return 0.0
         self._hops = 0
         self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
-        asked_s = float(error.values.get("retry_after_ms", 0)) / 1000 if isinstance(error, BusyError) else 0.0
+        asks = isinstance(error, BusyError | DiskFullError)
+        asked_s = float(error.values.get("retry_after_ms", 0)) / 1000 if asks else 0.0
         return max(asked_s, self._pause_s * random.uniform(0.5, 1.0))
 
 

@@ -164,6 +164,11 @@ class RawNode:
         return self._log.first_index
 
     @property
+    def last_index(self) -> Index:
+        """The last entry, durable or not."""
+        return self._log.last_index
+
+    @property
     def durable_index(self) -> Index:
         """The last entry that is durable here and not waiting to be cut."""
         return self._log.durable_index

@@ -67,6 +67,7 @@ class Appends:
 
     def append(self, columns: Columns, reply: Reply) -> None:
         """Appends bodies that belong to nobody; ``columns`` are verified."""
+        self._replica.space.check()
         reply = self._admit(Payload(columns), reply)
         self._plain.append((columns, reply))
         self._plain_bytes += columns.record_bytes
@@ -77,6 +78,7 @@ class Appends:
         self._refuse_profile_a("a producer id")
         _check_ids({"producer id": key.producer_id})
         crc = control.column_crc(columns.crcs)
+        self._replica.space.check()
         fields = {"p": key.producer_id, "e": key.epoch, "s": key.sequence, "n": columns.count, "c": crc}
         payload = Payload(columns, control=control.pack({"k": "producer"} | fields))
         reply = self._admit(payload, reply)
@@ -86,6 +88,7 @@ class Appends:
         """Appends as part of a transaction's attempt."""
         self._refuse_profile_a("a transaction")
         _check_ids({"attempt": attempt})
+        self._replica.space.check()
         fields = {"a": attempt, "n": columns.count, "c": control.column_crc(columns.crcs)}
         payload = Payload(columns, control=control.pack(_transaction_fields("attempt", transaction) | fields))
         reply = self._admit(payload, reply)

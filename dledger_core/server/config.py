@@ -11,12 +11,14 @@ from dledger_core.config import Peer, RaftConfig, StorageConfig, check_group_nam
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.net.protocol import HELLO_BYTES_MAX
+from dledger_core.server.retention import RetentionPolicy
 
 __all__ = ["ServerConfig", "spread_leaders"]
 
 _GROUP_HELLO_BYTES: Final = 40
 """What a group adds to a hello beside its name: the uuid of its log, and lengths."""
 _REST_OF_HELLO_BYTES: Final = 4096
+_RESERVE_BYTES_MIN: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class ServerConfig:
         inflight_bytes_max: bytes of appends and answers that the node holds at most; more is answered BUSY.
         transaction_timeout_ms: an open transaction older than this, by log time, is aborted by the leader.
         preferred_leaders: per group, instead of ``raft.preferred_leaders``; alike on all nodes.
+        retention: what may be deleted of a log; by default nothing.
+        disk_full_bytes: appends are refused while less room is on the disk; None = 256 MiB, or three times
+            ``storage.unsynced_bytes_max`` if that is more.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
     """
 
@@ -47,6 +52,8 @@ class ServerConfig:
     inflight_bytes_max: int = 256 << 20
     transaction_timeout_ms: int = 15 * 60 * 1000
     preferred_leaders: Mapping[str, tuple[NodeId, ...]] = field(default_factory=dict)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    disk_full_bytes: int | None = None
     role_command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -81,6 +88,13 @@ class ServerConfig:
                     raise ConfigError(
                         f"{name} is not in the peers string", "preferred-leaders", f"use some of {', '.join(known)}"
                     )
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Room on the disk that appends leave alone."""
+        if self.disk_full_bytes is not None:
+            return self.disk_full_bytes
+        return max(_RESERVE_BYTES_MIN, 3 * self.storage.unsynced_bytes_max)
 
     @property
     def me(self) -> Peer:

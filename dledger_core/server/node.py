@@ -30,6 +30,7 @@ from dledger_core.server.reads import Reads
 from dledger_core.server.replica import Replica
 from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
 from dledger_core.server.service import ClientService, Hosted
+from dledger_core.server.upkeep import RETENTION_S, SPACE_S, Upkeep
 from dledger_core.storage import CommitLog
 from dledger_core.storage.layout import check_owner
 from dledger_core.storage.recent_check import check_recent
@@ -79,6 +80,7 @@ class NodeServer:
         self._role_command = RoleCommand(config.role_command) if config.role_command else None
         self._on_role = [listener for listener in (on_role, self._role_command) if listener is not None]
         self._service = ClientService(config, self._hosted)
+        self._upkeep = Upkeep(config.retention, self._replicas, self._executor)
 
     @property
     def port(self) -> int:
@@ -95,6 +97,9 @@ class NodeServer:
     def hosted(self) -> dict[str, Hosted]:
         """The groups by name."""
         return self._hosted
+
+    def _replicas(self) -> list[Replica]:
+        return [hosted.replica for hosted in self._hosted.values()]
 
     async def start(self) -> None:
         """Opens the stores, listens, and joins the peers; what was opened is closed again if it fails.
@@ -119,6 +124,8 @@ class NodeServer:
             self._links.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
             self._every("checkpoint", CHECKPOINT_S, self._checkpoint)
+            self._every("space", SPACE_S, self._upkeep.look)
+            self._every("retention", RETENTION_S, self._upkeep.retain)
         except BaseException:
             await self._close_after_failure()
             raise
@@ -149,6 +156,7 @@ class NodeServer:
             log=log,
             send=self._links.send,
             on_failed=self._fail,
+            reserve_bytes=config.reserve_bytes,
         )
         appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
         self._hosted[group] = Hosted(replica, appends, reads, RoleFeed(replica, self._on_role))
@@ -175,6 +183,7 @@ class NodeServer:
             if self._role_command is not None:
                 steps.push_async_callback(asyncio.to_thread, self._role_command.close)
             steps.push_async_callback(self._close_replicas)
+            steps.push_async_callback(self._upkeep.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
             steps.push_async_callback(self._service.close)

@@ -20,7 +20,9 @@ from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, NewStart, RawNode, Ready, Role, SoftState
 from dledger_core.record import HEADER_BYTES, Payload
 from dledger_core.server.controls import Controls
+from dledger_core.server.disk_space import SpaceGuard
 from dledger_core.server.environment import Environment, event_loop_environment
+from dledger_core.server.pins import Pins
 from dledger_core.server.reset import NewLog, Resets, without_deleted
 from dledger_core.server.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
@@ -44,6 +46,7 @@ class Replica:
         log: the opened store; closed by ``close``.
         send: called with (group, message) for every message to a peer.
         on_failed: called once when the replica cannot go on.
+        reserve_bytes: appends are refused while less room is on the disk.
         environment: clock, turns, chance and disk; by default those of the running event loop.
     """
 
@@ -57,11 +60,14 @@ class Replica:
         log: CommitLog,
         send: Callable[[str, Message], None],
         on_failed: Callable[[BaseException], None],
+        reserve_bytes: int = 0,
         environment: Environment | None = None,
     ) -> None:
         self.group = group
         self.node_id = node_id
         self.log = log
+        self.space = SpaceGuard(group, log, reserve_bytes)
+        self.pins = Pins()
         self._send = send
         self._on_failed = on_failed
         self._environment = environment = environment or event_loop_environment()
@@ -132,7 +138,8 @@ class Replica:
 
         def take() -> None:
             try:
-                self.raft.step(message)
+                if self.space.admits(message, self.raft):
+                    self.raft.step(message)
             except ProtocolError as error:
                 refused.append(error)
 

@@ -29,7 +29,7 @@ from dledger_core.storage.appender import Appender, bounded
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from dledger_core.storage.damage import Damage, wrong_rows
 from dledger_core.storage.durable_log import DurableLog
-from dledger_core.storage.files import File, Files, OsFiles
+from dledger_core.storage.files import DiskSpace, File, Files, OsFiles
 from dledger_core.storage.hard_state import load_hard_state, save_hard_state
 from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.layout import Layout, claim_store, refuse
@@ -155,6 +155,11 @@ class CommitLog(DurableLog):
         with self._writing():
             if snapshot.applied_index >= (self._meta.tables_index or NO_INDEX):
                 self._files.replace(self._layout.tables, snapshot.data)
+
+    def space(self) -> tuple[Position, DiskSpace]:
+        """Returns where the log ended on disk, and then how much room there was; any thread may call."""
+        position = self._appender.position
+        return Position(position), self._files.space(self._layout.root)
 
     def check_payload(self, payload: Payload) -> None:
         """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""

@@ -17,15 +17,28 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from dledger_core.checksum import Buffer
 
-__all__ = ["File", "Files", "OsFile", "OsFiles"]
+__all__ = ["DiskSpace", "File", "Files", "OsFile", "OsFiles"]
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FLAGS = os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Room on a file system, as an ordinary user may use it."""
+
+    free_bytes: int
+    total_bytes: int
+
+    def used_ratio(self, free_bytes: int) -> float:
+        """Returns which part is in use when so much is free."""
+        return 1 - free_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
 class File(Protocol):
@@ -76,6 +89,9 @@ class Files(Protocol):
 
     def sync_dir(self, path: Path) -> None:
         """Makes created and removed names of a folder durable."""
+
+    def space(self, path: Path) -> DiskSpace:
+        """Returns how much room there is where ``path`` lies."""
 
     def lock(self, path: Path) -> File:
         """Locks ``path``, creating it if absent, until the result is closed.
@@ -205,6 +221,11 @@ class OsFiles:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def space(self, path: Path) -> DiskSpace:
+        """See ``Files``."""
+        found = os.statvfs(path)
+        return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def lock(self, path: Path) -> OsFile:
         """See ``Files``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -97,7 +97,7 @@ class SegmentFacts:
     Attributes:
         first_index: its first entry.
         last_time_ms: append time of its last entry; 0 if unknown (Java wrote it).
-        nbytes: its size.
+        nbytes: its size; of the last one what is in use.
     """
 
     first_index: Index
@@ -113,6 +113,10 @@ def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
         last = reader.header_at(int(reader.index.read(stop - 1, stop)[0]["position"]))
         time_ms = last[5] & TIME_MASK if last is not None and last[2] == stop - 1 else 0
         facts.append(SegmentFacts(Index(first), time_ms, reader.data.segment_bytes))
+    if facts:
+        row = reader.index.read(end - 1, end)[0]
+        used = (int(row["position"]) + int(row["size"]) - 1) % reader.data.segment_bytes + 1
+        facts[-1] = replace(facts[-1], nbytes=used)
     return facts
 
 

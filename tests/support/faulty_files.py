@@ -15,6 +15,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from dledger_core.storage.files import DiskSpace
+
 SECTOR = 512
 
 
@@ -134,6 +136,7 @@ class FaultyFiles:
         self.durable_names: dict[Path, _Inode] = {}
         self.pending_names: dict[Path, list[tuple[Path, _Inode | None]]] = {}
         self.directories: set[Path] = set()
+        self.room = DiskSpace(1 << 40, 1 << 41)
         self.operations = 0
         self.log: list[tuple[str, Path]] = []
         self.fail_at: int | None = None
@@ -231,6 +234,9 @@ class FaultyFiles:
         self.operation("sync_dir", path)
         for name, inode in self.pending_names.pop(path, []):
             self._apply(self.durable_names, name, inode)
+
+    def space(self, path: Path) -> DiskSpace:
+        return self.room
 
     def lock(self, path: Path) -> FaultyFile:
         if path in self.locks:

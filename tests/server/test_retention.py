@@ -1,0 +1,244 @@
+"""What retention lets go, as tables; and a node that deletes for itself, through its writer."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger_core.config import StorageConfig
+from dledger_core.control import TransactionId
+from dledger_core.errors import ConfigError, DiskFailedError
+from dledger_core.ids import Index
+from dledger_core.server.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
+from dledger_core.server.upkeep import Upkeep
+from dledger_core.storage.files import DiskSpace
+from dledger_core.storage.log_queries import SegmentFacts
+from tests.support.faulty_files import FaultyFiles
+from tests.support.hand_driven import Asker, HandDriven
+
+HOUR = 3_600_000
+NOW = 1_000 * HOUR
+GIB = 1 << 30
+ROOMY = DiskSpace(90 * GIB, 100 * GIB)
+OLD = RetentionPolicy(file_reserved_hours=72)
+
+
+def segments(*ages_h: float | None, last_bytes: int = GIB) -> list[SegmentFacts]:
+    """Segments of ten entries each; an age of None is unknown."""
+    facts = [
+        SegmentFacts(Index(10 * at), 0 if age is None else int(NOW - age * HOUR), GIB) for at, age in enumerate(ages_h)
+    ]
+    return [*facts[:-1], SegmentFacts(facts[-1].first_index, facts[-1].last_time_ms, last_bytes)]
+
+
+def decide(policy: RetentionPolicy, facts: list[SegmentFacts], **changes: object) -> int:
+    arguments = {"keep_from": 10_000, "now_ms": NOW, "hour": 4, "space": ROOMY} | changes
+    return plan(policy, facts, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ages", "changes", "kept"),
+    [
+        pytest.param((100, 90, 80, 10), {}, 30, id="all that are old"),
+        pytest.param((100, 72, 71, 10), {}, 10, id="older, not as old"),
+        pytest.param((100, 90, 80, 75), {}, 30, id="never the last file"),
+        pytest.param((100,), {}, 0, id="nor the only one"),
+        pytest.param((100, 10, 100, 10), {}, 10, id="it stops at the first young one"),
+        pytest.param((100, 90, 80, 10), {"hour": 5}, 0, id="not at this hour"),
+        pytest.param((100, 90, 80, 10), {"hour": 5, "space": DiskSpace(29, 100)}, 30, id="unless the disk fills"),
+        pytest.param((100, 90, 80, 10), {"hour": 5, "space": DiskSpace(31, 100)}, 0, id="enough"),
+        pytest.param((100, 90, 80, 10), {"keep_from": 25}, 20, id="the commit index's file stays"),
+        pytest.param((100, 90, 80, 10), {"keep_from": 20}, 20, id="also if it begins there"),
+        pytest.param((100, 90, 80, 10), {"keep_from": 19}, 10, id="and no further"),
+        pytest.param((100, 90, 80, 10), {"keep_from": -1}, 0, id="nothing is committed"),
+        pytest.param((100, 90, 80, 10), {"pins": [15, 40]}, 10, id="a reader's file stays"),
+        pytest.param((None, None, 80, 10), {}, 30, id="of unknown age, before an old one"),
+        pytest.param((None, None, 10, 5), {}, 0, id="of unknown age, before a young one"),
+        pytest.param((None, None, None), {}, 0, id="all of unknown age"),
+        pytest.param((100,) * 30, {}, 100, id="some at a time"),
+    ],
+)
+def test_by_age(ages: tuple[float | None, ...], changes: dict[str, object], kept: int) -> None:
+    assert decide(OLD, segments(*ages), **changes) == kept
+
+
+@pytest.mark.parametrize(
+    ("retain", "last_bytes", "changes", "kept"),
+    [
+        pytest.param(3 * GIB, GIB, {}, 20, id="what is left has as much"),
+        pytest.param(3 * GIB, GIB - 1, {}, 10, id="else one more stays"),
+        pytest.param(9 * GIB, GIB, {}, 0, id="the log is smaller"),
+        pytest.param(1, 1, {}, 40, id="the last file stays"),
+        pytest.param(3 * GIB, GIB, {"hour": 12}, 20, id="at any hour"),
+        pytest.param(3 * GIB, GIB, {"keep_from": 12}, 10, id="not beyond the commit index"),
+        pytest.param(3 * GIB, GIB, {"pins": [3]}, 0, id="not under a reader"),
+    ],
+)
+def test_by_size(retain: int, last_bytes: int, changes: dict[str, object], kept: int) -> None:
+    policy = RetentionPolicy(retain_bytes=retain)
+    assert decide(policy, segments(1, 1, 1, 1, 1, last_bytes=last_bytes), **changes) == kept
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "changes", "kept"),
+    [
+        pytest.param(14, {}, 10, id="one is enough"),
+        pytest.param(13, {}, 20, id="as many as are needed"),
+        pytest.param(0, {}, 40, id="all but the last"),
+        pytest.param(15, {}, 0, id="not above the ratio"),
+        pytest.param(0, {"pins": [25]}, 20, id="not under a reader, however full"),
+        pytest.param(0, {"keep_from": 5}, 0, id="not beyond the commit index, however full"),
+    ],
+)
+def test_by_free_disk(free_gib: int, changes: dict[str, object], kept: int) -> None:
+    facts, space = segments(1, 1, 1, 1, 1), DiskSpace(free_gib * GIB, 100 * GIB)
+    assert decide(RetentionPolicy(force_clean=True), facts, space=space, **changes) == kept
+    assert decide(RetentionPolicy(), facts, space=space, **changes) == 0
+    assert decide(OLD, facts, space=space, **changes) == 0, "young files are only deleted by force"
+
+
+@given(
+    ages=st.lists(st.one_of(st.none(), st.integers(0, 200)), min_size=1, max_size=20),
+    keep_from=st.integers(-1, 300),
+    pins=st.lists(st.integers(0, 300), max_size=3),
+    free=st.integers(0, 100),
+)
+def test_whatever_is_asked_nothing_goes_that_must_stay(
+    ages: list[int | None], keep_from: int, pins: list[int], free: int
+) -> None:
+    facts = segments(*ages)
+    greedy = RetentionPolicy(file_reserved_hours=1, retain_bytes=1, force_clean=True, delete_when=ANY_HOUR)
+    space = DiskSpace(free, 100)
+    kept = decide(greedy, facts, keep_from=keep_from, pins=pins, space=space)
+    assert kept in [segment.first_index for segment in facts]
+    assert kept == 0 or kept <= min([keep_from, *pins])
+    assert decide(RetentionPolicy(), facts, keep_from=keep_from, space=space) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("04", {4}), ("04;16", {4, 16}), (" 0 ; 23;", {0, 23}), ("any", set(range(24)))]
+)
+def test_hours(text: str, hours: set[int]) -> None:
+    assert parse_hours(text) == hours
+
+
+@pytest.mark.parametrize("text", ["", ";", "24", "-1", "4,16", "four", "²"])
+def test_wrong_hours(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_hours(text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"check_ratio": 0.4}, {"clean_ratio": 0.96}, {"file_reserved_hours": 0}, {"retain_bytes": 0}],
+)
+def test_wrong_policies(fields: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        RetentionPolicy(**fields)  # type: ignore[arg-type]
+
+
+# --- a node -----------------------------------------------------------------------------------------------------------
+
+SEGMENT = 1 << 16
+STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, zero_ahead_bytes=0)
+
+
+def filled(n0: HandDriven, batches: int = 12) -> Asker:
+    n0.lead()
+    ask = Asker(n0)
+    for _ in range(batches):
+        ask.plain(bytes(30_000))
+        n0.run()
+    return ask
+
+
+def retain(n0: HandDriven, policy: RetentionPolicy) -> None:
+    """One round, as the node's timer begins it."""
+
+    async def once() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            await Upkeep(policy, lambda: [n0.replica], executor).retain_round()
+
+    asyncio.run(once())
+    n0.run()
+
+
+SMALL = RetentionPolicy(retain_bytes=3 * SEGMENT)
+
+
+def test_a_node_deletes_and_starts_again(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE) as n0:
+        filled(n0)
+        first = n0.log.segment_facts()[2].first_index
+        retain(n0, SMALL)
+        assert n0.log.first_index() == n0.replica.raft.first_index == first
+        assert n0.log.data_bytes >= 3 * SEGMENT
+        assert len(list((tmp_path / "data").iterdir())) == 4
+        retain(n0, SMALL)
+        assert n0.log.first_index() == first, "there is nothing more to do"
+    with HandDriven(tmp_path, storage=STORAGE) as n0:
+        assert (n0.log.first_index(), n0.replica.raft.first_index) == (first, first)
+        ask = filled(n0, 1)
+        assert ask.ranges
+
+
+def test_by_default_a_node_deletes_nothing(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE) as n0:
+        filled(n0)
+        retain(n0, RetentionPolicy())
+        assert n0.log.first_index() == 0
+
+
+def test_nothing_uncommitted_is_deleted(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE, voters=("n0", "n1", "n2")) as n0:
+        filled(n0)
+        assert n0.replica.commit_index == 0
+        retain(n0, SMALL)
+        assert n0.log.first_index() == 0
+
+
+def test_rows_of_an_open_transaction_stay(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE) as n0:
+        n0.lead()
+        ask = Asker(n0)
+        ask.plain(bytes(60_000))
+        n0.run()
+        transaction = TransactionId("q", 0, "run")
+        ask.attempt(transaction, "a", b"row")
+        n0.run()
+        for _ in range(12):
+            ask.plain(bytes(30_000))
+            n0.run()
+        begin = n0.replica.tables.transactions.open["q", 0].first_index
+        retain(n0, SMALL)
+        assert n0.log.first_index() <= begin
+        ask.appends.abort(transaction, ask.answers.append)
+        n0.run()
+        retain(n0, SMALL)
+        assert n0.log.first_index() > begin
+
+
+def test_a_reader_that_asked_is_waited_for_until_its_time_is_over(tmp_path) -> None:
+    with HandDriven(tmp_path, storage=STORAGE) as n0:
+        filled(n0)
+        n0.replica.pins.ask(["tail", 24 * HOUR], 1, now_ms := 1 << 50)
+        retain(n0, SMALL)
+        assert n0.log.first_index() == 0
+        n0.replica.pins.ask(["tail", 0], 1, now_ms)
+        retain(n0, SMALL)
+        assert n0.log.first_index() > 0
+
+
+def test_a_deletion_that_fails_stops_the_replica(tmp_path) -> None:
+    files = FaultyFiles()
+    n0 = HandDriven(tmp_path, storage=STORAGE, files=files)
+    filled(n0)
+    files.fail_at = files.operations + 1
+    retain(n0, SMALL)
+    (failure,) = n0.failures
+    assert isinstance(failure, DiskFailedError)
+    n0.log.close()
