@@ -34,6 +34,7 @@ _COMMANDS = {
     "dump": "store:dump",
     "get": "read:get",
     "perf": "perf:perf",
+    "repair": "repair:repair",
     "serve": "serve:serve",
     "status": "status:status",
     "tail": "read:tail",

@@ -1,0 +1,112 @@
+"""Damaged stores of real nodes: repaired offline, at start and while they run; the group never stops."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dledger_core.cli.root import main
+from dledger_core.client import Client
+from dledger_core.cluster import LocalCluster
+from dledger_core.storage import open_store
+
+OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "zero_ahead_bytes": 0}
+pytestmark = pytest.mark.integration
+
+
+def fill(cluster: LocalCluster, batches: int = 150) -> None:
+    with Client(cluster.peers) as client:
+        for number in range(batches):
+            client.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
+
+
+def soon(condition, timeout_s=40.0):
+    """Waits for what another process is about to do."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "this never became true"
+        time.sleep(0.02)
+    return value
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def data_files(store: Path) -> list[Path]:
+    return sorted((store / "data").iterdir())
+
+
+def bytes_of(store: Path) -> list[bytes]:
+    return [path.read_bytes() for path in data_files(store)]
+
+
+def settled(cluster: LocalCluster) -> bool:
+    """Whether all nodes hold and have committed the same."""
+    with Client(cluster.peers) as client:
+        nodes = client.metadata().nodes
+        return len(nodes) == 3 and len({(node.last_index, node.commit_index) for node in nodes}) == 1
+
+
+def check_alike(cluster: LocalCluster) -> None:
+    """Stops all nodes and compares their data files, byte by byte."""
+    soon(lambda: settled(cluster))
+    for node in cluster.node_ids:
+        cluster.stop(node)
+    stores = [cluster.store_path(node) for node in cluster.node_ids]
+    assert bytes_of(stores[0]) == bytes_of(stores[1]) == bytes_of(stores[2])
+    for store in stores:
+        with open_store(store) as reader:
+            assert reader.verify().findings == ()
+
+
+def damage_some(store: Path) -> None:
+    """Flips a byte of a body, zeroes a sector, and flips the index of the first record of a file."""
+    files = data_files(store)
+    flip(files[0], 5000)
+    with files[0].open("r+b") as file:
+        file.seek(64 << 10)
+        file.write(bytes(512))
+    flip(files[1], 12)
+
+
+def test_the_command_repairs_a_store_offline(tmp_path: Path) -> None:
+    runner = CliRunner()
+    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        cluster.stop("n2")
+        store = cluster.store_path("n2")
+        intact = bytes_of(store)
+        damage_some(store)
+        damaged = bytes_of(store)
+
+        def run(*arguments: str):
+            return runner.invoke(main, ["repair", "--dir", str(store), "--format", "json", *arguments])
+
+        look = run("--dry-run")
+        assert look.exit_code == 1, look.output
+        found = json.loads(look.stdout)
+        assert len(found) == 3
+        assert all(one["state"] == "damaged" and one["start"] < one["end"] for one in found)
+        assert bytes_of(store) == damaged
+        assert run().exit_code == 3, "no peers are named"
+        nobody = run("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
+        assert nobody.exit_code == 2, nobody.output
+        assert bytes_of(store) == damaged
+        done = run("--peers", cluster.peers)
+        assert done.exit_code == 0, done.output
+        assert {one["state"] for one in json.loads(done.stdout)} == {"repaired"}
+        assert bytes_of(store) == intact
+        again = run("--peers", cluster.peers)
+        assert (again.exit_code, json.loads(again.stdout)) == (0, [])
+        cluster.restart("n2")
+        check_alike(cluster)
