@@ -13,7 +13,7 @@ import pyarrow as pa
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
 from dledger_core.client.cluster_view import ClusterView
-from dledger_core.client.describing import metadata_of, producer_of, transaction_map, transaction_of
+from dledger_core.client.describing import agreed, metadata_of, producer_of, transaction_map, transaction_of
 from dledger_core.client.reading import Consistency, Isolation
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
@@ -292,6 +292,11 @@ class AsyncClient:
         return await self._requests.to_any(
             request, lambda frame: int_field(frame.header, "index", 0), timeout_s=self._timeout_s
         )
+
+    async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
+        """Keeps entries from ``start`` on out of retention for a reader, at most a day; returns who agreed."""
+        self._check_usable()
+        return agreed(await self._view.ask_all({"pin": [name, int(seconds * 1000)], "start": int(start)}))
 
     async def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
         """Asks a replica for digests of its own files.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dledger_core.client.channel import Channel, ChannelPool
@@ -159,19 +159,19 @@ class ClusterView:
 
     # --- asking everybody -----------------------------------------------------------------------------------------
 
-    async def _ask(self, node_id: str) -> Frame:
-        request: dict[str, Any] = {"t": Type.METADATA, "g": self.group}
+    async def _ask(self, node_id: str, fields: Mapping[str, Any] | None = None) -> Frame:
+        request: dict[str, Any] = {"t": Type.METADATA, "g": self.group} | dict(fields or {})
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ASK_TIMEOUT_S
         channel = await self.pool.channel(node_id, ASK_TIMEOUT_S)
         return await channel.request(request, timeout_s=max(0.001, deadline - loop.time()))
 
-    async def ask_all(self) -> dict[str, Frame | DLedgerError]:
-        """Asks every node for its metadata, in parallel, at most a second each."""
+    async def ask_all(self, fields: Mapping[str, Any] | None = None) -> dict[str, Frame | DLedgerError]:
+        """Asks every node for its metadata, in parallel, at most a second each; ``fields`` go with the question."""
 
         async def ask(node_id: str) -> Frame | DLedgerError:
             try:
-                return await self._ask(node_id)
+                return await self._ask(node_id, fields)
             except DLedgerError as error:
                 return error
 

@@ -12,7 +12,7 @@ from dledger_core.errors import DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, str_field
 from dledger_core.net.frame import Frame
 
-__all__ = ["metadata_of", "producer_of", "transaction_map", "transaction_of"]
+__all__ = ["agreed", "metadata_of", "producer_of", "transaction_map", "transaction_of"]
 
 _STATUS_ROW = [str, str, int, int, int, int, int, int]
 
@@ -43,6 +43,14 @@ def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:
         raise ProtocolError("an answer to metadata is malformed", peer.address)
     node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
     return NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
+
+
+def agreed(answers: Mapping[str, Frame | DLedgerError]) -> tuple[str, ...]:
+    """Returns the nodes that answered, sorted; raises the last error if none did."""
+    nodes = tuple(sorted(node for node, answer in answers.items() if isinstance(answer, Frame)))
+    if not nodes:
+        raise next(answer for answer in reversed(list(answers.values())) if isinstance(answer, DLedgerError))
+    return nodes
 
 
 def producer_of(frame: Frame) -> ProducerState:

@@ -199,6 +199,10 @@ class Client:
         """See ``AsyncClient.offset_for_time``."""
         return self.call(self.in_loop.offset_for_time(timestamp))
 
+    def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
+        """See ``AsyncClient.pin``."""
+        return self.call(self.in_loop.pin(name, start, seconds))
+
     def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
         """See ``AsyncClient.digest``."""
         return self.call(self.in_loop.digest(start, end, span=span, node=node))

@@ -45,7 +45,8 @@ class Type(IntEnum):
     HELLO                   v versions, f features, role client|peer, node id or nil, logs {group: uuid|nil}, cred
     HELLO_OK                v version, f features, node, logs
     FAILURE                 e error map (DLedgerError.to_wire)
-    METADATA                (g)
+    METADATA                (g), pin [name, ms]|nil: for so long this node's retention keeps what this reader needs,
+                            which is start and what follows; 0 gives it up
     METADATA_OK             leader id|nil, term, log uuid|nil, self [id, role, first, last, commit, visible_end,
                             bytes of data], peers peers string, time ms of the last entry|nil, groups [names],
                             preferred [node ids that should lead, best first]
@@ -53,7 +54,7 @@ class Type(IntEnum):
                             [lengths u32 x n | crcs u32 x n | bodies]
     APPEND_OK               first, last, term (data entries only)
     READ                    start, end, max bytes, min_commit, wait ms, iso committed|uncommitted|records,
-                            cons committed|linearizable
+                            cons committed|linearizable, pin as in METADATA
     READ_OK                 n, next (where to go on), commit, visible (end of what read_committed shows),
                             first (first index of the log), skip [[start, end), ...] of losers within the range
                             [sizes u32 x n | records]

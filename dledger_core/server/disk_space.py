@@ -38,7 +38,7 @@ class SpaceGuard:
         self._group = group
         self._log = log
         self._reserve_bytes = reserve_bytes
-        self._seen: tuple[Position, DiskSpace] | None = None
+        self._seen = log.space()  # the first look: a small disk may be full before the clock strikes
         self._full = False
 
     @property
@@ -83,8 +83,6 @@ class SpaceGuard:
 
     def _left(self) -> int:
         """Bytes that will be free once all is written that was staged."""
-        if self._seen is None:
-            return self._reserve_bytes
         position, space = self._seen
         coming = max(0, self._log.staged_end - position)
         return space.free_bytes - coming - coming * 2 // 3  # of the smallest entries the index is two thirds more

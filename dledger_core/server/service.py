@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -223,7 +224,9 @@ class ClientService:
     # --- reads -----------------------------------------------------------------------------------------------
 
     def _metadata(self, request: _Request) -> None:
-        replica = request.hosted.replica
+        replica, header = request.hosted.replica, request.frame.header
+        if header.get("pin") is not None:
+            replica.pins.ask(header["pin"], int_field(header, "start", 0), _now_ms())
         status = replica.raft.status()
         me = [
             self._config.self_id,
@@ -249,8 +252,10 @@ class ClientService:
         request.answer(Type.METADATA_OK, fields)
 
     async def _read(self, request: _Request) -> None:
-        reads = request.hosted.reads
-        asked = await reads.ready(ReadRequest.parse(request.frame.header))
+        reads, header = request.hosted.reads, request.frame.header
+        wanted = ReadRequest.parse(header)
+        request.hosted.replica.pins.ask(header.get("pin"), wanted.start, _now_ms())
+        asked = await reads.ready(wanted)
         async with request.flow.room():
             result = await reads.read(asked)
             fields = {
@@ -309,6 +314,10 @@ class ClientService:
                 raise TransferringError(f"{target} did not take over in time", "", "retry when it has caught up")
             await replica.wait_progress(left)
         request.answer(Type.TRANSFER_OK, {"leader": target})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _append_columns(header: dict[str, Any], columns: Columns, appends: Appends, reply: Reply) -> None:

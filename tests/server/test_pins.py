@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from dledger_core.client import AsyncClient
+from dledger_core.config import format_peers
 from dledger_core.errors import BadRequestError, BusyError
 from dledger_core.server.pins import NAME_BYTES_MAX, PIN_MS_MAX, PINS_MAX, Pins
+from tests.support.server_group import ServerGroup, run
 
 
 def test_a_pin_holds_for_its_time_and_is_renewed() -> None:
@@ -59,3 +64,31 @@ def test_pins_are_bounded_in_number_and_old_ones_make_room() -> None:
     pins.ask(["r0", 10], 1, now_ms=9)
     pins.ask(["one more", 10], 1, now_ms=10)
     assert len(pins.starts(10)) == 2
+
+
+def test_clients_pin_on_all_nodes_and_a_reader_as_it_reads(tmp_path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group:
+            client = await group.client()
+            await client.append([b"x"] * 5)
+            peers = format_peers(group.peers)
+            async with AsyncClient(peers) as asking:
+                assert await asking.pin("tail", 3, 60) == ("n0", "n1", "n2")
+                assert [starts(group, node) for node in group.nodes] == [[3], [3], [3]]
+                assert await asking.pin("tail", 3, 0) == ("n0", "n1", "n2")
+                assert [starts(group, node) for node in group.nodes] == [[], [], []]
+                with pytest.raises(BadRequestError):
+                    await asking.pin("", 3, 60)
+            leader = await group.leader()
+            await client.read(2, 5, pin=["stream", 60_000])
+            assert starts(group, leader) == [2]
+            await client.read(4, 5, pin=["stream", 60_000])
+            assert starts(group, leader) == [4]
+            with pytest.raises(BadRequestError):
+                await client.read(4, 5, pin=["stream"])
+
+    run(work())
+
+
+def starts(group: ServerGroup, node_id: str) -> list[int]:
+    return group.hosted(node_id).replica.pins.starts(int(time.time() * 1000))
