@@ -118,6 +118,16 @@ CORE_MUTATIONS = {
 }
 
 SCENARIO_MUTATIONS = {
+    "a member gives up a log that needs no reset": (
+        "raft/resetting.py",
+        "    if state.log.matches(previous_index, message.previous_term):",
+        "    if state.log.commit_index >= previous_index:",
+    ),
+    "a late answer sends a piece of a reset again": (
+        "raft/resetting.py",
+        "    if message.offset > outgoing.offset or outgoing.asked:",
+        "    if True:",
+    ),
     "a candidate counts itself before its disk": (
         "raft/election.py",
         "state.node_id not in state.votes and state.is_hard_state_durable",
@@ -184,6 +194,21 @@ STORAGE_MUTATIONS: dict[str, Mutation] = {
 }
 
 WHOLE_MUTATIONS: dict[str, Mutation] = {
+    "a prefix is deleted before its tables are durable": (
+        "storage/commit_log.py",
+        "            self._files.replace(self._layout.tables, tables.data)\n            self._commit_index",
+        "            self._commit_index",
+    ),
+    "what was discarded comes back after a crash": (
+        "storage/commit_log.py",
+        "                discarding=True,\n",
+        "",
+    ),
+    "a reset forgets the tables": (
+        "server/replica.py",
+        "        self._controls.restart(new_log.tables)\n",
+        "",
+    ),
     "names that a dead process left are not made durable": (
         "storage/commit_log.py",
         "            files.sync_dir(folder)",

@@ -37,7 +37,7 @@ def test_many_seeds(first: int) -> None:
     # A simulation in which nothing happens proves nothing.
     for what in (
         *("elections", "crashes", "power losses", "disk errors", "partitions", "lost", "cuts", "acknowledged"),
-        *("appends repeated", "transactions committed", "runs replaced", "tables compared", "reads"),
+        *("appends repeated", "transactions committed", "runs replaced", "tables compared", "reads", "deletions"),
     ):
         assert totals[what] > 0, f"no {what} in {CHUNK} seeds from {first} on"
 
