@@ -17,7 +17,7 @@ from typing import Final
 import uvloop
 
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError, UnreachableError
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
@@ -27,13 +27,13 @@ from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.peers import PeerLinks
 from dledger_core.server.reads import Reads
+from dledger_core.server.repair import SuspectStores, open_sound
 from dledger_core.server.replica import Replica
 from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
 from dledger_core.server.service import ClientService, Hosted
 from dledger_core.server.upkeep import RETENTION_S, SPACE_S, Upkeep
 from dledger_core.storage import CommitLog
 from dledger_core.storage.layout import check_owner
-from dledger_core.storage.recent_check import check_recent
 
 __all__ = ["STOP_WITH_STDIN", "NodeServer", "run"]
 
@@ -79,7 +79,8 @@ class NodeServer:
         self._budget = Budget(config.inflight_bytes_max)
         self._role_command = RoleCommand(config.role_command) if config.role_command else None
         self._on_role = [listener for listener in (on_role, self._role_command) if listener is not None]
-        self._service = ClientService(config, self._hosted)
+        self._suspects = SuspectStores(config, self._host, self._fail)
+        self._service = ClientService(config, self._hosted, self._suspects.refuse)
         self._upkeep = Upkeep(config.retention, self._replicas, self._executor)
 
     @property
@@ -134,13 +135,16 @@ class NodeServer:
             _LOG.warning("%s", warning)
 
     def _open(self, group: str) -> None:
-        config = self._config
-        log = CommitLog.open(config.store_path(group), group=group, node_id=config.self_id, config=config.storage)
         try:
-            check_recent(log)
-        except BaseException:
-            log.close()
-            raise
+            log = open_sound(self._config, group)
+        except CorruptRecordError as error:
+            if not self._suspects.take(group, error):
+                raise
+        else:
+            self._host(group, log)
+
+    def _host(self, group: str, log: CommitLog) -> None:
+        config = self._config
         profile = log.config.profile
         if profile != config.storage.profile:
             _LOG.warning("group %s stays in profile %s, in which its log was made", group, profile)
@@ -188,6 +192,7 @@ class NodeServer:
                 steps.push_async_callback(self._server.close)
             steps.push_async_callback(self._service.close)
             steps.push_async_callback(self._links.close)
+            steps.push_async_callback(self._suspects.close)
             for timer in self._timers.values():
                 steps.callback(timer.cancel)
 
@@ -289,6 +294,8 @@ class NodeServer:
 
     def _drop(self, group: str, sender: NodeId) -> None:
         """Says now and then that a peer hosts a group which this node does not; the other groups go on."""
+        if group in self._suspects:
+            return
         now = asyncio.get_running_loop().time()
         if now - self._unhosted.get(group, -UNHOSTED_LOG_S) >= UNHOSTED_LOG_S:
             if len(self._unhosted) >= UNHOSTED_MAX:

@@ -76,8 +76,11 @@ class ClientService:
     node's ``inflight_bytes_max``, apart from the appends' own, so that readers cannot keep producers out.
     """
 
-    def __init__(self, config: ServerConfig, hosted: dict[str, Hosted]) -> None:
+    def __init__(
+        self, config: ServerConfig, hosted: dict[str, Hosted], refuse: Callable[[str], None] = lambda _group: None
+    ) -> None:
         self._config = config
+        self._refuse = refuse  # raises what is to be said of a group that is not hosted now
         self._hosted = hosted
         self._flows: dict[Connection, ClientFlow] = {}
         self._answers = Budget(config.inflight_bytes_max)
@@ -129,6 +132,7 @@ class ClientService:
         group = str_field(frame.header, "g")
         hosted = self._hosted.get(group)
         if hosted is None:
+            self._refuse(group)
             names = ", ".join(sorted(self._hosted))
             raise UnknownGroupError(
                 f"{self._config.self_id} does not host group {group!r}", "", f"it hosts: {names}", {"group": group}

@@ -126,11 +126,14 @@ class Damage:
         return Spot(path, offset, f"page of position {source} written to {target}")
 
     def flip_index(self) -> Spot:
-        """Changes one bit of a row of an index file."""
+        """Changes one bit of where a row of an index file says that its record lies.
+
+        Not of the term or the magic: of these the row is a witness, and a node lets its peers decide.
+        """
         index = self.chance.randrange(self.durable_index)
         rows = sorted((self.store / "index").iterdir())
         base = max(int(path.name) for path in rows if int(path.name) <= index * 32)
-        path, offset = self.store / "index" / f"{base:020d}", index * 32 - base + self.chance.randrange(32)
+        path, offset = self.store / "index" / f"{base:020d}", index * 32 - base + self.chance.randrange(4, 24)
         self._save(path)
         with path.open("r+b") as file:
             file.seek(offset)

@@ -25,7 +25,7 @@ Fault = Generator[None, None, None]
 Answer = Literal["refuses", "repairs", "heals"]
 
 EXPECTED: Final[dict[str, Answer]] = {
-    "flip": "refuses", "truncate": "refuses", "misdirect": "refuses", "stale": "refuses", "flip-index": "heals",
+    "flip": "repairs", "truncate": "repairs", "misdirect": "repairs", "stale": "repairs", "flip-index": "heals",
 }  # fmt: skip
 """What a node does about damage.
 

@@ -13,6 +13,9 @@ from dledger_core.cli.root import main
 from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.storage import open_store
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.suspect import mark_suspect, suspicion
 
 OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "zero_ahead_bytes": 0}
 pytestmark = pytest.mark.integration
@@ -110,3 +113,86 @@ def test_the_command_repairs_a_store_offline(tmp_path: Path) -> None:
         assert (again.exit_code, json.loads(again.stdout)) == (0, [])
         cluster.restart("n2")
         check_alike(cluster)
+
+
+# --- at start -------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_store_is_repaired_at_start_while_the_group_goes_on(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        cluster.stop("n2")
+        store = cluster.store_path("n2")
+        damage_some(store)
+        cluster.restart("n2")
+        for number in range(30):
+            client.append([b"meanwhile %d" % number])
+        soon(lambda: "are repaired" in cluster.log_path("n2").read_text())
+        assert "has no vote until its store is repaired" in cluster.log_path("n2").read_text()
+        check_alike(cluster)
+
+
+def test_a_suspect_store_is_verified_before_its_node_takes_part(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
+        fill(cluster, 20)
+        cluster.kill("n1")
+        layout = Layout(cluster.store_path("n1"))
+        mark_suspect(OsFiles(), layout, "Input/output error")
+        fill(cluster, 20)
+        cluster.restart("n1")
+        soon(lambda: "the store is verified" in cluster.log_path("n1").read_text())
+        assert "Input/output error" in cluster.log_path("n1").read_text()
+        assert suspicion(OsFiles(), layout) is None
+        check_alike(cluster)
+
+
+def test_a_suspect_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
+        first = client.append([b"alone"]).first_index
+        cluster.kill("n0")
+        mark_suspect(OsFiles(), Layout(cluster.store_path("n0")), "Input/output error")
+        cluster.restart("n0")
+        cluster.leader()
+        assert client.get(first).body == b"alone"
+        assert suspicion(OsFiles(), Layout(cluster.store_path("n0"))) is None
+
+
+def test_two_damaged_stores_of_three_are_repaired_and_without_peers_it_is_said(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        for node in cluster.node_ids:
+            cluster.stop(node)
+        damage_some(cluster.store_path("n1"))
+        flip(data_files(cluster.store_path("n2"))[0], 90_000)
+        cluster.restart("n1")
+        soon(lambda: "no intact copy of entries" in cluster.log_path("n1").read_text())
+        damaged = bytes_of(cluster.store_path("n1"))
+        cluster.restart("n2")
+        soon(lambda: "no intact copy of entries" in cluster.log_path("n2").read_text())
+        assert bytes_of(cluster.store_path("n1")) == damaged
+        cluster.restart("n0")
+        cluster.leader()
+        fill(cluster, 5)
+        check_alike(cluster)
+
+
+def test_a_group_that_is_repaired_stops_no_other_group(tmp_path: Path) -> None:
+    with (
+        LocalCluster(3, tmp_path, groups=("a", "b"), **OPTIONS) as cluster,
+        Client(cluster.peers, "a") as a,
+        Client(cluster.peers, "b") as b,
+    ):
+        a.append([b"x" * 100] * 50)
+        b.append([b"y"])
+        soon(lambda: len({node.last_index for node in a.metadata().nodes}) == 1)
+        for node in cluster.node_ids:
+            cluster.stop(node)
+        for node in ("n0", "n1", "n2"):
+            flip(data_files(cluster.store_path(node, "a"))[0], 1000)
+        for node in cluster.node_ids:
+            cluster.restart(node)
+        b.append([b"goes on"])
+        soon(lambda: all("no intact copy" in cluster.log_path(node).read_text() for node in cluster.node_ids))
+        assert b.append([b"still"]).last_index >= 2
