@@ -78,6 +78,7 @@ def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
         first_position=progress.first[0] if progress.first else plan.start_position,
         first_index=source.first_index,
         previous_term=own.previous_term if own is not None and same_start else None,
+        tables_index=own.tables_index if own is not None else None,
         foreign_end=end if all_foreign or own is None else own.foreign_end,
         broker_end_index=end if own is None else own.broker_end_index,
     )

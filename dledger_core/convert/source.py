@@ -24,6 +24,7 @@ from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.reader import StoreReader, open_store
 from dledger_core.storage.segments import Segments
+from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.tables import LogTables
 
 __all__ = ["Kind", "Source", "open_source"]
@@ -216,11 +217,19 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
         meta,
         data_bytes,
         index_bytes,
-        files.read(layout.tables) if meta is not None else None,
+        _tables(files, layout, meta),
         _fingerprint([p for p in watched if p.exists()], str(reader.last_index)),
         continued,
         tuple(_notes(reader, layout, files, continued=continued)),
     )
+
+
+def _tables(files: Files, layout: Layout, meta: LogMeta | None) -> bytes | None:
+    """Returns the tables of a store of ours; raises CorruptRecordError if it cannot be without them and is."""
+    if meta is None:
+        return None
+    load_tables(files, layout, meta)
+    return files.read(layout.tables)
 
 
 def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool) -> list[str]:
