@@ -36,8 +36,8 @@ class ServerConfig:
         transaction_timeout_ms: an open transaction older than this, by log time, is aborted by the leader.
         preferred_leaders: per group, instead of ``raft.preferred_leaders``; alike on all nodes.
         retention: what may be deleted of a log; by default nothing.
-        disk_full_bytes: appends are refused while less room is on the disk; None = 256 MiB, or three times
-            ``storage.unsynced_bytes_max`` if that is more.
+        disk_full_bytes: appends are refused while less room is on the disk; 0 = never; None = 256 MiB, or three times
+            ``storage.unsynced_bytes_max`` or twice ``storage.zero_ahead_bytes`` if that is more.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
     """
 
@@ -73,6 +73,12 @@ class ServerConfig:
                 "group",
                 "host fewer groups on a node, or give them shorter names",
             )
+        if self.disk_full_bytes and self.disk_full_bytes < self.storage.zero_ahead_bytes:
+            raise ConfigError(
+                f"{self.disk_full_bytes} is less than what is zeroed ahead ({self.storage.zero_ahead_bytes})",
+                "disk-full-bytes",
+                "raise it, lower zero-ahead-bytes, or switch the bound off with 0",
+            )
         if self.tick_ms < 1:
             raise ConfigError("must be at least 1", "tick_ms", "correct the setting and start again")
         self._check_preferred()
@@ -94,7 +100,7 @@ class ServerConfig:
         """Room on the disk that appends leave alone."""
         if self.disk_full_bytes is not None:
             return self.disk_full_bytes
-        return max(_RESERVE_BYTES_MIN, 3 * self.storage.unsynced_bytes_max)
+        return max(_RESERVE_BYTES_MIN, 3 * self.storage.unsynced_bytes_max, 2 * self.storage.zero_ahead_bytes)
 
     @property
     def me(self) -> Peer:

@@ -13,6 +13,7 @@ nobody knows what is on disk. Reading goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -379,7 +380,8 @@ class CommitLog(DurableLog):
         try:
             return self._appender.zero_ahead()
         except OSError as error:
-            self._fail(error)
+            if error.errno != errno.ENOSPC:  # room is needed for entries; zeros ahead of them only make syncs faster
+                self._fail(error)
             return False
 
     def close(self, commit_index: int | None = None) -> None:

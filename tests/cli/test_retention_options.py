@@ -65,6 +65,7 @@ def test_the_refusal_of_appends_can_be_switched_off() -> None:
         ("disk_space_ratio_to_check_expired", "0.3"),
         ("disk_space_ratio_to_force_clean", "1"),
         ("disk_full_bytes", "-1"),
+        ("disk_full_bytes", "63MiB"),
     ],
 )
 def test_wrong_values_name_their_option(name: str, value: str) -> None:

@@ -507,6 +507,21 @@ def test_zeroing_ahead_beside_appends(tmp_path: Path) -> None:
     assert open_store(tmp_path).verify().findings == ()
 
 
+@pytest.mark.parametrize(("number", "goes_on"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on: bool) -> None:
+    files = FaultyFiles()
+    append(log := open_log(files), [b"x"])
+    log.close()
+    log = open_log(files, config=dataclasses.replace(SMALL, zero_ahead_bytes=2000))
+    files.fail_errno, files.fail_at = number, files.operations + 1
+    assert not log.zero_ahead()
+    assert (log.failure is None) == goes_on
+    if goes_on:
+        append(log, [b"y"])
+        assert read_all(log) == [(1, b"x"), (1, b"y")]
+        log.close()
+
+
 def test_reads_from_other_threads_while_the_log_grows_and_is_cut(tmp_path: Path) -> None:
     log = open_log(directory=tmp_path)
     append(log, [b"keep" * 10] * 50)

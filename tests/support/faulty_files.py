@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,6 +141,7 @@ class FaultyFiles:
         self.operations = 0
         self.log: list[tuple[str, Path]] = []
         self.fail_at: int | None = None
+        self.fail_errno = errno.EIO
         self.crash_at: int | None = None
 
     def operation(self, kind: str, path: Path) -> None:
@@ -147,7 +149,7 @@ class FaultyFiles:
         self.log.append((kind, path))
         if self.fail_at is not None and self.operations >= self.fail_at:
             self.fail_at = None
-            raise OSError(errno.EIO, "Input/output error", str(path))
+            raise OSError(self.fail_errno, os.strerror(self.fail_errno), str(path))
         if self.crash_at is not None and self.operations >= self.crash_at:
             self.crash_at = None
             raise Crash(kind, path)
