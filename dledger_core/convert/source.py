@@ -22,9 +22,9 @@ from dledger_core.storage.hard_state import parse_properties, read_properties
 from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import LogMeta
+from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.reader import StoreReader, open_store
 from dledger_core.storage.segments import Segments
-from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.tables import LogTables
 
 __all__ = ["Kind", "Source", "open_source"]
