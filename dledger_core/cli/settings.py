@@ -118,6 +118,10 @@ class ServeSettings(BaseModel):
     disk_full_bytes: ByteSize | None = Field(
         None, description="Refuse appends while less of the disk is free (default: 256MiB); 0 for never."
     )
+    scrub_bytes_per_second: ByteSize = Field(
+        ByteSize(8 << 20), description="Read all that is held this fast, to find damage; 0 for never."
+    )
+    scrub_pause_s: float = Field(60.0, ge=0.05, le=1e9, description="Rest between two such rounds.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
 
     def server_config(self) -> ServerConfig:
@@ -138,6 +142,8 @@ class ServeSettings(BaseModel):
             inflight_bytes_max=int(self.inflight_bytes),
             transaction_timeout_ms=self.transaction_timeout_ms,
             retention=self._retention(),
+            scrub_bytes_per_second=int(self.scrub_bytes_per_second),
+            scrub_pause_s=self.scrub_pause_s,
             disk_full_bytes=None if self.disk_full_bytes is None else int(self.disk_full_bytes),
             raft=RaftConfig(
                 election_ticks_min=election,

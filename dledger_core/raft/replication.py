@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger_core.errors import invariant
+from dledger_core.errors import CorruptRecordError, invariant
 from dledger_core.ids import NO_TERM, Index, NodeId
 from dledger_core.raft import resetting
 from dledger_core.raft.batch import Batch
@@ -107,11 +107,14 @@ def _fill_window(state: RaftState, member: NodeId, progress: Progress) -> None:
 
 
 def _batches(state: RaftState, progress: Progress) -> tuple[Batch, ...] | None:
-    """Returns the next batches, the first one containing next_index; None if they are deleted."""
+    """Returns the next batches, the first one containing next_index; None if they are deleted or damaged."""
     if progress.next_index < state.log.first_index:
         progress.become_needs_reset()
         return None
-    return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
+    try:
+        return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
+    except CorruptRecordError:  # whoever holds the log repairs it; the member gets them then, or from another leader
+        return None
 
 
 def _send(state: RaftState, member: NodeId, progress: Progress, batches: tuple[Batch, ...]) -> bool:

@@ -38,6 +38,8 @@ class ServerConfig:
         retention: what may be deleted of a log; by default nothing.
         disk_full_bytes: appends are refused while less room is on the disk; 0 = never; None = 256 MiB, or three times
             ``storage.unsynced_bytes_max`` or twice ``storage.zero_ahead_bytes`` if that is more.
+        scrub_bytes_per_second: how fast everything held is read in the background to find damage; 0 = not at all.
+        scrub_pause_s: rest between two such rounds.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
     """
 
@@ -55,6 +57,8 @@ class ServerConfig:
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     disk_full_bytes: int | None = None
     role_command: tuple[str, ...] = ()
+    scrub_bytes_per_second: int = 8 << 20
+    scrub_pause_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.self_id not in {p.node_id for p in self.peers}:

@@ -30,6 +30,7 @@ from dledger_core.server.reads import Reads
 from dledger_core.server.repair import SuspectStores, open_sound
 from dledger_core.server.replica import Replica
 from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
+from dledger_core.server.scrub import LiveRepairs, Scrub
 from dledger_core.server.service import ClientService, Hosted
 from dledger_core.server.upkeep import RETENTION_S, SPACE_S, Upkeep
 from dledger_core.storage import CommitLog
@@ -82,6 +83,8 @@ class NodeServer:
         self._suspects = SuspectStores(config, self._host, self._fail)
         self._service = ClientService(config, self._hosted, self._suspects.refuse)
         self._upkeep = Upkeep(config.retention, self._replicas, self._executor)
+        self._repairs = LiveRepairs([peer for peer in config.peers if peer.node_id != config.self_id])
+        self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s)
 
     @property
     def port(self) -> int:
@@ -123,6 +126,7 @@ class NodeServer:
                     return
             self._started = True
             self._links.start()
+            self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
             self._every("checkpoint", CHECKPOINT_S, self._checkpoint)
             self._every("space", SPACE_S, self._upkeep.look)
@@ -163,6 +167,7 @@ class NodeServer:
             reserve_bytes=config.reserve_bytes,
         )
         appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
+        self._repairs.watch(replica)
         self._hosted[group] = Hosted(replica, appends, reads, RoleFeed(replica, self._on_role))
 
     async def wait(self) -> None:
@@ -187,7 +192,8 @@ class NodeServer:
             if self._role_command is not None:
                 steps.push_async_callback(asyncio.to_thread, self._role_command.close)
             steps.push_async_callback(self._close_replicas)
-            steps.push_async_callback(self._upkeep.close)
+            for work in (self._upkeep, self._repairs, self._scrub):
+                steps.push_async_callback(work.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
             steps.push_async_callback(self._service.close)

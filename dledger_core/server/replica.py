@@ -372,6 +372,10 @@ class Replica:
 
             self._disk.run(delete)
 
+    def run_on_disk(self, job: Callable[[], None]) -> None:
+        """Queues work for the thread that writes; an error of it stops the replica."""
+        self._disk.run(job)
+
     def save_checkpoint(self) -> None:
         """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))

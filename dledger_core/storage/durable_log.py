@@ -36,6 +36,8 @@ class DurableLog:
     _first_index: int
     _last_index: int
     _cuts: int
+    on_damage: Callable[[int], None] | None = None
+    """Told the index near which a read met damage; called in the reading thread."""
 
     def first_index(self) -> Index:
         """See ``LogStore``."""
@@ -56,7 +58,10 @@ class DurableLog:
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
         """See ``LogStore``: whole checked batches, the first one containing ``start``."""
         self._check_range(start, start + 1)
-        return log_queries.read_batches(self._reader, start, self._first_index, self._last_index + 1, max_bytes)
+        end = self._last_index + 1
+        return self._reporting(
+            start, lambda: log_queries.read_batches(self._reader, start, self._first_index, end, max_bytes)
+        )
 
     def read(self, start: int, end: int, max_bytes: int) -> Records:
         """Returns checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
@@ -77,7 +82,16 @@ class DurableLog:
             upto = min(end, self._last_index + 1)
             return self._reader.read(start, upto, max_bytes, body_crc=body_crc)
 
-        return self._undisturbed(read)
+        return self._reporting(start, read)
+
+    def _reporting(self, start: int, read: Callable[[], T]) -> T:
+        try:
+            return self._undisturbed(read)
+        except CorruptRecordError as error:
+            if self.on_damage is not None:
+                index = error.values.get("index")
+                self.on_damage(index if isinstance(index, int) else start)
+            raise
 
     def _undisturbed(self, read: Callable[[], T]) -> T:
         """Returns what ``read`` returns; reads again if what it met may have been taken away meanwhile."""

@@ -196,3 +196,55 @@ def test_a_group_that_is_repaired_stops_no_other_group(tmp_path: Path) -> None:
         b.append([b"goes on"])
         soon(lambda: all("no intact copy" in cluster.log_path(node).read_text() for node in cluster.node_ids))
         assert b.append([b"still"]).last_index >= 2
+
+
+# --- while it runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leads", [False, True], ids=["a follower", "the leader"])
+def test_a_running_node_finds_and_repairs_damage_without_stopping_the_group(tmp_path: Path, leads: bool) -> None:
+    options = OPTIONS | {"scrub_pause_s": 0.2, "scrub_bytes_per_second": "64MiB"}
+    with LocalCluster(3, tmp_path, **options) as cluster, Client(cluster.peers) as client:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        leader = cluster.leader()
+        victim = leader if leads else next(node for node in cluster.node_ids if node != leader)
+        pids = [cluster.pid(node) for node in cluster.node_ids]
+        damage_some(cluster.store_path(victim))
+        rows = next(iter(sorted((cluster.store_path(victim) / "index").iterdir())))
+        flip(rows, 20 * 32 + 10)  # where entry 20 lies
+        number = 0
+
+        def repaired() -> bool:
+            nonlocal number
+            number += 1
+            client.append([b"meanwhile %d" % number])
+            log = cluster.log_path(victim).read_text()
+            return log.count("are repaired at") >= 3 and "rows of the index" in log
+
+        soon(repaired)
+        assert [cluster.pid(node) for node in cluster.node_ids] == pids
+        led = cluster.log_path(victim).read_text().split("are repaired at")[0].split(f"{victim} is leader")
+        assert len(led) == 1 or f"{victim} is follower" in led[-1], "it was repaired while it led the group"
+        assert len(led) > 1 or not leads
+        check_alike(cluster)
+
+
+def test_a_leader_that_cannot_read_what_a_follower_needs_hands_over(tmp_path: Path) -> None:
+    options = OPTIONS | {"scrub_bytes_per_second": 0}
+    with LocalCluster(3, tmp_path, **options) as cluster:
+        leader = cluster.leader()
+        behind = next(node for node in cluster.node_ids if node != leader)
+        cluster.stop(behind)
+        fill(cluster)
+        for node in cluster.node_ids:  # so that nobody has the entries in memory
+            if node != behind:
+                cluster.restart(node)
+        leader = cluster.leader()
+        pid = cluster.pid(leader)
+        flip(data_files(cluster.store_path(leader))[0], 5000)
+        cluster.restart(behind)
+        soon(lambda: "are repaired at" in cluster.log_path(leader).read_text())
+        soon(lambda: settled(cluster))
+        assert cluster.pid(leader) == pid
+        check_alike(cluster)
