@@ -8,6 +8,7 @@ does not answer what it cannot take: the leader goes on with the others, and ask
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 from dledger_core.errors import DiskFullError
@@ -21,6 +22,8 @@ __all__ = ["SpaceGuard"]
 _LOG = logging.getLogger(__name__)
 
 RETRY_AFTER_MS: Final = 1000
+_NEAR: Final = 16
+"""While so many reserves are free, nobody counts what the other logs of the node are about to write."""
 SMALL_BYTES: Final = 64 << 10
 """What a follower still takes at once when half of the reserve is gone: a NOOP, the end of a transaction."""
 
@@ -38,6 +41,7 @@ class SpaceGuard:
         self._group = group
         self._log = log
         self._reserve_bytes = reserve_bytes
+        self._neighbours: Sequence[SpaceGuard] = ()
         self._seen = log.space()  # the first look: a small disk may be full before the clock strikes
         self._full = False
 
@@ -49,9 +53,10 @@ class SpaceGuard:
             _LOG.warning("group %s: the disk is nearly full, appends are refused", self._group)
         return self._full
 
-    def observe(self, position: Position, space: DiskSpace) -> None:
-        """Takes note of what ``CommitLog.space`` found."""
+    def observe(self, position: Position, space: DiskSpace, neighbours: Sequence[SpaceGuard] = ()) -> None:
+        """Takes note of what ``CommitLog.space`` found, and of the logs that share the disk, this one included."""
         self._seen = position, space
+        self._neighbours = neighbours
         # A little more than the bound must be free again, or every freed block would be an answer to one append.
         if self._full and self._left() >= self._reserve_bytes + self._reserve_bytes // 8:
             self._full = False
@@ -83,6 +88,13 @@ class SpaceGuard:
 
     def _left(self) -> int:
         """Bytes that will be free once all is written that was staged."""
-        position, space = self._seen
-        coming = max(0, self._log.staged_end - position)
-        return space.free_bytes - coming - coming * 2 // 3  # of the smallest entries the index is two thirds more
+        free = self._seen[1].free_bytes
+        left = free - self._coming()
+        if self._neighbours and left < _NEAR * self._reserve_bytes:
+            left = free - sum(guard._coming() for guard in self._neighbours)
+        return left
+
+    def _coming(self) -> int:
+        """Bytes that were staged since the last look, or were not written then."""
+        coming = max(0, self._log.staged_end - self._seen[0])
+        return coming + coming * 2 // 3  # of the smallest entries the index is two thirds more

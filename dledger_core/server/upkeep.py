@@ -10,8 +10,10 @@ from concurrent.futures import Executor
 from typing import Any, Final
 
 from dledger_core.errors import DLedgerError
+from dledger_core.ids import Position
 from dledger_core.server.replica import Replica
 from dledger_core.server.retention import RetentionPolicy, plan
+from dledger_core.storage.files import DiskSpace
 
 __all__ = ["RETENTION_S", "SPACE_S", "Upkeep"]
 
@@ -67,9 +69,15 @@ class Upkeep:
 
     async def look_round(self) -> None:
         """Looks once, for each group."""
-        loop = asyncio.get_running_loop()
-        for replica in self._replicas():
-            replica.space.observe(*await loop.run_in_executor(self._executor, replica.log.space))
+        replicas = self._replicas()
+        guards = [replica.space for replica in replicas]
+
+        def look() -> list[tuple[Position, DiskSpace]]:
+            return [replica.log.space() for replica in replicas]
+
+        found = await asyncio.get_running_loop().run_in_executor(self._executor, look)
+        for guard, (position, space) in zip(guards, found, strict=True):
+            guard.observe(position, space, guards)
 
     async def retain_round(self) -> None:
         """Deletes once what may go, group by group: each looks at the room that the one before left."""

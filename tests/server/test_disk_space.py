@@ -106,6 +106,26 @@ def test_what_is_on_its_way_counts_as_written(leader):
     assert len(ask.ranges) == taken, "what was taken is answered"
 
 
+def test_what_other_groups_are_about_to_write_counts_too(leader, tmp_path):
+    other = Node(tmp_path / "other")
+    other.n0.lead()
+    guards = [leader.replica.space, other.replica.space]
+    leader.files.room = DiskSpace(RESERVE + (3 << 20), 1 << 30)
+    leader.replica.space.observe(*leader.n0.log.space(), guards)
+    other.room(1 << 29)
+    other.n0.stalled = True
+    assert not leader.replica.space.is_full
+    ask = Asker(other.n0)
+    for _ in range(3):
+        ask.plain(bytes(1 << 20))
+        other.n0.run()
+    assert leader.replica.space.is_full
+    assert not other.replica.space.is_full
+    other.n0.stalled = False
+    other.n0.run()
+    other.replica.close_blocking()
+
+
 def test_control_entries_live_on_the_reserve(leader):
     ask = Asker(leader.n0)
     ask.attempt(TRANSACTION, "a", b"row")
