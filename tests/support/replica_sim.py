@@ -15,6 +15,7 @@ against the log (``sim_history.py``).
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from dledger_core.checksum import crc32
 from dledger_core.config import RaftConfig, StorageConfig
-from dledger_core.errors import CorruptRecordError, DiskFailedError
+from dledger_core.errors import CorruptRecordError, DiskFailedError, NotLeaderError
 from dledger_core.ids import Index, NodeId
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
@@ -331,7 +332,12 @@ class ReplicaSim:
     def _transfer(self, member: SimMember, target: NodeId) -> None:
         if member.replica.is_leader:
             self.counters["transfers"] += 1
-            member.input(lambda: member.replica.transfer_leadership(target))
+
+            def transfer() -> None:
+                with contextlib.suppress(NotLeaderError):  # it stepped down, and has not told yet
+                    member.replica.transfer_leadership(target)
+
+            member.input(transfer)
 
     def _crash_some(self) -> None:
         alive = [member for member in self.members.values() if member.up]
