@@ -174,6 +174,7 @@ class StoreRepair:
         self._files = files
         self._layout = layout
         self._lock = lock
+        self._closed = False
         self._config = config
         write = lock is not None
         self._data = Segments.load(files, layout.data, meta.data_segment_bytes, write=write, gaps=True)
@@ -244,7 +245,13 @@ class StoreRepair:
         if end is None:
             return []
         first = Cursor(self.meta.first_position, self.meta.first_index)
-        on_run = self._mend_rows if mend_rows else lambda _run: None
+
+        def on_run(run: Run) -> None:
+            if self._closed:
+                raise RuntimeError("the store was closed while it was read")
+            if mend_rows:
+                self._mend_rows(run)
+
         found = list(find_damage(self._reader, self._index, first, *end, on_run))
         if mend_rows:
             self._index.segments.sync(self._index.segments.bases)
@@ -308,7 +315,8 @@ class StoreRepair:
             ) from error
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Lets go of the store; a ``find`` in another thread ends."""
+        self._closed = True
         self._data.close()
         self._index.segments.close()
         if self._lock is not None:

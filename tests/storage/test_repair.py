@@ -378,3 +378,12 @@ def test_rows_of_an_open_log_are_mended_from_its_records() -> None:
     assert log.rows_fit(records, 16)
     log.close()
     check_like_new(files)
+
+
+def test_a_search_ends_when_its_store_is_closed() -> None:
+    files = WHOLE.files.clone()
+    store = StoreRepair.open(STORE, files=files, config=CONFIG)
+    store.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        store.find()
+    open_log(files, config=CONFIG).close()
