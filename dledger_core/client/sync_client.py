@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
-import uvloop
 
 from dledger_core.client.appending import Bodies
 from dledger_core.client.async_client import END_OF_LOG, READ_BYTES, TAIL_WAIT_MS, AsyncClient
+from dledger_core.client.loop_thread import LoopThread
 from dledger_core.client.reading import Consistency, Isolation
 from dledger_core.client.results import (
     AppendResult,
@@ -36,20 +35,10 @@ __all__ = ["Client"]
 _T = TypeVar("_T")
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-
-
-def _shut_down(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient, pid: int) -> None:
+def _shut_down(thread: LoopThread, client: AsyncClient, pid: int) -> None:
     """Closes the client's connections and ends its thread; in a forked child there is nothing to end."""
-    if os.getpid() != pid or loop.is_closed():
-        return
-    if thread is not threading.current_thread():
-        asyncio.run_coroutine_threadsafe(client.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    if os.getpid() == pid:
+        thread.close(client.close)
 
 
 class Client:
@@ -71,10 +60,8 @@ class Client:
     ) -> None:
         self.in_loop = AsyncClient(peers, group, tls=tls, token=token, timeout_ms=timeout_ms, protocol=protocol)
         self._pid = os.getpid()
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name=f"dledger-client-{group}", daemon=True)
-        self._thread.start()
-        self._finalizer = weakref.finalize(self, _shut_down, self._loop, self._thread, self.in_loop, self._pid)
+        self._thread = LoopThread(f"dledger-client-{group}")
+        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self.in_loop, self._pid)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -105,17 +92,16 @@ class Client:
         Raises:
             ConfigError: the client is closed, was made before a fork, or this is its own thread.
         """
-        reason, remedy = "", ""
+        reason, remedy, future = "", "", None
         if os.getpid() != self._pid:
             reason, remedy = "a client cannot be used after fork", "make a new one in the child process"
-        elif not self._finalizer.alive:
-            reason, remedy = "the client is closed", "make a new one"
-        elif threading.current_thread() is self._thread:
+        elif self._thread.is_current:
             reason, remedy = "a client's own thread cannot wait for it", "use AsyncClient there"
-        if reason:
+        elif (future := self._thread.submit(work)) is None:
+            reason, remedy = "the client is closed", "make a new one"
+        if future is None:
             work.close()
             raise ConfigError(reason, "", remedy)
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:

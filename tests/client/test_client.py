@@ -82,7 +82,7 @@ def test_errors_arrive_in_the_calling_thread(group):
 def test_closing_ends_the_thread_and_is_repeatable(group):
     client = Client(group.peers)
     client.append([b"x"])
-    thread = client._thread
+    thread = client._thread._thread
     client.close()
     client.close()
     assert not thread.is_alive()
@@ -93,7 +93,7 @@ def test_closing_ends_the_thread_and_is_repeatable(group):
 def test_a_forgotten_client_ends_its_thread(group):
     client = Client(group.peers)
     client.append([b"x"])
-    thread = client._thread
+    thread = client._thread._thread
     del client
     thread.join(5)
     assert not thread.is_alive()
