@@ -239,15 +239,10 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "            self._waiting.pop()\n",
         "            break\n",
     ),
-    "lost leadership leaves appends waiting": (
-        "server/appends.py",
-        "        lost, self._waiting = self._waiting, deque()\n",
-        "        lost = ()\n",
-    ),
     "an unready leader judges by old tables": (
         "server/appends.py",
-        "if self._replica.is_leader and not self._replica.leader_ready:",
-        "if False:",
+        "if not self._replica.is_leader or self._replica.leader_ready:",
+        "if True:",
     ),
     "a repeat in flight is appended again": (
         "server/in_flight.py",
@@ -258,11 +253,6 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "storage/producers.py",
         "        return found\n",
         "        return None\n",
-    ),
-    "a replaced run may go on": (
-        "storage/transactions.py",
-        "        if query is not None and key.run_id and key.run_id in query.retired:\n            raise FencedError(",
-        "        if False:\n            raise FencedError(",
     ),
     "a late attempt joins a committed transaction": (
         "storage/transactions.py",

@@ -113,6 +113,7 @@ def _check_transactions(history: History, member: SimMember, found: dict[int, li
             check(visible[key] in listed, "a transaction shows rows that no commit listed", key, visible[key], listed)
         for commit, ranges in zip(commits, listed, strict=True):
             if commit.acknowledged:
+                check(key not in open_keys, "a committed transaction is open again", key)
                 check(visible.get(key) == ranges, "a committed transaction is not what was committed", key, ranges)
     stray = set(visible) - set(history.commits)
     check(not stray, "rows are visible without a commit", stray)
