@@ -171,8 +171,13 @@ STORAGE_MUTATIONS: dict[str, Mutation] = {
         "    whole: npt.NDArray[np.int64] = ends[~torn]\n",
         "    whole = ends\n",
     ),
+    "a late attempt joins a committed transaction": (
+        "storage/transactions.py",
+        "in query.retired):\n            self._lose([part])\n            return\n",
+        "in query.retired):\n            pass\n",
+    ),
     "a read does not check bodies": (
-        "storage/commit_log.py",
+        "storage/durable_log.py",
         "        return self._read(start, end, max_bytes, body_crc=True)",
         "        return self._read(start, end, max_bytes, body_crc=False)",
     ),
@@ -253,11 +258,6 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "storage/producers.py",
         "        return found\n",
         "        return None\n",
-    ),
-    "a late attempt joins a committed transaction": (
-        "storage/transactions.py",
-        "in query.retired):\n            self._lose([part])\n            return\n",
-        "in query.retired):\n            pass\n",
     ),
     "a vote is not written": (
         "storage/commit_log.py",

@@ -32,3 +32,15 @@ def test_seeds_of_whole_replicas_notice(name: str, tmp_path: Path) -> None:
 def test_a_scenario_notices(name: str, tmp_path: Path) -> None:
     said = mutations.escapes_scenarios(tmp_path, SCENARIOS[name])
     assert not said, f"no test notices: {name}\n{said}"
+
+
+ALL = mutations.CORE_MUTATIONS | mutations.WHOLE_MUTATIONS | SCENARIOS
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_guard_is_there(name: str) -> None:
+    """Quick, so that whoever moves a guard hears of it at once."""
+    module, guard, _ = ALL[name]
+    assert (mutations.ROOT / "dledger_core" / module).read_text().count(guard) == 1, (
+        f"mend tests/sim/mutations.py: {module}"
+    )
