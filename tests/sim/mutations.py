@@ -178,8 +178,8 @@ STORAGE_MUTATIONS: dict[str, Mutation] = {
     ),
     "a read does not check bodies": (
         "storage/durable_log.py",
-        "        return self._read(start, end, max_bytes, body_crc=True)",
-        "        return self._read(start, end, max_bytes, body_crc=False)",
+        "start, lambda: self._read(start, end, max_bytes, body_crc=True)",
+        "start, lambda: self._read(start, end, max_bytes, body_crc=False)",
     ),
     "damage far from the end is cut like a torn tail": (
         "storage/recovery.py",
