@@ -121,7 +121,7 @@ class ServeSettings(BaseModel):
     scrub_bytes_per_second: ByteSize = Field(
         ByteSize(8 << 20), description="Read all that is held this fast, to find damage; 0 for never."
     )
-    scrub_pause_s: float = Field(60.0, ge=0.05, le=1e9, description="Rest between two such rounds.")
+    scrub_pause_s: float = Field(3600.0, ge=0.05, le=1e9, description="Rest between two such rounds.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
 
     def server_config(self) -> ServerConfig:

@@ -58,7 +58,7 @@ class ServerConfig:
     disk_full_bytes: int | None = None
     role_command: tuple[str, ...] = ()
     scrub_bytes_per_second: int = 8 << 20
-    scrub_pause_s: float = 60.0
+    scrub_pause_s: float = 3600.0
 
     def __post_init__(self) -> None:
         if self.self_id not in {p.node_id for p in self.peers}:

@@ -198,8 +198,8 @@ class Scrub:
                 at = max(at, damaged if isinstance(damaged, int) else at) + 1
                 await asyncio.sleep(min(READ_BYTES / self._rate, 1.0))
                 continue
-            except DLedgerError:  # deleted meanwhile
-                continue
+            except DLedgerError:  # deleted or cut meanwhile
+                return
             if not fit:
                 _LOG.warning("group %s: rows of the index behind entry %d are corrected", replica.group, at)
                 replica.run_on_disk(partial(replica.log.mend_rows, records, at))
