@@ -116,7 +116,8 @@ class SafetyChecker:
             self._check_vote(node, message.term, message.sender)
             # What a candidate claims of its log must survive a crash. One that gave up since may have cut its log: it
             # did so for the leader of that term, so that this request cannot win any more.
-            durable_claim = message.last_index <= node.disk.last_index() or node.core._state.leader_id is not None
+            given_up = node.core._state.leader_id is not None or self.leaders.get(message.term) is not None
+            durable_claim = message.last_index <= node.disk.last_index() or given_up
             check(durable_claim, "a candidate claims what is not durable", message)
         elif isinstance(message, RequestVoteResponse) and message.granted and not message.pre:
             self._check_vote(node, message.term, message.target)
