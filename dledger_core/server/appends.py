@@ -20,6 +20,8 @@ from dledger_core.errors import (
     DLedgerError,
     LeadershipLostError,
     NoLeaderError,
+    ProducerUnknownError,
+    SequenceGapError,
     TransactionError,
 )
 from dledger_core.ids import NO_TERM, Index
@@ -36,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 COALESCED_BYTES_MAX: Final = 1 << 20
 BATCHES_IN_FLIGHT: Final = 4
 UNTIL_READY_MAX: Final = 10_000
+_NEEDS_LEADER: Final = (ProducerUnknownError, SequenceGapError, TransactionError)
+"""Refusals that say that something is missing."""
 ID_BYTES_MAX: Final = 512
 """Bound on the ids of producers, queries, runs and attempts."""
 
@@ -191,6 +195,8 @@ class Appends:
                 if not self._replica.is_leader:
                     raise self._replica.not_leader()
                 propose()
+            except _NEEDS_LEADER as error:
+                self._refuse_if_leading(error, reply)
             except DLedgerError as error:
                 reply(error)
 
@@ -200,6 +206,17 @@ class Appends:
             reply(NoLeaderError("the new leader is not ready yet", "", "retry"))
         else:
             self._until_ready.append(attempt)
+
+    def _refuse_if_leading(self, error: DLedgerError, reply: Reply) -> None:
+        """Refuses for good only if this node still leads: what it lacks a newer leader may have committed."""
+
+        def confirmed(index: Index | None) -> None:
+            reply(self._replica.not_leader() if index is None else error)
+
+        try:
+            self._replica.ask_read_index(confirmed)
+        except DLedgerError as refused:
+            reply(refused)
 
     def _produce(self, payload: Payload, key: ProducerKey, crc: int, reply: Reply) -> None:
         found = self._producers.decide(key, crc)

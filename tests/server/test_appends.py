@@ -17,6 +17,7 @@ from dledger_core.errors import (
     ProposalDroppedError,
     SequenceConflictError,
     SequenceGapError,
+    TransactionError,
     TransferringError,
 )
 from dledger_core.ids import NO_TERM, NodeId
@@ -196,13 +197,37 @@ def test_what_breaks_the_sequence_is_refused(n0, ask, committed, producer, epoch
         n0.run()
         n0.acknowledge()
     ask.produced(producer, epoch, sequence, body)
+    n0.confirm()
     assert type(ask.answers[-1]) is error
-    n0.run()
     n0.acknowledge()
     ask.produced("p", 1, 2, b"two")
     n0.run()
     n0.acknowledge()
     assert bodies(n0) == [b"old epoch", b"old epoch", b"zero", b"one", b"two"]
+
+
+@pytest.mark.parametrize("deposed", [False, True], ids=["still-leads", "deposed"])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [("gap", SequenceGapError), ("stranger", ProducerUnknownError), ("commit", TransactionError)],
+)
+def test_what_is_missing_is_a_refusal_only_once_the_leader_knows_that_it_leads(n0, what, error, deposed):
+    """A leader that was replaced without noticing lacks what the new one has committed: it must not refuse for good."""
+    Asker(n0).produced("gap", 0, 0, b"known")
+    n0.run()
+    n0.acknowledge()
+    ask = Asker(n0)
+    if what == "commit":
+        ask.appends.commit(TransactionId("q", 0, "r"), [Part(5, 5, 1, 1)], ask.answers.append)
+    else:
+        ask.produced(what, 0, 7, b"x")
+    n0.run()
+    assert ask.answers == []
+    if deposed:
+        n0.depose()
+    else:
+        n0.confirm()
+    assert ask.ranges == [NotLeaderError if deposed else error]
 
 
 def test_a_refused_first_append_leaves_no_trace_of_its_epoch(n0, ask):
@@ -255,6 +280,7 @@ def test_a_leader_asks_nobody_for_a_sequence_before_its_tables_are_complete(tmp_
         n0.run()
         assert ask.answers == []
         n0.acknowledge()
+        n0.confirm()
         assert ask.ranges == [ProducerUnknownError]
         n0.acknowledge()
         assert ask.ranges == [ProducerUnknownError, (2, 2)]
@@ -369,6 +395,7 @@ def test_every_way_to_an_answer_gives_the_bytes_back(n0, end):
     n0.run()
     if end != "depose":
         n0.acknowledge()
+        n0.confirm()
     assert budget.held_bytes == 0
 
 
@@ -455,6 +482,7 @@ def test_a_transaction_has_a_bound_that_fits_everywhere(n0, ask):
     with pytest.raises(BadRequestError, match=r"16001 parts.*at most 16000"):
         ask.appends.commit(key, [Part(big, big, big, big)] * (PARTS_MAX + 1), ask.answers.append)
     ask.appends.commit(key, [Part(big, big, big, big)] * PARTS_MAX, ask.answers.append)
+    n0.confirm()
     assert ask.answers[0].code == 605, "it fits; there are no such parts in the log"
 
 

@@ -47,6 +47,7 @@ def test_many_seeds(first: int) -> None:
     [
         pytest.param(50, id="a file that a killed process had made was not durable"),
         pytest.param(115, id="a NOOP torn inside its append time was believed"),
+        pytest.param(534, id="a leader that was replaced without noticing refused a producer for good"),
     ],
 )
 def test_once_failed(seed: int) -> None:

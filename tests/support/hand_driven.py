@@ -19,6 +19,8 @@ from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
     Configuration,
+    Heartbeat,
+    HeartbeatResponse,
     Message,
     Ready,
     RequestVote,
@@ -162,6 +164,14 @@ class HandDriven:
         """The other voters take everything there is."""
         status = self.replica.raft.status()
         self.acknowledge_as_of(status.last_index)
+        self.run()
+
+    def confirm(self) -> None:
+        """The other voters echo the newest heartbeats: this node still leads, as of now."""
+        self.run()
+        newest = {message.target: message for message in self.sent if isinstance(message, Heartbeat)}
+        for peer, beat in newest.items():
+            self.step(HeartbeatResponse, peer, beat.term, round=beat.round, last_index=beat.commit_index)
         self.run()
 
     def acknowledge_as_of(self, index: int) -> None:
