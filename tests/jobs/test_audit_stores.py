@@ -108,14 +108,30 @@ def flip_time(store: Path, index: int) -> None:
     flip(store, index, 39)
 
 
-def raise_term(store: Path, index: int) -> None:
+def set_term(store: Path, index: int, term: int) -> None:
+    """Rewrites a term in the record alone."""
     file, offset = place_of(store, index)
-    overwrite(file, offset + 16, struct.pack(">q", 9))
+    overwrite(file, offset + 16, struct.pack(">q", term))
+
+
+def set_term_twice(store: Path, index: int, term: int) -> None:
+    """Rewrites a term in the record and in its index row, so that the two agree."""
+    set_term(store, index, term)
+    files = sorted((store / "index").iterdir())
+    file = max(path for path in files if int(path.name) <= index * 32)
+    overwrite(file, index * 32 - int(file.name) + 24, struct.pack(">q", term))
+
+
+def raise_term(store: Path, index: int) -> None:
+    set_term_twice(store, index, 9)
 
 
 def lower_term(store: Path, index: int) -> None:
-    file, offset = place_of(store, index)
-    overwrite(file, offset + 16, struct.pack(">q", 0))
+    set_term_twice(store, index, 0)
+
+
+def raise_term_in_the_record(store: Path, index: int) -> None:
+    set_term(store, index, 9)
 
 
 def wipe_header(store: Path, index: int) -> None:
@@ -152,6 +168,7 @@ def test_equal_stores_have_no_findings(stores: Stores) -> None:
         (raise_term, "TERM_REGRESSION", 128, 1),
         (raise_term, "TERM_REGRESSION", 255, 1),
         (lower_term, "TERM_REGRESSION", 500, 1),
+        (raise_term_in_the_record, "CORRUPT", 300, 1),
     ],
 )
 def test_a_fault_in_one_store_gives_one_finding(
