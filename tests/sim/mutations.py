@@ -315,26 +315,24 @@ def escapes_scenarios(directory: Path, mutation: Mutation) -> str:
     return "" if run.returncode == 1 and "error" not in summary else f"{run.stdout}{run.stderr}"
 
 
+SCENARIOS: Final = SCENARIO_MUTATIONS | STORAGE_MUTATIONS
+ALL: Final = CORE_MUTATIONS | WHOLE_MUTATIONS | SCENARIOS
+
+
+def attempt(name: str) -> str:
+    """Tries one mutation on a copy of its own; returns "" if it was noticed, else what the run said."""
+    with tempfile.TemporaryDirectory() as directory:
+        if name in SCENARIOS:
+            return escapes_scenarios(Path(directory), ALL[name])
+        return escapes_seeds(Path(directory), ALL[name], core=name in CORE_MUTATIONS)
+
+
 def main(jobs: int) -> int:
     """Tries all mutations and prints which were noticed; returns how many were not."""
-    cases = [
-        *((name, lambda d, m=m: escapes_seeds(d, m, core=True)) for name, m in CORE_MUTATIONS.items()),
-        *((name, lambda d, m=m: escapes_seeds(d, m, core=False)) for name, m in WHOLE_MUTATIONS.items()),
-        *(
-            (name, lambda d, m=m: escapes_scenarios(d, m))
-            for name, m in (SCENARIO_MUTATIONS | STORAGE_MUTATIONS).items()
-        ),
-    ]
-
-    def attempt(case: int) -> tuple[str, str]:
-        name, escapes = cases[case]
-        with tempfile.TemporaryDirectory() as directory:
-            return name, escapes(Path(directory))
-
     missed = 0
     with ThreadPoolExecutor(jobs) as pool:
-        for name, said in pool.map(attempt, range(len(cases))):
+        for name, said in zip(ALL, pool.map(attempt, ALL), strict=True):
             missed += bool(said)
             sys.stdout.write(f"{'MISSED' if said else 'noticed':>8}  {name}\n")
-    sys.stdout.write(f"{len(cases) - missed} of {len(cases)} noticed\n")
+    sys.stdout.write(f"{len(ALL) - missed} of {len(ALL)} noticed\n")
     return missed
