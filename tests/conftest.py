@@ -1,4 +1,8 @@
-"""What holds for every test run: no silent skips under CI, at least one test, no process and no file left behind."""
+"""What holds for every test run: no silent skips under CI, at least one test, no process and no file left behind.
+
+A run on several workers (``-n 2``) gives a worker whole files; all that start JVMs stay together on one worker, because
+they share a Spark session, and a first download of jars.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import psutil
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks", "spark_connector"})
 RUN_MARK = "DLEDGER_TEST_RUN"
 """Every process started by the tests inherits this variable, so even one whose parent died is found."""
 
@@ -28,12 +33,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--no-leftovers", action="store_true", help="fail if the run leaves new files in the checkout")
 
 
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ[RUN_MARK] = uuid.uuid4().hex
+    if not _is_worker(config):
+        os.environ[RUN_MARK] = uuid.uuid4().hex
     # The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves. Without it
     # the JVM would reserve a code cache of 48 MB only, which a whole run of Spark tests fills.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
     config.stash[_ran] = set()
+    config.pluginmanager.register(_Count(config))
     if config.getoption("--no-leftovers"):
         config.stash[_before] = _files()
 
@@ -56,9 +67,24 @@ def pytest_runtest_makereport(
     if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--no-skips"):
         report.outcome = "failed"
         report.longrepr = f"skipped, and --no-skips is set: {report.longrepr}"
-    if report.when == "call" and not report.skipped:
-        item.config.stash[_ran].add(item.nodeid)
     return report
+
+
+class _Count:
+    """Counts tests that ran; reports of workers reach only the process that leads them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and not report.skipped:
+            self._config.stash[_ran].add(report.nodeid)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        together = "jvm" if item.path.parent.name in WITH_JVMS else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(together))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,6 +104,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if config.option.collectonly:
         return
     _stop_spark()
+    if _is_worker(config):
+        return  # the process that leads the workers looks when they are gone
     problems = [f"still running: {process}" for process in _processes_left()]
     if _before in config.stash:
         problems += [f"left behind: {path}" for path in sorted(_files() - config.stash[_before])]

@@ -11,6 +11,7 @@ import pytest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 SKIPPED = "import pytest\ndef test_fine():\n    pass\ndef test_java():\n    pytest.skip('no Java')\n"
+WORKERS = ["-n", "2", "--dist", "loadgroup"]
 ORPHAN = (
     "import subprocess, sys\n"
     "def test_forgets():\n"
@@ -47,6 +48,10 @@ def session(tmp_path: Path, test: str, *arguments: str) -> subprocess.CompletedP
         ("import pytest\npytest.skip('no Java', allow_module_level=True)\n", ["--no-skips"], 2, "1 error"),
         (SKIPPED, ["-k", "java"], 1, "no test ran"),
         (SKIPPED, ["-k", "nothing"], 5, "2 deselected"),
+        (SKIPPED, WORKERS, 0, "1 passed, 1 skipped"),
+        (SKIPPED, [*WORKERS, "--no-skips"], 1, "1 failed, 1 passed"),
+        (SKIPPED, [*WORKERS, "-k", "java"], 1, "no test ran"),
+        (SKIPPED, [*WORKERS, "-k", "nothing"], 5, "no tests ran"),
     ],
 )
 def test_skips_and_empty_runs_fail(tmp_path: Path, test: str, arguments: list[str], code: int, said: str) -> None:
@@ -54,10 +59,11 @@ def test_skips_and_empty_runs_fail(tmp_path: Path, test: str, arguments: list[st
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout
 
 
-def test_an_orphaned_process_fails_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [[], WORKERS], ids=["alone", "workers"])
+def test_an_orphaned_process_fails_the_run(tmp_path: Path, workers: list[str]) -> None:
     import psutil
 
-    done = session(tmp_path, ORPHAN)
+    done = session(tmp_path, ORPHAN, *workers)
     pid = int(done.stdout.split("still running: pid ")[1].split(":")[0])
     psutil.Process(pid).kill()
     assert done.returncode == 1
