@@ -170,7 +170,7 @@ def test_a_closed_async_client_is_not_used():
         ({"peers": "n0"}, "malformed peer"),
         ({"peers": ()}, "no peers"),
         ({"group": "a/b"}, "cannot name a group"),
-        ({"tls": object()}, "not supported yet at tls"),
+        ({"tls": True}, "not supported yet at tls"),
         ({"token": "secret"}, "not supported yet at token"),
         ({"protocol": "dledger-java"}, "not supported yet at protocol"),
         ({"protocol": "http"}, "unknown protocol"),

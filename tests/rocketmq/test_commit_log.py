@@ -52,6 +52,7 @@ def test_the_golden_log(tmp_path: Path, batch_bytes: int) -> None:
         (struct.pack(">i", 90) + BODIES[0][4:], "damaged"),
         (struct.pack(">i", -1) + BODIES[0][4:], "damaged"),
     ],
+    ids=["nothing", "few zeros", "zeros", "one byte", "blank", "unknown magic", "cut", "too short", "negative"],
 )
 def test_what_ends_a_file(tmp_path: Path, rest: bytes, kind: str) -> None:
     path = tmp_path / "file"
