@@ -6,8 +6,9 @@ import asyncio
 import os
 import weakref
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -33,6 +34,19 @@ from dledger_core.errors import ConfigError
 __all__ = ["Client"]
 
 _T = TypeVar("_T")
+
+SIGNAL_S: Final = 1.0
+"""How long Ctrl-C may go unnoticed in a call."""
+
+
+def _result(future: Future[_T]) -> _T:
+    """Waits in turns: a signal that comes just before a wait does not end it, and is seen only after it."""
+    while True:
+        try:
+            return future.result(SIGNAL_S)
+        except TimeoutError:
+            if future.done():
+                return future.result()
 
 
 def _shut_down(thread: LoopThread, client: AsyncClient, pid: int) -> None:
@@ -103,7 +117,7 @@ class Client:
             work.close()
             raise ConfigError(reason, "", remedy)
         try:
-            return future.result()
+            return _result(future)
         except BaseException:
             future.cancel()  # Ctrl-C: nothing shall go on behind the caller's back
             raise
@@ -215,15 +229,21 @@ class Client:
 
     def role_changes(self) -> Iterator[RoleChange]:
         """See ``AsyncClient.role_changes``."""
-        changes, turn = self.in_loop.role_changes(), asyncio.Lock()
+        changes, waits = self.in_loop.role_changes(), set[asyncio.Task[Any] | None]()
 
         async def following() -> RoleChange:
-            async with turn:
+            waits.add(wait := asyncio.current_task())
+            try:
                 return await anext(changes)
+            finally:
+                waits.discard(wait)
 
         async def close() -> None:
-            async with turn:  # an interrupted wait may not have ended yet
-                await changes.aclose()
+            # An interrupt may have come when the wait was handed over and its future was not here yet to cancel it.
+            for wait in filter(None, list(waits)):
+                wait.cancel()
+                await asyncio.wait((wait,))
+            await changes.aclose()
 
         try:
             while True:
