@@ -29,7 +29,7 @@ lint: $(READY)
 	@$(BIN)/lint-imports --no-logo
 
 test: lint
-	@.ci/java .ci/scratch $(BIN)/python -m pytest --no-leftovers -n 2 --dist loadgroup --durations=30 --durations-min=4 $(ARGS)
+	@.ci/java .ci/scratch $(BIN)/python -m pytest --no-leftovers --durations=30 --durations-min=4 $(ARGS)
 
 check: lint
 	@.ci/java $(BIN)/python -m pytest -q -m '$(QUICK)' $(ARGS)

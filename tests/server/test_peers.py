@@ -186,7 +186,10 @@ def test_a_link_that_breaks_at_once_is_dialled_less_and_less_often():
     run(main())
 
 
-@pytest.mark.parametrize("host", ["bad..name", "x" * 70 + ".example", "\udcff", "nul\0byte"])
+NO_NAMES = {"empty label": "bad..name", "long label": "x" * 70 + ".example", "surrogate": "\udcff", "nul": "nul\0byte"}
+
+
+@pytest.mark.parametrize("host", NO_NAMES.values(), ids=NO_NAMES)
 def test_a_host_that_is_no_name_does_not_end_the_dialling(host, caplog):
     async def main():
         peers = free_peers(2)
