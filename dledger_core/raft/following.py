@@ -9,6 +9,7 @@ from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
 __all__ = [
+    "accept",
     "check_batches",
     "follow",
     "handle_append_entries",
@@ -58,16 +59,21 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
     matched = message.batches[-1].last_index if message.batches else message.prev_index
     # Not min(commit, last_index): entries behind ``matched`` may be another leader's (pitfall 2).
     log.commit_to(min(message.commit_index, matched))
+    accept(state, message.sender, max(matched, log.commit_index))
+
+
+def accept(state: RaftState, leader_id: NodeId, match_index: Index) -> None:
+    """Tells the leader, once all of it is durable, that the logs agree up to ``match_index``."""
     state.send_persisted(
         AppendEntriesResponse(
             sender=state.node_id,
-            target=message.sender,
+            target=leader_id,
             term=state.term,
             accepted=True,
-            match_index=max(matched, log.commit_index),
+            match_index=match_index,
             hint_term=NO_TERM,
-            hint_first_index=Index(log.last_index + 1),
-            last_index=log.last_index,
+            hint_first_index=Index(state.log.last_index + 1),
+            last_index=state.log.last_index,
         )
     )
 

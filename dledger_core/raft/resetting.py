@@ -14,7 +14,7 @@ from __future__ import annotations
 from dledger_core.errors import ProtocolError, invariant
 from dledger_core.ids import NO_TERM, Index, NodeId
 from dledger_core.raft import following
-from dledger_core.raft.messages import AppendEntriesResponse, Reset, ResetResponse
+from dledger_core.raft.messages import Reset, ResetResponse
 from dledger_core.raft.pieces import IncomingReset, OutgoingReset
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.ready import NewStart
@@ -89,7 +89,7 @@ def handle_reset(state: RaftState, message: Reset) -> None:
     previous_index = Index(message.first_index - 1)
     if state.log.matches(previous_index, message.previous_term):
         state.incoming_reset = None
-        _accept(state, message.sender, max(previous_index, state.log.commit_index))
+        following.accept(state, message.sender, max(previous_index, state.log.commit_index))
         return
     incoming = state.incoming_reset
     if incoming is None or not incoming.is_of(message.sender, message.term, message.number):
@@ -113,20 +113,4 @@ def handle_reset(state: RaftState, message: Reset) -> None:
     payload = state.reset_payloads.unpack(message.first_index, message.previous_term, data)
     state.log.restart(message.first_index, message.previous_term)
     state.new_start = NewStart(message.first_index, message.previous_term, payload)
-    _accept(state, message.sender, previous_index)
-
-
-def _accept(state: RaftState, leader_id: NodeId, match_index: Index) -> None:
-    """Answers as to an AppendEntries that ends at ``match_index``, once it is durable."""
-    state.send_persisted(
-        AppendEntriesResponse(
-            sender=state.node_id,
-            target=leader_id,
-            term=state.term,
-            accepted=True,
-            match_index=match_index,
-            hint_term=NO_TERM,
-            hint_first_index=Index(state.log.last_index + 1),
-            last_index=state.log.last_index,
-        )
-    )
+    following.accept(state, message.sender, previous_index)

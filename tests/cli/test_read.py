@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvloop
 from click.testing import CliRunner
 
 from dledger_core.cli import main
 from dledger_core.errors import BehindError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup
+from tests.client.fake_group import running_group
 
 
 @pytest.fixture
 def group() -> Iterator[Any]:
-    loop, made = uvloop.new_event_loop(), FakeGroup()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
-    yield made
-    asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with running_group() as made:
+        yield made
 
 
 def test_tail_up_to_the_end_waits_for_a_replica_that_has_it(group: Any) -> None:

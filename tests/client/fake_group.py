@@ -1,6 +1,8 @@
 """A scripted group of nodes that speaks the real protocol over real loopback sockets, in the test's own loop."""
 
 import asyncio
+import contextlib
+import threading
 from types import SimpleNamespace
 
 import uvloop
@@ -233,3 +235,19 @@ def one_record(body=b"x"):
     found = encode(columns, first_index=0, term=1, position=0, timestamp_ms=1, segment_bytes=1 << 30)
     assert isinstance(found, Records)
     return found
+
+
+@contextlib.contextmanager
+def running_group():
+    """A group whose nodes run on a thread of their own, for whoever blocks."""
+    loop, made = uvloop.new_event_loop(), FakeGroup()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
+        yield made
+        asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,4 +1,3 @@
-import asyncio
 import copy
 import os
 import pickle
@@ -6,28 +5,20 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import uvloop
 
 from dledger_core.client import AsyncClient, Client, Producer
 from dledger_core.config import parse_peers
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import BadRequestError, ConfigError, RequestTimedOutError, UnreachableError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, run
+from tests.client.fake_group import run, running_group
 
 
 @pytest.fixture
 def group():
     """A group whose nodes run on a thread of their own, for the blocking client."""
-    loop, made = uvloop.new_event_loop(), FakeGroup()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
-    yield made
-    asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with running_group() as made:
+        yield made
 
 
 def test_everything_works_without_asyncio(group):

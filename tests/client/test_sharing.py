@@ -12,14 +12,13 @@ import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
-import uvloop
 
 from dledger_core import errors
 from dledger_core.client import AsyncClient, AsyncProducer, Client, Entry, Producer
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, RequestTimedOutError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, run
+from tests.client.fake_group import FakeGroup, run, running_group
 from tests.support.server_group import eventually
 
 KEY = TransactionId("query", 0, "run")
@@ -131,15 +130,8 @@ def test_a_gathered_append_goes_on_until_all_who_share_it_are_cancelled():
 @pytest.fixture
 def group():
     """A group whose nodes run on a thread of their own."""
-    loop, made = uvloop.new_event_loop(), FakeGroup()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result()
-    yield made
-    asyncio.run_coroutine_threadsafe(made.__aexit__(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with running_group() as made:
+        yield made
 
 
 def test_many_threads_hammer_one_client(group):

@@ -77,8 +77,8 @@ CORE_MUTATIONS = {
     ),
     "an acknowledgement names the end of the log": (
         "raft/following.py",
-        "match_index=max(matched, log.commit_index)",
-        "match_index=log.last_index",
+        "accept(state, message.sender, max(matched, log.commit_index))",
+        "accept(state, message.sender, log.last_index)",
     ),
     "a vote for a log that lacks entries": (
         "raft/election.py",

@@ -12,7 +12,6 @@ and the group must elect a leader and commit something new on every node within 
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable
@@ -24,8 +23,9 @@ from dledger_core.ids import NO_INDEX, Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, Status
 from tests.support.checkers import SafetyChecker, check
 from tests.support.memory_store import MemoryStore, writes_of
-from tests.support.network import PARTITIONS, Network, NetworkFaults
+from tests.support.network import Network, NetworkFaults, sometimes
 from tests.support.raft_group import Resets
+from tests.support.virtual_time import VirtualTime
 
 TICK = 10
 """Length of a tick in units of simulated time; a message needs at least one unit."""
@@ -51,22 +51,18 @@ class FaultMix:
 
 def draw_mix(source: random.Random) -> FaultMix:
     """Draws a mix: every fault is sometimes absent, so that the others get their chance."""
-
-    def sometimes(value: float) -> float:
-        return value * source.random() if source.random() < 0.7 else 0.0
-
     return FaultMix(
         nodes=source.choice((3, 3, 5)),
         network=NetworkFaults(
-            loss=sometimes(0.25),
-            duplication=sometimes(0.2),
+            loss=sometimes(source, 0.25),
+            duplication=sometimes(source, 0.2),
             delay_max=source.choice((2, 8, 30)),
-            spike=sometimes(0.05),
+            spike=sometimes(source, 0.05),
             fifo=source.random() < 0.4,
         ),
         disk_delay_max=source.choice((1, 10, 40)),
-        disk_stall=sometimes(0.02),
-        lazy_ready=sometimes(0.6),
+        disk_stall=sometimes(source, 0.02),
+        lazy_ready=sometimes(source, 0.6),
         crash_interval=source.choice((0, 600, 2000)),
         partition_interval=source.choice((0, 500, 1500)),
         propose_interval=source.choice((4, 15, 60)),
@@ -123,15 +119,13 @@ class ClusterSim:
         self.mix = mix or draw_mix(self.source)
         self.fault_time = fault_time
         self.counters: Counter[str] = Counter()
-        self.now = 0
+        self.time = VirtualTime()
         self.faults_on = True
         self.propose_interval = self.mix.propose_interval
         self.nodes = {node_id: SimNode(node_id) for node_id in (NodeId(f"n{at}") for at in range(self.mix.nodes))}
         self.network = Network(tuple(self.nodes), self.mix.network, self.source, self.counters)
         self.checker = SafetyChecker(self.nodes)
         self.resets = Resets(self.source.choice((0, 500, 5000)))
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
-        self._sequence = 0
         self._payloads = 0
         self._requests = 0
 
@@ -139,28 +133,17 @@ class ClusterSim:
         """Runs both phases and returns what happened."""
         for node in self.nodes.values():
             self._start(node)
-        self._at(1, self._client)
-        self._at(50, self._nemesis)
-        self._run_until(lambda: self.now >= self.fault_time)
+        self.time.after(1, self._client)
+        self.time.after(50, self._nemesis)
+        self.time.run_until(lambda: self.time.now >= self.fault_time)
         self._stop_faults()
         self._demand_progress()
+        self.counters["events"] = self.time.events
         self.counters["terms"] = max((int(term) for term in self.checker.leaders), default=0)
         self.counters["elections"] = len(self.checker.leaders)
         self.counters["committed batches"] = len(self.checker.committed)
         self.counters["acknowledged"] = len(self.checker.acknowledged)
         return self.counters
-
-    # Time
-
-    def _at(self, delay: int, action: Callable[[], None]) -> None:
-        self._sequence += 1
-        heapq.heappush(self._events, (self.now + delay, self._sequence, action))
-
-    def _run_until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self.now, _, action = heapq.heappop(self._events)
-            self.counters["events"] += 1
-            action()
 
     def _chance(self, probability: float) -> bool:
         return probability > 0 and self.source.random() < probability
@@ -172,7 +155,7 @@ class ClusterSim:
         node.staged = node.disk.copy()
         node.in_line.clear()
         node.proposed.clear()
-        node.disk_free_at = node.stalled_until = self.now
+        node.disk_free_at = node.stalled_until = self.time.now
         node.raw = RawNode(
             node_id=node.node_id,
             configuration=Configuration(frozenset(self.nodes)),
@@ -185,7 +168,7 @@ class ClusterSim:
             reset_payloads=self.resets,
         )
         self.checker.on_start(node)
-        self._at(self.source.randrange(1, TICK + 1), self._ticker(node, node.life))
+        self.time.after(self.source.randrange(1, TICK + 1), self._ticker(node, node.life))
 
     def _crash(self, node: SimNode) -> None:
         """Loses the core; of the writes in line a prefix survives."""
@@ -204,7 +187,7 @@ class ClusterSim:
         def tick() -> None:
             if node.life == life:
                 self._input(node, node.core.tick)
-                self._at(max(period, node.stalled_until - self.now), tick)
+                self.time.after(max(period, node.stalled_until - self.time.now), tick)
 
         return tick
 
@@ -215,7 +198,7 @@ class ClusterSim:
         if not node.core.has_ready():
             return
         if self.faults_on and self._chance(self.mix.lazy_ready):
-            self._at(self.source.randrange(1, 8), self._pump_later(node, node.life))
+            self.time.after(self.source.randrange(1, 8), self._pump_later(node, node.life))
         else:
             self._pump(node)
 
@@ -234,8 +217,8 @@ class ClusterSim:
             self._send(node, ready.messages)
             node.in_line.append(ready)
             if ready.must_persist:
-                node.disk_free_at = max(node.disk_free_at, self.now) + self._disk_delay()
-            self._at(max(0, node.disk_free_at - self.now), self._disk_done(node, node.life))
+                node.disk_free_at = max(node.disk_free_at, self.time.now) + self._disk_delay()
+            self.time.after(max(0, node.disk_free_at - self.time.now), self._disk_done(node, node.life))
             self.checker.on_step(node)
 
     def _take_results(self, node: SimNode, ready: Ready) -> None:
@@ -282,8 +265,8 @@ class ClusterSim:
         for message in messages:
             self.counters["messages"] += 1
             self.checker.on_send(node, message)
-            for arrival in self.network.arrivals(message, self.now):
-                self._at(arrival - self.now, self._delivery(message))
+            for arrival in self.network.arrivals(message, self.time.now):
+                self.time.after(arrival - self.time.now, self._delivery(message))
 
     def _delivery(self, message: Message) -> Callable[[], None]:
         node = self.nodes[message.target]
@@ -291,8 +274,8 @@ class ClusterSim:
         def deliver() -> None:
             if node.raw is None or (message.sender, message.target) in self.network.cut:
                 return
-            if node.stalled_until > self.now:
-                self._at(node.stalled_until - self.now, deliver)
+            if node.stalled_until > self.time.now:
+                self.time.after(node.stalled_until - self.time.now, deliver)
             else:
                 self._input(node, lambda: node.core.step(message))
 
@@ -301,7 +284,7 @@ class ClusterSim:
     # Clients
 
     def _client(self) -> None:
-        self._at(self.source.randrange(1, 2 * self.propose_interval), self._client)
+        self.time.after(self.source.randrange(1, 2 * self.propose_interval), self._client)
         alive = [node for node in self.nodes.values() if node.raw is not None]
         leaders = [node for node in alive if node.leads]
         if not alive:
@@ -349,12 +332,12 @@ class ClusterSim:
     def _nemesis(self) -> None:
         if not self.faults_on:
             return
-        self._at(50, self._nemesis)
+        self.time.after(50, self._nemesis)
         mix, source = self.mix, self.source
         if mix.crash_interval and self._chance(50 / mix.crash_interval):
             self._crash_some()
         if mix.partition_interval and self._chance(50 / mix.partition_interval):
-            self._partition()
+            self.network.partition_some(self._leaders())
         if self._chance(0.05):
             self.network.heal()
         alive = [node for node in self.nodes.values() if node.raw is not None]
@@ -364,7 +347,7 @@ class ClusterSim:
         draw = source.random()
         if draw < 0.03:
             self.counters["stalls"] += 1
-            node.stalled_until = self.now + source.randrange(50, 300)
+            node.stalled_until = self.time.now + source.randrange(50, 300)
         elif draw < 0.10:
             self._input(node, lambda: node.core.report_unreachable(other))
         elif draw < 0.12:
@@ -379,16 +362,13 @@ class ClusterSim:
         count = len(alive) if self._chance(0.1) else 1
         for node in self.source.sample(alive, min(count, len(alive))):
             self._crash(node)
-            self._at(self.source.randrange(1, 600), self._restart(node, node.life))
+            self.time.after(self.source.randrange(1, 600), self._restart(node, node.life))
 
     def _restart(self, node: SimNode, life: int) -> Callable[[], None]:
         return lambda: self._start(node) if node.raw is None and node.life == life else None
 
-    def _partition(self) -> None:
-        self.counters["partitions"] += 1
-        leaders = [node.node_id for node in self.nodes.values() if node.leads]
-        focus = self.source.choice(leaders if leaders and self._chance(0.7) else tuple(self.nodes))
-        self.network.partition(self.source.choice(PARTITIONS), focus)
+    def _leaders(self) -> list[NodeId]:
+        return [node.node_id for node in self.nodes.values() if node.leads]
 
     def _compact(self, node: SimNode) -> None:
         """Deletes what a node has on disk and knows to be committed, whoever still needs it."""
@@ -407,7 +387,7 @@ class ClusterSim:
         self.network.heal()
         self.network.faults = NetworkFaults()
         for node in self.nodes.values():
-            node.stalled_until = self.now
+            node.stalled_until = self.time.now
             if node.raw is None:
                 self._start(node)
 
@@ -415,11 +395,11 @@ class ClusterSim:
 
     def _demand_progress(self) -> None:
         """A leader and a new commit in bounded time, then everything on every node, in time for what they miss."""
-        start, fresh = self.now, self._payloads
+        start, fresh = self.time.now, self._payloads
         # What nodes had in line on stalled disks and links when the faults stopped still needs its time.
         slack = max(0, *(node.disk_free_at - start for node in self.nodes.values())) + self.mix.network.spike_max
         self._demand("no new commit", slack, lambda: self._is_fresh(fresh))
-        self.counters["ticks to recover"] += (self.now - start) // TICK
+        self.counters["ticks to recover"] += (self.time.now - start) // TICK
         # Stragglers get time to catch up; in profile A a new leader still needs an append to commit.
         self.propose_interval = 30 * TICK
         missing = len(self.checker.batches)
@@ -427,15 +407,15 @@ class ClusterSim:
         self.checker.check_disks()
 
     def _demand(self, what: str, slack: int, done: Callable[[], bool]) -> None:
-        deadline = self.now + slack + LIVENESS_TICKS_MAX * TICK
+        deadline = self.time.now + slack + LIVENESS_TICKS_MAX * TICK
 
         def in_time() -> bool:
-            if self.now > deadline:
+            if self.time.now > deadline:
                 roles = {node.node_id: (node.status.role, node.status.term) for node in self.nodes.values()}
                 raise LivenessError(f"{what} {LIVENESS_TICKS_MAX} ticks after the faults stopped: {roles}")
             return done()
 
-        self._run_until(in_time)
+        self.time.run_until(in_time)
 
     def _is_fresh(self, fresh: int) -> bool:
         payload = str(self.checker.committed[-1].payload) if self.checker.committed else ""
@@ -464,5 +444,5 @@ def run_seed(seed: int) -> Counter[str]:
     try:
         return sim.run()
     except Exception as error:
-        error.add_note(f"at time {sim.now}, after {sim.counters['events']} events; replay: {replay_command(seed)}")
+        error.add_note(f"at time {sim.time.now}, after {sim.time.events} events; replay: {replay_command(seed)}")
         raise

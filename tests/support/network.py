@@ -17,6 +17,11 @@ from dledger_core.raft import Message
 Link = tuple[NodeId, NodeId]
 
 
+def sometimes(source: random.Random, value: float) -> float:
+    """Draws how often a fault strikes, up to ``value``; now and then never."""
+    return value * source.random() if source.random() < 0.7 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
     """What the network does to a message."""
@@ -59,6 +64,12 @@ class Network:
     def heal(self) -> None:
         """Opens all links."""
         self.cut.clear()
+
+    def partition_some(self, leaders: Sequence[NodeId]) -> None:
+        """Cuts links of any kind around some node, mostly around one that leads."""
+        self._counters["partitions"] += 1
+        focus = self._source.choice(leaders if leaders and self._source.random() < 0.7 else self.nodes)
+        self.partition(self._source.choice(PARTITIONS), focus)
 
     def partition(self, kind: str, focus: NodeId) -> None:
         """Cuts links: see ``PARTITIONS``; ``focus`` is the node it is about, often the leader."""

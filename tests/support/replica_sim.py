@@ -34,7 +34,7 @@ from dledger_core.server.appends import Appended
 from dledger_core.storage import CommitLog
 from tests.support.checkers import SafetyChecker, check
 from tests.support.cluster_sim import LivenessError
-from tests.support.network import PARTITIONS, Network, NetworkFaults
+from tests.support.network import Network, NetworkFaults, sometimes
 from tests.support.sim_clients import History, PlainClient, ProducerClient, QueryClient, ReadClient, SimClient
 from tests.support.sim_history import check_history
 from tests.support.sim_member import GROUP, SimMember, shadow_of
@@ -66,24 +66,20 @@ class WholeMix:
 
 def draw_whole_mix(source: random.Random) -> WholeMix:
     """Draws a mix: every fault is sometimes absent, so that the others get their chance."""
-
-    def sometimes(value: float) -> float:
-        return value * source.random() if source.random() < 0.7 else 0.0
-
     return WholeMix(
         nodes=source.choice((3, 3, 5)),
         network=NetworkFaults(
-            loss=sometimes(0.2),
-            duplication=sometimes(0.2),
+            loss=sometimes(source, 0.2),
+            duplication=sometimes(source, 0.2),
             delay_max=source.choice((2, 8, 30)),
-            spike=sometimes(0.05),
+            spike=sometimes(source, 0.05),
             fifo=source.random() < 0.5,
         ),
         disk_delay_max=source.choice((1, 10, 40)),
-        disk_stall=sometimes(0.02),
+        disk_stall=sometimes(source, 0.02),
         crash_interval=source.choice((400, 800, 2000)),
         write_crash=source.choice((0.0, 0.3, 0.6)),
-        disk_error=sometimes(0.15),
+        disk_error=sometimes(source, 0.15),
         partition_interval=source.choice((0, 500, 1500)),
         clock_jumps=source.random() < 0.5,
         client_pause=source.choice((4, 15, 40)),
@@ -102,7 +98,7 @@ def draw_whole_mix(source: random.Random) -> WholeMix:
             zero_ahead_bytes=0,
             unsynced_bytes_max=source.choice((4096, 1 << 20)),
         ),
-        retention=sometimes(0.6),
+        retention=sometimes(source, 0.6),
     )
 
 
@@ -292,7 +288,7 @@ class ReplicaSim:
         if self.chance(50 / mix.crash_interval):
             self._crash_some()
         if mix.partition_interval and self.chance(50 / mix.partition_interval):
-            self._partition()
+            self.network.partition_some(self._leaders())
         if self.chance(0.05):
             self.network.heal()
         alive = [member for member in self.members.values() if member.up]
@@ -350,11 +346,8 @@ class ReplicaSim:
             else:
                 member.die("crashes")
 
-    def _partition(self) -> None:
-        self.counters["partitions"] += 1
-        leaders = [m.node_id for m in self.members.values() if m.up and m.replica.raft.status().role is Role.LEADER]
-        focus = self.source.choice(leaders if leaders and self.chance(0.7) else tuple(self.members))
-        self.network.partition(self.source.choice(PARTITIONS), focus)
+    def _leaders(self) -> list[NodeId]:
+        return [m.node_id for m in self.members.values() if m.up and m.replica.raft.status().role is Role.LEADER]
 
     def _stop_faults(self) -> None:
         self.faults_on = False
