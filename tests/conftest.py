@@ -70,6 +70,23 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Workers tell reports in UTF-8: half a surrogate pair in a log line would end the whole run."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    match data:
+        case str():
+            return data.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {key: _encodable(value) for key, value in data.items()}
+        case list() | tuple():
+            return type(data)(map(_encodable, data))
+    return data
+
+
 class _Count:
     """Counts tests that ran; reports of workers reach only the process that leads them."""
 
