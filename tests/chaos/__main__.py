@@ -3,6 +3,7 @@
 python -m tests.chaos --minutes 5                 rounds of at most five minutes, each with a new seed
 python -m tests.chaos --minutes 60 --record       the same, resumable, each round a line of CAMPAIGN.jsonl
 python -m tests.chaos failover --kills 50         how long appends stand still when the leader is killed
+python -m tests.chaos saturated --minutes 10      whether there are elections while other work takes both cores
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from pathlib import Path
 
 from tests.chaos.campaign import run_campaign
 from tests.chaos.failover import run_failover
+from tests.chaos.saturated import run_saturated
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", choices=("run", "failover"), default="run")
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults strike, in all")
+    parser.add_argument("command", nargs="?", choices=("run", "failover", "saturated"), default="run")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults strike, or others work, in all")
     parser.add_argument("--seed", type=int, help="the first round's seed; the next rounds count on from it")
     parser.add_argument("--out", type=Path, help="where a failed round stays (default: a new temporary folder)")
     parser.add_argument("--record", action="store_true", help="append to CAMPAIGN.jsonl and go on where it stopped")
@@ -35,6 +37,8 @@ def main() -> int:
     try:
         if options.command == "failover":
             return run_failover(options.kills, options.limit_ms, out / "failover")
+        if options.command == "saturated":
+            return run_saturated(options.minutes, out / "saturated")
         return run_campaign(options.minutes, options.seed, out, to_record=options.record)
     finally:
         if not any(out.iterdir()) and options.out is None:

@@ -19,7 +19,7 @@ PAUSE_S = 0.002
 SETTLE_S = 60.0
 
 
-class _Appender:
+class Appender:
     """Appends one small entry after the other and notes when each was acknowledged."""
 
     def __init__(self, peers: str) -> None:
@@ -68,7 +68,7 @@ def measure(kills: int, directory: Path) -> list[float]:
     gaps: list[float] = []
     thread = LoopThread("appender")
     with LocalCluster(directory=directory, data_segment_bytes=64 << 20, index_segment_bytes=1 << 20) as cluster:
-        appender = _Appender(cluster.peers)
+        appender = Appender(cluster.peers)
         running = asyncio.run_coroutine_threadsafe(appender.run(), thread.loop)
         try:
             appender.wait_beyond(0.0)
