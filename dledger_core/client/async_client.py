@@ -13,7 +13,7 @@ import pyarrow as pa
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
 from dledger_core.client.cluster_view import ClusterView
-from dledger_core.client.describing import agreed, metadata_of, producer_of, transaction_map, transaction_of
+from dledger_core.client.describing import agreed, groups_of, metadata_of, producer_of, transaction_map, transaction_of
 from dledger_core.client.reading import Consistency, Isolation
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
@@ -288,7 +288,7 @@ class AsyncClient:
             timestamp: milliseconds since the epoch, or a datetime with a time zone.
         """
         self._check_usable()
-        request = {"t": Type.TIME, "g": self.group, "ms": _millis(timestamp)}
+        request = {"t": Type.TIME, "g": self.group, "ms": reading.millis(timestamp)}
         return await self._requests.to_any(
             request, lambda frame: int_field(frame.header, "index", 0), timeout_s=self._timeout_s
         )
@@ -360,6 +360,16 @@ class AsyncClient:
         self._check_usable()
         return metadata_of(self.peers, await self._view.ask_all())
 
+    async def groups(self) -> dict[str, str | None]:
+        """Asks every node which groups it hosts; returns the uuid of each group's log, None where it has none yet."""
+        self._check_usable()
+        return groups_of(await self._view.ask_all({"t": Type.GROUPS}))
+
+    async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
+        """Returns what a replica, any by default, says about the log: ``terms``, ``segments`` or ``producers``."""
+        self._check_usable()
+        return await self._reader.describe(table, node)
+
     def role_changes(self) -> AsyncGenerator[RoleChange, None]:
         """Yields what each node is, then every change of it, for ever; to be unreachable is one."""
         return self._view.role_changes(self._check_usable)
@@ -387,11 +397,3 @@ def _check_supported(
         raise ConfigError(f"{timeout_ms} is no timeout", "timeout_ms", "use milliseconds above 0")
     if not peers:
         raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")
-
-
-def _millis(timestamp: datetime | int) -> int:
-    if isinstance(timestamp, datetime):
-        if timestamp.tzinfo is None:
-            raise BadRequestError("a time without a time zone", "timestamp", "add one: replace(tzinfo=UTC)")
-        return int(timestamp.timestamp() * 1000)
-    return int(timestamp)

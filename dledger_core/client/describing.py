@@ -12,7 +12,7 @@ from dledger_core.errors import DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, str_field
 from dledger_core.net.frame import Frame
 
-__all__ = ["agreed", "metadata_of", "producer_of", "transaction_map", "transaction_of"]
+__all__ = ["agreed", "groups_of", "metadata_of", "producer_of", "transaction_map", "transaction_of"]
 
 _STATUS_ROW = [str, str, int, int, int, int, int, int]
 
@@ -43,6 +43,22 @@ def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:
         raise ProtocolError("an answer to metadata is malformed", peer.address)
     node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
     return NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
+
+
+def groups_of(answers: Mapping[str, Frame | DLedgerError]) -> dict[str, str | None]:
+    """Merges what the nodes answered to GROUPS.
+
+    Raises:
+        ProtocolError: an answer is malformed.
+    """
+    found: dict[str, str | None] = {}
+    for answer in answers.values():
+        if isinstance(answer, Frame):
+            logs = answer.header.get("logs")
+            if not isinstance(logs, dict) or not all(isinstance(uuid, (str, type(None))) for uuid in logs.values()):
+                raise ProtocolError("an answer to groups is malformed", "header")
+            found |= {str(group): uuid or found.get(group) for group, uuid in logs.items()}
+    return dict(sorted(found.items()))
 
 
 def agreed(answers: Mapping[str, Frame | DLedgerError]) -> tuple[str, ...]:

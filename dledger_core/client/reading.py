@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "decode_digests",
     "decode_read",
     "entry_of",
+    "millis",
     "read_request",
 ]
 
@@ -140,3 +142,16 @@ def decode_digests(frame: Frame) -> DigestReport:
         raise ProtocolError("an answer to digest is malformed", "header")
     ranges = tuple(RangeDigest(row[0], row[1], *row[3:]) for row in rows or ())
     return DigestReport(ranges, int_field(header, "next", 0), int_field(header, "commit"), tuple(damaged or ()))
+
+
+def millis(timestamp: datetime | int) -> int:
+    """Returns milliseconds since the epoch.
+
+    Raises:
+        BadRequestError: a datetime without a time zone.
+    """
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise BadRequestError("a time without a time zone", "timestamp", "add one: replace(tzinfo=UTC)")
+        return int(timestamp.timestamp() * 1000)
+    return int(timestamp)

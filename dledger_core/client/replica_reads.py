@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pyarrow as pa
+
 from dledger_core.client.cluster_view import ClusterView
 from dledger_core.client.reading import decode_read, read_request
 from dledger_core.client.requests import Requests
 from dledger_core.client.results import Fetch
-from dledger_core.errors import DLedgerError
+from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
 from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import DESCRIPTIONS, description_batch, key_of
 
 __all__ = ["Reader"]
 
@@ -47,6 +51,31 @@ class Reader:
         self._view.saw_commit(found.commit_index)
         return found
 
+    async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
+        """Returns a table of DESCRIPTIONS as ``node`` answers it, page by page; any replica if None.
+
+        Raises:
+            BadRequestError: there is no such table.
+        """
+        if table not in DESCRIPTIONS:
+            raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
+        rows: list[Any] = []
+        request: dict[str, Any] = {"t": Type.DESCRIBE, "g": self._view.group, "table": table}
+        more = True
+        while more:
+            after = key_of(table, rows[-1]) if rows else None
+            page, more = await self._page(request | {"after": after}, node)
+            rows += page
+        try:
+            return description_batch(table, rows)
+        except (pa.ArrowException, TypeError) as error:
+            raise ProtocolError(f"rows of {table} are malformed: {error}", "header") from None
+
+    async def _page(self, request: dict[str, Any], node: str | None) -> tuple[list[Any], bool]:
+        if node is not None:
+            return await self._requests.to_node(node, request, _decode_page, timeout_s=self._timeout_s)
+        return await self._requests.to_any(request, _decode_page, timeout_s=self._timeout_s)
+
     async def fetch_newest(self, index: int, found: Fetch) -> Fetch:
         """Looks for one entry at the leader, because a follower may not have heard of the newest commit.
 
@@ -68,3 +97,12 @@ class Reader:
             return decode_read(request, await self._requests.to_leader(request, timeout_s=timeout_s, repeatable=True))
         except DLedgerError:
             return found
+
+
+def _decode_page(frame: Frame) -> tuple[list[Any], bool]:
+    rows, more = frame.header.get("rows"), frame.header.get("more")
+    well_formed = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+    if not well_formed or not isinstance(more, bool) or (more and not rows):
+        raise ProtocolError("an answer to describe is malformed", "header")
+    assert isinstance(rows, list)
+    return rows, more

@@ -227,6 +227,14 @@ class Client:
         """See ``AsyncClient.metadata``."""
         return self.call(self.in_loop.metadata())
 
+    def groups(self) -> dict[str, str | None]:
+        """See ``AsyncClient.groups``."""
+        return self.call(self.in_loop.groups())
+
+    def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
+        """See ``AsyncClient.describe``."""
+        return self.call(self.in_loop.describe(table, node))
+
     def role_changes(self) -> Iterator[RoleChange]:
         """See ``AsyncClient.role_changes``."""
         changes, waits = self.in_loop.role_changes(), set[asyncio.Task[Any] | None]()

@@ -71,6 +71,10 @@ class Type(IntEnum):
     TRANSFER_OK             leader
     WATCH                   wait ms, seen [role, leader id|nil, term]|nil: answered when that is not the state
     WATCH_OK                role, leader id|nil, term, broker master|slave
+    GROUPS                  (g is not looked at)
+    GROUPS_OK               logs {group: uuid|nil} that the node hosts
+    DESCRIBE                table terms|segments|producers, after key|nil (what record.descriptions calls so)
+    DESCRIBE_OK             rows [[...], ...] of what is committed, behind that key; more bool
     VOTE                    s sender, to, term, li last_index, lt last_term, pre, x transfer
     VOTE_OK                 s, to, term, ok granted, pre
     APPEND_ENTRIES          s, to, term, pi prev_index, pt prev_term, c commit_index,
@@ -107,6 +111,10 @@ class Type(IntEnum):
     TRANSFER_OK = 25
     WATCH = 26
     WATCH_OK = 27
+    GROUPS = 28
+    GROUPS_OK = 29
+    DESCRIBE = 30
+    DESCRIBE_OK = 31
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

@@ -21,6 +21,7 @@ The module is pure: no I/O, no clock. All functions are thread-safe.
 
 from dledger_core.record.arrow import to_arrow
 from dledger_core.record.columns import Columns
+from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
 from dledger_core.record.layout import (
     BATCH_END,
@@ -42,6 +43,7 @@ from dledger_core.record.slices import slices_of
 
 __all__ = [
     "BATCH_END",
+    "DESCRIPTIONS",
     "HEADER",
     "HEADER_BYTES",
     "INDEX_RECORD",
@@ -56,8 +58,10 @@ __all__ = [
     "Columns",
     "Payload",
     "Records",
+    "description_batch",
     "encode",
     "index_records",
+    "key_of",
     "place",
     "slices_of",
     "to_arrow",

@@ -1,4 +1,4 @@
-"""Reads on any replica: committed records by index range, times, digests.
+"""Reads on any replica: committed records by index range, times, digests, and what the log says about itself.
 
 What is served is committed, durable here, and checked against its CRCs on the way out.
 """
@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, TypeVar
 from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
 from dledger_core.errors import BadRequestError, BehindError, IndexOutOfRangeError
 from dledger_core.ids import Index
-from dledger_core.record import Records
+from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica import Replica
+from dledger_core.storage.describing import producer_rows, segment_rows, term_rows
 
 __all__ = ["DigestRequest", "ReadRequest", "ReadResult", "Reads"]
 
@@ -28,6 +29,10 @@ DIGEST_DAMAGED_MAX: Final = 1000
 
 RANGES_MAX: Final = 4096
 """Ranges in one answer, well below what a header may hold."""
+
+ROWS_MAX: Final = 1000
+"""Rows in one answer: those of producers with the longest names fit a header too."""
+_KEY_KINDS: Final = {"terms": [int], "segments": [int], "producers": [str, str]}
 
 _INT64_MAX: Final = (1 << 63) - 1
 _Choice = TypeVar("_Choice", bound=str)
@@ -199,6 +204,27 @@ class Reads:
         loop = asyncio.get_running_loop()
         index = await loop.run_in_executor(self._executor, self._replica.log.index_at_time, time_ms)
         return min(index, self._replica.visible_end)
+
+    async def describe(self, table: str, after: Any) -> tuple[list[list[Any]], bool]:
+        """Returns rows of a table of DESCRIPTIONS behind the key ``after``, and whether there are more behind them."""
+        if table not in DESCRIPTIONS:
+            raise BadRequestError(f"no table {str(table)[:80]!r}", "", f"use {', '.join(DESCRIPTIONS)}")
+        kinds = _KEY_KINDS[table]
+        if after is not None and (not isinstance(after, list) or [type(part) for part in after] != kinds):
+            raise BadRequestError("field 'after' is no key of this table", "", "use the key of the last row")
+        if table == "producers":
+            rows = producer_rows(self._replica.tables, after, ROWS_MAX + 1)
+        else:
+            loop = asyncio.get_running_loop()
+            rows = await loop.run_in_executor(self._executor, self._log_rows, table)
+            rows = [row for row in rows if after is None or key_of(table, row) > after]
+        return rows[:ROWS_MAX], len(rows) > ROWS_MAX
+
+    def _log_rows(self, table: str) -> list[list[Any]]:
+        log, end = self._replica.log, self._replica.readable_end
+        if table == "terms":
+            return term_rows(log.term_runs(), log.first_index(), end)
+        return segment_rows(log.segment_facts(), log.position_of, end)
 
     async def digest(self, request: DigestRequest) -> tuple[list[RangeDigest], int, list[int]]:
         """Digests ranges from the files, whatever the CRCs say.

@@ -94,6 +94,7 @@ class ClientService:
             Type.DIGEST: lambda request: self._start(request, self._digest),
             Type.TRANSFER: lambda request: self._start(request, self._transfer),
             Type.WATCH: lambda request: self._start(request, self._watch),
+            Type.DESCRIBE: lambda request: self._start(request, self._describe),
         }
 
     @property
@@ -114,14 +115,18 @@ class ClientService:
         """Takes a request; raises ProtocolError for anything else."""
         kind = frame.header["t"]
         handler = self._handlers.get(kind)
-        if handler is None:
+        if handler is None and kind != Type.GROUPS:
             raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
         int_field(frame.header, "r", 1)
         flow = self._flows.get(connection)
         if flow is None:
             flow = self._flows[connection] = ClientFlow(connection)
         try:
-            handler(_Request(connection, flow, frame, self._group(frame)))
+            if handler is None:
+                logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
+                connection.send({"t": Type.GROUPS_OK, "r": frame.header["r"], "logs": logs})
+            else:
+                handler(_Request(connection, flow, frame, self._group(frame)))
         except ProtocolError:
             raise
         except DLedgerError as error:
@@ -278,6 +283,12 @@ class ClientService:
     async def _time(self, request: _Request) -> None:
         index = await request.hosted.reads.index_at_time(int_field(request.frame.header, "ms", 0))
         request.answer(Type.TIME_OK, {"index": index})
+
+    async def _describe(self, request: _Request) -> None:
+        header = request.frame.header
+        async with request.flow.room():
+            rows, more = await request.hosted.reads.describe(str_field(header, "table"), header.get("after"))
+            request.answer(Type.DESCRIBE_OK, {"rows": rows, "more": more})
 
     async def _digest(self, request: _Request) -> None:
         header, hosted = request.frame.header, request.hosted

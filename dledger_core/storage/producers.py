@@ -8,6 +8,7 @@ break the sequence.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,6 +51,11 @@ class ProducerTable:
 
     def __init__(self) -> None:
         self._producers: OrderedDict[str, ProducerEntry] = OrderedDict()
+
+    @property
+    def entries(self) -> Mapping[str, ProducerEntry]:
+        """Producers by id, least recently active first."""
+        return self._producers
 
     def get(self, producer_id: str) -> ProducerEntry | None:
         """Returns what is known of a producer."""

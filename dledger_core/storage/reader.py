@@ -18,22 +18,25 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
-from dledger_core.errors import CorruptRecordError, StoreIncompleteError, StoreMismatchError
+from dledger_core.errors import BadRequestError, CorruptRecordError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import GroupName, Index, NodeId
 from dledger_core.raft.batch import TermRun
-from dledger_core.record import Records, index_records, to_arrow
+from dledger_core.record import DESCRIPTIONS, MAGIC_CONTROL, Records, description_batch, index_records, to_arrow
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
+from dledger_core.storage.describing import producer_rows, segment_rows, term_rows
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import read_properties
 from dledger_core.storage.index_file import IndexFile, OverlaidIndex, agreement, term_runs
 from dledger_core.storage.layout import Layout, check_complete, lacks_identity
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
-from dledger_core.storage.log_queries import control_entries
+from dledger_core.storage.log_queries import control_entries, segment_facts
+from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import batch_ends
 from dledger_core.storage.scan import Cursor, Rules, Scanner
 from dledger_core.storage.segments import Segments, is_segment_name
 from dledger_core.storage.start_check import start_findings
+from dledger_core.storage.tables import LogTables
 from dledger_core.storage.verify import StoreReport, verify_store
 
 __all__ = ["StoreReader", "open_store"]
@@ -92,12 +95,13 @@ def _check_folder(files: Files, layout: Layout) -> None:
         )
 
 
-def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
+def open_store(path: Path | str, *, files: Files | None = None, since: StoreReader | None = None) -> StoreReader:
     """Opens a node's store for reading.
 
     Args:
         path: the directory that holds ``data/`` and ``index/``.
         files: the file system.
+        since: an earlier view of the same store: its tail need not be looked at again. It stays as it is.
 
     Raises:
         StoreMismatchError: there is no store.
@@ -120,13 +124,21 @@ def open_store(path: Path | str, *, files: Files | None = None) -> StoreReader:
     index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
     data = Segments.load(files, layout.data, data_bytes)
     index = Segments.load(files, layout.index, index_bytes, gaps=True)
-    return StoreReader(files, layout, origin, data, IndexFile(index))
+    return StoreReader(files, layout, origin, data, IndexFile(index), since)
 
 
 class StoreReader:
     """A read-only view of one store; made by ``open_store``. Reads are safe from any thread."""
 
-    def __init__(self, files: Files, layout: Layout, origin: _Origin, data: Segments, index: IndexFile) -> None:
+    def __init__(
+        self,
+        files: Files,
+        layout: Layout,
+        origin: _Origin,
+        data: Segments,
+        index: IndexFile,
+        since: StoreReader | None = None,
+    ) -> None:
         self._files = files
         self._layout = layout
         self._origin = origin
@@ -134,7 +146,8 @@ class StoreReader:
         self._index = OverlaidIndex(index)
         self._reader = RecordReader(data, self._index, origin.rules)
         self.first_index: Final = Index(self._find_first(origin.meta))
-        self.last_index: Final = Index(self._scan_tail())
+        seen = since._seen_end() if since is not None and self._continues(since) else None
+        self.last_index: Final = Index(self._scan_tail(seen))
 
     def _find_first(self, meta: LogMeta | None) -> int:
         """Returns the first entry's index: as recorded, else as the first record says."""
@@ -212,9 +225,28 @@ class StoreReader:
         """Yields (index, append time in ms, magic, body) of the control entries of a store of ours in [start, end)."""
         return control_entries(self._reader, max(start, self.first_index), min(end, self.last_index + 1))
 
-    def _scan_tail(self) -> int:
+    def _continues(self, since: StoreReader) -> bool:
+        """Whether this is the store of an earlier view, and still holds that view's last entry.
+
+        The same index and term mean the same log up to there, as Raft has it.
+        """
+        same = (since.writer, since.log_uuid, since.segment_bytes) == (self.writer, self.log_uuid, self.segment_bytes)
+        if not same or since.last_index < max(since.first_index, self.first_index):
+            return False
+        row = since._index.read(since.last_index, since.last_index + 1)[0]
+        header = self._reader.header_at(int(row["position"]))
+        return header is not None and header[1:4] == (int(row["size"]), int(row["index"]), int(row["term"]))
+
+    def _seen_end(self) -> Cursor:
+        """Returns the place up to which the files held all this view knows; behind it rows are in memory."""
+        if self._index.first is not None:
+            row = self._index.read(self._index.first, self._index.first + 1)[0]
+            return Cursor(int(row["position"]), self._index.first)
+        return Cursor(self.position_end, self.last_index + 1, self._reader.term_at(self.last_index))
+
+    def _scan_tail(self, seen: Cursor | None) -> int:
         """Walks the tail, holds the index rows that the files do not have, and returns the last entry's index."""
-        start = self._tail_start()
+        start = self._tail_start() if seen is None else seen
         last = (start.index if start.index is not None else self.first_index) - 1
         scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, start)
         for run in scanner.runs():
@@ -252,6 +284,37 @@ class StoreReader:
     def term_runs(self) -> list[TermRun]:
         """Returns the runs of terms, in order."""
         return term_runs(self._reader.term_at, self.first_index, self.last_index)
+
+    def describe(self, table: str) -> pa.RecordBatch:
+        """Returns what the store says about its log: a table of DESCRIPTIONS, up to the last entry.
+
+        In a store that Java wrote there are no producers.
+
+        Raises:
+            BadRequestError: there is no such table.
+        """
+        end = self.last_index + 1
+        if table == "terms":
+            return description_batch(table, term_rows(self.term_runs(), self.first_index, end))
+        if table == "segments":
+            facts = segment_facts(self._reader, end) if end > self.first_index else []
+            return description_batch(table, segment_rows(facts, self._position_of, end))
+        if table == "producers":
+            return description_batch(table, producer_rows(self._tables()))
+        raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
+
+    def _position_of(self, index: int) -> int:
+        return int(self._index.read(index, index + 1)["position"][0])
+
+    def _tables(self) -> LogTables:
+        """Producers and transactions as of the last entry: the snapshot, and the control entries behind it."""
+        if self._origin.meta is None:
+            return LogTables()
+        tables = load_tables(self._files, self._layout, self._origin.meta)
+        for index, time_ms, magic, body in self.control_entries(tables.applied_index + 1, self.last_index + 1):
+            if magic == MAGIC_CONTROL:
+                tables.apply(index, time_ms, body)
+        return tables
 
     def read(self, start: int, end: int, *, max_bytes: int = READ_BYTES) -> pa.RecordBatch:
         """Returns entries from ``start`` on, control entries included, with columns of RECORD_SCHEMA.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from dledger_core.control import Part, TransactionId
 from dledger_core.errors import FencedError, TransactionError
 from dledger_core.ids import Index
 
-__all__ = ["OpenTransaction", "TransactionTable"]
+__all__ = ["OpenTransaction", "Query", "TransactionTable"]
 
 COMMITTED_REMEMBERED: Final = 64
 RETIRED_REMEMBERED: Final = 16
@@ -48,7 +48,7 @@ class OpenTransaction:
 
 
 @dataclass(slots=True)
-class _Query:
+class Query:
     """Runs of one query and its newest committed transactions."""
 
     run_id: str = ""
@@ -61,13 +61,18 @@ class TransactionTable:
 
     def __init__(self) -> None:
         self._open: dict[Key, OpenTransaction] = {}
-        self._queries: OrderedDict[str, _Query] = OrderedDict()
+        self._queries: OrderedDict[str, Query] = OrderedDict()
         self._losers: list[tuple[int, int]] = []
 
     @property
     def open(self) -> dict[Key, OpenTransaction]:
         """Open transactions by (query id, batch id)."""
         return self._open
+
+    @property
+    def queries(self) -> Mapping[str, Query]:
+        """Queries that wrote, by id, least recently active first."""
+        return self._queries
 
     @property
     def losers_count(self) -> int:
@@ -185,14 +190,14 @@ class TransactionTable:
         del self._open[key.query_id, key.batch_id]
         self._lose(found.parts)
 
-    def _query(self, query_id: str) -> _Query:
-        query = self._queries.setdefault(query_id, _Query())
+    def _query(self, query_id: str) -> Query:
+        query = self._queries.setdefault(query_id, Query())
         self._queries.move_to_end(query_id)
         while len(self._queries) > QUERIES_MAX:
             self._queries.popitem(last=False)
         return query
 
-    def _enter_run(self, query: _Query, run_id: str) -> None:
+    def _enter_run(self, query: Query, run_id: str) -> None:
         if run_id and run_id != query.run_id:
             if query.run_id:
                 query.retired = [*query.retired, query.run_id][-RETIRED_REMEMBERED:]
@@ -230,7 +235,7 @@ class TransactionTable:
             for q, b, first, begin, run, parts in fields["open"]
         }
         self._queries = OrderedDict(
-            (name, _Query(run, list(retired), OrderedDict((b, [Part(*p) for p in parts]) for b, parts in committed)))
+            (name, Query(run, list(retired), OrderedDict((b, [Part(*p) for p in parts]) for b, parts in committed)))
             for name, run, retired, committed in fields["queries"]
         )
         self._losers = [(start, end) for start, end in fields["losers"]]

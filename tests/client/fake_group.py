@@ -190,6 +190,12 @@ class FakeNode:
         rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]
         return {"t": Type.DIGEST_OK, "ranges": rows, "next": header["end"], "commit": 9, "damaged": [3]}, []
 
+    def on_groups(self, header, payload):
+        return {"t": Type.GROUPS_OK, "logs": {"default": "uuid"}}, []
+
+    def on_describe(self, header, payload):
+        return {"t": Type.DESCRIBE_OK, "rows": [[0, self.group.log.end, 1]], "more": False}, []
+
     def on_transfer(self, header, payload):
         self.group.leader = header["node"]
         return {"t": Type.TRANSFER_OK, "leader": header["node"]}, []

@@ -34,6 +34,8 @@ def test_everything_works_without_asyncio(group):
         assert client.metadata().leader_id == "n1"
         assert client.producer("p").next_sequence == 1
         assert client.digest(0, 4, span=4).next_index == 4
+        assert client.groups() == {"default": "uuid"}
+        assert client.describe("terms").to_pylist() == [{"first_index": 0, "end": 4, "term": 1}]
         transaction = TransactionId("q", 0, "r")
         attempt = client.append_attempt([b"d"], transaction=transaction, attempt="a")
         part = Part(attempt.first_index, attempt.last_index, attempt.rows, attempt.crc)

@@ -121,6 +121,12 @@ REQUESTS = {
         },
     ),
     "transfer": (Type.TRANSFER, {"node": "n0"}, (), {"node": (*NO_STRING, "", "n7")}),
+    "describe": (
+        Type.DESCRIBE,
+        {"table": "producers", "after": ["p", "producer"]},
+        (),
+        {"table": (*NO_STRING, "", "groups"), "after": (1, "x", [], [1, 2], ["x"], [["x"], "y"], {})},
+    ),
     "watch": (Type.WATCH, {"wait": 0}, (), {"wait": NO_INTEGER, "seen": (1, "x", [], {}, [1, 2], [[]] * 4)}),
 }
 

@@ -1,0 +1,66 @@
+import pytest
+
+from dledger_core.client import AsyncClient
+from dledger_core.errors import BadRequestError, ProtocolError, UnreachableError
+from dledger_core.net.protocol import Type
+from tests.client.fake_group import FakeGroup, run
+
+
+def answering(**fields):
+    return lambda node, connection, frame: ({"t": frame.header["t"] + 1, **fields}, [])
+
+
+def test_groups_are_those_of_all_nodes_and_a_known_uuid_wins():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            group.nodes.n0.script[Type.GROUPS] = [answering(logs={"b": "u", "a": None})]
+            group.nodes.n1.script[Type.GROUPS] = [answering(logs={"b": None, "c": "w"})]
+            await group.nodes.n2.stop()
+            assert list((await client.groups()).items()) == [("a", None), ("b", "u"), ("c", "w")]
+            await group.nodes.n0.stop()
+            await group.nodes.n1.stop()
+            with pytest.raises(UnreachableError):
+                await client.groups()
+
+    run(main())
+
+
+def test_pages_follow_the_key_of_the_last_row():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            pages = [
+                ([["a", "producer", 1, None, 2, 0, 1, 5]], True),
+                ([["b", "query", None, "r", 2, 2, 3, None]], False),
+            ]
+            group.nodes.n0.script[Type.DESCRIBE] = [answering(rows=rows, more=more) for rows, more in pages]
+            found = (await client.describe("producers", "n0")).to_pylist()
+            assert [row["producer_id"] for row in found] == ["a", "b"]
+            assert [header["after"] for header in group.asked(Type.DESCRIBE)] == [None, ["a", "producer"]]
+            with pytest.raises(BadRequestError, match="use terms, segments, producers"):
+                await client.describe("groups")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rows": [[1, 2]], "more": False},
+        {"rows": [["x", 2, 3]], "more": False},
+        {"rows": [1], "more": False},
+        {"rows": [], "more": True},
+        {"rows": None, "more": False},
+        {"rows": [], "more": 1},
+    ],
+)
+def test_a_malformed_answer_is_refused(fields):
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            group.nodes.n0.script[Type.DESCRIBE] = [answering(**fields)]
+            with pytest.raises(ProtocolError):
+                await client.describe("terms", "n0")
+            group.nodes.n0.script[Type.GROUPS] = [answering(logs={"a": 1})]
+            with pytest.raises(ProtocolError):
+                await client.groups()
+
+    run(main())
