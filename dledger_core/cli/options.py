@@ -23,6 +23,7 @@ __all__ = [
     "format_option",
     "group_names",
     "peers_option",
+    "timeout_option",
 ]
 
 Format = Literal["table", "json"]
@@ -72,9 +73,9 @@ def peers_option(*, required: bool) -> Callable[[_F], _F]:
     )
 
 
-def connection_options(command: _F) -> _F:
-    """Adds ``--peers``, ``--group`` and ``--timeout``."""
-    command = click.option(
+def timeout_option(command: _F) -> _F:
+    """Adds ``--timeout``."""
+    return click.option(
         "--timeout",
         type=Seconds(0.001, _TIMEOUT_MAX_S),
         default=10.0,
@@ -82,6 +83,11 @@ def connection_options(command: _F) -> _F:
         metavar="SECONDS",
         help="Give up a request after this long.",
     )(command)
+
+
+def connection_options(command: _F) -> _F:
+    """Adds ``--peers``, ``--group`` and ``--timeout``."""
+    command = timeout_option(command)
     command = click.option(
         "--group",
         envvar="DLEDGER_GROUP",

@@ -27,12 +27,14 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "append": "append:append",
+    "checkpoint": "checkpoint:checkpoint",
     "convert": "convert:convert",
     "demo": "demo:demo",
     "dev": "dev:dev",
     "doctor": "doctor:doctor",
     "dump": "store:dump",
     "get": "read:get",
+    "lag": "lag:lag",
     "perf": "perf:perf",
     "repair": "repair:repair",
     "serve": "serve:serve",

@@ -1,6 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.lag import Behind, measure_behind
 from dledger_core.client.producer import AsyncProducer, Producer
 from dledger_core.client.results import (
     AppendResult,
@@ -22,6 +23,7 @@ __all__ = [
     "AsyncClient",
     "AsyncProducer",
     "AttemptResult",
+    "Behind",
     "Client",
     "DigestReport",
     "Entry",
@@ -34,4 +36,5 @@ __all__ = [
     "RoleChange",
     "TransactionId",
     "TransactionState",
+    "measure_behind",
 ]

@@ -170,7 +170,7 @@ def test_a_command_that_cannot_be_loaded_says_so(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", sorted(set(_COMMANDS) - {"demo"}))
 def test_each_command_has_help_with_examples_and_a_format(name: str) -> None:
-    path = [name, "append"] if name == "perf" else [name]
+    path = [name, *{"perf": ["append"], "checkpoint": ["show"]}.get(name, [])]
     result = run(*path, "--help")
     assert result.exit_code == 0
     assert "Examples:\n    dledger " in result.stdout

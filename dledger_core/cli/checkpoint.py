@@ -1,0 +1,145 @@
+"""``dledger checkpoint``: what the checkpoint of a Spark query holds, and how to start a new query there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dledger_core.cli.options import Format, examples, format_option
+from dledger_core.cli.output import say, show_facts, show_rows
+from dledger_core.cli.spark_checkpoint import MicroBatch, Position, SparkCheckpoint, read_checkpoint
+from dledger_core.errors import ConfigError
+
+__all__ = ["checkpoint", "checkpoint_argument", "export", "show"]
+
+
+def _local(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
+    """Returns the directory; Spark's own names for it may be URIs."""
+    path = Path(value.removeprefix("file://"))
+    if "://" in value and not value.startswith("file://"):
+        raise ConfigError(f"{value} is not on this machine", "DIR", "copy the directory here and name the copy")
+    if not path.is_dir():
+        what = "is no directory" if path.exists() else "does not exist"
+        raise ConfigError(f"{value} {what}", "DIR", "name the directory that was given as checkpointLocation")
+    return path
+
+
+checkpoint_argument = click.argument("directory", metavar="DIR", callback=_local)
+"""DIR, checked: a directory on this machine."""
+
+
+@click.group()
+def checkpoint() -> None:
+    """Look into the checkpoint of a Spark query."""
+
+
+@checkpoint.command(
+    epilog=examples("dledger checkpoint show /data/c", "dledger checkpoint show /data/c --last 1 --format json")
+)
+@format_option
+@click.option(
+    "--last", type=click.IntRange(1), default=5, show_default=True, help="Show so many of the newest micro-batches."
+)
+@checkpoint_argument
+def show(output: Format, last: int, directory: Path) -> None:
+    """Show what a checkpoint holds.
+
+    The query's id and, for each micro-batch, whether it is committed and where it ends in each group: next index, the
+    term before it and the log's identity. DIR is the query's checkpointLocation; it is only read, also while the query
+    runs.
+    """
+    found = read_checkpoint(directory)
+    facts = _facts(found)
+    rows = [row for batch in found.batches[-last:] for row in _rows(batch)]
+    if output == "json":
+        show_facts(facts | {"positions": rows}, output)
+    else:
+        show_facts(facts, output)
+        show_rows(rows, output)
+
+
+@checkpoint.command(
+    epilog=examples(
+        "dledger checkpoint export /data/c",
+        "dledger checkpoint export /data/c --format json > options.json",
+        "dledger checkpoint export /data/c --at planned",
+    )
+)
+@format_option
+@click.option(
+    "--at",
+    type=click.Choice(["committed", "planned"]),
+    default="committed",
+    show_default=True,
+    help="Behind the last micro-batch that is done, or behind the last one that was begun.",
+)
+@checkpoint_argument
+def export(output: Format, at: str, directory: Path) -> None:
+    """Print the options that start a new query where this one is.
+
+    As a table: lines for a program. As JSON: the map to pass to .options(**map), which the job ingest.py takes apart as
+    --groups and --starting-offsets. The new query needs a checkpoint directory of its own.
+    """
+    found = read_checkpoint(directory)
+    batch = found.planned if at == "planned" else found.reached
+    sources = [_options(ends) for ends in batch.ends if ends is not None]
+    if output == "json":
+        show_facts(sources[0], output) if len(sources) == 1 else show_rows(sources, output)
+    else:
+        for number, options in enumerate(sources):
+            if len(sources) > 1:
+                click.echo(f"# source {number}")
+            click.echo("\n".join(f".option({json.dumps(name)}, {value!r})" for name, value in options.items()))
+    _explain(found, batch)
+
+
+def _facts(found: SparkCheckpoint) -> dict[str, Any]:
+    planned, committed = found.planned, found.committed
+    again = f"runs micro-batch {planned.number} again"
+    return {
+        "checkpoint": str(found.path),
+        "query_id": found.query_id,
+        "planned_batch_id": planned.number,
+        "committed_batch_id": committed.number if committed else None,
+        "a_restart": f"goes on with micro-batch {planned.number + 1}" if planned.committed else again,
+    }
+
+
+def _rows(batch: MicroBatch) -> Iterator[dict[str, Any]]:
+    for source, ends in enumerate(batch.ends):
+        for group, position in (ends or {}).items():
+            yield {
+                "batch_id": batch.number,
+                "committed": batch.committed,
+                "planned_at": batch.planned_at.isoformat(timespec="milliseconds") if batch.planned_at else None,
+                "source": source,
+                "group": group,
+                "next_index": position.next_index,
+                "term": position.term,
+                "log": position.log,
+            }
+
+
+def _options(ends: Mapping[str, Position]) -> dict[str, str]:
+    offsets = {group: position.next_index for group, position in ends.items()}
+    return {"groups": ",".join(offsets), "startingOffsets": json.dumps(offsets)}
+
+
+def _explain(found: SparkCheckpoint, batch: MicroBatch) -> None:
+    """Says on stderr what a query that starts there reads again or leaves out."""
+    planned = found.planned
+    if planned.committed:
+        say(f"behind micro-batch {batch.number}, which is committed")
+    elif found.committed is None and batch.number == 0:
+        say("no micro-batch is committed: this is where the query begins")
+    elif batch is planned:
+        say(f"micro-batch {planned.number} was begun and is not committed: a query that starts here may miss its rows")
+    else:
+        say(
+            f"micro-batch {planned.number} was begun and is not committed: a query that starts here reads its rows "
+            "again; a restart with this checkpoint would not write them twice"
+        )
