@@ -5,7 +5,8 @@ An empty body is a NOOP. Any other is a msgpack map whose key ``k`` names its ki
     log           u   uuid of the log (the first control entry of a log)
     producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column
     attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above
-    commit        q, b, r, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction
+    commit        q, b, r, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction,
+                  i what the micro-batch was made of (a digest), if its writer knows that
     abort         q, b
 
 Later versions add kinds and keys; readers ignore what they do not know.

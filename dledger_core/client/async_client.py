@@ -323,26 +323,26 @@ class AsyncClient:
         """Returns the state of a transaction."""
         return await self._transaction("state", transaction)
 
-    async def commit_transaction(self, transaction: TransactionId, parts: Sequence[Part]) -> TransactionState:
-        """Commits a transaction: makes the named ranges visible. Repeatable.
+    async def commit_transaction(
+        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
+    ) -> TransactionState:
+        """Commits a transaction: makes the named ranges visible. Repeatable; ``input_id`` says what it was made of.
 
         Raises:
             TransactionError: aborted, or committed with other parts.
             FencedError: a newer run of the query exists.
             BadRequestError: too many parts (above 16,000).
         """
-        return await self._transaction("commit", transaction, parts)
+        check_parts(parts)
+        return await self._transaction("commit", transaction, parts=[[*map(int, p)] for p in parts], i=input_id or None)
 
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         """Aborts a transaction: its entries stay invisible. Repeatable."""
         return await self._transaction("abort", transaction)
 
-    async def _transaction(self, op: str, transaction: TransactionId, parts: Sequence[Part] = ()) -> TransactionState:
-        request: dict[str, Any] = {"t": Type.TRANSACTION, "op": op, "x": transaction_map(transaction)}
-        if op == "commit":
-            check_parts(parts)
-            request["parts"] = [[int(number) for number in part] for part in parts]
-        return transaction_of(await self._ask_leader(request))
+    async def _transaction(self, op: str, key: TransactionId, **fields: Any) -> TransactionState:
+        header = {"t": Type.TRANSACTION, "op": op, "x": transaction_map(key)}
+        return transaction_of(await self._ask_leader(header | fields))
 
     async def _ask_leader(self, request: dict[str, Any]) -> Frame:
         self._check_usable()

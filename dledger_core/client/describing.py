@@ -84,7 +84,9 @@ def transaction_of(frame: Frame) -> TransactionState:
         parts = tuple(Part(*map(int, part)) for part in header.get("parts") or ())
     except (TypeError, ValueError):
         raise ProtocolError("field 'parts' is malformed", "header") from None
-    return TransactionState(str_field(header, "state"), parts, int_field(header, "index"))
+    made_of = str_field(header, "i") if "i" in header else ""
+    newest = int_field(header, "newest") if "newest" in header else -1
+    return TransactionState(str_field(header, "state"), parts, int_field(header, "index"), made_of, newest)
 
 
 def transaction_map(transaction: TransactionId) -> dict[str, Any]:

@@ -148,11 +148,21 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """A transaction: ``unknown``, ``open``, ``committed`` (with its parts) or ``aborted``."""
+    """A transaction.
+
+    Attributes:
+        state: ``unknown``, ``open``, ``committed`` or ``aborted``.
+        parts: of a committed one.
+        index: the leader's commit index.
+        input_id: what a committed one was made of, if its writer said so.
+        newest: the newest micro-batch that the query has committed, -1 if none.
+    """
 
     state: str
     parts: tuple[Part, ...]
     index: int
+    input_id: str = ""
+    newest: int = -1
 
 
 @dataclass(frozen=True, slots=True)

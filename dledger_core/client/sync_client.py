@@ -215,9 +215,11 @@ class Client:
         """See ``AsyncClient.transaction``."""
         return self.call(self.in_loop.transaction(transaction))
 
-    def commit_transaction(self, transaction: TransactionId, parts: Sequence[Part]) -> TransactionState:
+    def commit_transaction(
+        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
+    ) -> TransactionState:
         """See ``AsyncClient.commit_transaction``."""
-        return self.call(self.in_loop.commit_transaction(transaction, parts))
+        return self.call(self.in_loop.commit_transaction(transaction, parts, input_id))
 
     def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         """See ``AsyncClient.abort_transaction``."""

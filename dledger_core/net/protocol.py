@@ -62,8 +62,10 @@ class Type(IntEnum):
     TIME_OK                 index (first entry appended at or after ms; the visible end if none)
     PRODUCER                p
     PRODUCER_OK             known bool, epoch, sequence (next expected), last [first, last] of the newest append|nil
-    TRANSACTION             op state|commit|abort, x transaction map, parts [[first, last, rows, crc], ...]
-    TRANSACTION_OK          state unknown|open|committed|aborted, parts of a committed one, index
+    TRANSACTION             op state|commit|abort, x transaction map, parts [[first, last, rows, crc], ...],
+                            i what it was made of|nil
+    TRANSACTION_OK          state unknown|open|committed|aborted, parts of a committed one, index,
+                            i what that one was made of, newest micro-batch the query has committed (-1 if none)
     DIGEST                  start, end, span (entries per range, a power of two)
     DIGEST_OK               ranges [[start, end, count, bytes, digest bytes, layout bytes], ...], next, commit,
                             damaged [indexes], cut bool (more are damaged in these ranges than are named)

@@ -103,11 +103,14 @@ class Appends:
 
         self._when_ready(propose, reply)
 
-    def commit(self, transaction: TransactionId, parts: list[Part], reply: Reply) -> None:
+    def commit(self, transaction: TransactionId, parts: list[Part], reply: Reply, input_id: str = "") -> None:
         """Commits a transaction with the winning parts; a repeat is answered like the first."""
         self._refuse_profile_a("a transaction")
         control.check_parts(parts)
+        _check_ids({"input id": input_id})
         fields = _transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
+        if input_id:
+            fields["i"] = input_id
         payload = Payload(control=control.pack(fields))
         reply = self._admit(payload, reply)
 
@@ -123,9 +126,10 @@ class Appends:
         """Tells a commit that took effect from one that another entry in flight overtook."""
 
         def confirm(outcome: Appended | DLedgerError) -> None:
-            state, won = self._replica.tables.transactions.state(transaction)
+            table = self._replica.tables.transactions
+            state, won = table.state(transaction)
             if isinstance(outcome, Appended) and (state != "committed" or sorted(won) != sorted(parts)):
-                outcome = TransactionError(
+                outcome = table.fenced(transaction) or TransactionError(
                     "another commit, an abort or a newer run came first",
                     "",
                     "write the micro-batch again",

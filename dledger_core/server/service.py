@@ -195,15 +195,22 @@ class ClientService:
         transaction, op = _transaction_id(header), str_field(header, "op")
 
         def reply(outcome: Appended | DLedgerError) -> None:
+            table = hosted.replica.tables.transactions
             if isinstance(outcome, DLedgerError):
                 request.refuse(outcome)
                 return
-            state, parts = hosted.replica.tables.transactions.state(transaction)
+            if op == "state" and (error := table.fenced(transaction)) is not None:
+                request.refuse(error)
+                return
+            state, parts = table.state(transaction)
             won = [list(part) for part in parts] if state == "committed" else []  # of an open one there is no bound
-            request.answer(Type.TRANSACTION_OK, {"state": state, "parts": won, "index": outcome.last_index})
+            newest, made_of = table.committed_input(transaction)
+            fields = {"state": state, "parts": won, "index": outcome.last_index, "newest": newest, "i": made_of}
+            request.answer(Type.TRANSACTION_OK, fields)
 
         if op == "commit":
-            hosted.appends.commit(transaction, _parts(header), reply)
+            made_of = str_field(header, "i") if header.get("i") is not None else ""
+            hosted.appends.commit(transaction, _parts(header), reply, made_of)
         elif op == "abort":
             hosted.appends.abort(transaction, reply)
         elif op == "state":

@@ -6,7 +6,9 @@ group. Each task attempt appends under its own uuid; the ``commit`` entry lists 
 * the *visible end*: where the oldest open transaction begins. ``read_committed`` readers stop there;
 * the *losers*: ranges of attempts that did not win. ``read_committed`` readers leave them out.
 
-Fencing: a run of a query that appears first retires the run before it; a retired run may neither append nor commit.
+Fencing: a run of a query that appears first retires the run before it. A retired run may neither append nor commit, and
+what it left open is lost. A query commits its micro-batches in order: an attempt for one before its newest committed
+one is of another query with the same id.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ __all__ = ["OpenTransaction", "Query", "TransactionTable"]
 
 COMMITTED_REMEMBERED: Final = 64
 RETIRED_REMEMBERED: Final = 16
+ABORTED_REMEMBERED: Final = 16
 QUERIES_MAX: Final = 10_000
 
 Key = tuple[str, int]
@@ -49,11 +52,26 @@ class OpenTransaction:
 
 @dataclass(slots=True)
 class Query:
-    """Runs of one query and its newest committed transactions."""
+    """Runs of one query and its newest transactions.
+
+    Attributes:
+        run_id: the run that writes.
+        retired: the runs before it, newest last.
+        committed: the parts that won, by micro-batch.
+        inputs: what the committed micro-batches were made of, as far as their writers said.
+        aborted: (micro-batch, run) of aborted transactions; that run cannot open them again.
+    """
 
     run_id: str = ""
     retired: list[str] = field(default_factory=list)
     committed: OrderedDict[int, list[Part]] = field(default_factory=OrderedDict)
+    inputs: dict[int, str] = field(default_factory=dict)
+    aborted: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def newest(self) -> int:
+        """The newest committed micro-batch, -1 if there is none."""
+        return max(self.committed, default=-1)
 
 
 class TransactionTable:
@@ -94,23 +112,41 @@ class TransactionTable:
         return found
 
     def state(self, key: TransactionId) -> tuple[str, list[Part]]:
-        """Returns ``unknown``, ``open`` or ``committed`` and the parts appended or won."""
+        """Returns ``unknown``, ``open``, ``committed`` or ``aborted``, and the parts appended or won."""
         query = self._queries.get(key.query_id)
         if query is not None and key.batch_id in query.committed:
             return "committed", query.committed[key.batch_id]
         found = self._open.get((key.query_id, key.batch_id))
-        return ("open", found.parts) if found is not None else ("unknown", [])
+        if found is not None:
+            return "open", found.parts
+        aborted = query is not None and (key.batch_id, key.run_id) in query.aborted
+        return "aborted" if aborted else "unknown", []
+
+    def committed_input(self, key: TransactionId) -> tuple[int, str]:
+        """Returns the query's newest committed micro-batch (-1 if none), and the input of this one, if it is known."""
+        query = self._queries.get(key.query_id)
+        return (query.newest, query.inputs.get(key.batch_id, "")) if query is not None else (-1, "")
 
     def check_attempt(self, key: TransactionId) -> None:
         """Decides about an attempt's append.
 
         Raises:
-            FencedError: its run was retired by a newer one.
-            TransactionError: the transaction is committed already.
+            FencedError: its run was retired by a newer one, or the query is past this micro-batch.
+            TransactionError: the transaction is committed already, or was aborted.
         """
         self.check_run(key)
-        if self.state(key)[0] == "committed":
+        state, query = self.state(key)[0], self._queries.get(key.query_id)
+        if state == "committed":
             raise TransactionError("the transaction is committed already", "", "write nothing", _about(key))
+        if state == "aborted":
+            raise TransactionError("the transaction was aborted", "", "write the micro-batch again", _about(key))
+        if state != "open" and query is not None and key.batch_id < query.newest:
+            raise FencedError(
+                f"this query has committed micro-batch {query.newest} already",
+                "",
+                "two queries have one id, or the checkpoint is an old copy: start with a new checkpoint",
+                _about(key) | {"newest": query.newest},
+            )
 
     def check_commit(self, key: TransactionId, parts: Sequence[Part]) -> bool:
         """Decides about a commit; returns True if it is done already.
@@ -121,9 +157,10 @@ class TransactionTable:
         """
         state, known = self.state(key)
         if state == "committed":
-            if sorted(known) != sorted(parts):
-                raise TransactionError("the transaction is committed with other content", "", "", _about(key))
-            return True
+            if sorted(known) == sorted(parts):
+                return True
+            self.check_run(key)
+            raise TransactionError("the transaction is committed with other content", "", "", _about(key))
         self.check_run(key)
         missing = set(parts) - set(known)
         if missing:
@@ -137,11 +174,17 @@ class TransactionTable:
 
     def check_run(self, key: TransactionId) -> None:
         """Raises FencedError if a newer run of the query retired this one."""
+        error = self.fenced(key)
+        if error is not None:
+            raise error
+
+    def fenced(self, key: TransactionId) -> FencedError | None:
+        """Returns the error for a run that a newer one retired, None for any other."""
         query = self._queries.get(key.query_id)
-        if query is not None and key.run_id and key.run_id in query.retired:
-            raise FencedError(
-                "a newer run of this query writes to the log", "", "stop this run", _about(key) | {"run": key.run_id}
-            )
+        if query is None or not key.run_id or key.run_id not in query.retired:
+            return None
+        values = _about(key) | {"run": key.run_id}
+        return FencedError("a newer run of this query writes to the log", "", "stop this run", values)
 
     def apply_attempt(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
         """Takes in a committed ``attempt`` control entry at ``index``; its data entries follow."""
@@ -149,10 +192,12 @@ class TransactionTable:
         rows = int(fields["n"])
         part = Part(index + 1, index + rows, rows, int(fields.get("c", 0)))
         query = self._query(key.query_id)
-        if key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
+        opened = (key.query_id, key.batch_id) in self._open
+        past = not opened and (key.batch_id < query.newest or (key.batch_id, key.run_id) in query.aborted)
+        if past or key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
             self._lose([part])
             return
-        self._enter_run(query, key.run_id)
+        self._enter_run(query, key)
         found = self._open.setdefault((key.query_id, key.batch_id), OpenTransaction(index, time_ms, key.run_id))
         found.run_id = key.run_id
         found.parts.append(part)
@@ -171,12 +216,14 @@ class TransactionTable:
         if set(won) - set(found.parts if found is not None else []):
             return
         self._open.pop((key.query_id, key.batch_id), None)
-        self._enter_run(query, key.run_id)
+        self._enter_run(query, key)
         if found is not None:
             self._lose(part for part in found.parts if part not in set(won))
         query.committed[key.batch_id] = won
+        if fields.get("i"):
+            query.inputs[key.batch_id] = str(fields["i"])
         while len(query.committed) > COMMITTED_REMEMBERED:
-            query.committed.popitem(last=False)
+            query.inputs.pop(query.committed.popitem(last=False)[0], None)
 
     def apply_abort(self, fields: dict[str, Any]) -> None:
         """Takes in a committed ``abort`` control entry: all parts of the open transaction lose.
@@ -189,6 +236,8 @@ class TransactionTable:
             return
         del self._open[key.query_id, key.batch_id]
         self._lose(found.parts)
+        query = self._query(key.query_id)
+        query.aborted = [*query.aborted, (key.batch_id, found.run_id)][-ABORTED_REMEMBERED:]
 
     def _query(self, query_id: str) -> Query:
         query = self._queries.setdefault(query_id, Query())
@@ -197,11 +246,13 @@ class TransactionTable:
             self._queries.popitem(last=False)
         return query
 
-    def _enter_run(self, query: Query, run_id: str) -> None:
-        if run_id and run_id != query.run_id:
+    def _enter_run(self, query: Query, key: TransactionId) -> None:
+        if key.run_id and key.run_id != query.run_id:
             if query.run_id:
                 query.retired = [*query.retired, query.run_id][-RETIRED_REMEMBERED:]
-            query.run_id = run_id
+            query.run_id = key.run_id
+            for left in [opened for opened in self._open if opened[0] == key.query_id]:
+                self._lose(self._open.pop(left).parts)
 
     def _lose(self, parts: Iterable[Part]) -> None:
         added = [(part.first, part.last + 1) for part in parts if part.rows]
@@ -222,7 +273,11 @@ class TransactionTable:
                 [*key, t.first_index, t.begin_ms, t.run_id, [list(p) for p in t.parts]] for key, t in self._open.items()
             ],
             "queries": [
-                [name, q.run_id, q.retired, [[b, [list(p) for p in parts]] for b, parts in q.committed.items()]]
+                [
+                    *(name, q.run_id, q.retired),
+                    [[b, [list(p) for p in parts], q.inputs.get(b, "")] for b, parts in q.committed.items()],
+                    [list(pair) for pair in q.aborted],
+                ]
                 for name, q in self._queries.items()
             ],
             "losers": [list(pair) for pair in self._losers],
@@ -234,11 +289,19 @@ class TransactionTable:
             (q, b): OpenTransaction(Index(first), begin, run, [Part(*p) for p in parts])
             for q, b, first, begin, run, parts in fields["open"]
         }
-        self._queries = OrderedDict(
-            (name, Query(run, list(retired), OrderedDict((b, [Part(*p) for p in parts]) for b, parts in committed)))
-            for name, run, retired, committed in fields["queries"]
-        )
+        self._queries = OrderedDict((entry[0], _restored(*entry[1:])) for entry in fields["queries"])
         self._losers = [(start, end) for start, end in fields["losers"]]
+
+
+def _restored(run_id: str, retired: list[str], committed: list[list[Any]], aborted: Sequence[Any] = ()) -> Query:
+    """Returns a query of a snapshot; one made before there were inputs and aborted transactions has none."""
+    return Query(
+        run_id,
+        list(retired),
+        OrderedDict((entry[0], [Part(*part) for part in entry[1]]) for entry in committed),
+        {entry[0]: entry[2] for entry in committed if len(entry) > 2 and entry[2]},
+        [(batch_id, run) for batch_id, run in aborted],
+    )
 
 
 def _key(fields: dict[str, Any]) -> TransactionId:

@@ -73,10 +73,24 @@ def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
     with pytest.raises(TransactionError):
         table.check_commit(T0, [part])
     commit(table, [part])
-    assert table.state(T0)[0] == "unknown"
-    again = attempt(table, 60, 5)
-    commit(table, [again])
+    assert table.state(T0)[0] == "aborted"
+    newer = T0._replace(run_id="run2")
+    assert table.state(newer)[0] == "unknown"
+    again = attempt(table, 60, 5, newer)
+    commit(table, [again], newer)
     assert table.state(T0) == ("committed", [again])
+
+
+def test_what_was_aborted_is_not_opened_again_by_a_straggler_of_its_run():
+    table = TransactionTable()
+    attempt(table, 10, 5)
+    table.apply_abort({"q": "q", "b": 0})
+    with pytest.raises(TransactionError, match="aborted"):
+        table.check_attempt(T0)
+    attempt(table, 20, 5)  # was in flight when the abort was appended
+    assert table.visible_end(50) == 50
+    assert table.losers(0, 50) == [(11, 16), (21, 26)]
+    table.check_attempt(T0._replace(run_id="run2"))
 
 
 def test_a_new_run_retires_the_old_one():
@@ -93,6 +107,70 @@ def test_a_new_run_retires_the_old_one():
     assert table.losers(0, 50) == [(11, 16), (31, 36)]
 
 
+def test_what_a_retired_run_left_open_is_lost():
+    table = TransactionTable()
+    attempt(table, 10, 5)
+    newer = TransactionId("q", 1, "run2")
+    attempt(table, 20, 5, TransactionId("another query", 0, "run1"))
+    attempt(table, 30, 5, newer)
+    assert table.visible_end(50) == 20
+    assert sorted(table.open) == [("another query", 0), ("q", 1)]
+    assert table.losers(0, 50) == [(11, 16)]
+
+
+def test_a_run_that_was_retired_hears_so_even_of_a_transaction_that_is_committed():
+    table = TransactionTable()
+    attempt(table, 10, 5)
+    newer = T0._replace(run_id="run2")
+    won = attempt(table, 20, 5, newer)
+    commit(table, [won], newer)
+    assert table.check_commit(T0, [won]) is True  # a repeat of what took effect
+    with pytest.raises(FencedError):
+        table.check_commit(T0, [Part(11, 15, 5, 5)])
+    assert isinstance(table.fenced(T0), FencedError)
+    assert table.fenced(newer) is None
+    assert table.fenced(T0._replace(query_id="other")) is None
+
+
+def test_an_attempt_for_a_micro_batch_before_the_newest_is_fenced():
+    table = TransactionTable()
+    fourth = T0._replace(batch_id=4)
+    commit(table, [attempt(table, 10, 5, fourth)], fourth)
+    with pytest.raises(FencedError, match="committed micro-batch 4 already"):
+        table.check_attempt(T0)
+    attempt(table, 20, 5, T0._replace(run_id="run2"))  # was in flight
+    assert table.visible_end(50) == 50
+    assert table.losers(0, 50) == [(21, 26)]
+    table.check_attempt(T0._replace(batch_id=5))
+
+
+def test_an_older_transaction_that_is_open_still_may_go_on_and_commit():
+    table = TransactionTable()
+    first = attempt(table, 10, 5)
+    fourth = T0._replace(batch_id=4)
+    commit(table, [attempt(table, 20, 5, fourth)], fourth)
+    table.check_attempt(T0)
+    second = attempt(table, 30, 5)
+    assert table.check_commit(T0, [first, second]) is False
+    commit(table, [first, second])
+    assert table.visible_end(50) == 50
+    assert table.committed_input(T0)[0] == 4
+
+
+def test_the_input_of_a_committed_transaction_is_remembered_with_it():
+    table = TransactionTable()
+    assert table.committed_input(T0) == (-1, "")
+    part = attempt(table, 10, 5)
+    table.apply_commit({"q": "q", "b": 0, "r": "run1", "parts": [list(part)], "i": "digest"})
+    commit(table, [], T0._replace(batch_id=1))
+    assert table.committed_input(T0) == (1, "digest")
+    assert table.committed_input(T0._replace(batch_id=1)) == (1, "")
+    for batch_id in range(2, 66):
+        commit(table, [], T0._replace(batch_id=batch_id))
+    assert table.committed_input(T0) == (65, "")
+    assert table.state(T0)[0] == "unknown"
+
+
 def test_a_late_abort_of_an_old_run_changes_nothing():
     table = TransactionTable()
     attempt(table, 10, 5)
@@ -100,9 +178,9 @@ def test_a_late_abort_of_an_old_run_changes_nothing():
     with pytest.raises(FencedError):
         table.check_run(T0)
     table.apply_abort({"q": "q", "b": 0, "r": "run1"})
-    assert table.state(T0) == ("open", [Part(11, 15, 5, 5), part])
+    assert table.state(T0) == ("open", [part])
     table.apply_abort({"q": "q", "b": 0, "r": "run2"})
-    assert table.state(T0)[0] == "unknown"
+    assert table.open == {}
 
 
 def test_an_empty_micro_batch_commits():
@@ -117,9 +195,11 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail():
         (0, {"k": "log", "u": "abc"}),
         (1, {"k": "producer", "p": "p", "e": 0, "s": 0, "n": 2, "c": 1}),
         (4, {"k": "attempt", "q": "q", "b": 0, "r": "r", "a": "u", "n": 2, "c": 3}),
-        (7, {"k": "commit", "q": "q", "b": 0, "r": "r", "parts": [[5, 6, 2, 3]]}),
+        (7, {"k": "commit", "q": "q", "b": 0, "r": "r", "parts": [[5, 6, 2, 3]], "i": "digest"}),
         (8, {"k": "attempt", "q": "q", "b": 1, "r": "r", "a": "u", "n": 2, "c": 3}),
         (11, {"k": "some later version's kind"}),
+        (12, {"k": "abort", "q": "q", "b": 1}),
+        (13, {"k": "attempt", "q": "q", "b": 1, "r": "r", "a": "u", "n": 2, "c": 3}),
     ]
     whole = LogTables()
     for index, fields in entries:
@@ -134,3 +214,11 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail():
         assert restored.snapshot() == whole.snapshot()
     assert whole.log_uuid == "abc"
     assert LogTables.restore(b"\0" + whole.snapshot()[1:]).applied_index == -1
+
+
+def test_a_snapshot_from_before_inputs_and_aborted_transactions_is_read():
+    table = TransactionTable()
+    table.restore({"open": [], "queries": [["q", "run1", ["run0"], [[0, [[1, 2, 2, 5]]]]]], "losers": []})
+    assert table.state(T0) == ("committed", [Part(1, 2, 2, 5)])
+    assert table.committed_input(T0) == (0, "")
+    assert isinstance(table.fenced(T0._replace(run_id="run0")), FencedError)
