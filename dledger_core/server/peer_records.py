@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -22,7 +22,7 @@ from dledger_core.net.transport import Connection, Hello, connect
 from dledger_core.record import Records
 from dledger_core.storage.damage import Damage
 
-__all__ = ["PeerRecords", "Write"]
+__all__ = ["PeerRecords", "PeerSource", "Source", "Write"]
 
 FETCH_BYTES: Final = 4 << 20
 ANSWER_S: Final = 10.0
@@ -32,8 +32,25 @@ Write = Callable[[Damage, Records | None, int], Awaitable[Damage | None]]
 """Writes records over a damaged range; gets the commit index they were read under, returns what remains."""
 
 
-class _Source:
-    """One connection to one peer; asks one thing at a time."""
+class Source(Protocol):
+    """Another node that may hold records of a group; answers one question at a time."""
+
+    @property
+    def peer(self) -> Peer:
+        """The node."""
+
+    async def open(self, group: str, log_uuid: str | None) -> None:
+        """Connects, unless it is connected, and looks that the peer holds the same log."""
+
+    async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
+        """Returns committed records from ``start`` on and the commit index; raises what the peer answers."""
+
+    async def close(self) -> None:
+        """Closes the connection."""
+
+
+class PeerSource:
+    """One connection to one peer; see ``Source``."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -42,7 +59,7 @@ class _Source:
         self._number = 0
 
     async def open(self, group: str, log_uuid: str | None) -> None:
-        """Connects, unless it is connected, and looks that the peer holds the same log."""
+        """See ``Source``."""
         if self._connection is not None:
             return
         self._connection = await connect(self.peer.host, self.peer.port, Hello(), self, timeout_s=CONNECT_S)
@@ -53,7 +70,7 @@ class _Source:
             )
 
     async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
-        """Returns committed records from ``start`` on and the commit index; raises what the peer answers."""
+        """See ``Source``."""
         assert self._connection is not None
         self._number += 1
         self._answer = asyncio.get_running_loop().create_future()
@@ -84,7 +101,7 @@ class _Source:
             self._answer.set_exception(UnreachableError(f"the connection was lost: {error}", self.peer.address))
 
     async def close(self) -> None:
-        """Closes the connection."""
+        """See ``Source``."""
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed
@@ -97,12 +114,20 @@ class PeerRecords:
         peers: the other nodes.
         group: the group.
         log_uuid: identity of the log, if it is known here.
+        source: makes the access to a node.
 
     Attributes:
         failures: why each peer could not help the last time it was asked.
     """
 
-    def __init__(self, peers: Sequence[Peer], group: str, log_uuid: str | None) -> None:
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        group: str,
+        log_uuid: str | None,
+        source: Callable[[Peer], Source] = PeerSource,
+    ) -> None:
+        self._source = source
         self._peers = tuple(peers)
         self._group = group
         self._log_uuid = log_uuid
@@ -129,7 +154,7 @@ class PeerRecords:
 
     async def _mend_from(self, peer: Peer, damage: Damage, write: Write) -> Damage | None:
         """Takes from one peer as much as it has; returns what remains."""
-        source = _Source(peer)
+        source = self._source(peer)
         left: Damage | None = damage
         try:
             while left is not None:
@@ -145,7 +170,7 @@ class PeerRecords:
             await source.close()
         return left
 
-    async def _fetch(self, source: _Source, damage: Damage) -> tuple[Records, int] | None:
+    async def _fetch(self, source: Source, damage: Damage) -> tuple[Records, int] | None:
         """Returns what the peer has of the range, up to damage of its own, and its commit index; None if nothing."""
         end = int(damage.end)
         try:

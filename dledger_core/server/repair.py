@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +15,10 @@ from dledger_core.errors import CorruptRecordError, UnreachableError
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.peer_records import PeerRecords
+from dledger_core.server.repair_environment import EventLoopRepairs, RepairEnvironment
 from dledger_core.storage import CommitLog
 from dledger_core.storage.damage import Damage
-from dledger_core.storage.files import OsFiles
+from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.recent_check import check_recent
 from dledger_core.storage.repair import StoreRepair
@@ -52,7 +54,13 @@ async def _give_up(_remaining: Sequence[Damage], _failures: Mapping[str, str]) -
     return False
 
 
-async def repair_store(store: StoreRepair, peers: Sequence[Peer], group: str, again: Again = _give_up) -> RepairReport:
+async def repair_store(
+    store: StoreRepair,
+    peers: Sequence[Peer],
+    group: str,
+    again: Again = _give_up,
+    environment: RepairEnvironment | None = None,
+) -> RepairReport:
     """Verifies a whole store, takes what is damaged from peers, and verifies again; then it is suspect no more.
 
     Args:
@@ -60,17 +68,19 @@ async def repair_store(store: StoreRepair, peers: Sequence[Peer], group: str, ag
         peers: who may hold the records; the store's own node among them does no harm.
         group: the group's name.
         again: decides about another attempt while something remains.
+        environment: time, threads and connections; by default those of the running event loop.
 
     Raises:
         DiskFailedError: the disk does not take what is written.
     """
-    await asyncio.to_thread(store.prepare)
-    found = left = await asyncio.to_thread(store.find, mend_rows=True)
+    environment = environment or EventLoopRepairs()
+    await environment.beside(store.prepare)
+    found = left = await environment.beside(partial(store.find, mend_rows=True))
     others = tuple(peer for peer in peers if peer.node_id != store.meta.node_id)
-    records = PeerRecords(others, group, store.meta.log_uuid)
+    records = PeerRecords(others, group, store.meta.log_uuid, environment.source)
 
     async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
-        return await asyncio.to_thread(store.write_back, damage, fetched, commit_index)
+        return await environment.beside(partial(store.write_back, damage, fetched, commit_index))
 
     while left:
         rests = [await records.mend(damage, write) for damage in left]
@@ -78,26 +88,35 @@ async def repair_store(store: StoreRepair, peers: Sequence[Peer], group: str, ag
         if left and not await again(left, records.failures):
             break
     if found and not left:
-        left = await asyncio.to_thread(store.find, mend_rows=True)
+        left = await environment.beside(partial(store.find, mend_rows=True))
     if not left:
-        await asyncio.to_thread(store.settle)
+        await environment.beside(store.settle)
     return RepairReport(tuple(found), tuple(left), dict(records.failures))
 
 
-def open_sound(config: ServerConfig, group: str) -> CommitLog:
+def open_sound(
+    config: ServerConfig, group: str, files: Files | None = None, log_type: type[CommitLog] = CommitLog
+) -> CommitLog:
     """Opens a group's log and looks through its newest part.
+
+    Args:
+        config: the node's settings.
+        group: the group.
+        files: the file system.
+        log_type: what to open.
 
     Raises:
         CorruptRecordError: it is damaged, or marked suspect.
         StorageError: it is foreign or in use.
     """
+    files = files or OsFiles()
     path = config.store_path(group)
-    why = suspicion(OsFiles(), Layout(path))
+    why = suspicion(files, Layout(path))
     if why is not None:
         raise CorruptRecordError(
             f"the store is suspect, a write failed ({why})", str(path), "it is verified and repaired from its peers"
         )
-    log = CommitLog.open(path, group=group, node_id=config.self_id, config=config.storage)
+    log = log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files)
     try:
         check_recent(log)
     except BaseException:
@@ -113,14 +132,26 @@ class SuspectStores:
         config: the node's settings.
         host: gets group and log once the log is sound.
         on_failed: gets the error of a store that cannot be repaired at all.
+        environment: time, threads and connections; by default those of the running event loop.
+        files: the file system.
+        log_type: what is opened in the end.
     """
 
     def __init__(
-        self, config: ServerConfig, host: Callable[[str, CommitLog], None], on_failed: Callable[[BaseException], None]
+        self,
+        config: ServerConfig,
+        host: Callable[[str, CommitLog], None],
+        on_failed: Callable[[BaseException], None],
+        environment: RepairEnvironment | None = None,
+        files: Files | None = None,
+        log_type: type[CommitLog] = CommitLog,
     ) -> None:
         self._config = config
         self._host = host
         self._on_failed = on_failed
+        self._environment = environment or EventLoopRepairs()
+        self._files = files or OsFiles()
+        self._log_type = log_type
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._told = 0.0
 
@@ -136,14 +167,18 @@ class SuspectStores:
 
     def take(self, group: str, error: CorruptRecordError) -> bool:
         """Begins to repair a store because of ``error``; returns False where no peer could help."""
-        path = self._config.store_path(group)
-        in_data = Path(error.where).parent == path / "data"
-        suspect = suspicion(OsFiles(), Layout(path)) is not None
-        if not suspect and not (in_data and len(self._config.peers) > 1):
+        if not self.can_help(group, error):
             return False
         _LOG.error("group %s takes no part and has no vote until its store is repaired: %s", group, error)
         self._tasks[group] = asyncio.create_task(self._repair(group, error), name=f"repair-{group}")
         return True
+
+    def can_help(self, group: str, error: CorruptRecordError) -> bool:
+        """Whether a repair may mend what ``error`` tells."""
+        path = self._config.store_path(group)
+        in_data = Path(error.where).parent == path / "data"
+        suspect = suspicion(self._files, Layout(path)) is not None
+        return suspect or (in_data and len(self._config.peers) > 1)
 
     async def close(self) -> None:
         """Ends what is under way."""
@@ -153,40 +188,47 @@ class SuspectStores:
 
     async def _repair(self, group: str, error: CorruptRecordError) -> None:
         try:
-            log = await self._repaired(group, error)
+            log = await self.repaired(group, error)
             del self._tasks[group]
             self._host(group, log)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the node must not go on without the group
             _LOG.critical("group %s cannot be repaired: %s", group, failure)
             self._on_failed(failure)
 
-    async def _repaired(self, group: str, error: CorruptRecordError) -> CommitLog:
-        config = self._config
+    async def repaired(self, group: str, error: CorruptRecordError) -> CommitLog:
+        """Returns the log of a store that ``error`` tells of, opened after its repair.
+
+        Raises:
+            CorruptRecordError: no peer could help, and none is asked again.
+            DiskFailedError: the disk does not take what is written.
+        """
+        config, environment, files = self._config, self._environment, self._files
 
         async def again(remaining: Sequence[Damage], failures: Mapping[str, str]) -> bool:
             if len(config.peers) == 1:
                 return False
             self._tell(group, remaining, failures)
-            await asyncio.sleep(RETRY_S)
+            await environment.sleep(RETRY_S)
             return True
 
-        store = await asyncio.to_thread(
-            StoreRepair.open, config.store_path(group), group=group, node_id=config.self_id, config=config.storage
+        path, node_id = config.store_path(group), config.self_id
+        store = await environment.beside(
+            partial(StoreRepair.open, path, group=group, node_id=node_id, files=files, config=config.storage)
         )
         try:
-            report = await repair_store(store, config.peers, group, again)
+            report = await repair_store(store, config.peers, group, again, environment)
         finally:
             store.close()
         if report.remaining:
             raise error
         for damage in report.found:
             _LOG.warning("group %s: entries [%d, %d) are repaired", group, damage.start, damage.end)
-        log = await asyncio.to_thread(open_sound, config, group)
+        log = await environment.beside(partial(open_sound, config, group, files, self._log_type))
         _LOG.info("group %s: the store is verified", group)
         return log
 
     def _tell(self, group: str, remaining: Sequence[Damage], failures: Mapping[str, str]) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._environment.now()
         if now - self._told >= TOLD_S or not self._told:
             self._told = now
             first = remaining[0]

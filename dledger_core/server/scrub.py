@@ -14,6 +14,7 @@ from dledger_core.config import Peer
 from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import Records
 from dledger_core.server.peer_records import PeerRecords
+from dledger_core.server.repair_environment import EventLoopRepairs, RepairEnvironment
 from dledger_core.server.replica import Replica
 from dledger_core.storage.damage import Damage
 
@@ -32,13 +33,15 @@ class LiveRepairs:
 
     Args:
         peers: the other nodes.
+        environment: time, threads and connections; by default those of the running event loop.
 
     Attributes:
         repaired: ranges repaired since the start.
     """
 
-    def __init__(self, peers: Sequence[Peer]) -> None:
+    def __init__(self, peers: Sequence[Peer], environment: RepairEnvironment | None = None) -> None:
         self._peers = tuple(peers)
+        self._environment = environment or EventLoopRepairs()
         self._met: dict[str, set[int]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._told: dict[str, float] = {}
@@ -66,15 +69,20 @@ class LiveRepairs:
         met.add(index)
         task = self._tasks.get(replica.group)
         if task is None or task.done():
-            self._tasks[replica.group] = asyncio.create_task(self._repair(replica, met), name=f"mend-{replica.group}")
+            self._tasks[replica.group] = asyncio.create_task(self.mend(replica, met), name=f"mend-{replica.group}")
 
-    async def _repair(self, replica: Replica, met: set[int]) -> None:
-        records = PeerRecords(self._peers, replica.group, replica.log_uuid)
-        write = partial(_write, replica)
-        while met and replica.log.failure is None:
+    async def mend(self, replica: Replica, met: set[int]) -> None:
+        """Repairs what is damaged near the entries of ``met``, which may grow meanwhile, until none is left."""
+        environment, log = self._environment, replica.log
+        records = PeerRecords(self._peers, replica.group, replica.log_uuid, environment.source)
+
+        async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
+            return await environment.on_disk(replica, partial(log.write_back, damage, fetched, commit_index))
+
+        while met and log.failure is None:
             index = min(met)
             try:
-                damage = await asyncio.to_thread(replica.log.damage_near, index)
+                damage = await environment.beside(partial(log.damage_near, index))
                 if damage is None:
                     met.discard(index)
                 elif not await self._hand_over(replica):
@@ -87,23 +95,23 @@ class LiveRepairs:
                     _LOG.warning("group %s: entries [%d, %d) are repaired at %s", replica.group, start, end, place)
             except DLedgerError as error:
                 _LOG.error("group %s: damage near entry %d cannot be repaired: %s", replica.group, index, error)
-                await asyncio.sleep(RETRY_S)
+                await environment.sleep(RETRY_S)
 
     async def _hand_over(self, replica: Replica) -> bool:
         """Sees to it that this node does not lead the group while it is repaired; returns whether that is so."""
-        loop = asyncio.get_running_loop()
+        environment = self._environment
         for peer in self._peers if replica.is_leader else ():
             with contextlib.suppress(DLedgerError):
                 replica.transfer_leadership(peer.node_id)
-            deadline = loop.time() + HAND_OVER_S
-            while replica.is_leader and loop.time() < deadline:
-                await replica.wait_progress(deadline - loop.time())
+            deadline = environment.now() + HAND_OVER_S
+            while replica.is_leader and environment.now() < deadline:
+                await environment.progress(replica, deadline - environment.now())
             if not replica.is_leader:
                 break
         return not replica.is_leader
 
     async def _wait(self, replica: Replica, damage: Damage, why: str) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._environment.now()
         if now - self._told.get(replica.group, -TOLD_S) >= TOLD_S:
             self._told[replica.group] = now
             _LOG.error(
@@ -115,29 +123,7 @@ class LiveRepairs:
                 damage.position,
                 why or "there is no other node",
             )
-        await asyncio.sleep(RETRY_S)
-
-
-async def _write(replica: Replica, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
-    """Has the writer thread write over a damaged range; a write that fails stops the node, as any other does."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Damage | None] = loop.create_future()
-
-    def answer(function: Callable[[], None]) -> None:
-        if not done.done():
-            function()
-
-    def write() -> None:
-        outcome: Callable[[], None]
-        try:
-            outcome = partial(done.set_result, replica.log.write_back(damage, records, commit_index))
-        except CorruptRecordError as error:
-            outcome = partial(done.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(answer, outcome)
-
-    replica.run_on_disk(write)
-    return await done
+        await self._environment.sleep(RETRY_S)
 
 
 class Scrub:
@@ -150,16 +136,24 @@ class Scrub:
         replicas: returns the node's replicas.
         bytes_per_second: how fast to read; 0 = never.
         pause_s: rest between two rounds.
+        environment: time and the thread that reads; by default the running event loop's time and a thread of its own.
 
     Attributes:
         rounds: how often everything was read.
     """
 
-    def __init__(self, replicas: Callable[[], Sequence[Replica]], bytes_per_second: int, pause_s: float) -> None:
+    def __init__(
+        self,
+        replicas: Callable[[], Sequence[Replica]],
+        bytes_per_second: int,
+        pause_s: float,
+        environment: RepairEnvironment | None = None,
+    ) -> None:
         self._replicas = replicas
         self._rate = bytes_per_second
         self._pause_s = pause_s
         self._executor = ThreadPoolExecutor(1, "scrub")
+        self._environment = environment or EventLoopRepairs(self._executor)
         self._task: asyncio.Task[None] | None = None
         self.rounds = 0
 
@@ -179,24 +173,25 @@ class Scrub:
         while True:
             for replica in self._replicas():
                 try:
-                    await self._read_all(replica)
+                    await self.read_all(replica)
                 except Exception:  # noqa: BLE001 - the other groups are still to be read
                     _LOG.exception("reading group %s in the background failed", replica.group)
             self.rounds += 1
             await asyncio.sleep(self._pause_s)
 
-    async def _read_all(self, replica: Replica) -> None:
-        loop = asyncio.get_running_loop()
+    async def read_all(self, replica: Replica) -> None:
+        """Reads all committed entries of a replica once."""
+        environment = self._environment
         at = int(replica.log.first_index())
         while at < (end := replica.readable_end):
-            began = loop.time()
+            began = environment.now()
             at = max(at, int(replica.log.first_index()))
             try:
-                records, fit = await loop.run_in_executor(self._executor, self._read, replica, at, end)
+                records, fit = await environment.beside(partial(self._read, replica, at, end))
             except CorruptRecordError as error:
                 damaged = error.values.get("index")
                 at = max(at, damaged if isinstance(damaged, int) else at) + 1
-                await asyncio.sleep(min(READ_BYTES / self._rate, 1.0))
+                await environment.sleep(min(READ_BYTES / self._rate, 1.0))
                 continue
             except DLedgerError:  # deleted or cut meanwhile
                 return
@@ -204,7 +199,7 @@ class Scrub:
                 _LOG.warning("group %s: rows of the index behind entry %d are corrected", replica.group, at)
                 replica.run_on_disk(partial(replica.log.mend_rows, records, at))
             at += records.count
-            await asyncio.sleep(max(records.nbytes / self._rate - (loop.time() - began), 0.0))
+            await environment.sleep(max(records.nbytes / self._rate - (environment.now() - began), 0.0))
 
     def _read(self, replica: Replica, start: int, end: int) -> tuple[Records, bool]:
         records = replica.log.read(start, end, min(READ_BYTES, max(self._rate, 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -39,7 +39,7 @@ def read_batches(reader: RecordReader, start: int, first_index: int, end: int, m
     records = reader.read(begin, end, max_bytes)
     ends = batch_ends(records)
     if not len(ends):
-        records = reader.read(begin, end, BATCH_BYTES_MAX)
+        records = _first_batch(reader, begin, end)
         ends = batch_ends(records)[:1]
     ends = ends[:BATCHES_MAX]
     batches = []
@@ -51,6 +51,21 @@ def read_batches(reader: RecordReader, start: int, first_index: int, end: int, m
         batches.append(Batch(Index(begin + first), piece.count, Term(term), piece.nbytes, payload))
         first = last + 1
     return batches
+
+
+def _first_batch(reader: RecordReader, begin: int, end: int) -> Records:
+    """Returns records from ``begin`` to the end of its batch or further; each read may stop at a damaged row."""
+    pieces: list[Records] = []
+    while begin < end:
+        pieces.append(reader.read(begin, end, BATCH_BYTES_MAX))
+        if len(batch_ends(pieces[-1])):
+            break
+        begin += pieces[-1].count
+    return _joined(pieces)
+
+
+def _joined(pieces: Sequence[Records]) -> Records:
+    return Records(np.concatenate([piece.sizes for piece in pieces]), b"".join(piece.data for piece in pieces))
 
 
 def _batch_start(reader: RecordReader, start: int, first_index: int) -> int:
@@ -74,7 +89,7 @@ def _read_all(reader: RecordReader, start: int, end: int) -> Records:
     while start < end:
         pieces.append(reader.read(start, end, 2 * _BACK_BYTES, body_crc=False))
         start += pieces[-1].count
-    return Records(np.concatenate([piece.sizes for piece in pieces]), b"".join(piece.data for piece in pieces))
+    return _joined(pieces)
 
 
 def prefix_before(reader: RecordReader, index: int) -> tuple[int, int, int] | None:

@@ -345,7 +345,12 @@ def recover(
     """
     end = _Recovery(reader, index, meta, unsynced_bytes_max).run(checkpoint)
     # What was found may never have been synced (a process can die between write and sync), yet counts as durable now.
-    known = reader.data.base_of(checkpoint.position) if checkpoint is not None else 0
-    reader.data.sync([base for base in reader.data.bases if base >= known])
+    # A sync is not enough: one that failed has called the page cache clean, and the disk may have refused the mark.
+    known, rows = 0, 0
+    if checkpoint is not None:
+        known, rows = checkpoint.position, (checkpoint.durable_index + 1) * INDEX_RECORD_BYTES
+        reader.data.rewrite(known, end.position)
+        index.segments.rewrite(rows, (end.last_index + 1) * INDEX_RECORD_BYTES)
+    reader.data.sync([base for base in reader.data.bases if base + reader.data.segment_bytes > known])
     index.segments.sync(index.segments.bases)
     return end

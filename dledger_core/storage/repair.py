@@ -6,8 +6,10 @@ CRCs, and must lie exactly where the damaged ones lay, between their intact neig
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -240,6 +242,9 @@ class StoreRepair:
 
         Args:
             mend_rows: correct rows of the index that do not know an intact record.
+
+        Raises:
+            DiskFailedError: the disk does not take the rows.
         """
         end = self._durable_end()
         if end is None:
@@ -252,9 +257,10 @@ class StoreRepair:
             if mend_rows:
                 self._mend_rows(run)
 
-        found = list(find_damage(self._reader, self._index, first, *end, on_run))
-        if mend_rows:
-            self._index.segments.sync(self._index.segments.bases)
+        with self._writing():
+            found = list(find_damage(self._reader, self._index, first, *end, on_run))
+            if mend_rows:
+                self._index.segments.sync(self._index.segments.bases)
         if self._checkpoint is None:  # then a bad record near the end is a torn tail
             written_end = self._data.written_end(self.meta.first_position)
             found = [one for one in found if written_end - one.position > self._config.unsynced_bytes_max]
@@ -278,16 +284,21 @@ class StoreRepair:
             self._index.write(*wrong)
 
     def prepare(self) -> None:
-        """Makes data files that are gone, and lengthens those that are too short: with zeros, which are damage."""
+        """Makes data files that are gone, and lengthens those that are too short: with zeros, which are damage.
+
+        Raises:
+            DiskFailedError: the disk does not take them.
+        """
         end = self._durable_end()
         if end is None:
             return
         data = self._data
-        for base in range(data.base_of(self.meta.first_position), end[1], data.segment_bytes):
-            if base not in data.bases:
-                data.create(base)
-            data.fill_up(base)
-        data.sync_dir()
+        with self._writing():
+            for base in range(data.base_of(self.meta.first_position), end[1], data.segment_bytes):
+                if base not in data.bases:
+                    data.create(base)
+                data.fill_up(base)
+            data.sync_dir()
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.
@@ -296,19 +307,26 @@ class StoreRepair:
             CorruptRecordError: the records do not fit; nothing was written.
             DiskFailedError: the disk does not take them.
         """
-        try:
+        with self._writing():
             return write_back(self._reader, self._index, damage, records, commit_index)
-        except OSError as error:
-            raise DiskFailedError(
-                f"writing failed: {error.strerror or error}", str(self.path), "check the disk"
-            ) from error
 
     def settle(self) -> None:
-        """Makes certain that all that can be read is on disk, and takes the mark away; the last step of a repair."""
-        try:
+        """Makes certain that all that can be read is on disk, and takes the mark away; the last step of a repair.
+
+        Raises:
+            DiskFailedError: the disk does not take it.
+        """
+        with self._writing():
             if self.suspicion is not None:
                 rewrite_doubtful(self._files, self._layout, self._data, self._index.segments)
             clear_suspect(self._files, self._layout)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError:  # the files' owner's business
+            raise
         except OSError as error:
             raise DiskFailedError(
                 f"writing failed: {error.strerror or error}", str(self.path), "check the disk"

@@ -199,13 +199,13 @@ class Segments:
             length = min(_CHUNK_BYTES, stop - at)
             self.write(at, [memoryview(_ZEROS)[:length]])
 
-    def rewrite(self, position: int) -> None:
-        """Writes everything that lies at or behind ``position`` once more, as it can be read, and makes it durable."""
+    def rewrite(self, position: int, end: int | None = None) -> None:
+        """Writes what lies at or behind ``position``, up to ``end``, once more, as it can be read; makes it durable."""
         for base in self._bases:
-            if base + self.segment_bytes <= position:
+            if base + self.segment_bytes <= position or (end is not None and base >= end):
                 continue
             at, file = max(position - base, 0), self._file(base)
-            size = min(file.size(), self.segment_bytes)
+            size = min(file.size(), self.segment_bytes, end - base if end is not None else self.segment_bytes)
             while (at := file.next_data(at)) < size:
                 chunk = file.pread(min(_CHUNK_BYTES, size - at), at)
                 file.pwritev([chunk], at)

@@ -297,6 +297,17 @@ def test_what_can_be_made_again_from_the_data_does_not_stop_the_node(store: Stor
     assert after == before
 
 
+@pytest.mark.parametrize("row", range(10, 15))
+@pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
+def test_a_batch_comes_whole_although_a_row_of_it_is_lost(store: Store, row: int, max_bytes: int) -> None:
+    wipe(ROWS, row * 32, row * 32 + 32)(store.path)
+    log = start(store.path)
+    for index in range(10, 15):
+        batch = log.read_batches(index, max_bytes)[0]
+        assert (batch.first_index, batch.count) == (10, 5)
+    log.close()
+
+
 @pytest.mark.parametrize("name", ["data", "meta", IDENTITY, "currterm"])
 def test_a_file_where_a_folder_belongs_and_a_folder_where_a_file_belongs(store: Store, name: str) -> None:
     path = store.path / name

@@ -281,6 +281,23 @@ def test_a_disk_that_does_not_take_the_records_is_told() -> None:
 
 
 @pytest.mark.parametrize("ahead", range(1, 14))
+def test_a_disk_that_fails_anywhere_in_a_repair_is_told(ahead: int) -> None:
+    files = WHOLE.files.clone()
+    del files.names[DATA / segment_name(2048)]
+    files.content(INDEX / segment_name(512))[70] ^= 1
+    mark_suspect(files, Layout(STORE), "for a test")
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        files.fail_at = files.operations + ahead
+        with pytest.raises(DiskFailedError):
+            store.prepare()
+            for damage in store.find(mend_rows=True):
+                store.write_back(damage, WHOLE.fetch(damage), LAST)
+            store.settle()
+    repair(files)
+    check_like_new(files)
+
+
+@pytest.mark.parametrize("ahead", range(1, 14))
 def test_a_crash_in_a_repair_loses_nothing_and_it_goes_on(ahead: int) -> None:
     files = WHOLE.files.clone()
     zero_sector(files, 600)
@@ -343,6 +360,29 @@ def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
     with pytest.raises(DiskFailedError, match="Input/output error"):
         append(log, [b"b"])
     mark_suspect(files, Layout(STORE), "again")
+
+
+def test_a_failed_sync_that_could_not_be_marked_is_made_good_at_the_next_start() -> None:
+    """What the page cache holds counts as durable from then on, so it must be: no later sync would write it."""
+    files = FaultyFiles()
+    log = open_log(files, config=CONFIG)
+    append(log, [b"a" * 30] * 3)
+    log.save_checkpoint(2)
+    before = files.operations
+    append(log, [b"b" * 30] * 3)
+    for ahead in range(1, files.operations - before + 1):
+        copy = files.clone()
+        log = open_log(copy, config=CONFIG)
+        copy.fail_at, copy.fail_more = copy.operations + ahead, 10
+        with pytest.raises(DiskFailedError):
+            append(log, [b"c" * 30] * 3)
+        assert suspicion(copy, Layout(STORE)) is None
+        copy.fail_at, copy.fail_more = None, 0
+        copy.kill()
+        held = read_all(open_log(copy, config=CONFIG))
+        copy.crash(0.0)
+        assert read_all(open_log(copy, config=CONFIG)) == held, ahead
+        assert len(held) in (6, 9)
 
 
 # --- an open log ----------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 What is written is only maybe durable until ``datasync``; what is created or removed only until ``sync_dir``. ``crash``
 decides at random, sector by sector, what of it survives, and makes every open file useless; ``kill`` ends the program
-but not the machine, so that the page cache stays. ``fail_at`` makes an operation raise EIO; as on Linux, pages whose
-sync failed are clean afterwards: they can be read, and no later sync makes them durable. ``crash_at`` stops the program
-in the middle of an operation, possibly half done.
+but not the machine, so that the page cache stays. ``fail_at`` makes an operation raise EIO, and ``fail_more`` as many
+behind it; as on Linux, pages whose sync failed are clean afterwards: they can be read, and no later sync makes them
+durable. ``crash_at`` stops the program in the middle of an operation, possibly half done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Crash(Exception):  # noqa: N818
     """The program stopped here."""
 
 
-class _Inode:
+class Inode:
     def __init__(self) -> None:
         self.content = bytearray()
         self.durable = bytearray()
@@ -80,12 +80,12 @@ def _truncate(target: bytearray, size: int) -> None:
 
 
 class FaultyFile:
-    def __init__(self, files: FaultyFiles, inode: _Inode, path: Path) -> None:
+    def __init__(self, files: FaultyFiles, inode: Inode, path: Path) -> None:
         self._files, self._inode, self._path = files, inode, path
         self._generation = files.generation
         self.locked = False
 
-    def _live(self) -> _Inode:
+    def _live(self) -> Inode:
         if self._generation != self._files.generation:
             raise OSError(errno.EBADF, "a file of before the crash", str(self._path))
         return self._inode
@@ -133,14 +133,15 @@ class FaultyFiles:
         self.chance = random.Random(seed)
         self.generation = 0
         self.locks: set[Path] = set()
-        self.names: dict[Path, _Inode] = {}
-        self.durable_names: dict[Path, _Inode] = {}
-        self.pending_names: dict[Path, list[tuple[Path, _Inode | None]]] = {}
+        self.names: dict[Path, Inode] = {}
+        self.durable_names: dict[Path, Inode] = {}
+        self.pending_names: dict[Path, list[tuple[Path, Inode | None]]] = {}
         self.directories: set[Path] = set()
         self.room = DiskSpace(1 << 40, 1 << 41)
         self.operations = 0
         self.log: list[tuple[str, Path]] = []
         self.fail_at: int | None = None
+        self.fail_more = 0
         self.fail_errno = errno.EIO
         self.crash_at: int | None = None
 
@@ -148,7 +149,8 @@ class FaultyFiles:
         self.operations += 1
         self.log.append((kind, path))
         if self.fail_at is not None and self.operations >= self.fail_at:
-            self.fail_at = None
+            self.fail_at = self.operations + 1 if self.fail_more else None
+            self.fail_more = max(self.fail_more - 1, 0)
             raise OSError(self.fail_errno, os.strerror(self.fail_errno), str(path))
         if self.crash_at is not None and self.operations >= self.crash_at:
             self.crash_at = None
@@ -185,13 +187,13 @@ class FaultyFiles:
         return self.names[path].content
 
     @staticmethod
-    def _apply(names: dict[Path, _Inode], path: Path, inode: _Inode | None) -> None:
+    def _apply(names: dict[Path, Inode], path: Path, inode: Inode | None) -> None:
         if inode is None:
             names.pop(path, None)
         else:
             names[path] = inode
 
-    def _name(self, path: Path, inode: _Inode | None) -> None:
+    def _name(self, path: Path, inode: Inode | None) -> None:
         self._apply(self.names, path, inode)
         self.pending_names.setdefault(path.parent, []).append((path, inode))
 
@@ -201,7 +203,7 @@ class FaultyFiles:
             if not create or path.parent not in self.directories:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
             self.operation("create", path)
-            inode = _Inode()
+            inode = Inode()
             self._name(path, inode)
         return FaultyFile(self, inode, path)
 
@@ -210,7 +212,7 @@ class FaultyFiles:
         return None if inode is None else bytes(inode.content)
 
     def replace(self, path: Path, data: bytes) -> None:
-        inode = _Inode()
+        inode = Inode()
         inode.write(0, data)
         self.operation("sync", path)
         inode.sync()
