@@ -23,9 +23,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_connector.errors import OptionError
+from spark_connector.lag import LagMeter
 from spark_connector.limits import MinimumDelay
 from spark_connector.logs import Bounds
-from spark_connector.offsets import GroupOffset, StreamOffset
+from spark_connector.offsets import StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 from spark_connector.planning import limit_ends
 from spark_connector.reading import RangesPartition, read_partition
@@ -50,7 +51,8 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: StreamOffset | None = None
         self._pin_due = False
         self._targets: dict[str, int] | None = None
-        self._reported: dict[str, Any] | None = None
+        self._lag = LagMeter(options)
+        self._ends_at: dict[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self._options}
@@ -91,6 +93,10 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Returns the end of the next micro-batch; ``start`` itself if there is nothing new."""
+        self._ends_at = self._end_of_batch(start, limit)
+        return self._ends_at
+
+    def _end_of_batch(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = StreamOffset.from_json(start)
         if self._pin_due:
             self._pin_due = False
@@ -144,8 +150,10 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(self._options.poll_ms, _POLL_MS_MAX)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Returns the ends of the logs as last seen, for lag in Spark's progress."""
-        return self._reported
+        """Returns the ends of the logs as last seen and how far the micro-batch is behind them."""
+        if self._ends_at is None or not self._seen:
+            return None
+        return self._lag.report(StreamOffset.from_json(self._ends_at), self._seen, self.tracker.policy)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plans [start, end); empty where a replayed first batch starts behind its end."""
@@ -168,11 +176,8 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: progress is kept in Spark's checkpoint alone."""
 
     def _bounds(self) -> dict[str, Bounds]:
-        bounds = self.tracker.bounds()
-        ends = {group: GroupOffset(view.end, view.log) for group, view in bounds.items()}
-        self._reported = StreamOffset(ends).to_json()
-        self._seen = bounds
-        return bounds
+        self._seen = self.tracker.bounds()
+        return self._seen
 
     def _allowed(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
         if self._targets is None:
