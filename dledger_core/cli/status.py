@@ -29,11 +29,12 @@ __all__ = ["status", "transfer"]
 def status(peers: str, group: str, timeout: float, watch: bool, output: Format) -> int:
     """Show the nodes of a group.
 
-    Each node's role and how far its log reaches; exit 1 if a node or the leader is missing. With --watch one line per
-    change (JSON: one object a line); a leader is RocketMQ's master, all others are slaves.
+    Each node's role, how far its log reaches, and what attempts take that lost (of Spark's tasks: readers do not see
+    them, retention removes them); exit 1 if a node or the leader is missing. With --watch one line per change (JSON:
+    one object a line); a leader is RocketMQ's master, all others are slaves.
     """
     with connect(peers, group, timeout) as client:
-        metadata = client.metadata()
+        metadata = client.metadata(space=True)
         if watch:
             for change in client.role_changes():
                 _show_change(group, change, output)

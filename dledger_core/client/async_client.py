@@ -351,14 +351,13 @@ class AsyncClient:
 
     # --- the group ------------------------------------------------------------------------------------------------
 
-    async def metadata(self) -> Metadata:
+    async def metadata(self, *, space: bool = False) -> Metadata:
         """Asks every node, in parallel and for at most a second, what it knows of the group and of itself.
 
-        Raises:
-            UnreachableError: no node answered.
+        With ``space`` also what losing attempts take. Raises UnreachableError if no node answered.
         """
         self._check_usable()
-        return metadata_of(self.peers, await self._view.ask_all())
+        return metadata_of(self.peers, await self._view.ask_all({"space": True} if space else None))
 
     async def groups(self) -> dict[str, str | None]:
         """Asks every node which groups it hosts; returns the uuid of each group's log, None where it has none yet."""

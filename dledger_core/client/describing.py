@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dledger_core.client.results import Metadata, NodeStatus, ProducerState, TransactionState
@@ -42,7 +43,11 @@ def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:
     if not isinstance(row, list) or list(map(type, row[:8])) != _STATUS_ROW:
         raise ProtocolError("an answer to metadata is malformed", peer.address)
     node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
-    return NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
+    status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
+    match answer.header.get("losers"):
+        case [int(entries), int(nbytes)]:
+            return replace(status, lost_entries=entries, lost_bytes=nbytes)
+    return status
 
 
 def groups_of(answers: Mapping[str, Frame | DLedgerError]) -> dict[str, str | None]:

@@ -76,7 +76,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node as it describes itself; numbers are -1 and role is ``unreachable`` if it did not answer."""
+    """One node as it describes itself; numbers are -1 and role is ``unreachable`` if it did not answer.
+
+    What is stored of attempts that lost (``lost_entries``, ``lost_bytes``) is -1 also if it was not asked for.
+    """
 
     node_id: str
     address: str
@@ -87,6 +90,8 @@ class NodeStatus:
     visible_end: int = -1
     data_bytes: int = -1
     reachable: bool = False
+    lost_entries: int = -1
+    lost_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,9 +225,9 @@ class Client:
         """See ``AsyncClient.abort_transaction``."""
         return self.call(self.in_loop.abort_transaction(transaction))
 
-    def metadata(self) -> Metadata:
+    def metadata(self, *, space: bool = False) -> Metadata:
         """See ``AsyncClient.metadata``."""
-        return self.call(self.in_loop.metadata())
+        return self.call(self.in_loop.metadata(space=space))
 
     def groups(self) -> dict[str, str | None]:
         """See ``AsyncClient.groups``."""

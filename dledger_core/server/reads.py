@@ -6,6 +6,7 @@ What is served is committed, durable here, and checked against its CRCs on the w
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
@@ -226,6 +227,21 @@ class Reads:
             return term_rows(log.term_runs(), log.first_index(), end)
         return segment_rows(log.segment_facts(), log.position_of, end)
 
+    async def losers_space(self) -> list[int]:
+        """Returns how many entries that lost are still stored, and how many bytes they take."""
+        log, loop = self._replica.log, asyncio.get_running_loop()
+        while True:
+            first = log.first_index()
+            losers = self._replica.tables.transactions.losers(first, self._replica.readable_end)
+            stored = [(max(low, first), high) for low, high in losers]
+            try:
+                nbytes = await loop.run_in_executor(self._executor, _bytes_between, log.position_of, stored)
+            except IndexOutOfRangeError:
+                if first == log.first_index():
+                    raise
+                continue  # retention took some of them meanwhile
+            return [sum(high - low for low, high in stored), nbytes]
+
     async def digest(self, request: DigestRequest) -> tuple[list[RangeDigest], int, list[int]]:
         """Digests ranges from the files, whatever the CRCs say.
 
@@ -263,3 +279,7 @@ class Reads:
             ranges.append(hasher.digest())
             nbytes += ranges[-1].nbytes
         return ranges, start, damaged
+
+
+def _bytes_between(position_of: Callable[[int], int], ranges: Sequence[tuple[int, int]]) -> int:
+    return sum(position_of(high) - position_of(low) for low, high in ranges)

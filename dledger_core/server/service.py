@@ -240,6 +240,17 @@ class ClientService:
     # --- reads -----------------------------------------------------------------------------------------------
 
     def _metadata(self, request: _Request) -> None:
+        if request.frame.header.get("space"):
+            self._start(request, self._metadata_with_space)
+        else:
+            request.answer(Type.METADATA_OK, self._metadata_fields(request))
+
+    async def _metadata_with_space(self, request: _Request) -> None:
+        async with request.flow.room():
+            losers = await request.hosted.reads.losers_space()
+        request.answer(Type.METADATA_OK, self._metadata_fields(request) | {"losers": losers})
+
+    def _metadata_fields(self, request: _Request) -> dict[str, Any]:
         replica, header = request.hosted.replica, request.frame.header
         if header.get("pin") is not None:
             replica.pins.ask(header["pin"], int_field(header, "start", 0), _now_ms())
@@ -254,7 +265,7 @@ class ClientService:
             replica.visible_end,
             replica.log.data_bytes,
         ]
-        fields = {
+        return {
             "leader": status.leader_id,
             "term": status.term,
             "log": replica.log_uuid,
@@ -262,10 +273,8 @@ class ClientService:
             "peers": format_peers(self._config.peers),
             "groups": sorted(self._hosted),
             "preferred": list(self._config.preferred(replica.group)),
-            "losers": replica.tables.transactions.losers_count,
             "time": replica.log.last_time_ms or None,
         }
-        request.answer(Type.METADATA_OK, fields)
 
     async def _read(self, request: _Request) -> None:
         reads, header = request.hosted.reads, request.frame.header

@@ -92,11 +92,6 @@ class TransactionTable:
         """Queries that wrote, by id, least recently active first."""
         return self._queries
 
-    @property
-    def losers_count(self) -> int:
-        """Entries that lost, in the whole log."""
-        return sum(end - start for start, end in self._losers)
-
     def visible_end(self, end: int) -> Index:
         """Returns where ``read_committed`` readers stop, given the end of the committed log."""
         return Index(min([end, *(t.first_index for t in self._open.values())]))

@@ -292,3 +292,59 @@ def test_an_append_the_log_cannot_take_leaves_the_connection_and_the_replica(tmp
         assert client.channel.is_open
 
     serve_one(tmp_path, work)
+
+
+# --- transactions --------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_tells_what_it_was_made_of_and_its_old_run_that_it_is_fenced(tmp_path):
+    async def work(_, client):
+        lost = await client.attempt([b"old"], KEY)
+        newer = KEY | {"r": "run2"}
+        won = await client.attempt([b"new"], newer)
+        parts = [list(won)]
+        with pytest.raises(FencedError):
+            await client.ask(Type.TRANSACTION, op="state", x=KEY)
+        with pytest.raises(FencedError):
+            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(lost)])
+        await client.ask(Type.TRANSACTION, op="commit", x=newer, parts=parts, i="digest of its offsets")
+        header = (await client.ask(Type.TRANSACTION, op="state", x=newer)).header
+        assert (header["state"], header["parts"]) == ("committed", parts)
+        assert (header["i"], header["newest"]) == ("digest of its offsets", 1)
+        with pytest.raises(FencedError):
+            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(lost)])
+        with pytest.raises(FencedError, match="committed micro-batch 1 already"):
+            await client.attempt([b"another query"], {"q": "query", "b": 0, "r": "copy"})
+
+    serve_one(tmp_path, work)
+
+
+def test_a_commit_that_a_newer_run_overtakes_in_flight_is_fenced(tmp_path):
+    async def work(group, client):
+        part = await client.attempt([b"old"], KEY)
+        free, replica = stall(group.hosted("n0")), group.hosted("n0").replica
+        last = replica.raft.last_index
+        newer = asyncio.create_task(client.attempt([b"new"], KEY | {"r": "run2"}))
+        commit = asyncio.create_task(client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(part)]))
+        try:
+            await eventually(lambda: replica.raft.last_index == last + 3)
+        finally:
+            free.set()
+        await newer
+        with pytest.raises(FencedError):
+            await commit
+
+    serve_one(tmp_path, work)
+
+
+def test_what_losers_take_is_told_when_it_is_asked_for(tmp_path):
+    async def work(_, client):
+        assert "losers" not in (await client.ask(Type.METADATA)).header
+        assert (await client.ask(Type.METADATA, space=True)).header["losers"] == [0, 0]
+        won = await client.attempt([b"won"], KEY)
+        await client.attempt([b"lost", b"too"], KEY, "b")
+        assert (await client.ask(Type.METADATA, space=True)).header["losers"] == [0, 0]
+        await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(won)])
+        assert (await client.ask(Type.METADATA, space=True)).header["losers"] == [2, 2 * 48 + 7]
+
+    serve_one(tmp_path, work)

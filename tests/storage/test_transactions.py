@@ -40,7 +40,6 @@ def test_commit_makes_winners_visible_and_losers_skipped():
     assert table.losers(0, 50) == [(21, 26)]
     assert table.losers(22, 23) == [(21, 26)]
     assert table.losers(26, 50) == []
-    assert table.losers_count == 5
 
 
 def test_a_repeated_commit_is_recognised_and_another_content_refused():
