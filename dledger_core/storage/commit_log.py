@@ -75,7 +75,7 @@ class CommitLog(DurableLog):
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
         self._appender = Appender(data, self._index, end.position, config.zero_ahead_bytes)
-        self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._end_of)
+        self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._certain_end_of)
         self._zero_ahead = ZeroAhead(self.zero_ahead)
 
     @classmethod
@@ -234,7 +234,7 @@ class CommitLog(DurableLog):
         if index > last:
             return
         invariant(index > self._commit_index, "a committed entry would be cut", index=index, commit=self._commit_index)
-        end = self._end_of(index - 1)
+        end = self._certain_end_of(index - 1)
         self._last_index = index - 1
         self._cuts += 1
         if self._checkpoint is not None and self._checkpoint.durable_index >= index:
@@ -251,7 +251,7 @@ class CommitLog(DurableLog):
         self._appender.sync()
         self._appender.sync_index()
         last = self._last_index
-        checkpoint = Checkpoint(last, min(self._commit_index, last), self._end_of(last).position)
+        checkpoint = Checkpoint(last, min(self._commit_index, last), self._appender.position)
         if checkpoint != self._checkpoint:
             self._save(checkpoint)
 
@@ -355,6 +355,7 @@ class CommitLog(DurableLog):
             wrong = wrong_rows(self._index, records, first_index) if first_index >= self._first_index else None
             if wrong is not None:
                 self._index.write(*wrong)
+                self._index.sync(wrong[0], wrong[0] + len(wrong[1]))
 
     def _fail(self, error: OSError) -> DiskFailedError:
         if self._failure is None:

@@ -135,7 +135,7 @@ class DurableLog:
         if index == self._last_index + 1:
             return Position(self._end_of(index - 1).position)
         self._check_range(index, index + 1)
-        return Position(int(self._index.read(index, index + 1)["position"][0]))
+        return Position(self._place(index)[0])
 
     @property
     def data_bytes(self) -> int:
@@ -166,7 +166,27 @@ class DurableLog:
             bases = self._reader.data.bases
             position = bases[0] if bases else self._meta.first_position
             return StagedEnd(self._first_index, position, 0)
+        position, size, time_ms = self._place(index)
+        return StagedEnd(index + 1, position + size, time_ms)
+
+    def _certain_end_of(self, index: int) -> StagedEnd:
+        """Returns ``_end_of`` an entry for who is going to cut there; raises CorruptRecordError if it is damaged."""
+        if index >= self._first_index:
+            self._reader.read(index, index + 1, 1, body_crc=False)
+        return self._end_of(index)
+
+    def _place(self, index: int) -> tuple[int, int, int]:
+        """Returns position, size and append time of an entry: as its row says if its record agrees, else its record.
+
+        Where the record is damaged, the row alone is left to be believed.
+        """
         row = self._index.read(index, index + 1)[0]
-        header = self._reader.header_at(int(row["position"]))
-        time_ms = header[5] & TIME_MASK if header is not None else 0
-        return StagedEnd(index + 1, int(row["position"]) + int(row["size"]), time_ms)
+        position, size = int(row["position"]), int(row["size"])
+        header = self._reader.header_at(position)
+        if header is not None and header[1:3] == (size, index):
+            return position, size, header[5] & TIME_MASK
+        try:
+            found = self._reader.read(index, index + 1, 1, body_crc=False).headers[0]
+        except CorruptRecordError:
+            return position, size, 0
+        return int(found["position"]), int(found["size"]), int(found["mark"]) & TIME_MASK

@@ -69,6 +69,15 @@ class IndexFile:
             self.segments.write(at, [data[at - begin : upto - begin]])
         return made
 
+    def sync(self, first_index: int, end_index: int) -> None:
+        """Makes the rows [first_index, end_index) durable."""
+        begin, stop, size = (
+            first_index * INDEX_RECORD_BYTES,
+            end_index * INDEX_RECORD_BYTES,
+            self.segments.segment_bytes,
+        )
+        self.segments.sync([base for base in self.segments.bases if base + size > begin and base < stop])
+
     def _make(self, base: int) -> None:
         """Makes a file, and those between it and its neighbours, so that there is no gap."""
         bases, step = self.segments.bases, self.segments.segment_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -99,10 +100,20 @@ def prefix_before(reader: RecordReader, index: int) -> tuple[int, int, int] | No
         Its position, the index of its first record, and the term of the record before that.
     """
     for base in reversed(reader.data.bases[1:]):
-        head = reader.header_at(base)
-        if head is not None and head[2] <= index:
-            return base, head[2], reader.term_at(head[2] - 1)
+        head = _known_head(reader, base)
+        if head is not None and head <= index:
+            with contextlib.suppress(CorruptRecordError):  # it is repaired first
+                return base, head, reader.term_at(head - 1)
     return None
+
+
+def _known_head(reader: RecordReader, base: int) -> int | None:
+    """Returns the index of the record at a segment's head, or None if the index does not know it there."""
+    head = reader.header_at(base)
+    if head is None:
+        return None
+    row = reader.index.read(head[2], head[2] + 1)[0]
+    return head[2] if (int(row["position"]), int(row["index"])) == (base, head[2]) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ class SegmentFacts:
 
 def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
     """Returns what is known of each data file that holds entries below ``end``, in order."""
-    heads = [head[2] for base in reader.data.bases if (head := reader.header_at(base)) is not None and head[2] < end]
+    heads = [head for base in reader.data.bases if (head := _known_head(reader, base)) is not None and head < end]
     facts = []
     for first, stop in pairwise([*heads, end]):
         last = reader.header_at(int(reader.index.read(stop - 1, stop)[0]["position"]))

@@ -79,9 +79,7 @@ def write_back(
         touched.add(data.base_of(end))
     index.write(damage.start, index_records(records))
     data.sync(sorted(touched))
-    first, last = damage.start * INDEX_RECORD_BYTES, stop * INDEX_RECORD_BYTES
-    size = index.segments.segment_bytes
-    index.segments.sync([base for base in index.segments.bases if base + size > first and base < last])
+    index.sync(damage.start, stop)
     at = damage.start
     while at < stop:
         at = Index(at + reader.read(at, stop, records.nbytes).count)

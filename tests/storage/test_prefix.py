@@ -279,3 +279,27 @@ def test_reads_beside_a_new_start_find_nothing_or_what_was_there() -> None:
     with pytest.raises(IndexOutOfRangeError):
         log.read(10, 20, 1 << 20)
     assert len(expected) == ENTRIES
+
+
+def first_heads(log: CommitLog) -> list[int]:
+    return [int(facts.first_index) for facts in log.segment_facts()]
+
+
+@pytest.mark.parametrize("bit", range(6))
+def test_a_deletion_does_not_believe_a_damaged_head(bit: int) -> None:
+    """The index in a record's header has no CRC: what is deleted must not depend on it alone."""
+    files, tables = filled()
+    log = open_log(files)
+    heads = first_heads(log)
+    position = int(log.position_of(heads[2]))
+    file = files.content(STORE / "data" / segment_name(position))
+    file[position % 4096 + 15] ^= 1 << bit
+    assert set(first_heads(log)) <= set(heads)
+    snapshot = TablesSnapshot.of(tables)
+    for index in range(heads[1], heads[3] + 1):
+        first = log.delete_prefix(index, snapshot, log.last_index())
+        assert first in heads
+        assert first <= index
+    assert log.first_index() == heads[3]
+    log.close()
+    open_log(files).close()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
+from dledger_core.ids import Index
 from dledger_core.record import Records
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.damage import Damage
@@ -61,14 +62,19 @@ def content(files: FaultyFiles, *folders: Path) -> dict[Path, bytes]:
 def repair(files: FaultyFiles, chunk: int | None = None) -> list[tuple[int, int]]:
     """Repairs a store from the whole one; returns the entries that were damaged."""
     with StoreRepair.open(STORE, group="g", node_id="n0", files=files, config=CONFIG) as store:
-        store.prepare()
-        found = store.find(mend_rows=True)
-        for damage in found:
-            left: Damage | None = damage
-            while left is not None:
-                left = store.write_back(left, WHOLE.fetch(left, chunk), LAST)
-        assert store.find(mend_rows=True) == []
-        store.settle()
+        return work(store, chunk)
+
+
+def work(store: StoreRepair, chunk: int | None = None) -> list[tuple[int, int]]:
+    """All steps of a repair."""
+    store.prepare()
+    found = store.find(mend_rows=True)
+    for damage in found:
+        left: Damage | None = damage
+        while left is not None:
+            left = store.write_back(left, WHOLE.fetch(left, chunk), LAST)
+    assert store.find(mend_rows=True) == []
+    store.settle()
     return [(damage.start, damage.end) for damage in found]
 
 
@@ -289,10 +295,7 @@ def test_a_disk_that_fails_anywhere_in_a_repair_is_told(ahead: int) -> None:
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         files.fail_at = files.operations + ahead
         with pytest.raises(DiskFailedError):
-            store.prepare()
-            for damage in store.find(mend_rows=True):
-                store.write_back(damage, WHOLE.fetch(damage), LAST)
-            store.settle()
+            work(store)
     repair(files)
     check_like_new(files)
 
@@ -415,8 +418,47 @@ def test_rows_of_an_open_log_are_mended_from_its_records() -> None:
     records = log.read(16, 20, 1 << 20)
     assert not log.rows_fit(records, 16)
     log.mend_rows(records, 16)
+    files.crash(0.0)
+    log = open_log(files, config=CONFIG)
     assert log.rows_fit(records, 16)
     log.close()
+    check_like_new(files)
+
+
+def damage_row(files: FaultyFiles, index: int, byte: int, mask: int) -> None:
+    at = index * 32
+    files.content(INDEX / segment_name(at - at % 512))[at % 512 + byte] ^= mask
+
+
+@pytest.mark.parametrize(("byte", "mask"), [(11, 8), (10, 1), (5, 1), (15, 4), (12, 0x80), (23, 1)])
+def test_a_checkpoint_does_not_believe_a_damaged_row(byte: int, mask: int) -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    end = log.position_of(LAST + 1)
+    damage_row(files, LAST, byte, mask)
+    assert log.position_of(LAST + 1) == end
+    assert log.position_of(LAST) == WHOLE.positions[LAST]
+    log.save_checkpoint(LAST - 1)
+    log.close()
+    check_like_new(files)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize(("byte", "mask"), [(11, 8), (10, 1), (5, 1), (15, 4), (12, 0x80), (23, 1)])
+def test_a_cut_does_not_believe_a_damaged_row(byte: int, mask: int, reopened: bool) -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    append(log, [b"to be cut"] * 3, term=3)
+    if reopened:
+        files.kill()
+        log = open_log(files, config=CONFIG)
+    damage_row(files, LAST, byte, mask)
+    log.stage_truncate(Index(LAST + 1))
+    log.persist(None, Index(LAST + 1), [])
+    assert log.staged_end == WHOLE.positions[LAST + 1]
+    log.mend_rows(log.read(LAST, LAST + 1, 1), LAST)
+    assert read_all(log) == WHOLE.entries
+    files.crash(0.0)
     check_like_new(files)
 
 
