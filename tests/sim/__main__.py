@@ -20,6 +20,7 @@ from tests.sim.seeds import run_seeds
 
 FAULTS = (
     *("crashes", "crashes in a write", "disk errors", "disk stalls", "partitions", "stalls", "clock jumps"),
+    *("bits flipped", "sectors lost", "sectors misdirected", "rows flipped", "rows lost", "marks refused"),
     *("lost", "duplicated", "cut off", "requests twice", "runs replaced", "transfers"),
 )
 SEEDS_PER_LINE = 500

@@ -38,6 +38,8 @@ def test_many_seeds(first: int) -> None:
     for what in (
         *("elections", "crashes", "power losses", "disk errors", "partitions", "lost", "cuts", "acknowledged"),
         *("appends repeated", "transactions committed", "runs replaced", "tables compared", "reads", "deletions"),
+        *("suspect starts", "damaged starts", "repaired starts", "live repairs", "crashes in a repair"),
+        *("repaired: bits flipped", "repaired: rows flipped", "fetches failed"),
     ):
         assert totals[what] > 0, f"no {what} in {CHUNK} seeds from {first} on"
 
@@ -47,6 +49,9 @@ def test_many_seeds(first: int) -> None:
     [
         pytest.param(50, id="a file that a killed process had made was not durable"),
         pytest.param(115, id="a NOOP torn inside its append time was believed"),
+        pytest.param(18, id="a failed sync whose mark the disk refused was forgotten"),
+        pytest.param(23, id="a row lost in the middle of a batch stopped its leader"),
+        pytest.param(29, id="a checkpoint believed a damaged row"),
         pytest.param(534, id="a leader that was replaced without noticing refused a producer for good"),
     ],
 )

@@ -59,6 +59,16 @@ class SafetyChecker:
         """Highest index that any node reported as committed."""
         return self.committed[-1].last_index if self.committed else NO_INDEX
 
+    def payloads(self, start: int, end: int) -> tuple[object, ...]:
+        """Returns what identifies each of the committed entries [start, end), whose batches say that entry by entry."""
+        at, found = bisect_right(self.committed_firsts, start) - 1, []
+        while start < end:
+            batch = self.committed[at]
+            parts = batch.payload[start - batch.first_index : end - batch.first_index]  # type: ignore[index]
+            found += parts
+            start, at = start + len(parts), at + 1
+        return tuple(found)
+
     def on_start(self, node: SimNode) -> None:
         """A node starts from its disk."""
         status = node.status

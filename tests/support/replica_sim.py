@@ -2,10 +2,11 @@
 
 Fault model. Network: see ``network.py``; messages travel as the bytes of their frames. Disk: see ``faulty_files.py``;
 what was written and not synced survives a power loss in any subset of its 512-byte sectors; a process may die in the
-middle of any operation on a file; a write or sync may fail, and then what it should have made durable is gone. Writes
-take time, and the report that they are done comes later still. Nodes: killed or without power at any event, stalled,
-ticking at different speeds, clocks that jump. Clients: see ``sim_clients.py``; requests and answers get lost,
-come twice and late.
+middle of any operation on a file; a write or sync may fail, and then what it should have made durable is gone, or lies
+in the page cache of a machine whose process alone died. What is durable goes bad (``sim_damage.py``) and is repaired
+(``sim_repair.py``). Writes take time, and the report that they are done comes later still. Nodes: killed or without
+power at any event, stalled, ticking at different speeds, clocks that jump. Clients: see ``sim_clients.py``; requests
+and answers get lost, come twice and late.
 
 Checked after every step: ``checkers.py`` (the Raft paper's properties and ours), at every start: the recovered log
 against what was durable, the tables against those of other nodes at the same index. In the end the faults stop: the
@@ -23,21 +24,23 @@ from dataclasses import dataclass, replace
 
 from dledger_core.checksum import crc32
 from dledger_core.config import RaftConfig, StorageConfig
-from dledger_core.errors import CorruptRecordError, DiskFailedError, NotLeaderError
+from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, NotLeaderError
 from dledger_core.ids import Index, NodeId
 from dledger_core.net import codec
 from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
 from dledger_core.raft import AppendEntries, Message, Ready, Role
-from dledger_core.record import HEADER_BYTES
+from dledger_core.record import HEADER_BYTES, Records
 from dledger_core.server.appends import Appended
 from dledger_core.storage import CommitLog
 from tests.support.checkers import SafetyChecker, check
 from tests.support.cluster_sim import LivenessError
 from tests.support.network import Network, NetworkFaults, sometimes
 from tests.support.sim_clients import History, PlainClient, ProducerClient, QueryClient, ReadClient, SimClient
+from tests.support.sim_damage import DamageMix, Damages, draw_damage_mix
 from tests.support.sim_history import check_history
-from tests.support.sim_member import GROUP, SimMember, shadow_of
+from tests.support.sim_member import GROUP, SimMember, fingerprint, shadow_of
+from tests.support.sim_repair import check_sound
 from tests.support.virtual_time import VirtualTime
 
 TICK = 10
@@ -105,10 +108,15 @@ def draw_whole_mix(source: random.Random) -> WholeMix:
 class ReplicaSim:
     """Runs one seed; ``run`` raises SafetyViolationError, LivenessError or the error of a replica that stopped."""
 
-    def __init__(self, seed: int, *, mix: WholeMix | None = None, fault_time: int = 5000) -> None:
+    def __init__(
+        self, seed: int, *, mix: WholeMix | None = None, damage: DamageMix | None = None, fault_time: int = 5000
+    ) -> None:
         self.seed = seed
         self.source = random.Random(seed)
         self.mix = mix or draw_whole_mix(self.source)
+        self.damage_source = random.Random(f"{seed}/damage")  # its own, so that without damage a seed runs as before
+        self.damage_mix = damage or draw_damage_mix(self.damage_source)
+        self.damages = Damages(self, self.damage_source)
         self.fault_time = fault_time
         self.counters: Counter[str] = Counter()
         self.time = VirtualTime()
@@ -151,6 +159,10 @@ class ReplicaSim:
     def chance(self, probability: float) -> bool:
         """Draws."""
         return probability > 0 and self.source.random() < probability
+
+    def damage_chance(self, probability: float) -> bool:
+        """Draws what concerns damage and repairs."""
+        return probability > 0 and self.damage_source.random() < probability
 
     def disk_delay(self) -> int:
         """How long the next write takes."""
@@ -224,14 +236,25 @@ class ReplicaSim:
         life = member.life
         away = 1500 if self.chance(self.mix.retention) else 300  # so long that others may delete what it needs
         delay = self.source.randrange(1, away) if self.faults_on else 1
-        self.time.after(delay, lambda: self._start(member) if not member.up and member.life == life else None)
+        self.time.after(delay, lambda: self._start(member) if member.life == life else None)
 
     def on_failed(self, member: SimMember, error: BaseException) -> None:
-        """A replica stopped by itself: right after a disk error, wrong for any other reason."""
-        if not isinstance(error, DiskFailedError):
+        """A process stopped by itself: right after a disk error, or on damage; wrong for any other reason."""
+        if isinstance(error, CorruptRecordError) and self.damages.on(member):
+            member.die("stops on damage", power=False)
+        elif isinstance(error, DiskFailedError | ConfigError):
+            # Mostly the machine goes too; else what a failed sync left in the page cache is read and yet not durable.
+            member.die("disk errors", power=not self.damage_chance(self.damage_mix.process_only))
+        else:
             raise error
-        # The machine goes too: what a failed sync left in the page cache would be read and yet not be durable.
-        member.die("disk errors", power=True)
+
+    def check_served(self, member: SimMember, start: int, records: Records) -> None:
+        """A read handed out records: those that are committed must be the ones that were committed."""
+        end = min(start + records.count, member.replica.readable_end)
+        if start < end:
+            found = fingerprint(records.slice(0, end - start))
+            known = self.checker.payloads(start, end)
+            check(found == known, "a read served what was never committed", member.node_id, start, found, known)
 
     def _compare_tables(self, member: SimMember) -> None:
         self.counters["tables compared"] += 1
@@ -260,6 +283,9 @@ class ReplicaSim:
     def _start(self, member: SimMember) -> None:
         member.start()
         self.counters["starts"] += 1
+
+    def on_hosted(self, member: SimMember) -> None:
+        """A member takes part from now on."""
         self.checker.on_start(member)  # type: ignore[arg-type]
         self._compare_tables(member)
         life = member.life
@@ -291,6 +317,7 @@ class ReplicaSim:
             self.network.partition_some(self._leaders())
         if self.chance(0.05):
             self.network.heal()
+        self.damages.strike()
         alive = [member for member in self.members.values() if member.up]
         if not alive:
             return
@@ -309,11 +336,18 @@ class ReplicaSim:
             self.counters["clock jumps"] += 1
             member.clock_offset += source.choice((-3_600_000, -500, 500, 3_600_000))
         elif draw < 0.15 + mix.disk_error and member.files.fail_at is None:
-            member.files.fail_at = member.files.operations + source.randrange(1, 30)
+            self._fail_soon(member)
+
+    def _fail_soon(self, member: SimMember) -> None:
+        """Lets one of the next writes or syncs fail; perhaps the disk then takes nothing more, not even a mark."""
+        member.files.fail_at = member.files.operations + self.source.randrange(1, 30)
+        if self.damage_chance(self.damage_mix.mark_refused):
+            self.counters["marks refused"] += 1
+            member.files.fail_more = 10
 
     def _delete_some(self, member: SimMember) -> None:
         """Deletes as much as retention ever might, whoever still needs it."""
-        end = min(member.replica.visible_end, member.replica.readable_end)
+        end = self.damages.deletable_end(min(member.replica.visible_end, member.replica.readable_end))
         heads = [facts.first_index for facts in member.log.segment_facts() if facts.first_index <= end]
         if len(heads) > 1:
             index = self.source.choice((heads[-1], self.source.choice(heads[1:])))
@@ -336,7 +370,7 @@ class ReplicaSim:
             member.input(transfer)
 
     def _crash_some(self) -> None:
-        alive = [member for member in self.members.values() if member.up]
+        alive = [member for member in self.members.values() if member.running]
         if not alive:
             return
         count = len(alive) if self.chance(0.1) else 1
@@ -355,8 +389,8 @@ class ReplicaSim:
         self.network.faults = NetworkFaults()
         for member in self.members.values():
             member.stalled_until = self.time.now
-            member.files.crash_at = member.files.fail_at = None
-            if not member.up:
+            member.calm()
+            if not member.running:
                 self._start(member)
 
     # The end.
@@ -367,6 +401,7 @@ class ReplicaSim:
         self.counters["ticks to recover"] += (self.time.now - start) // TICK
         self.client_pause = 60 * TICK
         goal = self.checker.commit_index
+        self._demand("damage is left", lambda: not self.damages.any)
         self._demand("a node stays behind", lambda: self._everywhere(goal))
         calm = self.time.now + 150 * TICK
         self._demand("members do not agree", lambda: self.time.now > calm and self._everywhere(None))
@@ -390,6 +425,7 @@ class ReplicaSim:
         self.checker.check_disks()
         for member in self.members.values():
             self._compare_tables(member)
+            check_sound(member)
         check_history(self.history, next(iter(self.members.values())), self.deleted)
         self.counters["operations"] = len(self.history.operations)
         self.counters["acknowledged"] = sum(isinstance(o.outcome, Appended) for o in self.history.operations)

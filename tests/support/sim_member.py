@@ -19,7 +19,7 @@ from dledger_core.checksum import crc32
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import Batch, Configuration, HardState, NewStart, Ready, Status
-from dledger_core.record import Payload
+from dledger_core.record import Payload, Records
 from dledger_core.server.appends import Appends
 from dledger_core.server.budget import Budget
 from dledger_core.server.disk import persist
@@ -30,6 +30,7 @@ from dledger_core.storage.prefix import LogStart, TablesSnapshot
 from tests.support.checkers import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.memory_store import MemoryStore
+from tests.support.sim_repair import MemberRepairs
 
 if TYPE_CHECKING:
     from tests.support.replica_sim import ReplicaSim
@@ -38,11 +39,8 @@ GROUP = "g"
 INFLIGHT_BYTES_MAX = 20_000
 
 
-def fingerprint(batch: Batch) -> tuple[int, ...]:
-    """Identifies the bytes of a placed batch, entry by entry."""
-    assert isinstance(batch.payload, Payload)
-    records = batch.payload.records
-    assert records is not None
+def fingerprint(records: Records) -> tuple[int, ...]:
+    """Identifies the bytes of records, entry by entry."""
     data = memoryview(records.data)
     ends = [*accumulate(records.sizes.tolist(), initial=0)]
     return tuple(crc32(data[start:stop]) for start, stop in pairwise(ends))
@@ -50,7 +48,9 @@ def fingerprint(batch: Batch) -> tuple[int, ...]:
 
 def shadow_of(batch: Batch) -> Batch:
     """Returns the batch with its fingerprint in the place of its bytes."""
-    return replace(batch, payload=fingerprint(batch), nbytes=0)
+    assert isinstance(batch.payload, Payload)
+    assert batch.payload.records is not None
+    return replace(batch, payload=fingerprint(batch.payload.records), nbytes=0)
 
 
 class WatchedLog(CommitLog):
@@ -85,6 +85,21 @@ class WatchedLog(CommitLog):
         for write in (hard_state, new_start, truncate_from, *map(shadow_of, batches)):
             if write is not None:
                 member.disk.write(write)
+
+    def read(self, start: int, end: int, max_bytes: int) -> Records:
+        return self._served(start, super().read(start, end, max_bytes))
+
+    def inspect(self, start: int, end: int, max_bytes: int) -> Records:
+        return self._served(start, super().inspect(start, end, max_bytes))
+
+    def _served(self, start: int, records: Records) -> Records:
+        if "member" in vars(self) and self.member.up:
+            self.member.sim.check_served(self.member, start, records)
+        return records
+
+    def mend_rows(self, records: Records, first_index: int) -> None:
+        self.member.sim.counters["rows mended"] += not self.rows_fit(records, first_index)
+        super().mend_rows(records, first_index)
 
     def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
         member = self.member
@@ -219,10 +234,25 @@ class SimMember:
         self.clock_offset = 0
         self.life = 0
         self.stalled_until = 0
+        self.running = False
+        """Whether the process is there; ``up`` only once its store is sound and hosted."""
         self.up = False
+        self.repairs: MemberRepairs
         self.log: WatchedLog
         self.replica: SimReplica
         self.appends: Appends
+
+    @property
+    def path(self) -> Path:
+        """Where its store lies."""
+        return Path("/store") / GROUP / f"dledger-{self.node_id}"
+
+    @property
+    def first_index_max(self) -> int:
+        """The log begins here at most, whatever was done of what is under way."""
+        reset = self.writing.reset
+        begins = (self.disk.first_index(), self.staged.first_index(), self.writing.deleted_to)
+        return max(*begins, reset.first_index if reset is not None else 0)
 
     @property
     def core(self) -> Any:
@@ -239,11 +269,15 @@ class SimMember:
         return 1_700_000_000_000 + self.sim.time.now + self.clock_offset
 
     def start(self) -> None:
-        """Opens the store, holds it against the shadow, and starts the replica."""
+        """Starts the process; the store is repaired first where that is needed."""
         self.life += 1
         self.stalled_until = self.sim.time.now
-        path = Path("/store") / GROUP / f"dledger-{self.node_id}"
-        log = WatchedLog.open(path, group=GROUP, node_id=self.node_id, config=self.sim.mix.storage, files=self.files)
+        self.running = True
+        self.repairs = MemberRepairs(self, WatchedLog)
+        self.repairs.open(self.host)
+
+    def host(self, log: CommitLog) -> None:
+        """Holds an opened store against the shadow, and starts the replica."""
         assert isinstance(log, WatchedLog)
         self.log = log
         log.member = self
@@ -262,6 +296,8 @@ class SimMember:
         )
         self.replica.member = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
+        self.repairs.watch()
+        self.sim.on_hosted(self)
 
     def _environment(self) -> Environment:
         def call_soon(action: Callable[[], None]) -> None:
@@ -312,15 +348,33 @@ class SimMember:
     def die(self, how: str, *, power: bool | None = None) -> None:
         """Ends the process; with ``power`` the machine too, so that unsynced writes survive in any subset."""
         self.sim.counters[how] += 1
-        self.up = False
+        self.sim.counters["repairs interrupted"] += self.repairs.busy
+        self.up = self.running = False
         self.life += 1
-        self.files.crash_at = self.files.fail_at = None
+        self.calm()
         if self.sim.chance(0.7) if power is None else power:
             self.sim.counters["power losses"] += 1
             self.files.crash(self.sim.source.choice((0.0, 0.5, 0.9, 1.0)))
         else:
             self.files.kill()
         self.sim.on_down(self)
+
+    def calm(self) -> None:
+        """Nothing is about to happen to its disk."""
+        self.files.crash_at = self.files.fail_at = None
+        self.files.fail_more = 0
+
+    def crash_soon(self) -> None:
+        """Perhaps lets the process die in the middle of what a repair is about to do to its files."""
+        sim = self.sim
+        if sim.faults_on and sim.damage_chance(sim.mix.write_crash):
+            self.files.crash_at = self.files.operations + sim.damage_source.randrange(1, 24)
+
+    def fail_soon(self) -> None:
+        """Perhaps lets the disk fail in the middle of what a repair is about to do."""
+        sim = self.sim
+        if sim.faults_on and sim.damage_chance(sim.mix.disk_error):
+            self.files.fail_at = self.files.operations + sim.damage_source.randrange(1, 24)
 
     def failed(self, error: BaseException) -> None:
         """The replica or its disk gave up."""

@@ -1,9 +1,12 @@
-"""Simulated time: events in a heap, run in order, nothing else moves the clock."""
+"""Simulated time: events in a heap, run in order, nothing else moves the clock; and coroutines that wait in it."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+Resume = Callable[[object, BaseException | None], None]
 
 
 class VirtualTime:
@@ -26,3 +29,42 @@ class VirtualTime:
             self.now, _, action = heapq.heappop(self._heap)
             self.events += 1
             action()
+
+
+class Wait:
+    """What a coroutine awaits that ``run_task`` runs: ``begin`` gets what resumes it, with a value or an error."""
+
+    def __init__(self, begin: Callable[[Resume], None]) -> None:
+        self.begin = begin
+
+    def __await__(self) -> Generator[Wait, Any, Any]:
+        return (yield self)
+
+
+def run_task(
+    coroutine: Coroutine[Wait, Any, Any],
+    alive: Callable[[], bool],
+    on_end: Callable[[object, BaseException | None], None],
+) -> None:
+    """Runs a coroutine up to its first wait, and on from there in later events.
+
+    Args:
+        coroutine: awaits nothing but ``Wait``.
+        alive: asked before each step; once it says no, the coroutine is closed and ``on_end`` is not called.
+        on_end: gets the result, or the error.
+    """
+
+    def step(value: object, error: BaseException | None) -> None:
+        if not alive():
+            coroutine.close()
+            return
+        try:
+            wait = coroutine.send(value) if error is None else coroutine.throw(error)
+        except StopIteration as end:
+            on_end(end.value, None)
+        except Exception as failure:  # noqa: BLE001 - whoever began it knows which errors there may be
+            on_end(None, failure)
+        else:
+            wait.begin(step)
+
+    step(None, None)
