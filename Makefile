@@ -29,10 +29,10 @@ lint: $(READY)
 	@$(BIN)/lint-imports --no-logo
 
 test: lint
-	@.ci/java .ci/scratch $(BIN)/python -m pytest --no-leftovers --durations=30 --durations-min=4 $(ARGS)
+	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 2 --no-leftovers --durations=30 --durations-min=4 $(ARGS)
 
 check: lint
-	@.ci/java $(BIN)/python -m pytest -q -m '$(QUICK)' $(ARGS)
+	@.ci/java $(BIN)/python -m pytest -q -n 2 -m '$(QUICK)' $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)

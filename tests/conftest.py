@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks", "spark_connector"})
@@ -98,10 +99,16 @@ class _Count:
             self._config.stash[_ran].add(report.nodeid)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        together = "jvm" if item.path.parent.name in WITH_JVMS else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(together))
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives workers whole files, and all that start JVMs to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::", 1)[0]
+        return "jvm" if Path(path).parent.name in WITH_JVMS else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -212,6 +212,7 @@ def test_a_table_with_other_columns_is_left_as_it_is(
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_sigterm_finishes_the_batch_in_hand(spark: Any, cluster: Any, tmp_path: Path) -> None:
     table = tmp_path / "table"
+    append(cluster, "b", b"b-030")
     arguments = ["--peers", cluster.peers, "--groups", "b", "--table", str(table), "--trigger", "1 seconds"]
     job = started(arguments, tmp_path)
     try:
