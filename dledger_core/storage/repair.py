@@ -25,6 +25,7 @@ from dledger_core.storage.files import File, Files, OsFiles
 from dledger_core.storage.index_file import IndexFile, contradiction
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
+from dledger_core.storage.prefix import end_interrupted
 from dledger_core.storage.record_reader import RecordReader, own_rules
 from dledger_core.storage.scan import Cursor, Run
 from dledger_core.storage.segments import Segments
@@ -211,12 +212,16 @@ class StoreRepair:
         files, layout = files or OsFiles(), Layout(Path(directory))
         try:
             found = load_log_meta(files, layout.log_meta)
-            if found is None or found.discarding:
+            if found is None or (found.discarding and not write):
                 raise StoreMismatchError("no store of ours is here", str(layout.root), "name the store of a node")
             group, node_id = group or found.group, node_id or found.node_id
             open_identity(files, layout, group=group, node_id=node_id)
             lock = lock_store(files, layout) if write else None
             try:
+                if found.discarding:
+                    for folder in (layout.root, layout.meta, layout.data, layout.index):
+                        files.sync_dir(folder)  # that it starts anew must be durable before anything goes
+                    found = end_interrupted(files, layout, found)
                 return cls(files, layout, found, lock, config or StorageConfig())
             except BaseException:
                 if lock is not None:

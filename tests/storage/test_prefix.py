@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from dledger_core.raft.batch import TermRun
 from dledger_core.raft.ready import HardState
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.prefix import LogStart, TablesSnapshot
+from dledger_core.storage.repair import StoreRepair
 from dledger_core.storage.segments import segment_name
 from dledger_core.storage.tables import LogTables
 from tests.support.faulty_files import Crash, FaultyFiles
@@ -205,6 +207,33 @@ def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
 
     count = crash_everywhere(files, reset, look)
     assert count >= 10
+    assert seen == {0, 1000}
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_suspect_store_in_the_middle_of_a_new_start_is_repaired(power: bool) -> None:
+    files, tables = filled()
+    start = start_with(tables)
+    before = files.operations
+    twin = files.clone()
+    open_log(twin).persist(None, None, [], start)
+    seen = set()
+    for ahead in range(1, twin.operations - before + 1):
+        twin = files.clone()
+        log = open_log(twin)
+        twin.fail_at = twin.operations + ahead
+        log.stage_reset(start)
+        with contextlib.suppress(DiskFailedError):
+            log.persist(None, None, [], start)
+        twin.fail_at = None
+        twin.crash(0.5) if power else twin.kill()
+        with StoreRepair.open(STORE, files=twin) as store:
+            assert store.find() == []
+            store.settle()
+        twin.crash(0.0)
+        log = open_log(twin)
+        assert (log.first_index(), log.last_index()) in ((0, ENTRIES - 1), (1000, 999))
+        seen.add(log.first_index())
     assert seen == {0, 1000}
 
 
