@@ -2,40 +2,70 @@
 
 Usage::
 
-    from spark_connector import register
+    from spark_connector import monitor, register
 
     register(spark)
+    monitor(spark, json="lag.jsonl")
     spark.readStream.format("dledger").option("peers", peers).load()
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PYSPARK_VERSION", "register"]
+    from spark_connector.lag_report import LagReport, lag_reports
+    from spark_connector.listener import DLedgerListener, monitor
+
+__all__ = ["PYSPARK_VERSION", "DLedgerListener", "LagReport", "check_spark", "lag_reports", "monitor", "register"]
 
 PYSPARK_VERSION: Final = "4.2"
+
+_ON_DEMAND: Final = {
+    "DLedgerListener": "spark_connector.listener",
+    "LagReport": "spark_connector.lag_report",
+    "lag_reports": "spark_connector.lag_report",
+    "monitor": "spark_connector.listener",
+}
+"""What is imported when it is first asked for: PySpark imports this package in processes that need none of it."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)
 
 
 def register(spark: SparkSession) -> None:
     """Makes ``format("dledger")`` known to the session.
 
     Raises:
-        SparkVersionError: PySpark is not 4.2.
+        SparkVersionError: PySpark is not 4.2, or the server of Spark Connect is not.
+    """
+    check_spark(spark)
+    from spark_connector.source import DLedgerDataSource
+
+    spark.dataSource.register(DLedgerDataSource)
+
+
+def check_spark(spark: SparkSession) -> None:
+    """Checks that PySpark here, and Spark where the session runs, are the version this connector was made for.
+
+    Raises:
+        SparkVersionError: one of them is not.
     """
     import pyspark
 
     from spark_connector.errors import SparkVersionError
 
+    remedy = f"pip install 'pyspark~={PYSPARK_VERSION}.0'"
     if not pyspark.__version__.startswith(f"{PYSPARK_VERSION}."):
-        raise SparkVersionError(
-            f"PySpark {pyspark.__version__} is installed, this connector needs {PYSPARK_VERSION}",
-            "Python environment",
-            f"pip install 'pyspark~={PYSPARK_VERSION}.0'",
-        )
-    from spark_connector.source import DLedgerDataSource
-
-    spark.dataSource.register(DLedgerDataSource)
+        what = f"PySpark {pyspark.__version__} is installed, this connector needs {PYSPARK_VERSION}"
+        raise SparkVersionError(what, "Python environment", remedy)
+    if not spark.version.startswith(f"{PYSPARK_VERSION}."):  # over Spark Connect another Spark may answer
+        what = f"the session runs on Spark {spark.version}, this connector needs {PYSPARK_VERSION}"
+        raise SparkVersionError(what, "Spark Connect server", f"start the server with Spark {PYSPARK_VERSION}")

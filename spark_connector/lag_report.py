@@ -1,0 +1,140 @@
+"""What one progress report of a query says about its logs: a row per group, the same for every output."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+__all__ = ["LagReport", "lag_reports"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagReport:
+    """One group of one query, as a micro-batch left it.
+
+    Attributes:
+        time: when Spark began to plan the micro-batch.
+        query: the query's name, its id if it has none.
+        query_id: the query's id, the same after a restart.
+        run_id: id of this run of it.
+        batch_id: the micro-batch.
+        source: number of the source in the query.
+        group: the log.
+        start_index: first index of the micro-batch.
+        next_index: index behind its last one.
+        end_index: end of the log when the micro-batch was planned.
+        lag_records: indexes from the first unread entry on; 0 if only control entries are left; None if unknown.
+        lag_bytes: what their records take in the log.
+        lag_seconds: how long the first unread entry had been waiting; None if its append time is unknown.
+        records_per_second: indexes of this group that the micro-batch read per second.
+        rows: rows that the source gave in this micro-batch, all its groups together.
+        input_rows_per_second: rows that arrived per second, all groups together, as Spark says; None if unknown.
+        processed_rows_per_second: rows done per second, all groups together, as Spark says; None if unknown.
+        losses: losses that failOnDataLoss=false let pass in this run, all groups together.
+        lost_records: entries that were lost with them.
+    """
+
+    time: datetime
+    query: str
+    query_id: str
+    run_id: str
+    batch_id: int
+    source: int
+    group: str
+    start_index: int
+    next_index: int
+    end_index: int
+    lag_records: int | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    records_per_second: float | None
+    rows: int
+    input_rows_per_second: float | None
+    processed_rows_per_second: float | None
+    losses: int
+    lost_records: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields with names and values for JSON."""
+        return asdict(self) | {"time": self.time.isoformat(timespec="milliseconds")}
+
+    def __str__(self) -> str:
+        waited = "" if self.lag_seconds is None else f", {self.lag_seconds:.1f} s"
+        size = "an unknown number of" if self.lag_records is None else f"{self.lag_records:,}"
+        lost = f"; {self.losses} losses, {self.lost_records:,} records" if self.losses else ""
+        return (
+            f"query {self.query}, group {self.group}: {size} records behind ({self.lag_bytes or 0:,} bytes{waited}) "
+            f"at index {self.next_index}; {self.processed_rows_per_second or 0:,.0f} rows/s{lost}"
+        )
+
+
+def lag_reports(progress: Mapping[str, Any]) -> list[LagReport]:
+    """Returns a report for each group that a query reads with this connector.
+
+    Args:
+        progress: what ``query.lastProgress`` and a listener's events hold. Sources of other kinds are left out.
+    """
+    found = []
+    for number, source in enumerate(progress["sources"]):
+        ends, latest = _offset(source["endOffset"]), _offset(source["latestOffset"])
+        if ends is None or latest is None:
+            continue
+        starts = _offset(source["startOffset"]) or ends  # the first micro-batch is empty
+        found += [
+            _report(progress, number, source, group, (starts, ends, latest))
+            for group in sorted(latest["groups"])
+            if group in ends["groups"]
+        ]
+    return found
+
+
+def _report(
+    progress: Mapping[str, Any],
+    number: int,
+    source: Mapping[str, Any],
+    group: str,
+    offsets: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+) -> LagReport:
+    starts, ends, latest = offsets
+    end, told, losses = ends["groups"][group]["next"], latest["groups"][group], latest.get("losses") or {}
+    behind = told.get("behind") or {}
+    start = starts["groups"].get(group, {}).get("next", end)
+    took_ms = progress["durationMs"].get("triggerExecution", 0)
+    return LagReport(
+        time=datetime.fromisoformat(progress["timestamp"]),
+        query=progress["name"] or str(progress["id"]),
+        query_id=str(progress["id"]),
+        run_id=str(progress["runId"]),
+        batch_id=progress["batchId"],
+        source=number,
+        group=group,
+        start_index=start,
+        next_index=end,
+        end_index=told["next"],
+        lag_records=behind.get("records"),
+        lag_bytes=behind.get("bytes"),
+        lag_seconds=behind.get("seconds"),
+        records_per_second=round((end - start) / took_ms * 1000, 1) if took_ms else None,
+        rows=source["numInputRows"],
+        input_rows_per_second=_finite(source["inputRowsPerSecond"]),
+        processed_rows_per_second=_finite(source["processedRowsPerSecond"]),
+        losses=losses.get("events", 0),
+        lost_records=losses.get("entries", 0),
+    )
+
+
+def _offset(text: Any) -> dict[str, Any] | None:
+    """Returns an offset of this source; None for nothing and for other sources'."""
+    try:
+        data = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and "v" in data and isinstance(data.get("groups"), dict) else None
+
+
+def _finite(number: float | None) -> float | None:
+    return round(number, 1) if isinstance(number, (int, float)) and math.isfinite(number) else None

@@ -1,0 +1,178 @@
+"""One line that shows how far streams are behind: ``monitor(spark, …)``.
+
+It works in classic sessions and over Spark Connect alike: everything it tells is in Spark's own progress reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from spark_connector.errors import OptionError
+from spark_connector.lag_outputs import JsonOutput, LogOutput, Output, TableOutput
+from spark_connector.lag_prometheus import PrometheusOutput
+from spark_connector.lag_report import LagReport, lag_reports
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DLedgerListener", "monitor"]
+
+_log = logging.getLogger("spark_connector.lag")
+_LAST_EVENTS_S: Final = 10.0
+
+
+class DLedgerListener(StreamingQueryListener):
+    """Gives what each progress report says about our logs to its outputs; no failure of theirs reaches a query.
+
+    A context manager: at its end everything is written and Spark no longer calls it.
+    """
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self._outputs = list(outputs)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._running: set[str] = set()
+        self._latest: dict[tuple[str, int, str], LagReport] = {}
+        self._closed = False
+
+    @property
+    def latest(self) -> tuple[LagReport, ...]:
+        """The newest report of each group of each query."""
+        return tuple(self._latest.values())
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Called by Spark before ``start()`` returns."""
+        with self._changed:
+            self._running.add(str(event.runId))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Called by Spark after each micro-batch."""
+        if self._closed:
+            return
+        try:
+            reports = lag_reports(event.progress)
+        except Exception:  # noqa: BLE001  (what is not understood must not end the query)
+            _log.exception("a progress report was not understood")
+            return
+        if reports:
+            self._latest |= {(report.query_id, report.source, report.group): report for report in reports}
+            self._tell(lambda output: output.take(reports))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Called by Spark now and then while a query has nothing to read."""
+        self._tell(lambda output: output.idle(str(event.runId)))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Called by Spark when a query ended; nothing comes of this run afterwards."""
+        run_id = str(event.runId)
+        self._tell(lambda output: output.ended(run_id))
+        with self._changed:
+            self._running.discard(run_id)
+            self._changed.notify_all()
+
+    def _tell(self, call: Callable[[Output], None]) -> None:
+        with self._lock:
+            for output in self._outputs:
+                if self._closed:
+                    return
+                try:
+                    call(output)
+                except Exception:  # noqa: BLE001  (as above)
+                    _log.exception("%s failed", type(output).__name__)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for what Spark has still to tell of queries that ended, writes all of it, and stops listening."""
+        if self._closed:
+            return
+        streams = None if self.spark is None or _is_stopped(self.spark) else self.spark.streams
+        active = _active(streams)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running - active, _LAST_EVENTS_S)
+        # PySpark's client of Spark Connect may hang when it removes a listener while events arrive.
+        if streams is not None and not active:
+            streams.removeListener(self)
+        with self._lock:
+            self._closed = True
+            for output in self._outputs:
+                output.close()
+
+
+def _active(streams: Any) -> set[str]:
+    return set() if streams is None else {str(query.runId) for query in streams.active}
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    told = getattr(spark, "is_stopped", None)  # of Spark Connect's sessions
+    return spark.sparkContext._jsc is None if told is None else bool(told)
+
+
+def monitor(
+    spark: SparkSession,
+    *,
+    log: bool = True,
+    json: str | Path | None = None,
+    prometheus: str | int | Path | None = None,
+    table: str | None = None,
+    table_seconds: float = 60,
+) -> DLedgerListener:
+    """Shows the lag of every streaming query of the session that reads logs with this connector.
+
+    Args:
+        spark: the session, classic or of Spark Connect.
+        log: write log lines (``spark_connector.lag``, INFO; to stderr where the program shows no such lines).
+        json: append a JSON object a line to this file.
+        prometheus: serve metrics on this port or ``host:port``, or write them to this file that ends in ``.prom``.
+        table: append rows to the Delta table in this directory.
+        table_seconds: how often.
+
+    Returns:
+        The listener, which is already added. ``close()`` it, or use it in ``with``, so that all is written at the end.
+
+    Raises:
+        OptionError: an output cannot be used.
+        SparkVersionError: the session's Spark, or PySpark, is not 4.2.
+    """
+    from spark_connector import check_spark
+
+    check_spark(spark)
+    if table_seconds <= 0:
+        raise OptionError(f"{table_seconds} is no number of seconds above 0", "table_seconds", "leave it out")
+    outputs: list[Output] = []
+    try:
+        if log:
+            outputs.append(LogOutput())
+        if json is not None:
+            outputs.append(JsonOutput(json))
+        if prometheus is not None:
+            outputs.append(PrometheusOutput(prometheus))
+        if table is not None:
+            outputs.append(TableOutput(spark, table, table_seconds))
+        listener = DLedgerListener(outputs)
+        listener.spark = spark
+        spark.streams.addListener(listener)
+    except BaseException:
+        for output in outputs:
+            output.close()
+        raise
+    return listener
