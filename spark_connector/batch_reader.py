@@ -26,6 +26,8 @@ class DLedgerBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plans the partitions, on the driver."""
         tracker = Tracker(self._options)
+        if not tracker.groups and tracker.finder is not None:
+            raise tracker.finder.nothing_found()
         bounds = tracker.bounds()
         starts, ends = tracker.starts(bounds, "earliest", EARLIEST), tracker.ends(bounds)
         tracker.check_reachable(starts, bounds)

@@ -6,6 +6,7 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
     DLEDGER_SCHEMA                       columns that cannot be read or written
     DLEDGER_SPARK_VERSION                another Spark than the one this connector was made for
     DLEDGER_CHECKPOINT                   an offset this version cannot read
+    DLEDGER_DECODE                       a body is no message, and onDecodeError=fail
     DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
     DLEDGER_DATA_LOSS.LOG_RECREATED      the log has another identity than the one in the checkpoint
     DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry the query consumed is another one now
@@ -24,6 +25,7 @@ from dledger_core.errors import ConfigError, DLedgerError
 __all__ = [
     "CheckpointError",
     "DataLossError",
+    "DecodeError",
     "GroupGoneError",
     "LogRecreatedError",
     "LossPolicy",
@@ -61,6 +63,13 @@ class CheckpointError(DLedgerError):
 
     code = 700
     name = "DLEDGER_CHECKPOINT"
+
+
+class DecodeError(DLedgerError):
+    """A body is no message, or cannot be decompressed."""
+
+    code = 702
+    name = "DLEDGER_DECODE"
 
 
 class DataLossError(DLedgerError):
@@ -211,7 +220,7 @@ class GroupGoneError(DataLossError):
             next_index,
             next_index,
             f"the checkpoint holds this group up to index {next_index}, but the query reads {', '.join(reads)}",
-            "the option 'groups' was changed, or the checkpoint is of another query",
+            "'groups' or 'groupsPattern' was changed, no node hosts it any more, or the checkpoint is of another query",
             next_index,
         )
 

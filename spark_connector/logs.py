@@ -1,4 +1,4 @@
-"""One group's log as the connector sees it: from servers, or from a store directory without servers.
+"""One group's log as the connector sees it: here from servers, in ``store_log`` from a store directory without servers.
 
 Both kinds answer the same few questions: where does the log begin and end, which record lies before an index, and
 the entries of a range in chunks. Clients are kept per process, so executors reuse their connections between tasks.
@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import pyarrow.compute as pc
@@ -30,7 +29,7 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.record import HEADER_BYTES
-from spark_connector.errors import OptionError, RetentionError
+from spark_connector.errors import RetentionError
 from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
@@ -38,10 +37,21 @@ from spark_connector.planning import Range
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dledger_core import Client, StoreReader
+    from dledger_core import Client
     from dledger_core.client import Fetch
 
-__all__ = ["Bounds", "Chunk", "Log", "RecordFacts", "ServerLog", "StoreLog", "client_for", "open_log", "retrying"]
+__all__ = [
+    "Bounds",
+    "Chunk",
+    "Log",
+    "RecordFacts",
+    "ServerLog",
+    "client_for",
+    "facts_of",
+    "is_late_enough",
+    "open_log",
+    "retrying",
+]
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S: Final = 0.1
@@ -49,6 +59,8 @@ _LAG_MS: Final = 1_000
 """How long a replica may wait until it has what is asked."""
 _FIRST_ROUND_S: Final = 2.0
 """How long a replica may take while others were not asked yet: one that hangs shall not cost its whole timeout."""
+_FAILED_WAIT_S: Final = 0.5
+"""How long a wait that fails lasts at least, so that servers which are down are not asked all the time."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ANOTHER_MAY_SERVE: Final = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
 
@@ -158,6 +170,8 @@ def retrying(call: Callable[[], _T], budget_ms: int, *, unknown_outcome: bool = 
 def open_log(options: DLedgerOptions, group: str | None = None) -> Log:
     """Opens the log of ``group`` as the options say; a store names its group itself."""
     if options.path:
+        from spark_connector.store_log import StoreLog
+
         return StoreLog(options)
     return ServerLog(options, group or options.groups[0])
 
@@ -200,7 +214,7 @@ class ServerLog:
         """Reads the record at ``index`` from any replica."""
         read = partial(self._client.records, index, index + 1, max_bytes=1, min_commit=index)
         fetched = retrying(read, self._options.fetch_retry_ms, unknown_outcome=True)
-        return _facts(fetched.batch, index, self.group)
+        return facts_of(fetched.batch, index, self.group)
 
     def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
         """Asks any replica, and again if that one knew less of the log than ``bounds`` says."""
@@ -208,7 +222,7 @@ class ServerLog:
         deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
         while True:
             index = max(retrying(ask, self._options.fetch_retry_ms, unknown_outcome=True), bounds.first)
-            if index >= bounds.end or _is_late_enough(self.record(index).timestamp, timestamp_ms):
+            if index >= bounds.end or is_late_enough(self.record(index).timestamp, timestamp_ms):
                 return min(index, bounds.end)
             if time.monotonic() >= deadline:
                 raise BehindError(f"no replica knows the log up to {bounds.end}", f"group {self.group!r}", "try again")
@@ -223,7 +237,7 @@ class ServerLog:
                 end, end + 1, max_bytes=1, isolation=isolation, wait_ms=timeout_ms, min_commit=commit
             )
         except DLedgerError:
-            time.sleep(max(0.0, deadline - time.monotonic()))
+            time.sleep(max(0.0, min(_FAILED_WAIT_S, deadline - time.monotonic())))
             return True
         return end != (found.visible_end if isolation == "read_committed" else found.commit_index + 1)
 
@@ -314,66 +328,8 @@ class _ReplicaOrder:
         return order
 
 
-class StoreLog:
-    """A log in a store directory, read as it lies there."""
-
-    def __init__(self, options: DLedgerOptions) -> None:
-        self._options = options
-        self._reader = self._open()
-        # A Java store does not record its group; the directory above usually has its name.
-        recorded = self._reader.group or Path(options.path).resolve().parent.name
-        self.group = options.groups[0] if options.groups_given else recorded
-
-    def _open(self) -> StoreReader:
-        from dledger_core import open_store
-
-        return open_store(self._options.path)
-
-    def bounds(self) -> Bounds:
-        """Opens the store anew, so a live one is seen to grow."""
-        self._reader.close()
-        self._reader = reader = self._open()
-        last = reader.last_index if reader.commit_index is None else min(reader.commit_index, reader.last_index)
-        return Bounds(first=max(0, reader.first_index), end=last + 1, commit=-1, log=reader.log_uuid)
-
-    def record(self, index: int) -> RecordFacts:
-        """Reads the record at ``index``."""
-        return _facts(self._reader.read(index, index + 1), index, self.group)
-
-    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
-        """Bisects the entries: append times never go back."""
-        low, high = bounds.first, bounds.end
-        while low < high:
-            middle = (low + high) // 2
-            timestamp = self.record(middle).timestamp
-            if timestamp is None:
-                raise OptionError("the store holds no append times", "startingTimestamp", "use startingOffsets")
-            low, high = (low, middle) if _is_late_enough(timestamp, timestamp_ms) else (middle + 1, high)
-        return low
-
-    def wait(self, known: Bounds, timeout_ms: int) -> bool:
-        """Looks for new entries every 100 ms."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        while self.bounds().end == known.end:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(0.1, left))
-        return True
-
-    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
-        """Reads ``fetchMaxBytes`` at most, but one entry at least."""
-        try:
-            batch = self._reader.read(start, part.end, max_bytes=self._options.fetch_max_bytes)
-        except IndexOutOfRangeError as error:
-            if start >= self._reader.first_index:
-                raise
-            raise RetentionError.of(part.group, start, self._reader.first_index, part.end) from error
-        next_index = int(batch.column("index")[-1].as_py()) + 1
-        return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), next_index)
-
-
-def _facts(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
+def facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
+    """Returns the facts of the record at ``index`` in a batch of records."""
     at = pc.index(batch.column("index"), index).as_py()
     if at < 0:
         raise IndexOutOfRangeError(f"index {index} is not in the log", f"group {group!r}")
@@ -383,5 +339,6 @@ def _facts(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
     return RecordFacts(mark, row["position"], end_position, row["timestamp"])
 
 
-def _is_late_enough(timestamp: datetime | None, timestamp_ms: int) -> bool:
+def is_late_enough(timestamp: datetime | None, timestamp_ms: int) -> bool:
+    """Whether an append time is at or after a time."""
     return timestamp is not None and timestamp >= _EPOCH + timedelta(milliseconds=timestamp_ms)

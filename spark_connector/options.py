@@ -7,142 +7,44 @@ nearest known one: a limit with a typing error in its name must not silently do 
 from __future__ import annotations
 
 import difflib
-import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from dledger_core.config import check_group_name, parse_peers
+from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
+from spark_connector import option_values as values
 from spark_connector.errors import OptionError
-from spark_connector.times import parse_duration, parse_time
+from spark_connector.option_values import EARLIEST, LATEST, StartSpec, TimeSpec
+from spark_connector.times import parse_duration
 
 __all__ = ["EARLIEST", "LATEST", "DLedgerOptions", "StartSpec", "TimeSpec"]
 
-EARLIEST: Final = -2
-LATEST: Final = -1
-
-StartSpec = Literal["earliest", "latest"] | Mapping[str, int]
-"""Where to start or end: everywhere alike, or per group an index, EARLIEST or LATEST."""
-
-TimeSpec = int | Mapping[str, int]
-"""Milliseconds since the epoch: for all groups alike, or per group."""
-
 _SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
-_DOCUMENTATION = "see the table of options in the README"
+_FETCH_BYTES_MAX: Final = 16 << 20
+_OF_TABLES: Final = frozenset(
+    {"table", "peers", "path", "groups", "groupspattern", "fetchtimeoutms", "fetchretryms", "token", "protocol"}
+)
+"""Options that have a meaning for metadata tables."""
 
 
 class _Option(NamedTuple):
-    """One option: its public name, the attribute it sets, its parser, and whether it is for reading or writing."""
+    """One option.
+
+    Attributes:
+        name: its public name.
+        attribute: what it sets.
+        parse: its parser.
+        use: ``r`` for reading, ``w`` for writing, ``rw`` for both.
+        example: a right value, for error texts.
+    """
 
     name: str
     attribute: str
     parse: Callable[[str], Any]
     use: str
-
-
-def _text(value: str) -> str:
-    if not value.strip():
-        raise ValueError("it is empty")
-    return value.strip()
-
-
-def _peers(value: str) -> str:
-    parse_peers(value)
-    return value.strip()
-
-
-def _group(value: str) -> str:
-    return check_group_name(value.strip())
-
-
-def _groups(value: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(_group(part) for part in value.split(",") if part.strip()))
-    if not names:
-        raise ValueError("it names no group")
-    return names
-
-
-def _flag(value: str) -> bool:
-    text = value.strip().lower()
-    if text not in ("true", "false"):
-        raise ValueError("it must be true or false")
-    return text == "true"
-
-
-def _count(value: str) -> int:
-    if not value.strip().isascii() or not value.strip().isdigit() or not 0 < int(value) < 1 << 63:
-        raise ValueError("it must be a whole number above 0")
-    return int(value)
-
-
-def _choice(*known: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        text = value.strip().lower()
-        if text not in known:
-            raise ValueError(f"it must be one of {', '.join(known)}")
-        return text
-
-    return parse
-
-
-def _read_from(value: str) -> str:
-    text = value.strip()
-    if text.lower() in ("any", "leader", "follower"):
-        return text.lower()
-    if text.startswith("node:") and len(text) > len("node:"):
-        return text
-    raise ValueError("it must be any, leader, follower or node:ID")
-
-
-def _offsets(value: str) -> StartSpec:
-    text = value.strip()
-    if text.lower() == "earliest":
-        return "earliest"
-    if text.lower() == "latest":
-        return "latest"
-    if text.startswith("@"):
-        text = _file(text[1:])
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        raise ValueError('it must be earliest, latest or JSON like {"default": 1200}, or @ and a file of it') from None
-    if isinstance(parsed, dict) and isinstance(parsed.get("groups"), dict) and "v" in parsed:
-        parsed = {group: entry.get("next") for group, entry in parsed["groups"].items() if isinstance(entry, dict)}
-    if not isinstance(parsed, dict) or not parsed:
-        raise ValueError('it must be JSON like {"default": 1200}')
-    return {_group(group): _index(group, index) for group, index in sorted(parsed.items())}
-
-
-def _file(path: str) -> str:
-    """Returns a file's content; of a file of offsets in Spark's checkpoint its last line, which holds ours."""
-    try:
-        text = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the file: {error}") from None
-    return text.splitlines()[-1] if text.startswith("v1\n") else text
-
-
-def _times(value: str) -> TimeSpec:
-    if not value.strip().startswith("{"):
-        return parse_time(value)
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict) or not parsed:
-        raise ValueError('per group it must be JSON like {"default": "2026-03-01T12:00:00Z"}')
-    return {_group(group): parse_time(str(moment)) for group, moment in sorted(parsed.items())}
-
-
-def _index(group: str, value: object) -> int:
-    names = {"earliest": EARLIEST, "latest": LATEST}
-    if isinstance(value, str) and value.lower() in names:
-        return names[value.lower()]
-    if not isinstance(value, int) or isinstance(value, bool) or not EARLIEST <= value < 1 << 63:
-        raise ValueError(f"group {group!r} must have an index, -2 (earliest) or -1 (latest)")
-    return value
+    example: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,22 +55,28 @@ class DLedgerOptions:
         peers: the servers, ``n0-host:port;n1-host:port``; empty when a store is read.
         path: a node's store directory, read without servers; empty when servers are read.
         groups: the logs to read.
+        groups_pattern: instead: every log whose whole name this regular expression matches, new ones too.
+        discovery_ms: how often a stream looks for new ones.
+        table: read what is known of the logs, not their entries: groups, nodes, terms, segments or producers.
         group: the log to write to; None = the column ``group``, else ``default``.
         starting_offsets: where a new query begins; None = earliest for a batch, latest for a stream.
         starting_timestamp: a new query begins at the first entry appended then or later; wins over
             ``starting_offsets``.
         starting_strategy: where there is no such entry: error, or latest.
-        ending_offsets: where a batch read ends.
-        ending_timestamp: a batch read ends before the first entry appended then or later; wins over
-            ``ending_offsets``.
+        ending_offsets: where a batch read ends, and what a stream never passes.
+        ending_timestamp: the same, before the first entry appended then or later; wins over ``ending_offsets``.
         max_offsets_per_trigger: at most this many indexes in a micro-batch, all groups together.
         max_bytes_per_trigger: at most this many bytes of the logs in a micro-batch, all groups together.
         min_offsets_per_trigger: hold a micro-batch back until there are so many indexes.
         max_trigger_delay: milliseconds after which it is not held back any longer.
         min_partitions: plan at least this many partitions where there are that many entries.
+        max_records_per_partition: plan no partition of more entries.
         fail_on_data_loss: fail the query on a loss, or log and count it.
         read_from: which replica: any, leader, follower or node:ID.
         decode: none, or message for RocketMQ's columns.
+        topics: with ``decode``: only messages of these topics; empty = all.
+        tags: with ``decode``: only messages with one of these tags; empty = all.
+        on_decode_error: a body that is no message is a row with the column ``error`` set, or fails the query.
         isolation: read_committed leaves out losing and open transactions.
         fetch_max_bytes: bytes of one read, and so of one Arrow batch.
         fetch_timeout_ms: how long one request may take.
@@ -182,6 +90,9 @@ class DLedgerOptions:
     peers: str = ""
     path: str = ""
     groups: tuple[str, ...] = ("default",)
+    groups_pattern: str | None = None
+    discovery_ms: int = 10_000
+    table: str | None = None
     group: str | None = None
     starting_offsets: StartSpec | None = None
     starting_timestamp: TimeSpec | None = None
@@ -193,9 +104,13 @@ class DLedgerOptions:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay: int = 15 * 60_000
     min_partitions: int | None = None
+    max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
     read_from: str = "any"
     decode: str = "none"
+    topics: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    on_decode_error: str = "column"
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     fetch_max_bytes: int = 4 << 20
     fetch_timeout_ms: int = 10_000
@@ -206,27 +121,30 @@ class DLedgerOptions:
     protocol: str = "dledger"
     groups_given: bool = False
 
+    def selects(self, group: str) -> bool:
+        """Whether a group of this name belongs to the query."""
+        if self.groups_pattern is not None:
+            return re.fullmatch(self.groups_pattern, group) is not None
+        return group in self.groups or (bool(self.path) and not self.groups_given)
+
     @classmethod
     def for_reading(cls, options: Mapping[str, str]) -> DLedgerOptions:
         """Parses the options of a read.
 
         Raises:
-            OptionError: unknown option, wrong value, or not exactly one of ``peers`` and ``path``.
+            OptionError: unknown option, wrong value, or options that do not go together.
         """
-        parsed = cls(**_parse(options, "r"), groups_given=any(name.lower() == "groups" for name in options))
-        if bool(parsed.peers) == bool(parsed.path):
-            raise OptionError(
-                "give exactly one of the options peers and path",
-                "peers, path",
-                "peers names servers (n0-127.0.0.1:40911;n1-…), path (or load(path)) a node's store directory",
-            )
-        if parsed.path and len(parsed.groups) > 1:
-            raise OptionError("a store holds one group", "groups", "name one group or leave the option out")
+        given = {name.lower() for name in options}
+        parsed = cls(**_parse(options, "r"), groups_given="groups" in given)
+        _check_source(parsed)
+        _check_messages(parsed, given)
         for name in ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"):
             _check_groups(name, getattr(parsed, _ATTRIBUTES[name]), parsed)
         least, most = parsed.min_offsets_per_trigger, parsed.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(f"{least} is more than maxOffsetsPerTrigger", "minOffsetsPerTrigger", "lower it")
+        if parsed.table is not None:
+            _check_table(options, parsed.table)
         return parsed
 
     @classmethod
@@ -246,45 +164,88 @@ class DLedgerOptions:
         return parsed
 
 
+_PEERS: Final = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
+_OFFSETS: Final = 'earliest, latest, {"default": 1200} or @offsets.json'
+_TIME: Final = "2026-03-01T12:00:00Z"
+
 _TABLE: Final = (
-    _Option("peers", "peers", _peers, "rw"),
-    _Option("path", "path", _text, "r"),
-    _Option("groups", "groups", _groups, "r"),
-    _Option("group", "group", _group, "w"),
-    _Option("startingOffsets", "starting_offsets", _offsets, "r"),
-    _Option("startingTimestamp", "starting_timestamp", _times, "r"),
-    _Option("startingOffsetsByTimestampStrategy", "starting_strategy", _choice("error", "latest"), "r"),
-    _Option("endingOffsets", "ending_offsets", _offsets, "r"),
-    _Option("endingTimestamp", "ending_timestamp", _times, "r"),
-    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _count, "r"),
-    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", _count, "r"),
-    _Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _count, "r"),
-    _Option("maxTriggerDelay", "max_trigger_delay", parse_duration, "r"),
-    _Option("minPartitions", "min_partitions", _count, "r"),
-    _Option("failOnDataLoss", "fail_on_data_loss", _flag, "r"),
-    _Option("readFrom", "read_from", _read_from, "r"),
-    _Option("decode", "decode", _choice("none", "message"), "r"),
-    _Option("isolation", "isolation", _choice("read_committed", "read_uncommitted"), "r"),
-    _Option("fetchMaxBytes", "fetch_max_bytes", _count, "r"),
-    _Option("fetchTimeoutMs", "fetch_timeout_ms", _count, "rw"),
-    _Option("fetchRetryMs", "fetch_retry_ms", _count, "rw"),
-    _Option("pollMs", "poll_ms", _count, "r"),
-    _Option("appendMaxBytes", "append_max_bytes", _count, "w"),
-    _Option("token", "token", _text, "rw"),
-    _Option("protocol", "protocol", _choice("dledger", "dledger-java"), "rw"),
+    _Option("peers", "peers", values.peers_string, "rw", _PEERS),
+    _Option("path", "path", values.text, "r", "dledger-data/default/dledger-n0"),
+    _Option("groups", "groups", values.group_names, "r", "orders,payments"),
+    _Option("groupsPattern", "groups_pattern", values.pattern, "r", "orders.*"),
+    _Option("discoveryInterval", "discovery_ms", parse_duration, "r", "10s"),
+    _Option("group", "group", values.group_name, "w", "orders"),
+    _Option("table", "table", values.choice("groups", "nodes", "terms", "segments", "producers"), "r", "groups"),
+    _Option("startingOffsets", "starting_offsets", values.offsets, "r", _OFFSETS),
+    _Option("startingTimestamp", "starting_timestamp", values.times, "r", _TIME),
+    _Option("startingOffsetsByTimestampStrategy", "starting_strategy", values.choice("error", "latest"), "r", "latest"),
+    _Option("endingOffsets", "ending_offsets", values.offsets, "r", _OFFSETS),
+    _Option("endingTimestamp", "ending_timestamp", values.times, "r", _TIME),
+    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", values.count(), "r", "1000000"),
+    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", values.count(), "r", "268435456"),
+    _Option("minOffsetsPerTrigger", "min_offsets_per_trigger", values.count(), "r", "10000"),
+    _Option("maxTriggerDelay", "max_trigger_delay", parse_duration, "r", "15m"),
+    _Option("minPartitions", "min_partitions", values.count(100_000), "r", "8"),
+    _Option("maxRecordsPerPartition", "max_records_per_partition", values.count(), "r", "1000000"),
+    _Option("failOnDataLoss", "fail_on_data_loss", values.flag, "r", "true"),
+    _Option("readFrom", "read_from", values.replica_choice, "r", "follower"),
+    _Option("decode", "decode", values.choice("none", "message"), "r", "message"),
+    _Option("topics", "topics", values.message_topics, "r", "orders,payments"),
+    _Option("tags", "tags", values.message_tags, "r", "created || paid"),
+    _Option("onDecodeError", "on_decode_error", values.choice("column", "fail"), "r", "fail"),
+    _Option("isolation", "isolation", values.choice("read_committed", "read_uncommitted"), "r", "read_committed"),
+    _Option("fetchMaxBytes", "fetch_max_bytes", values.count(_FETCH_BYTES_MAX), "r", "4194304"),
+    _Option("fetchTimeoutMs", "fetch_timeout_ms", values.count(), "rw", "10000"),
+    _Option("fetchRetryMs", "fetch_retry_ms", values.count(), "rw", "60000"),
+    _Option("pollMs", "poll_ms", values.count(), "r", "500"),
+    _Option("appendMaxBytes", "append_max_bytes", values.count(), "w", "2097152"),
+    _Option("token", "token", values.text, "rw", "the token"),
+    _Option("protocol", "protocol", values.choice("dledger", "dledger-java"), "rw", "dledger"),
 )
 
 _ATTRIBUTES: Final = {option.name: option.attribute for option in _TABLE}
 
 
-def _check_groups(name: str, spec: StartSpec | TimeSpec | None, options: DLedgerOptions) -> None:
-    if not isinstance(spec, Mapping) or (options.path and not options.groups_given):
-        return
-    unknown = [group for group in spec if group not in options.groups]
-    if unknown:
+def _check_source(options: DLedgerOptions) -> None:
+    """Checks that servers or a store are named, and which of their logs."""
+    if bool(options.peers) == bool(options.path):
         raise OptionError(
-            f"group {unknown[0]!r} is not among the groups {', '.join(options.groups)}", name, "correct either option"
+            "give exactly one of the options peers and path",
+            "peers, path",
+            "peers names servers (n0-127.0.0.1:40911;n1-…), path (or load(path)) a node's store directory",
         )
+    if options.groups_pattern is not None and options.groups_given:
+        raise OptionError("give only one of the options groups and groupsPattern", "groups, groupsPattern", "drop one")
+    if options.path and (len(options.groups) > 1 or options.groups_pattern is not None):
+        name = "groups" if options.groups_given else "groupsPattern"
+        raise OptionError("a store holds one group", name, "name one group or leave the option out")
+    if options.peers and options.read_from.startswith("node:"):
+        nodes = [str(peer.node_id) for peer in parse_peers(options.peers)]
+        if options.read_from.removeprefix("node:") not in nodes:
+            remedy = f"use one of {', '.join(f'node:{node}' for node in nodes)}"
+            raise OptionError(f"wrong value {options.read_from!r}: peers names no such node", "readFrom", remedy)
+
+
+def _check_messages(options: DLedgerOptions, given: set[str]) -> None:
+    for name in ("topics", "tags", "onDecodeError"):
+        if name.lower() in given and options.decode != "message":
+            raise OptionError("without decode=message it does nothing", name, "set decode=message, or leave it out")
+
+
+def _check_table(options: Mapping[str, str], table: str) -> None:
+    useless = [name for name in options if name.lower() not in _OF_TABLES | _SPARKS_OWN]
+    if useless:
+        raise OptionError(f"with table={table} it does nothing", useless[0], "leave it out")
+
+
+def _check_groups(name: str, spec: StartSpec | TimeSpec | None, options: DLedgerOptions) -> None:
+    unknown = [group for group in spec if not options.selects(group)] if isinstance(spec, Mapping) else []
+    if unknown and options.groups_pattern is not None:
+        reason = f"does not match groupsPattern {options.groups_pattern!r}"
+    else:
+        reason = f"is not among the groups {', '.join(options.groups)}"
+    if unknown:
+        raise OptionError(f"group {unknown[0]!r} {reason}", name, "correct either option")
 
 
 def _parse(options: Mapping[str, str], use: str) -> dict[str, Any]:
@@ -302,7 +263,7 @@ def _parse(options: Mapping[str, str], use: str) -> dict[str, Any]:
             raise OptionError(error.what, option.name, error.remedy) from None
         except ValueError as error:
             shown = "" if option.name == "token" else f" {value!r}"
-            raise OptionError(f"wrong value{shown}: {error}", option.name, _DOCUMENTATION) from None
+            raise OptionError(f"wrong value{shown}: {error}", option.name, f"for example {option.example}") from None
     return parsed
 
 

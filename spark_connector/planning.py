@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["SPLIT_ENTRIES_MIN", "Range", "core_count", "limit_ends", "partition_count", "shares", "split"]
+__all__ = [
+    "SPLIT_BYTES_MIN",
+    "SPLIT_ENTRIES_MIN",
+    "Extent",
+    "Range",
+    "core_count",
+    "limit_ends",
+    "partition_count",
+    "shares",
+    "split",
+]
 
 SPLIT_ENTRIES_MIN: Final = 10_000
 """Fewer entries than this are not worth a partition of their own: each costs Spark about 25 ms."""
+SPLIT_BYTES_MIN: Final = 8 << 20
+"""Unless they are as large as this together."""
+_TOLERANCE: Final = 20
+"""A partition may differ from the mean by about this part of it: looking for the very entry would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +97,91 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def partition_count(entries: int, cores: int, min_partitions: int | None) -> int:
-    """Returns how many partitions ``entries`` are worth."""
-    useful = -(-entries // SPLIT_ENTRIES_MIN)
+def partition_count(entries: int, nbytes: int, cores: int, min_partitions: int | None) -> int:
+    """Returns how many partitions so many entries of so many bytes are worth."""
+    useful = max(-(-entries // SPLIT_ENTRIES_MIN), -(-nbytes // SPLIT_BYTES_MIN))
     return max(1, min(entries, max(min(cores, useful), min_partitions or 1)))
 
 
-def split(ranges: Sequence[Range], parts: int) -> list[tuple[Range, ...]]:
-    """Cuts the ranges, laid end to end, into ``parts`` pieces of nearly equal size.
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range and where its records lie: bytes [low, high) of its log."""
+
+    part: Range
+    low: int
+    high: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its records; 1 at least, so that every entry has some weight."""
+        return max(1, self.high - self.low)
+
+
+def split(
+    extents: Sequence[Extent], parts: int, position: Callable[[str, int], int], most: int | None = None
+) -> list[tuple[Range, ...]]:
+    """Cuts the ranges, laid end to end, into pieces of nearly the same number of bytes.
 
     A piece may hold ranges of several groups, and a group may lie in several pieces. Empty ranges and empty pieces
     are left out.
+
+    Args:
+        extents: the ranges.
+        parts: how many pieces; there may be fewer, and more if ``most`` demands it.
+        position: returns where the record at an index of a group begins; asked a few times for each cut.
+        most: at most so many entries in a piece.
     """
-    ranges = [piece for piece in ranges if piece.count > 0]
-    total = sum(piece.count for piece in ranges)
-    bounds = [total * number // parts for number in range(parts + 1)]
-    pieces: list[tuple[Range, ...]] = []
+    extents = [extent for extent in extents if extent.part.count > 0]
+    total = sum(extent.nbytes for extent in extents)
+    goals = [total * number // parts for number in range(1, parts)]
+    pieces: list[list[Range]] = [[]]
+    before = 0
+    for extent in extents:
+        start, end = extent.part.start, extent.part.end
+        while goals and goals[0] <= before + extent.nbytes:
+            goal = extent.low + goals.pop(0) - before
+            cut = _index_near(extent, start, goal, total // parts // _TOLERANCE, position)
+            if cut > start:
+                pieces[-1].append(replace(extent.part, start=start, end=cut))
+            start = cut
+            pieces.append([])
+        if start < end:
+            pieces[-1].append(replace(extent.part, start=start))
+        before += extent.nbytes
+    return [smaller for piece in pieces if piece for smaller in _cut_by_count(piece, most)]
+
+
+def _index_near(extent: Extent, start: int, goal: int, tolerance: int, position: Callable[[str, int], int]) -> int:
+    """Returns an index from ``start`` up to the extent's end whose record begins near ``goal``.
+
+    Guesses from the mean size of an entry, and halves what is left in every other step.
+    """
+    part = extent.part
+    low, low_at, high, high_at, halve = part.start, extent.low, part.end, extent.high, False
+    while high - low > 1 and goal - low_at > tolerance and high_at - goal > tolerance:
+        ahead = (goal - low_at) * (high - low) // max(1, high_at - low_at)
+        middle = (low + high) // 2 if halve else min(max(low + ahead, low + 1), high - 1)
+        at = position(part.group, middle)
+        if at <= goal:
+            low, low_at = middle, at
+        else:
+            high, high_at = middle, at
+        halve = not halve
+    return max(start, low if goal - low_at <= high_at - goal else high)
+
+
+def _cut_by_count(piece: Sequence[Range], most: int | None) -> list[tuple[Range, ...]]:
+    """Cuts a piece into as few as hold at most ``most`` entries each, of nearly the same number."""
+    total = sum(part.count for part in piece)
+    number = 1 if most is None else -(-total // most)
+    bounds = [total * cut // number for cut in range(number + 1)]
+    found: list[tuple[Range, ...]] = []
     for low, high in itertools.pairwise(bounds):
-        found, offset = [], 0
-        for whole in ranges:
+        taken, offset = [], 0
+        for whole in piece:
             start, end = max(low - offset, 0), min(high - offset, whole.count)
             if start < end:
-                found.append(replace(whole, start=whole.start + start, end=whole.start + end))
+                taken.append(replace(whole, start=whole.start + start, end=whole.start + end))
             offset += whole.count
-        if found:
-            pieces.append(tuple(found))
-    return pieces
+        found.append(tuple(taken))
+    return found

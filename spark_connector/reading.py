@@ -6,7 +6,7 @@ network and JVM work at the same time and two chunks at most are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ from spark_connector.schema import arrow_schema
 
 __all__ = ["RangesPartition", "read_partition"]
 
+_BATCH_BYTES_MIN: Final = 1 << 20
 _BATCH_BYTES_MAX: Final = 8 << 20
 _NOTHING: Final = pa.RecordBatch.from_pylist([], schema=READ_SCHEMA)
 
@@ -47,8 +48,12 @@ class RangesPartition(InputPartition):
 
 def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     """Yields the partition's entries as batches of 1-8 MB where there is as much; nothing for None."""
-    if partition is None:
-        return
+    if partition is not None:
+        for batch in _gathered(_batches(partition, options)):
+            yield from _slices(batch)
+
+
+def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
     schema = arrow_schema(options.decode)
     with ThreadPoolExecutor(1, "dledger-prefetch") as pool:
@@ -56,7 +61,7 @@ def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -
             log = open_log(options, part.group)
             for chunk in _prefetched(pool, log, part, partition.number, policy):
                 if chunk.batch.num_rows:
-                    yield from _slices(_finish(chunk.batch, part, options, schema))
+                    yield from _finished(chunk.batch, part, options, schema)
 
 
 def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, policy: LossPolicy) -> Iterator[Chunk]:
@@ -76,21 +81,44 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
             return
 
 
-def _finish(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema) -> pa.RecordBatch:
+def _finished(
+    batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Adds the group, decodes messages and casts to what Spark checks for."""
-    columns = {name: batch.column(name) for name in ("index", "term", "position", "timestamp", "body")}
-    columns["group"] = pa.repeat(pa.scalar(part.group), batch.num_rows)
+    names = ["index", "term", "position", "timestamp", "body"]
     if options.decode == "message":
-        from dledger_core.rocketmq import decode_messages
+        from spark_connector.messages import decoded, wanted
 
-        decoded = decode_messages(
-            columns["body"], [name for name in schema.names if name not in columns or name == "body"]
-        )
-        columns |= {name: decoded.column(name) for name in decoded.schema.names}
-        if part.log is not None:  # a broker assigns queue offsets; in our logs the rebuild does
-            columns["queue_offset"] = pa.nulls(batch.num_rows, pa.int64())
-    arrays = [columns[field.name].cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        of_messages = [name for name in schema.names if name not in (*names[:-1], "group")]
+        batch = wanted(batch.select(names), options)
+        fail = options.on_decode_error == "fail"
+        pieces = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
+    else:
+        pieces = iter([{name: batch.column(name) for name in names}])
+    for columns in pieces:
+        rows = len(columns["index"])
+        columns["group"] = pa.repeat(pa.scalar(part.group), rows)
+        if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
+            columns["queue_offset"] = pa.nulls(rows, pa.int64())
+        yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Joins neighbours that are small, as many short ranges, losers or filters make them."""
+    held: list[pa.RecordBatch] = []
+    nbytes = 0
+    for batch in batches:
+        held.append(batch)
+        nbytes += batch.nbytes
+        if nbytes >= _BATCH_BYTES_MIN:
+            yield _joined(held)
+            held, nbytes = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,9 @@ identity is checked before an offset is made.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +24,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_connector.errors import OptionError
+from spark_connector.ending import EndBound
+from spark_connector.errors import OptionError, RetentionError
 from spark_connector.lag import LagMeter
 from spark_connector.limits import MinimumDelay
 from spark_connector.logs import Bounds
@@ -34,6 +37,7 @@ from spark_connector.tracking import Tracker
 
 __all__ = ["DLedgerStreamReader"]
 
+_log = logging.getLogger(__name__)
 _POLL_MS_MAX: Final = 1_000
 
 
@@ -41,12 +45,12 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver; ``read`` runs on executors, on a pickled copy that was never used here."""
 
     def __init__(self, options: DLedgerOptions) -> None:
-        if options.ending_offsets is not None or options.ending_timestamp is not None:
-            raise OptionError("a stream has no end", "endingOffsets, endingTimestamp", "leave them out, or use read")
         self._options = options
+        self._bound = EndBound(options)
         self._delay = MinimumDelay(options.min_offsets_per_trigger, options.max_trigger_delay)
         self._tracker: Tracker | None = None
         self._seen: dict[str, Bounds] = {}
+        self._ends: dict[str, int] = {}
         self._answer: dict[str, Any] | None = None
         self._initial: StreamOffset | None = None
         self._pin_due = False
@@ -87,9 +91,21 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             bounds = self._bounds()
             starts = self.tracker.starts(bounds, "latest", LATEST)
+            self._check_starts(starts, bounds)
             self._initial = self.tracker.adopt(self.tracker.offset_at(starts, bounds), bounds)
             self._pin_due = True
         return self._initial.to_json()
+
+    def _check_starts(self, starts: Mapping[str, int], bounds: Mapping[str, Bounds]) -> None:
+        if not starts and self.tracker.finder is not None:
+            _log.warning("%s; waiting for one", self.tracker.finder.nothing_found().what)
+        for group, start in starts.items():
+            if self._ends[group] < min(start, bounds[group].end):
+                raise OptionError(
+                    f"group {group!r} would end at {self._ends[group]}, before its start {start}",
+                    "starting and ending options",
+                    "give an end behind the start",
+                )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Returns the end of the next micro-batch; ``start`` itself if there is nothing new."""
@@ -109,15 +125,22 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _changed(self, begin: StreamOffset) -> bool:
         """Whether there may be something new; waits for it if ``begin`` is the end of all logs as last seen."""
-        if any(self._seen[group].end != offset.next for group, offset in begin.groups.items()):
+        if self.tracker.discover() or set(self.tracker.groups) - set(begin.groups):
             return True
-        return self.tracker.wait(self._seen, self._poll_ms)
+        for group, offset in begin.groups.items():
+            if self._ends[group] > offset.next or self._seen[group].end < offset.next:
+                return True
+        growing = {group: view for group, view in self._seen.items() if self._ends[group] == view.end}
+        return self.tracker.wait(growing, self._poll_ms)
 
     def _latest(self, begin: StreamOffset, limit: ReadLimit) -> dict[str, Any]:
         bounds = self._bounds()
         known = self.tracker.adopt(begin, bounds)
         starts = {group: offset.next for group, offset in known.groups.items()}
-        ends = {group: max(end, starts[group]) for group, end in self._allowed(bounds).items()}
+        allowed = self._allowed(bounds)
+        self._check_new(begin, bounds)
+        # A group that is new is only written down: the next micro-batch begins where this one says.
+        ends = {g: max(allowed[g], start) if g in begin.groups else start for g, start in starts.items()}
         if self._targets is None and not isinstance(limit, ReadAllAvailable):
             backlog = sum(ends[group] - start for group, start in starts.items())
             if self._delay.holds(backlog):
@@ -125,10 +148,17 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return known.to_json()
         ends = self._limited(starts, ends, bounds, limit)
         # With failOnDataLoss=false a start may lie before the first index: the batch must get past the gap.
-        ends = {group: max(end, min(bounds[group].first, bounds[group].end)) for group, end in ends.items()}
+        ends = {group: max(end, min(bounds[group].first, allowed[group])) for group, end in ends.items()}
         moved = {group: end for group, end in ends.items() if end > starts[group]}
         fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
         return StreamOffset({**known.groups, **fresh}).to_json()
+
+    def _check_new(self, begin: StreamOffset, bounds: Mapping[str, Bounds]) -> None:
+        """Reports what a new group of a pattern has lost already: the query was to read it from its first entry."""
+        if self.tracker.finder is not None:
+            for group in sorted(set(bounds) - set(begin.groups)):
+                if bounds[group].first > 0:
+                    self.tracker.policy.report(RetentionError.of(group, 0, bounds[group].first))
 
     def _limited(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds], limit: ReadLimit
@@ -147,13 +177,16 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _poll_ms(self) -> int:
-        return min(self._options.poll_ms, _POLL_MS_MAX)
+        # Looking for new groups takes requests too; all together there are two a second.
+        poll_ms = self._options.poll_ms if self.tracker.finder is None else self._options.poll_ms * 5 // 4
+        return min(poll_ms, _POLL_MS_MAX)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Returns the ends of the logs as last seen and how far the micro-batch is behind them."""
         if self._ends_at is None or not self._seen:
             return None
-        return self._lag.report(StreamOffset.from_json(self._ends_at), self._seen, self.tracker.policy)
+        seen = {group: replace(view, end=self._ends[group]) for group, view in self._seen.items()}
+        return self._lag.report(StreamOffset.from_json(self._ends_at), seen, self.tracker.policy)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plans [start, end); empty where a replayed first batch starts behind its end."""
@@ -176,10 +209,17 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Does nothing: progress is kept in Spark's checkpoint alone."""
 
     def _bounds(self) -> dict[str, Bounds]:
+        if self._targets is None:
+            self.tracker.discover()
         self._seen = self.tracker.bounds()
+        self._ends = self._bound.ends(self._seen, self._index_at)
         return self._seen
 
+    def _index_at(self, group: str, timestamp_ms: int) -> int:
+        return self.tracker.index_at_time(group, timestamp_ms, self._seen[group])
+
     def _allowed(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
+        """How far this run may read: to the end bound, and with AvailableNow to what was there at its start."""
         if self._targets is None:
-            return {group: view.end for group, view in bounds.items()}
-        return {group: min(view.end, self._targets.get(group, EARLIEST)) for group, view in bounds.items()}
+            return dict(self._ends)
+        return {group: min(self._ends[group], self._targets.get(group, EARLIEST)) for group in bounds}

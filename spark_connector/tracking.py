@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from spark_connector.errors import (
@@ -19,38 +18,60 @@ from spark_connector.errors import (
     RetentionError,
     TermMismatchError,
 )
+from spark_connector.groups import GroupFinder
 from spark_connector.limits import ends_within_bytes
 from spark_connector.logs import Bounds, Log, RecordFacts, open_log
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
-from spark_connector.planning import Range, core_count, partition_count, split
+from spark_connector.planning import Extent, Range, core_count, partition_count, split
 from spark_connector.reading import RangesPartition
+from spark_connector.waiting import GrowthWaiter
 
 __all__ = ["Tracker"]
 
-_log = logging.getLogger(__name__)
 _CATCH_UP_S: Final = 10.0
 """How long an end that lies before the offset may be a lagging view; afterwards it is a loss."""
+_PLACES_MAX: Final = 4096
+"""Places of records that are kept in mind; one that is not right any more only makes partitions less even."""
 
 
 class Tracker:
     """Bounds, offsets and their checks for the groups of one query; not thread-safe.
 
     Attributes:
-        groups: names of the logs, sorted.
+        groups: names of the logs, sorted; ``discover`` may add some.
+        finder: looks for the groups of a pattern, None without one.
         policy: what is done about losses, and how many there were.
     """
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
-        names = ("",) if options.path else options.groups
-        self._logs: dict[str, Log] = {log.group: log for log in (open_log(options, name) for name in names)}
-        self._verified: dict[str, deque[GroupOffset]] = {group: deque(maxlen=4) for group in self._logs}
+        self._logs: dict[str, Log] = {}
+        self._verified: dict[str, deque[GroupOffset]] = {}
         self._looked_at: dict[tuple[str, int], RecordFacts] = {}
-        self._waiters: ThreadPoolExecutor | None = None
-        self._waits: dict[str, Future[bool]] = {}
-        self.groups = sorted(self._logs)
+        self._places: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._waiter = GrowthWaiter(self._logs)
+        self.finder = GroupFinder(options) if options.groups_pattern is not None else None
+        self.groups: list[str] = []
         self.policy = LossPolicy(options.fail_on_data_loss)
+        if self.finder is not None:
+            self._add(self.finder.find())
+        else:
+            self._add([""] if options.path else options.groups)
+
+    def _add(self, names: Iterable[str]) -> None:
+        for log in [open_log(self._options, name) for name in names if name not in self._logs]:
+            self._logs[log.group] = log
+            self._verified[log.group] = deque(maxlen=4)
+        self.groups = sorted(self._logs)
+
+    def discover(self) -> bool:
+        """Looks for new groups if there is a pattern and it is time to; returns whether there are any."""
+        if self.finder is None or not self.finder.is_due():
+            return False
+        known = len(self._logs)
+        self._add(self.finder.find())
+        return len(self._logs) > known
 
     def bounds(self) -> dict[str, Bounds]:
         """Returns what can be read now, per group."""
@@ -99,7 +120,7 @@ class Tracker:
             wanted = spec if isinstance(spec, int) else spec.get(group)
             if wanted is None:
                 continue
-            found[group] = self._logs[group].index_at_time(wanted, bounds[group])
+            found[group] = self.index_at_time(group, wanted, bounds[group])
             if strategy == "error" and found[group] >= bounds[group].end:
                 raise OptionError(
                     f"group {group!r} has no entry at or after {wanted} ms since the epoch",
@@ -108,13 +129,19 @@ class Tracker:
                 )
         return found
 
+    def index_at_time(self, group: str, timestamp_ms: int, bounds: Bounds) -> int:
+        """Returns the first index of a group appended at or after a time, its end if there is none."""
+        return self._logs[group].index_at_time(timestamp_ms, bounds)
+
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, Bounds]) -> StreamOffset:
         """Returns the offset before the given indexes, with what identifies the record before each."""
         found = {}
         for group, index in ends.items():
             log, known = bounds[group].log, bounds[group].first < index <= bounds[group].end
-            mark = self._record(group, index - 1).mark if known else None
-            found[group] = GroupOffset.at(index, log, mark)
+            facts = self._record(group, index - 1) if known else None
+            if facts is not None:
+                self._keep_place(group, index, facts.end_position)
+            found[group] = GroupOffset.at(index, log, facts.mark if facts is not None else None)
         for group, offset in found.items():
             self._verified[group].append(offset)
         self._looked_at.clear()
@@ -203,33 +230,14 @@ class Tracker:
         return self._looked_at[key]
 
     def wait(self, known: Mapping[str, Bounds], timeout_ms: int) -> bool:
-        """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known.
-
-        Each group is asked once; a request that has not ended when another group grows counts for the next wait.
-        """
-        if len(known) == 1:
-            [(group, bounds)] = known.items()
-            return self._logs[group].wait(bounds, timeout_ms)
-        if self._waiters is None:
-            self._waiters = ThreadPoolExecutor(len(self.groups), "dledger-wait")
-        for group in set(known) - set(self._waits):
-            self._waits[group] = self._waiters.submit(self._logs[group].wait, known[group], timeout_ms)
-        deadline = time.monotonic() + timeout_ms / 1000
-        grown = False
-        while not grown and self._waits:
-            left = max(0.0, deadline - time.monotonic())
-            done, _ = wait(self._waits.values(), left, return_when=FIRST_COMPLETED)
-            if not done:
-                break
-            grown = any(future.result() for future in done)
-            self._waits = {group: future for group, future in self._waits.items() if future not in done}
-        return grown
+        """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known."""
+        return self._waiter.wait(known, timeout_ms)
 
     def partitions(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds]
     ) -> list[RangesPartition]:
         """Plans the partitions for [start, end) of each group, without what retention has deleted."""
-        ranges = []
+        extents = []
         for group in self.groups:
             start, end, view = starts[group], ends[group], bounds[group]
             if end > view.end:
@@ -240,7 +248,31 @@ class Tracker:
             if start < min(view.first, end):
                 self.policy.report(RetentionError.of(group, start, view.first, end))
                 start = min(view.first, end)
-            ranges.append(Range(group, start, max(start, end), view.commit, view.log))
-        entries = sum(part.count for part in ranges)
-        parts = partition_count(entries, core_count(), self._options.min_partitions)
-        return [RangesPartition(pieces, number) for number, pieces in enumerate(split(ranges, parts))]
+            if start < end:
+                place = partial(self._place, first=view.first)
+                part = Range(group, start, end, view.commit, view.log)
+                extents.append(Extent(part, place(group, start), place(group, end)))
+        return [RangesPartition(pieces, number) for number, pieces in enumerate(self._split(extents, bounds))]
+
+    def _split(self, extents: Sequence[Extent], bounds: Mapping[str, Bounds]) -> list[tuple[Range, ...]]:
+        entries, nbytes = sum(extent.part.count for extent in extents), sum(extent.nbytes for extent in extents)
+        parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
+
+        def position(group: str, index: int) -> int:
+            return self._place(group, index, bounds[group].first)
+
+        return split(extents, parts, position, self._options.max_records_per_partition)
+
+    def _place(self, group: str, index: int, first: int) -> int:
+        """Returns where the record at ``index`` begins, or the one before it ends; those of late are known."""
+        key = (group, index)
+        if key not in self._places:
+            behind = index > first
+            facts = self._logs[group].record(index - 1 if behind else index)
+            self._keep_place(group, index, facts.end_position if behind else facts.position)
+        return self._places[key]
+
+    def _keep_place(self, group: str, index: int, position: int) -> None:
+        self._places[group, index] = position
+        while len(self._places) > _PLACES_MAX:
+            self._places.popitem(last=False)

@@ -4,6 +4,7 @@
 queue needs.
 """
 
+from dledger_core.rocketmq.compression import TooManyBytesError
 from dledger_core.rocketmq.decode import consume_queue_columns, decode_messages
 from dledger_core.rocketmq.encode import encode_messages
 from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA
@@ -13,6 +14,7 @@ from dledger_core.rocketmq.units import encode_units
 __all__ = [
     "CONSUME_QUEUE_SCHEMA",
     "MESSAGE_SCHEMA",
+    "TooManyBytesError",
     "consume_queue_columns",
     "decode_messages",
     "encode_messages",

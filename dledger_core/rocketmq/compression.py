@@ -7,13 +7,19 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["BODY_BYTES_MAX", "CompressionError", "decompress"]
+from dledger_core.errors import BadRequestError
+
+__all__ = ["BODY_BYTES_MAX", "CompressionError", "TooManyBytesError", "decompress"]
 
 BODY_BYTES_MAX: Final = 64 << 20
 """A body that grows beyond this is not decompressed: a few bytes can claim gigabytes."""
 
 _ZLIB: Final = (0, 3)
 _FRAMED: Final = {1: "lz4", 2: "zstd"}
+
+
+class TooManyBytesError(BadRequestError):
+    """The bodies together are larger than the caller allows: decode fewer at a time."""
 
 
 class CompressionError(ValueError):

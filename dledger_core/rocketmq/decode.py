@@ -18,7 +18,7 @@ from dledger_core.errors import BadRequestError
 from dledger_core.record import slices_of
 from dledger_core.rocketmq import layout
 from dledger_core.rocketmq.columns import IntArray, binary_column, join_pieces, rows_of, text_column
-from dledger_core.rocketmq.compression import BODY_BYTES_MAX, CompressionError, decompress
+from dledger_core.rocketmq.compression import BODY_BYTES_MAX, CompressionError, TooManyBytesError, decompress
 from dledger_core.rocketmq.hosts import message_ids, read_hosts
 from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA
 from dledger_core.rocketmq.properties import Pairs, parse_properties
@@ -37,6 +37,7 @@ def decode_messages(
     columns: Sequence[str] | None = None,
     *,
     delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
+    opened_bytes_max: int | None = None,
 ) -> pa.RecordBatch:
     """Decodes message records, V1 and V2.
 
@@ -44,6 +45,8 @@ def decode_messages(
         bodies: Arrow binary or large_binary column; each row one message record as a broker stores it.
         columns: which columns of MESSAGE_SCHEMA, in any order; None = all. Fewer are faster.
         delay_levels_ms: the broker's ``messageDelayLevel``, for ``tags_code`` of delayed messages.
+        opened_bytes_max: several bodies that are compressed may not grow beyond this together; None = 1 GiB, where
+            what does not fit is an ``error``.
 
     Returns:
         One row per body. ``body`` is decompressed, ``body_crc`` is of the stored body, timestamps outside the years
@@ -51,8 +54,9 @@ def decode_messages(
 
     Raises:
         BadRequestError: no binary column, an unknown column name, or columns above 2 GiB.
+        TooManyBytesError: decompressed bodies are above ``opened_bytes_max``.
     """
-    return _decode(bodies, MESSAGE_SCHEMA, columns, delay_levels_ms)
+    return _decode(bodies, MESSAGE_SCHEMA, columns, delay_levels_ms, opened_bytes_max)
 
 
 def consume_queue_columns(
@@ -72,13 +76,17 @@ def consume_queue_columns(
 
 
 def _decode(
-    bodies: Any, schema: pa.Schema, columns: Sequence[str] | None, delay_levels_ms: Sequence[int]
+    bodies: Any,
+    schema: pa.Schema,
+    columns: Sequence[str] | None,
+    delay_levels_ms: Sequence[int],
+    opened_bytes_max: int | None = None,
 ) -> pa.RecordBatch:
     names = schema.names if columns is None else list(columns)
     unknown = sorted(set(names) - set(schema.names))
     if unknown:
         raise BadRequestError(f"no such column: {', '.join(unknown)}", "columns", f"use {', '.join(schema.names)}")
-    decoder = _Decoder(locate(rows_of(bodies)), delay_levels_ms)
+    decoder = _Decoder(locate(rows_of(bodies)), delay_levels_ms, opened_bytes_max)
     arrays = [decoder.column(name) for name in names if name != "error"]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(n) for n in names if n != "error"]))
     if not decoder.located.complete:
@@ -101,8 +109,9 @@ def _with_null_rows(batch: pa.RecordBatch, located: Located) -> pa.RecordBatch:
 class _Decoder:
     """Columns of the records that passed, each computed when asked for."""
 
-    def __init__(self, located: Located, delay_levels_ms: Sequence[int]) -> None:
+    def __init__(self, located: Located, delay_levels_ms: Sequence[int], opened_bytes_max: int | None) -> None:
         self.located = located
+        self._opened_bytes_max = opened_bytes_max
         self._delay_levels_ms = delay_levels_ms
 
     def column(self, name: str) -> pa.Array:
@@ -208,7 +217,7 @@ class _Decoder:
         """The decompressed bodies of the records ``packed``; the number of those that cannot be is in _broken."""
         located, opened = self.located, []
         left = _BATCH_BYTES_MAX - int(located.body_bytes.sum())
-        view = located.data.data
+        view, most = located.data.data, self._opened_bytes_max if len(packed) > 1 else None
         kinds = (located.sys_flags[packed] & layout.COMPRESSION_MASK) >> layout.COMPRESSION_SHIFT
         starts, ends = located.body[packed], located.body[packed] + located.body_bytes[packed]
         places = zip(packed.tolist(), starts.tolist(), ends.tolist(), kinds.tolist(), strict=True)
@@ -220,6 +229,8 @@ class _Decoder:
                 body = b""
             left -= len(body)
             opened.append(body)
+            if most is not None and (most := most - len(body)) < 0:
+                raise TooManyBytesError("the decompressed bodies are too large together", "messages", "decode fewer")
         return opened
 
 

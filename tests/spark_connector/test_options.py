@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spark_connector import option_values as values
 from spark_connector.errors import OptionError
-from spark_connector.options import DLedgerOptions
+from spark_connector.options import _TABLE, DLedgerOptions
 
 PEERS = {"peers": "n0-127.0.0.1:1;n1-127.0.0.1:2"}
 
@@ -43,6 +45,10 @@ def test_defaults_and_sparks_own_options() -> None:
         ("decode", "message", "decode", "message"),
         ("isolation", "read_uncommitted", "isolation", "read_uncommitted"),
         ("fetchMaxBytes", "1000", "fetch_max_bytes", 1000),
+        ("groupsPattern", "orders-.*", "groups_pattern", "orders-.*"),
+        ("discoveryInterval", "30s", "discovery_ms", 30_000),
+        ("maxRecordsPerPartition", "5000", "max_records_per_partition", 5000),
+        ("table", "Groups", "table", "groups"),
     ],
 )
 def test_reading(name: str, value: str, attribute: str, expected: object) -> None:
@@ -77,7 +83,17 @@ def test_reading(name: str, value: str, attribute: str, expected: object) -> Non
         ({**PEERS, "readFrom": "nearest"}, "any, leader, follower or node:ID"),
         ({**PEERS, "decode": "json"}, "one of none, message"),
         ({**PEERS, "token": " "}, "wrong value: it is empty"),
-        ({"path": "/store", "groups": "a,b"}, "a store holds one group"),
+        ({"path": "/store", "groups": "a,b"}, "a store holds one group at groups"),
+        ({"path": "/store", "groupsPattern": "a.*"}, "a store holds one group at groupsPattern"),
+        ({**PEERS, "groups": "a", "groupsPattern": "a.*"}, "only one of the options groups and groupsPattern"),
+        ({**PEERS, "groupsPattern": "a("}, "must be a regular expression"),
+        ({**PEERS, "subscribePattern": "a.*"}, "did you mean 'groupsPattern'?"),
+        ({**PEERS, "maxRecordsPerPartition": "0"}, "whole number above 0 at maxRecordsPerPartition"),
+        ({**PEERS, "minPartitions": "1000000"}, "at most 100000 at minPartitions"),
+        ({**PEERS, "fetchMaxBytes": str(1 << 30)}, "at most 16777216 at fetchMaxBytes"),
+        ({**PEERS, "readFrom": "node:n7"}, "'node:n7': peers names no such node at readFrom; use one of node:n0"),
+        ({**PEERS, "table": "tables"}, "one of groups, nodes, terms, segments, producers"),
+        ({**PEERS, "table": "groups", "decode": "message"}, "with table=groups it does nothing at decode"),
     ],
 )
 def test_wrong_reading_options_say_what_and_what_to_do(options: dict[str, str], said: str) -> None:
@@ -85,6 +101,30 @@ def test_wrong_reading_options_say_what_and_what_to_do(options: dict[str, str], 
         DLedgerOptions.for_reading(options)
     assert str(caught.value).startswith("[DLEDGER_OPTION] ")
     assert said in str(caught.value)
+
+
+def wrong_values() -> list[tuple[str, str]]:
+    """Each option for reading with a value that cannot be right."""
+    return [(option.name, "") for option in _TABLE if "r" in option.use]
+
+
+@pytest.mark.parametrize(("name", "value"), wrong_values())
+def test_every_wrong_value_names_option_value_and_remedy(name: str, value: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        DLedgerOptions.for_reading({**PEERS, "decode": "message", name: value})
+    text = str(caught.value)
+    assert f" at {name}; " in text
+    assert "wrong value" in text or "is empty" in text or "cannot name a group" in text
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("option", [option for option in _TABLE if "r" in option.use], ids=lambda option: option.name)
+def test_the_examples_in_error_texts_are_right(option: Any) -> None:
+    if "@" not in option.example:
+        option.parse(option.example)
+    for value in option.example.split(", ") if option.parse is values.offsets else ():
+        if not value.startswith("@") and " or " not in value:
+            option.parse(value)
 
 
 @pytest.mark.parametrize(

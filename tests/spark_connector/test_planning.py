@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.planning import SPLIT_ENTRIES_MIN, Range, limit_ends, partition_count, split
+from spark_connector.planning import (
+    SPLIT_BYTES_MIN,
+    SPLIT_ENTRIES_MIN,
+    Extent,
+    Range,
+    limit_ends,
+    partition_count,
+    split,
+)
 
 logs = st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 1000), st.integers(-5, 5000)), min_size=1)
 
@@ -37,34 +47,93 @@ def test_a_limit_is_kept_and_starves_no_group(bounds: dict[str, tuple[int, int]]
     assert sum(taken.values()) == min(backlog, max(most, len(behind)))
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 100), st.integers(0, 300)), max_size=5), st.integers(1, 9)
-)
-def test_pieces_cover_the_ranges_once_in_order_and_are_balanced(ranges: list[tuple[str, int, int]], parts: int) -> None:
-    whole = [Range(group, start, start + count, 7, "log") for group, start, count in ranges]
-    pieces = split(whole, parts)
+sizes = st.lists(st.sampled_from([49, 148, 1048, 4_000_000]) | st.integers(48, 5000), max_size=200)
+
+
+class Logs:
+    """Ranges of groups whose entries have these sizes, and how often a place was asked for."""
+
+    def __init__(self, entries: list[list[int]]) -> None:
+        self.asked = 0
+        self.sizes = {f"g{number}": lengths for number, lengths in enumerate(entries)}
+        self.places = {group: list(itertools.accumulate(lengths, initial=70)) for group, lengths in self.sizes.items()}
+        self.extents = [
+            Extent(Range(group, 5, 5 + len(lengths), 7, "log"), self.places[group][0], self.places[group][-1])
+            for group, lengths in self.sizes.items()
+        ]
+
+    def position(self, group: str, index: int) -> int:
+        self.asked += 1
+        return self.places[group][index - 5]
+
+    def bytes_of(self, piece: tuple[Range, ...]) -> int:
+        return sum(sum(self.sizes[part.group][part.start - 5 : part.end - 5]) for part in piece)
+
+
+@given(st.lists(sizes, max_size=4), st.integers(1, 9), st.none() | st.integers(1, 50))
+def test_pieces_cover_the_ranges_once_in_order_and_are_balanced_by_bytes(
+    entries: list[list[int]], parts: int, most: int | None
+) -> None:
+    logs = Logs(entries)
+    pieces = split(logs.extents, parts, logs.position, most)
     covered = [(part.group, at) for piece in pieces for part in piece for at in range(part.start, part.end)]
-    assert covered == [(part.group, at) for part in whole for at in range(part.start, part.end)]
-    sizes = [sum(part.count for part in piece) for piece in pieces]
-    assert all(sizes)
-    assert len(pieces) <= parts
-    if len(covered) >= parts:
-        assert max(sizes) - min(sizes) <= 1
-    assert all(part.min_commit == 7 and part.log == "log" for piece in pieces for part in piece)
+    assert covered == [(e.part.group, at) for e in logs.extents for at in range(e.part.start, e.part.end)]
+    assert all(pieces)
+    assert all(part.count > 0 and part.min_commit == 7 and part.log == "log" for piece in pieces for part in piece)
+    total = sum(map(sum, entries))
+    largest = max((size for lengths in entries for size in lengths), default=0)
+    if most is None:
+        assert len(pieces) <= parts
+        for piece in pieces:
+            assert logs.bytes_of(piece) <= total / parts * 1.2 + 2 * largest + parts
+    else:
+        assert all(sum(part.count for part in piece) <= most for piece in pieces)
+
+
+def test_few_looks_at_long_logs() -> None:
+    asked: list[int] = []
+
+    def position(group: str, index: int) -> int:
+        asked.append(index)
+        return index * 148
+
+    whole = Range("a", 1000, 10_000_000)
+    pieces = split([Extent(whole, 148_000, 1_480_000_000)], 4, position)
+    assert [sum(part.count for part in piece) for piece in pieces] == pytest.approx([2_499_750] * 4, rel=0.1)
+    assert len(asked) <= 6
+    assert split([Extent(whole, 148_000, 1_480_000_000)], 1, position) == [(whole,)]
+    assert len(asked) <= 6
+
+
+def test_half_the_bytes_in_few_entries() -> None:
+    logs = Logs([[100] * 10_000 + [100_000] * 10])
+    small, large = split(logs.extents, 2, logs.position)
+    assert abs(sum(part.count for part in small) - 10_000) <= 600
+    assert logs.bytes_of(large) < 1_200_000
+
+
+def test_places_that_make_no_sense_do_no_harm() -> None:
+    whole = Range("a", 0, 1000)
+    for place in (0, -5, 10**12):
+        pieces = split([Extent(whole, 500, 100)], 3, lambda group, index, place=place: place)
+        assert [(p.start, p.end) for piece in pieces for p in piece][-1][1] == 1000
+        assert sum(part.count for piece in pieces for part in piece) == 1000
 
 
 @pytest.mark.parametrize(
-    ("entries", "cores", "least", "expected"),
+    ("entries", "nbytes", "cores", "least", "expected"),
     [
-        (0, 2, None, 1),
-        (1, 2, None, 1),
-        (SPLIT_ENTRIES_MIN, 2, None, 1),
-        (SPLIT_ENTRIES_MIN + 1, 2, None, 2),
-        (10 * SPLIT_ENTRIES_MIN, 2, None, 2),
-        (10 * SPLIT_ENTRIES_MIN, 2, 7, 7),
-        (5, 2, 7, 5),
-        (0, 2, 7, 1),
+        (0, 0, 2, None, 1),
+        (1, 100, 2, None, 1),
+        (SPLIT_ENTRIES_MIN, 100, 2, None, 1),
+        (SPLIT_ENTRIES_MIN + 1, 100, 2, None, 2),
+        (10 * SPLIT_ENTRIES_MIN, 100, 2, None, 2),
+        (10 * SPLIT_ENTRIES_MIN, 100, 2, 7, 7),
+        (20, SPLIT_BYTES_MIN + 1, 2, None, 2),
+        (20, SPLIT_BYTES_MIN, 2, None, 1),
+        (5, 100, 2, 7, 5),
+        (0, 0, 2, 7, 1),
     ],
 )
-def test_few_fat_partitions(entries: int, cores: int, least: int | None, expected: int) -> None:
-    assert partition_count(entries, cores, least) == expected
+def test_few_fat_partitions(entries: int, nbytes: int, cores: int, least: int | None, expected: int) -> None:
+    assert partition_count(entries, nbytes, cores, least) == expected

@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 
-from spark_connector.batch_reader import DLedgerBatchReader
 from spark_connector.errors import (
     CheckpointError,
     DataLossError,
@@ -24,55 +23,16 @@ from spark_connector.errors import (
     RetentionError,
     TermMismatchError,
 )
-from spark_connector.options import DLedgerOptions
 from spark_connector.reading import RangesPartition
-from spark_connector.stream_reader import DLedgerStreamReader
+from tests.spark_connector.engine import ALL, Engine, make_batch_reader, make_reader, next_of
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
-
-QUICK = {"pollMs": "1", "fetchRetryMs": "1"}
-ALL = ReadAllAvailable()
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StoreWriter]:
     with StoreWriter(tmp_path) as writer:
         yield writer
-
-
-def make_reader(store: StoreWriter, **options: Any) -> DLedgerStreamReader:
-    texts = {name: str(value) for name, value in options.items()}
-    return DLedgerStreamReader(DLedgerOptions.for_reading({"path": str(store.path), **QUICK, **texts}))
-
-
-def next_of(offset: dict[str, Any], group: str = "default") -> int:
-    return int(offset["groups"][group]["next"])
-
-
-class Engine:
-    """Makes Spark's calls and keeps Spark's two logs; a new reader is a restart."""
-
-    def __init__(self, limit: ReadLimit = ALL) -> None:
-        self.limit = limit
-        self.offsets: list[str] = []
-        self.commits = 0
-        self.read: list[int] = []
-
-    def start(self, reader: DLedgerStreamReader, *, crash_before_commit: bool = False) -> None:
-        """Plans and runs the next micro-batch, or replays one that was not committed."""
-        if self.commits == len(self.offsets):
-            begin = json.loads(self.offsets[-1]) if self.offsets else reader.initialOffset()
-            end = json.dumps(reader.latestOffset(begin, self.limit))
-            reader.reportLatestOffset()
-            if self.offsets and end == self.offsets[-1]:
-                return
-            self.offsets.append(end)
-        number = len(self.offsets) - 1
-        begin = json.loads(self.offsets[number - 1]) if number else reader.initialOffset()
-        rows = indexes(reader, reader.partitions(begin, json.loads(self.offsets[number])))
-        if not crash_before_commit:
-            self.commits += 1
-            self.read += rows
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -219,11 +179,6 @@ def open_times(store: StoreWriter) -> list[Any]:
         return list(reader.read(0, store.end).column("timestamp").to_pylist())
 
 
-def test_a_stream_has_no_end(store: StoreWriter) -> None:
-    with pytest.raises(OptionError, match="a stream has no end"):
-        make_reader(store, endingTimestamp=5)
-
-
 # --- losses ------------------------------------------------------------------------------------------------------
 
 
@@ -322,11 +277,6 @@ def test_a_checkpoint_of_another_group_or_a_newer_version(store: StoreWriter) ->
 # --- batch reader ------------------------------------------------------------------------------------------------
 
 
-def make_batch_reader(store: StoreWriter, **options: Any) -> DLedgerBatchReader:
-    texts = {name: str(value) for name, value in options.items()}
-    return DLedgerBatchReader(DLedgerOptions.for_reading({"path": str(store.path), **QUICK, **texts}))
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -370,14 +320,17 @@ def test_batch_bounds_that_do_not_fit(
 
 
 def test_batches_have_exactly_the_schema_spark_checks(store: StoreWriter) -> None:
-    store.append([b"x" * 1000] * 40)
-    reader = make_batch_reader(store, fetchMaxBytes=8000)
-    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-    assert len(batches) > 3
+    for _ in range(60):
+        store.append([b"x" * 50_000])
+    reader = make_batch_reader(store, fetchMaxBytes=200_000, minPartitions=1)
+    [part] = reader.partitions()
+    batches = list(reader.read(part))
+    assert len(batches) == 3
+    assert all(1 << 20 <= batch.nbytes <= 8 << 20 for batch in batches[:-1])
     names = ["group", "index", "term", "position", "timestamp", "body"]
     kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.binary()]
     assert all((batch.schema.names, batch.schema.types) == (names, kinds) for batch in batches)
-    assert pa.Table.from_batches(batches).column("body").to_pylist() == [b"x" * 1000] * 40
+    assert pa.Table.from_batches(batches).column("body").to_pylist() == [b"x" * 50_000] * 60
 
 
 def test_messages_are_decoded_and_other_bodies_have_an_error(store: StoreWriter) -> None:

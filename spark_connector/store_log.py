@@ -1,0 +1,104 @@
+"""One group's log in a store directory, read as it lies there: ours or Java's, live or at rest.
+
+A process keeps its newest view of each store. What is asked again and again while a store grows, and what task after
+task reads, then costs a look behind the last known entry, not a walk over the tail of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+
+from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
+from spark_connector.errors import OptionError, RetentionError
+from spark_connector.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
+from spark_connector.options import DLedgerOptions
+from spark_connector.planning import Range
+
+if TYPE_CHECKING:
+    from dledger_core import StoreReader
+
+__all__ = ["StoreLog"]
+
+_LOOK_EVERY_S: Final = 0.1
+
+_views: dict[tuple[int, str], StoreReader] = {}
+_lock = threading.Lock()
+
+
+def _fresh_view(path: str) -> StoreReader:
+    """Opens the store as it is now and keeps the view for this process."""
+    from dledger_core import open_store
+
+    key = (os.getpid(), path)
+    with _lock:
+        # An older view is not closed: another thread may be reading from it. Its files close with it.
+        _views[key] = view = open_store(path, since=_views.get(key))
+    return view
+
+
+class StoreLog:
+    """A log in a store directory."""
+
+    def __init__(self, options: DLedgerOptions) -> None:
+        self._options = options
+        self._view = _fresh_view(options.path)
+        # A Java store does not record its group; the directory above usually has its name.
+        recorded = self._view.group or Path(options.path).resolve().parent.name
+        self.group = options.groups[0] if options.groups_given else recorded
+
+    def bounds(self) -> Bounds:
+        """Looks at the store anew, so a live one is seen to grow."""
+        self._view = view = _fresh_view(self._options.path)
+        last = view.last_index if view.commit_index is None else min(view.commit_index, view.last_index)
+        return Bounds(first=max(0, view.first_index), end=last + 1, commit=-1, log=view.log_uuid)
+
+    def record(self, index: int) -> RecordFacts:
+        """Reads the record at ``index``."""
+        return facts_of(self._view.read(index, index + 1), index, self.group)
+
+    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
+        """Bisects the entries: append times never go back."""
+        low, high = bounds.first, bounds.end
+        while low < high:
+            middle = (low + high) // 2
+            timestamp = self.record(middle).timestamp
+            if timestamp is None:
+                raise OptionError(
+                    "the store holds no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
+                )
+            low, high = (low, middle) if is_late_enough(timestamp, timestamp_ms) else (middle + 1, high)
+        return low
+
+    def wait(self, known: Bounds, timeout_ms: int) -> bool:
+        """Looks for new entries every 100 ms."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self.bounds().end == known.end:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_LOOK_EVERY_S, left))
+        return True
+
+    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
+        """Reads ``fetchMaxBytes`` at most, but one entry at least; looks anew where the view does not serve."""
+        try:
+            return self._read(part, start)
+        except (IndexOutOfRangeError, CorruptRecordError):
+            self._view = _fresh_view(self._options.path)
+        try:
+            return self._read(part, start)
+        except IndexOutOfRangeError as error:
+            if start >= self._view.first_index:
+                raise
+            raise RetentionError.of(part.group, start, self._view.first_index, part.end) from error
+
+    def _read(self, part: Range, start: int) -> Chunk:
+        batch = self._view.read(start, part.end, max_bytes=self._options.fetch_max_bytes)
+        next_index = int(batch.column("index")[-1].as_py()) + 1
+        return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), next_index)

@@ -1,0 +1,106 @@
+"""Groups by pattern, against a real node: those there are, and those that come while a query runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dledger_core import Client, LocalCluster
+from dledger_core.client.channel import Channel
+from spark_connector.batch_reader import DLedgerBatchReader
+from spark_connector.errors import GroupGoneError, OptionError
+from spark_connector.options import DLedgerOptions
+from spark_connector.stream_reader import DLedgerStreamReader
+from tests.spark_connector.engine import ALL, Engine, next_of
+from tests.spark_connector.reading_as_executor import indexes
+
+pytestmark = pytest.mark.integration
+OLD = ("orders-a", "orders-b", "other")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with LocalCluster(1, groups=OLD) as running:
+        for count, group in enumerate(OLD, 1):
+            append(running, group, count)
+        yield running
+
+
+def append(cluster: Any, group: str, count: int) -> None:
+    with Client(cluster.peers, group) as client:
+        client.append([group.encode()] * count)
+
+
+def options(cluster: Any, pattern: str, **more: str) -> DLedgerOptions:
+    return DLedgerOptions.for_reading({"peers": cluster.peers, "groupsPattern": pattern, **more})
+
+
+def test_a_batch_reads_every_group_that_fits_whole(cluster: Any) -> None:
+    reader = DLedgerBatchReader(options(cluster, "orders-."))
+    ranges = [part for partition in reader.partitions() for part in partition.ranges]
+    assert [(part.group, part.end) for part in ranges] == [("orders-a", 2), ("orders-b", 3)]
+    with pytest.raises(OptionError, match=r"no group fits 'orders' at groupsPattern.*orders-a, orders-b, other"):
+        DLedgerBatchReader(options(cluster, "orders")).partitions()
+
+
+def test_indexes_for_groups_that_do_not_fit_are_refused(cluster: Any) -> None:
+    with pytest.raises(OptionError, match=r"group 'other' does not match groupsPattern 'orders-\.'"):
+        options(cluster, "orders-.", startingOffsets='{"other": 1}')
+
+
+def test_looking_for_groups_leaves_an_idle_query_at_two_requests_a_second(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = DLedgerStreamReader(options(cluster, "orders-.", startingOffsets="earliest", discoveryInterval="1s"))
+    at = reader.latestOffset(reader.latestOffset(reader.initialOffset(), ALL), ALL)
+    asked: list[int] = []
+    request = Channel.request
+
+    async def counting(self: Channel, *arguments: Any, **settings: Any) -> Any:
+        asked.append(1)
+        return await request(self, *arguments, **settings)
+
+    monkeypatch.setattr(Channel, "request", counting)
+    began = time.monotonic()
+    while time.monotonic() - began < 3:
+        assert reader.latestOffset(at, ALL) == at
+    assert len(asked) <= 2 * 3 + 3  # those that the first look left open, and a node asked for groups each second
+
+
+def test_a_new_group_is_read_from_its_beginning(cluster: Any) -> None:
+    more = {"discoveryInterval": "1ms", "startingOffsets": "latest"}
+    reader = DLedgerStreamReader(options(cluster, "(orders|late)-.", **more))
+    engine = Engine()
+    engine.start(reader)
+    cluster._groups = (*OLD, "late-c")
+    cluster.restart("n0")
+    cluster.leader("late-c")
+    append(cluster, "late-c", 4)
+    append(cluster, "orders-a", 1)
+    deadline = time.monotonic() + 20
+    while len(engine.read) < 5 and time.monotonic() < deadline:
+        engine.start(reader)
+    assert sorted(engine.read) == [1, 2, 3, 3, 4]  # 2 of orders-a is a control entry of the new term
+    found = [next_of(offset, "late-c") for offset in map(json.loads, engine.offsets) if "late-c" in offset["groups"]]
+    assert found[0] == 0, "its start is in the checkpoint before anything of it is read"
+    again = Engine()
+    again.offsets, again.commits = engine.offsets[:], len(engine.offsets) - 1
+    again.start(DLedgerStreamReader(options(cluster, "(orders|late)-.", **more)))
+    assert again.read == engine.read[-len(again.read) :], "the replay of the last micro-batch reads the same"
+    narrower = DLedgerStreamReader(options(cluster, "late-.", **more))
+    with pytest.raises(GroupGoneError, match="'groupsPattern' was changed"):
+        narrower.latestOffset(json.loads(engine.offsets[-1]), ALL)
+
+
+def test_a_stream_waits_for_a_first_group(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    reader = DLedgerStreamReader(options(cluster, "nothing", pollMs="1"))
+    at = reader.initialOffset()
+    assert at["groups"] == {}
+    assert "no group fits 'nothing'; waiting for one" in caplog.text
+    assert reader.latestOffset(at, ALL) == at
+    assert reader.latestOffset(at, ALL) == at
+    assert indexes(reader, reader.partitions(at, at)) == []

@@ -1,0 +1,151 @@
+"""``decode = message``: filters before bodies are opened, compressed bodies, what is no message, and bounded memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.rocketmq import encode_messages
+from spark_connector import messages
+from spark_connector.errors import DecodeError, OptionError
+from spark_connector.options import DLedgerOptions
+from tests.spark_connector.engine import make_batch_reader
+from tests.spark_connector.store_writer import StoreWriter
+
+COMPRESSED, LZ4, ZSTD = 0x1, 0x100, 0x200
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreWriter]:
+    with StoreWriter(tmp_path) as writer:
+        yield writer
+
+
+def rows(store: StoreWriter, **options: Any) -> list[dict[str, Any]]:
+    reader = make_batch_reader(store, decode="message", **options)
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def fill(store: StoreWriter) -> None:
+    """Entries 0-7: topics a, b, a, b, ...; tags x, y, none, z; and 8 is no message."""
+    tags = ["x", "y", None, "z"] * 2
+    bodies = [f"body-{number}".encode() for number in range(8)]
+    store.append(encode_messages(["a", "b"] * 4, 0, bodies, tags=tags).to_pylist())
+    store.append([b"no message"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"topics": "a"}, [0, 2, 4, 6]),
+        ({"topics": "a, b"}, range(8)),
+        ({"topics": '["b"]', "tags": "y"}, [1, 5]),
+        ({"tags": "x || y"}, [0, 1, 4, 5]),
+        ({"tags": "x,z"}, [0, 3, 4, 7]),
+        ({"tags": '["x","z"]', "topics": "b"}, [3, 7]),
+        ({"tags": "*"}, range(8)),
+        ({"topics": "A"}, []),
+        ({"tags": "none such"}, []),
+    ],
+)
+def test_topics_and_tags(store: StoreWriter, options: dict[str, str], expected: Any) -> None:
+    fill(store)
+    found = rows(store, **options)
+    assert [row["index"] for row in found] == [*expected, 8], "what is no message has no topic that could not fit"
+    assert all(row["body"] == f"body-{row['index']}".encode() for row in found[:-1])
+    assert found[-1]["error"] == "shorter than a message record"
+
+
+def test_what_a_filter_leaves_out_is_not_opened(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = zlib.compress(b"wanted" * 100)
+    bodies = [good, b"not zlib at all", good]
+    store.append(encode_messages(["a", "b", "a"], 0, bodies, sys_flag=COMPRESSED).to_pylist())
+    assert [(row["topic"], row["body"], row["error"]) for row in rows(store, topics="a", onDecodeError="fail")] == [
+        ("a", b"wanted" * 100, None)
+    ] * 2
+
+
+def compressed(kind: str, body: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, kind) as stream:
+        stream.write(body)
+    return sink.getvalue().to_pybytes()
+
+
+def test_bodies_of_every_compression_properties_hosts_and_ids(store: StoreWriter) -> None:
+    body = b"the same text " * 1000
+    stored = [zlib.compress(body), compressed("lz4", body), compressed("zstd", body), body]
+    flags = [COMPRESSED, COMPRESSED | LZ4, COMPRESSED | ZSTD, 0]
+    encoded = encode_messages(
+        "t", 0, stored, keys="k1 k2", properties={"p": "v"}, sys_flag=flags, born_host="10.0.0.1:5",
+        store_host="10.0.0.2:10911", physical_offset=4660, queue_offset=9,
+    )  # fmt: skip
+    store.append(encoded.to_pylist())
+    found = rows(store)
+    assert [row["body"] for row in found] == [body] * 4
+    assert [row["error"] for row in found] == [None] * 4
+    for row in found:
+        assert dict(row["properties"]) == {"KEYS": "k1 k2", "p": "v"}
+        assert (row["born_host"], row["store_host"]) == ("10.0.0.1:5", "10.0.0.2:10911")
+        assert row["msg_id"] == "0A00000200002A9F0000000000001234"
+        assert (row["keys"], row["queue_offset"]) == ("k1 k2", None)
+
+
+def test_what_is_no_message_fails_the_query_if_asked_to(store: StoreWriter) -> None:
+    fill(store)
+    assert len(rows(store, onDecodeError="column")) == 9
+    with pytest.raises(DecodeError) as caught:
+        rows(store, onDecodeError="fail")
+    text = str(caught.value)
+    assert text.startswith("[DLEDGER_DECODE] entry 8 is no message that can be read: shorter than a message record")
+    assert "group 'default'" in text
+    assert "onDecodeError=column" in text
+
+
+def test_a_body_that_cannot_be_opened_is_no_silent_loss(store: StoreWriter) -> None:
+    store.append(encode_messages("t", 3, [b"not zlib"], sys_flag=COMPRESSED).to_pylist())
+    [row] = rows(store)
+    assert (row["topic"], row["queue_id"], row["body"]) == ("t", 3, None)
+    assert row["error"].startswith("its body cannot be decompressed: zlib")
+    with pytest.raises(DecodeError, match="entry 0 is no message that can be read: its body cannot be decompressed"):
+        rows(store, onDecodeError="fail")
+
+
+def test_few_bytes_that_stand_for_many_are_opened_in_pieces(
+    store: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_OPENED_BYTES_MAX", 1 << 20)
+    body = bytes(300_000)
+    store.append(encode_messages("t", 0, [zlib.compress(body)] * 40, sys_flag=COMPRESSED).to_pylist())
+    reader = make_batch_reader(store, decode="message", minPartitions=1)
+    [part] = reader.partitions()
+    indexes, before = [], pa.total_allocated_bytes()
+    for batch in reader.read(part):
+        assert batch.nbytes <= 8 << 20
+        assert pa.total_allocated_bytes() - before < 8 << 20, "not all 12 MB at once"
+        indexes += batch.column("index").to_pylist()
+        assert set(batch.column("body").to_pylist()) == {body}
+        del batch
+    assert indexes == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"topics": "a"}, "without decode=message it does nothing at topics"),
+        ({"tags": "a"}, "without decode=message it does nothing at tags"),
+        ({"onDecodeError": "fail"}, "without decode=message it does nothing at onDecodeError"),
+        ({"decode": "message", "topics": " , "}, "names no topic"),
+        ({"decode": "message", "tags": '[""]'}, "must be tags, or a JSON list"),
+        ({"decode": "message", "onDecodeError": "skip"}, "one of column, fail"),
+    ],
+)
+def test_wrong_options(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        DLedgerOptions.for_reading({"path": "/store", **given})
+    assert said in str(caught.value)
