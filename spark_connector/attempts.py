@@ -1,8 +1,7 @@
-"""The sink's transaction, as task and driver take part in it.
+"""A task attempt of the sink: appends its rows under a uuid of its own, as parts of the micro-batch's transaction.
 
-A task attempt appends its rows under a uuid of its own, as parts of the transaction (query id, batch id). What it
-has appended it reports to the driver, whose ``commit`` lists the parts of the winning attempts in one control entry
-per group. An append whose outcome is unknown is simply made again: what is not listed loses.
+What it has appended it reports to the driver, whose commit lists the parts of the winning attempts (``committing``).
+An append whose outcome is unknown is simply made again: what is not listed loses.
 """
 
 from __future__ import annotations
@@ -10,31 +9,46 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.taskcontext import TaskContext
 
-from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import DLedgerError
+from dledger_core.errors import BadRequestError, DLedgerError, TransactionError
 from spark_connector.errors import SchemaError
 from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
-from spark_connector.sink_rows import SinkShape, bodies_by_group
+from spark_connector.sink_rows import ENTRY_OVERHEAD, GroupRows, SinkShape, rows_by_group
 
 if TYPE_CHECKING:
     from dledger_core import Client
-    from dledger_core.client import AttemptResult
+    from dledger_core.client import AttemptResult, TransactionState
 
-__all__ = ["AttemptMessage", "abort_attempts", "commit_attempts", "write_attempt"]
+__all__ = ["AttemptMessage", "CommittedBefore", "write_attempt"]
 
-_ENTRY_OVERHEAD: Final = 48
 _IN_FLIGHT_BYTES: Final = 8 << 20
+
+
+@dataclass
+class CommittedBefore:
+    """A group in which an attempt found its transaction committed, so that it wrote nothing.
+
+    Attributes:
+        input_id: what the committed micro-batch was made of, if its writer said so.
+        newest: the newest micro-batch that the query has committed there.
+        rows: how many rows were committed.
+        skipped: how many rows this attempt had for the group.
+    """
+
+    input_id: str
+    newest: int
+    rows: int
+    skipped: int = 0
 
 
 @dataclass
@@ -44,77 +58,102 @@ class AttemptMessage(WriterCommitMessage):
     Attributes:
         transaction: the transaction it took part in.
         parts: per group the ranges it appended.
-        committed: groups whose transaction was committed before this attempt, by an earlier run of the micro-batch.
+        committed: groups whose transaction was committed before, by an earlier run of the micro-batch.
     """
 
     transaction: TransactionId
     parts: dict[str, list[Part]] = field(default_factory=dict)
-    committed: set[str] = field(default_factory=set)
+    committed: dict[str, CommittedBefore] = field(default_factory=dict)
 
 
 def write_attempt(
     batches: Iterable[pa.RecordBatch], shape: SinkShape, options: DLedgerOptions, transaction: TransactionId
 ) -> AttemptMessage:
-    """Appends a task's rows and returns the message for the driver; runs on executors."""
-    message = AttemptMessage(transaction)
-    writers: dict[str, _GroupAttempt] = {}
-    attempt, row = str(uuid.uuid4()), 0
+    """Appends a task's rows and returns the message for the driver; runs on executors.
+
+    Raises:
+        SchemaError: a row that cannot be written.
+        FencedError: a newer run of the query writes.
+        DLedgerError: the servers refused, or did not answer in ``fetchRetryMs``.
+    """
+    attempt, first_row = _Attempt(options, transaction), 0
+    context = TaskContext.get()
+    partition = context.partitionId() if context is not None else 0
     try:
         for batch in batches:
-            for group, bodies in bodies_by_group(batch, shape, row):
-                if group in message.committed:
-                    continue
-                if group not in writers:
-                    client = client_for(options, group)
-                    if _is_committed(client, options, transaction):
-                        message.committed.add(group)
-                        continue
-                    writers[group] = _GroupAttempt(client, options, transaction, attempt)
-                writers[group].add(bodies, row)
-            row += batch.num_rows
-        message.parts = {group: writer.finish() for group, writer in writers.items()}
+            for rows in rows_by_group(batch, shape, first_row, partition):
+                if len(rows.bodies):
+                    attempt.write(rows)
+            first_row += batch.num_rows
+        return attempt.finish()
     finally:
-        for writer in writers.values():
+        attempt.cancel()
+
+
+class _Attempt:
+    """One attempt's writers, one per group."""
+
+    def __init__(self, options: DLedgerOptions, transaction: TransactionId) -> None:
+        self._options = options
+        self._uuid = str(uuid.uuid4())
+        self._writers: dict[str, _GroupWriter] = {}
+        self._message = AttemptMessage(transaction)
+
+    def write(self, rows: GroupRows) -> None:
+        group = rows.group
+        if group not in self._writers and group not in self._message.committed:
+            client = client_for(self._options, group)
+            if not self._note_if_committed(group, client):
+                transaction = self._message.transaction
+                self._writers[group] = _GroupWriter(client, self._options, transaction, self._uuid)
+        if group in self._writers:
+            self._unless_committed(group, rows)
+        if group in self._message.committed:
+            self._message.committed[group].skipped += len(rows.bodies)
+
+    def finish(self) -> AttemptMessage:
+        """Sends the rest and returns the message once everything is committed."""
+        for group in list(self._writers):
+            self._unless_committed(group, None)
+        return self._message
+
+    def cancel(self) -> None:
+        for writer in self._writers.values():
             writer.cancel()
-    return message
+
+    def _unless_committed(self, group: str, rows: GroupRows | None) -> None:
+        """Appends rows, or the rest; the transaction may be committed meanwhile, by another run or another attempt."""
+        writer = self._writers[group]
+        try:
+            if rows is None:
+                self._message.parts[group] = writer.finish()
+            else:
+                writer.add(rows)
+        except TransactionError:
+            del self._writers[group]
+            writer.cancel()
+            if not self._note_if_committed(group, client_for(self._options, group)):
+                raise
+            self._message.committed[group].skipped += writer.rows
+
+    def _note_if_committed(self, group: str, client: Client) -> bool:
+        """Notes the group if the transaction is committed.
+
+        Raises:
+            FencedError: this run was retired by a newer one.
+        """
+
+        def ask() -> TransactionState:
+            return client.transaction(self._message.transaction)
+
+        found = retrying(ask, self._options.fetch_retry_ms, unknown_outcome=True)
+        if found.state == "committed":
+            count = sum(part.rows for part in found.parts)
+            self._message.committed[group] = CommittedBefore(found.input_id, found.newest, count)
+        return group in self._message.committed
 
 
-def commit_attempts(messages: Sequence[WriterCommitMessage | None], options: DLedgerOptions) -> None:
-    """Commits the transaction in every group that the winning attempts wrote to; repeatable; runs on the driver."""
-    found = [message for message in messages if isinstance(message, AttemptMessage)]
-    committed = set().union(*(message.committed for message in found))
-    parts: dict[str, list[Part]] = {}
-    for message in found:
-        for group, ranges in message.parts.items():
-            parts.setdefault(group, []).extend(ranges)
-    for group in sorted(set(parts) - committed):
-        if parts[group]:
-            commit = partial(client_for(options, group).commit_transaction, found[0].transaction, sorted(parts[group]))
-            retrying(commit, options.fetch_retry_ms, unknown_outcome=True)
-
-
-def abort_attempts(
-    messages: Sequence[WriterCommitMessage | None],
-    group: str | None,
-    transaction: TransactionId,
-    options: DLedgerOptions,
-) -> None:
-    """Aborts the transaction where it is open; a group nobody reported is left to the leader's timeout."""
-    groups = {name for message in messages if isinstance(message, AttemptMessage) for name in message.parts}
-    for name in sorted(groups | ({group} if group is not None else set())):
-        client = client_for(options, name)
-        state = retrying(partial(client.transaction, transaction), options.fetch_retry_ms, unknown_outcome=True)
-        if state.state == "open":
-            abort = partial(client.abort_transaction, transaction)
-            retrying(abort, options.fetch_retry_ms, unknown_outcome=True)
-
-
-def _is_committed(client: Client, options: DLedgerOptions, transaction: TransactionId) -> bool:
-    state = retrying(lambda: client.transaction(transaction), options.fetch_retry_ms, unknown_outcome=True)
-    return bool(state.state == "committed")
-
-
-class _GroupAttempt:
+class _GroupWriter:
     """Collects a group's bodies into appends of about ``appendMaxBytes`` and sends them in order.
 
     Up to ``_IN_FLIGHT_BYTES`` are under way at once. Rows must lie in the log in the order of the task: appends are
@@ -123,22 +162,26 @@ class _GroupAttempt:
     """
 
     def __init__(self, client: Client, options: DLedgerOptions, transaction: TransactionId, attempt: str) -> None:
+        self.rows = 0
         self._client = client
         self._options = options
         self._transaction = transaction
         self._attempt = attempt
         self._collected: list[pa.Array] = []
+        self._numbers: tuple[int, int] = (0, 0)
         self._bytes = 0
         self._in_flight: deque[_Append] = deque()
         self._in_flight_bytes = 0
         self._parts: list[Part] = []
 
-    def add(self, bodies: pa.Array, first_row: int) -> None:
-        for piece in _pieces(bodies, self._options.append_max_bytes, first_row):
-            size = _bytes_of(piece)
+    def add(self, rows: GroupRows) -> None:
+        self.rows += len(rows.bodies)
+        for start, stop, size in _pieces(rows.bodies, self._options.append_max_bytes):
             if self._collected and self._bytes + size > self._options.append_max_bytes:
                 self._send()
-            self._collected.append(piece)
+            first = self._numbers[0] if self._collected else int(rows.numbers[start])
+            self._numbers = first, int(rows.numbers[stop - 1])
+            self._collected.append(rows.bodies.slice(start, stop - start))
             self._bytes += size
 
     def finish(self) -> list[Part]:
@@ -162,7 +205,7 @@ class _GroupAttempt:
             self._take()
         work = self._client.in_loop.append_attempt(bodies, transaction=self._transaction, attempt=self._attempt)
         # Tasks of a loop start in the order they are made, so the requests leave in this order.
-        self._in_flight.append(_Append(self._client.call(_started(work)), bodies, size))
+        self._in_flight.append(_Append(self._client.call(_started(work)), bodies, size, self._numbers))
         self._in_flight_bytes += size
 
     def _take(self) -> None:
@@ -184,6 +227,9 @@ class _GroupAttempt:
         """Waits for an append; None if it failed in a way that another try may mend."""
         try:
             return self._client.call(_result(append.task))
+        except BadRequestError as error:
+            first, last = append.numbers
+            raise SchemaError(f"{error.what} (rows {first} to {last} of the task)", error.where, error.remedy) from None
         except DLedgerError as error:
             if not (error.retriable or error.outcome_unknown):
                 raise
@@ -196,38 +242,25 @@ class _GroupAttempt:
         return retrying(again, self._options.fetch_retry_ms, unknown_outcome=True)
 
 
-def _bytes_of(bodies: pa.Array) -> int:
+def _pieces(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (start, stop, bytes of their records): pieces of at most ``most`` bytes, or of one body."""
     offsets = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8)
-    return int(offsets[-1] - offsets[0]) + _ENTRY_OVERHEAD * len(bodies)
-
-
-def _pieces(bodies: pa.Array, most: int, first_row: int) -> Iterator[pa.Array]:
-    """Cuts large_binary bodies into pieces of at most ``most`` bytes, or of one body."""
-    if not len(bodies):
-        return
-    offsets = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8)
-    ends = offsets[1:] - offsets[0] + _ENTRY_OVERHEAD * np.arange(1, len(bodies) + 1)
-    start = 0
+    ends = offsets[1:] - offsets[0] + ENTRY_OVERHEAD * np.arange(1, len(bodies) + 1)
+    start, before = 0, 0
     while start < len(bodies):
-        before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
-        if stop == start + 1 and int(ends[start]) - before > RECORD_BYTES_MAX:
-            raise SchemaError(
-                f"row {first_row + start} of the task makes a record of {int(ends[start]) - before} bytes",
-                "body",
-                f"a record has at most {RECORD_BYTES_MAX} bytes",
-            )
-        yield bodies.slice(start, stop - start)
-        start = stop
+        yield start, stop, int(ends[stop - 1]) - before
+        start, before = stop, int(ends[stop - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """An append under way."""
+    """An append under way; ``numbers`` are those of its first and last row."""
 
     task: asyncio.Task[AttemptResult]
     bodies: pa.Array
     size: int
+    numbers: tuple[int, int]
 
 
 async def _started(work: Coroutine[Any, Any, AttemptResult]) -> asyncio.Task[AttemptResult]:

@@ -10,7 +10,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from dledger_core.control import TransactionId
-from spark_connector.attempts import abort_attempts, commit_attempts, write_attempt
+from spark_connector.attempts import write_attempt
+from spark_connector.committing import abort_attempts, check_target, commit_attempts
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.sink_rows import sink_shape
@@ -27,6 +28,7 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
         self._options = options
         self._shape = sink_shape(schema, options)
         self._transaction = TransactionId(f"write-{uuid.uuid4()}", 0, "")
+        check_target(options, self._shape.group, started=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Appends a task's rows."""
@@ -38,4 +40,4 @@ class DLedgerBatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Gives the transaction up wherever it may have begun, unless it is committed."""
-        abort_attempts(messages, self._shape.group, self._transaction, self._options)
+        abort_attempts(messages, self._options, self._shape.group, self._transaction)

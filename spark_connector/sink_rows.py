@@ -1,15 +1,18 @@
 """Rows that Spark wants to write, as bodies per group.
 
 Two shapes are taken: ``body`` alone (binary or string), or the columns of a message (``topic`` and ``body``, and any of
-``queue_id, tags, keys, properties``). Both may have a column ``group``.
+``queue_id, tags, keys, properties``). Both may have a column ``group``. A row that cannot be written is named by its
+number within the Spark partition.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -24,11 +27,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dledger_core.config import check_group_name
+from dledger_core.config import RECORD_BYTES_MAX, check_group_name
+from dledger_core.errors import BadRequestError, ConfigError
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
 
-__all__ = ["SinkShape", "bodies_by_group", "sink_shape"]
+__all__ = ["ENTRY_OVERHEAD", "GroupRows", "SinkShape", "rows_by_group", "sink_shape"]
+
+ENTRY_OVERHEAD: Final = 48
+"""Bytes of a record beside its body."""
 
 _TEXT: Final = (StringType,)
 _BYTES: Final = (BinaryType, StringType)
@@ -43,6 +50,7 @@ _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "properties": (MapType,),
 }
 _MESSAGE: Final = frozenset({"topic", "queue_id", "tags", "keys", "properties"})
+_NEVER_NULL: Final = ("topic", "queue_id", "body")
 _DEFAULT_GROUP: Final = "default"
 
 
@@ -59,12 +67,31 @@ class SinkShape:
     message: bool
 
 
+@dataclass(frozen=True, slots=True)
+class GroupRows:
+    """Consecutive rows of one group, as bodies that fit a record each.
+
+    Attributes:
+        group: the log they go to.
+        bodies: large_binary without nulls.
+        numbers: each body's row number within the Spark partition.
+    """
+
+    group: str
+    bodies: pa.Array
+    numbers: np.ndarray[Any, np.dtype[np.int64]]
+
+
 def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
     """Checks the columns before the query starts.
 
     Raises:
-        SchemaError: a column is missing, unknown or of a wrong type.
+        SchemaError: a column is missing, unknown, there twice, or of a wrong type.
     """
+    names = Counter(schema.names)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise SchemaError(f"column {twice[0]!r} is there twice", "columns", "select it once")
     kinds = {column.name: column.dataType for column in schema.fields}
     for name, kind in kinds.items():
         if name not in _KINDS:
@@ -90,33 +117,92 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
     return SinkShape(None if by_column else options.group or _DEFAULT_GROUP, message)
 
 
-def bodies_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int) -> Iterator[tuple[str, pa.Array]]:
-    """Yields (group, bodies), the bodies of a group in the order of its rows.
+def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, partition: int) -> Iterator[GroupRows]:
+    """Yields the rows of each group, those of a group in their order.
 
     Args:
         batch: rows as Spark gives them; strings and binaries may be large.
         shape: what ``sink_shape`` found.
-        first_row: number of the batch's first row within the task, for errors.
+        first_row: number of the batch's first row within the Spark partition.
+        partition: number of that partition.
 
     Raises:
-        SchemaError: a null body, topic or group.
+        SchemaError: a row that cannot be written: a null where there must be a value, a name that cannot be a
+            group's, a message that cannot be encoded, a record above the maximum size.
     """
-    for name in ("group", "topic", "body"):
+    numbers = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    for name in _NEVER_NULL if shape.group is not None else ("group", *_NEVER_NULL):
         if name in batch.schema.names and batch.column(name).null_count:
-            row = first_row + pc.index(batch.column(name).is_null(), True).as_py()
-            raise SchemaError(f"column {name!r} is null in row {row} of the task", "columns", "drop or fill such rows")
+            row = numbers[pc.index(batch.column(name).is_null(), True).as_py()]
+            raise SchemaError(
+                f"column {name!r} is null in {_place(row, partition)}",
+                "columns",
+                f"filter such rows out (WHERE {name} IS NOT NULL) or fill them",
+            )
     if shape.group is not None:
-        yield shape.group, _bodies(batch, shape)
+        yield _group_rows(shape.group, batch, shape, numbers, partition)
         return
     groups = batch.column("group")
     for group in pc.unique(groups).to_pylist():
-        yield check_group_name(group), _bodies(batch.filter(pc.equal(groups, group)), shape)
+        rows = pc.equal(groups, group)
+        mine = numbers[rows.to_numpy(zero_copy_only=False)]
+        try:
+            check_group_name(group)
+        except ConfigError as error:
+            where = f"column 'group' in {_place(mine[0], partition)}"
+            raise SchemaError(error.what, where, error.remedy) from None
+        yield _group_rows(group, batch.filter(rows), shape, mine, partition)
 
 
-def _bodies(batch: pa.RecordBatch, shape: SinkShape) -> pa.Array:
-    if not shape.message:
-        return batch.column("body").cast(pa.large_binary())
+def _group_rows(group: str, batch: pa.RecordBatch, shape: SinkShape, numbers: Any, partition: int) -> GroupRows:
+    bodies = _messages(batch, numbers, partition) if shape.message else batch.column("body")
+    bodies = bodies.cast(pa.large_binary())
+    if len(bodies):
+        sizes = pc.binary_length(bodies)
+        largest = int(pc.max(sizes).as_py()) + ENTRY_OVERHEAD
+        if largest > RECORD_BYTES_MAX:
+            row = numbers[pc.index(sizes, largest - ENTRY_OVERHEAD).as_py()]
+            raise SchemaError(
+                f"{_place(row, partition)} makes a record of {largest} bytes",
+                f"column 'body', group {group!r}",
+                f"a record has at most {RECORD_BYTES_MAX} bytes: cut the body, or keep it elsewhere and write where",
+            )
+    return GroupRows(group, bodies, numbers)
+
+
+def _messages(batch: pa.RecordBatch, numbers: Any, partition: int) -> pa.Array:
+    try:
+        return _encoded(batch)
+    except BadRequestError as error:
+        at, found = _first_refused(batch), error
+        try:
+            _encoded(batch.slice(at, 1))
+        except BadRequestError as exact:
+            found = exact
+        where = f"column {found.where!r} in {_place(numbers[at], partition)}"
+        raise SchemaError(found.what, where, found.remedy or "correct or filter such rows") from None
+
+
+def _encoded(batch: pa.RecordBatch) -> pa.Array:
     from dledger_core.rocketmq import encode_messages
 
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names if name != "group"}
-    return encode_messages(**{"queue_id": 0, **columns}).cast(pa.large_binary())
+    return encode_messages(**{"queue_id": 0, **columns})
+
+
+def _first_refused(batch: pa.RecordBatch) -> int:
+    """Returns the first row that cannot be encoded, by bisecting."""
+    low, high = 0, batch.num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            _encoded(batch.slice(low, middle - low))
+        except BadRequestError:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _place(row: Any, partition: int) -> str:
+    return f"row {int(row)} of partition {partition}"

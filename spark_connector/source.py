@@ -51,7 +51,8 @@ class DLedgerDataSource(DataSource):
         """Makes the stream writer: one transaction for each micro-batch and group."""
         from spark_connector.stream_writer import DLedgerStreamWriter
 
-        return DLedgerStreamWriter(DLedgerOptions.for_writing(self.options), schema, overwrite)
+        checkpoint = self.options.get("checkpointlocation", "")
+        return DLedgerStreamWriter(DLedgerOptions.for_writing(self.options), schema, overwrite, checkpoint)
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)

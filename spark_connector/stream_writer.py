@@ -10,7 +10,8 @@ from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from dledger_core.control import TransactionId
-from spark_connector.attempts import commit_attempts, write_attempt
+from spark_connector.attempts import write_attempt
+from spark_connector.committing import abort_attempts, check_target, commit_attempts, has_committed, input_of
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.sink_rows import sink_shape
@@ -22,13 +23,21 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches exactly once.
 
     Spark makes one writer to plan a micro-batch and another one to commit it; what they share travels in the messages.
+
+    Args:
+        options: the options of the write.
+        schema: the columns.
+        overwrite: Spark's; refused.
+        checkpoint: the query's checkpoint location, if it was given as an option.
     """
 
-    def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool) -> None:
+    def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool, checkpoint: str = "") -> None:
         if overwrite:
             raise OptionError("a log cannot be overwritten", "outputMode", "use outputMode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
+        self._checkpoint = checkpoint
+        check_target(options, self._shape.group, started=has_committed(checkpoint))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Appends a task's rows; writes nothing if the micro-batch was committed before."""
@@ -36,22 +45,17 @@ class DLedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commits the transaction in every group; a repeated call changes nothing."""
-        commit_attempts(messages, self._options)
+        commit_attempts(messages, self._options, input_of(self._checkpoint, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - as above
-        """Does nothing, on purpose.
+        """Aborts what finished tasks have written, unless it is committed or a newer run has taken over.
 
         Spark calls this when a task failed for good, when the query is stopped in the middle, and also after a
-        ``commit`` that raised. The leader never aborts what is committed, so rows cannot be lost; but an abort names
-        only query and micro-batch, and it may come late from a driver that was replaced: then it would end the
-        transaction of the run that replays this micro-batch. Spark gives no ids here either, they are known only if
-        some task had finished.
-
-        So an open transaction stays until the replay of its micro-batch, which a restart from the checkpoint begins
-        with, commits it, or until the leader aborts it: after 15 minutes by log time, that is, by the append time of
-        the group's newest entry, so in a group that nobody writes to it stays open. Until then readers with
-        ``read_committed`` see the log up to its first entry, and nothing appended later.
+        ``commit`` that raised. Only a finished task's message tells which transaction it was. Without one it stays open
+        until the query is restarted, or the leader aborts it (15 minutes by default): until then readers with
+        ``read_committed`` see the log up to its first entry.
         """
+        abort_attempts(messages, self._options, self._shape.group)
 
 
 def _transaction_of_task() -> TransactionId:

@@ -1,105 +1,276 @@
-"""A task attempt of the sink against real servers, without Spark: its rows lie in the log once and in their order."""
+"""Task attempts of the sink against real servers, without Spark: each row once, in order, whoever else writes."""
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from dledger_core import Client, LocalCluster, Part
 from dledger_core.control import TransactionId
-from dledger_core.errors import DLedgerError
-from spark_connector.attempts import AttemptMessage, abort_attempts, commit_attempts, write_attempt
-from spark_connector.errors import SchemaError
+from dledger_core.errors import DLedgerError, FencedError
+from spark_connector.attempts import AttemptMessage, write_attempt
+from spark_connector.committing import abort_attempts, check_target, commit_attempts
+from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
 from spark_connector.sink_rows import SinkShape
 
 pytestmark = pytest.mark.integration
 SHAPE = SinkShape("default", message=False)
+BY_COLUMN = SinkShape(None, message=False)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from dledger_core import LocalCluster
-
-    with LocalCluster(3) as running:
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(3, groups=("default", "other"), data_segment_bytes=1 << 20) as running:
         yield running
 
 
-def rows(start: int, end: int) -> pa.RecordBatch:
-    return pa.record_batch({"body": pa.array([b"%09d" % number + b"x" * 400 for number in range(start, end)])})
-
-
-def visible(cluster: Any) -> list[bytes]:
-    from dledger_core import Client
-
-    found: list[bytes] = []
-    with Client(cluster.peers) as client:
-        at = 0
-        while (fetched := client.fetch(at, 1 << 40, consistency="linearizable")).next_index > at:
-            found += fetched.batch.column("body").to_pylist()
-            at = fetched.next_index
-    return found
-
-
-def options_for(cluster: Any) -> DLedgerOptions:
+@pytest.fixture(scope="module")
+def options(cluster: LocalCluster) -> DLedgerOptions:
     return DLedgerOptions.for_writing({"peers": cluster.peers, "appendMaxBytes": "50000"})
 
 
-def test_many_appends_under_way_keep_the_order_through_leader_changes(cluster: Any) -> None:
-    from dledger_core import Client
+_queries = itertools.count()
 
-    before, options, transaction = len(visible(cluster)), options_for(cluster), TransactionId("order", 0, "run")
-    asked: list[str] = []
 
-    def change_leader() -> None:
-        with Client(cluster.peers) as client:
-            leader = cluster.leader()
-            asked.append(leader)
-            client.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
+@pytest.fixture
+def transaction() -> TransactionId:
+    """The first micro-batch of a query of its own."""
+    return TransactionId(f"query-{next(_queries)}", 0, "run")
+
+
+class Log:
+    """What a group shows from now on."""
+
+    def __init__(self, cluster: LocalCluster, group: str = "default") -> None:
+        self._client = Client(cluster.peers, group)
+        self._start = self._end()
+
+    def _end(self) -> int:
+        return self._client.append([b"mark"]).last_index + 1
+
+    def bodies(self, isolation: Any = "read_committed") -> list[bytes]:
+        """All that was appended, up to an entry that is appended now and must be visible too."""
+        end = self._end()
+        found: list[bytes] = []
+        at = self._start
+        while at < end:
+            fetched = self._client.fetch(at, end, consistency="linearizable", isolation=isolation)
+            assert fetched.next_index > at, "an open transaction holds readers back"
+            found += fetched.batch.column("body").to_pylist()
+            at = fetched.next_index
+        return [body for body in found if body != b"mark"]
+
+
+@pytest.fixture
+def log(cluster: LocalCluster) -> Log:
+    return Log(cluster)
+
+
+def rows(start: int, end: int) -> pa.RecordBatch:
+    return as_batch([b"%09d" % number + b"x" * 400 for number in range(start, end)])
+
+
+def as_batch(bodies: Iterable[bytes]) -> pa.RecordBatch:
+    return pa.record_batch({"body": pa.array(list(bodies), pa.binary())})
+
+
+def bodies_of(batch: pa.RecordBatch) -> list[bytes]:
+    return list(batch.column("body").to_pylist())
+
+
+def change_leader(cluster: LocalCluster) -> None:
+    with Client(cluster.peers) as client:
+        leader = cluster.leader()
+        client.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
+
+
+def kill_leader(cluster: LocalCluster) -> None:
+    leader = cluster.leader()
+    cluster.kill(leader)
+    cluster.leader()
+    cluster.restart(leader)
+
+
+@pytest.mark.parametrize("disturb", [change_leader, kill_leader])
+def test_failover_in_the_middle_of_a_task(
+    cluster: LocalCluster, options: DLedgerOptions, transaction: TransactionId, log: Log, disturb: Any
+) -> None:
+    threads: list[threading.Thread] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number in range(60):
             if number in (20, 40):
-                thread = threading.Thread(target=change_leader)
-                thread.start()
-                threads.append(thread)
+                for thread in threads:
+                    thread.join()
+                threads.append(threading.Thread(target=disturb, args=(cluster,)))
+                threads[-1].start()
             yield rows(number * 500, number * 500 + 500)
 
-    threads: list[threading.Thread] = []
     message = write_attempt(batches(), SHAPE, options, transaction)
     for thread in threads:
         thread.join()
-    assert len(asked) == 2
     parts = message.parts["default"]
     assert parts == sorted(parts)
     assert sum(part.rows for part in parts) == 30_000
     commit_attempts([message], options)
     commit_attempts([message], options)
-    assert visible(cluster)[before:] == rows(0, 30_000).column("body").to_pylist()
+    assert log.bodies() == bodies_of(rows(0, 30_000))
     again = write_attempt(iter([rows(0, 10)]), SHAPE, options, transaction)
-    assert (again.parts, again.committed) == ({}, {"default"})
+    assert (again.parts, again.committed["default"].skipped) == ({}, 10)
 
 
-def test_a_failed_attempt_leaves_nothing_under_way_and_its_transaction_can_be_aborted(cluster: Any) -> None:
-    before, options, transaction = visible(cluster), options_for(cluster), TransactionId("failed", 0, "run")
+def test_of_two_live_attempts_of_a_task_one_counts(
+    options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
+    """Speculation: the slow one has appended, is overtaken, and goes on after the micro-batch is committed."""
 
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield rows(0, 1000)
+        assert log.bodies("read_uncommitted"), "it has appended already"
+        commit_attempts([write_attempt(iter([rows(0, 3000)]), SHAPE, options, transaction)], options, "input")
+        yield rows(1000, 3000)
+
+    overtaken = write_attempt(slow(), SHAPE, options, transaction)
+    assert overtaken.parts == {}
+    assert overtaken.committed["default"].skipped == 3000
+    commit_attempts([overtaken], options, "input")
+    assert log.bodies() == bodies_of(rows(0, 3000))
+    assert len(log.bodies("read_uncommitted")) > 3000
+
+
+def test_attempts_may_have_their_rows_in_another_order_and_in_other_chunks(
+    options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
+    """A shuffle upstream, and another maxRecordsPerBatch after a crash: nothing depends on where a row stood."""
+    chance = random.Random(7)
+    wanted = [b"row-%d" % number for number in range(2000)]
+    attempts = []
+    for run, chunk in (("run1", 7), ("run1", 1000), ("run2", 300)):
+        shuffled = chance.sample(wanted, len(wanted))
+        batches = [as_batch(shuffled[at : at + chunk]) for at in range(0, len(shuffled), chunk)]
+        attempts.append((shuffled, write_attempt(batches, SHAPE, options, transaction._replace(run_id=run))))
+    shuffled, message = attempts[-1]
+    commit_attempts([message], options)
+    assert log.bodies() == shuffled
+
+
+def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced(
+    options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
+    older, newer = transaction, transaction._replace(run_id="newer run")
+    done = write_attempt([rows(0, 100)], SHAPE, options, older)
+    running = iter([rows(0, 100), rows(100, 200)])
+
+    def under_way() -> Iterator[pa.RecordBatch]:
+        yield next(running)
+        commit_attempts([write_attempt([rows(0, 200)], SHAPE, options, newer)], options, "input")
+        yield next(running)
+
+    with pytest.raises(FencedError, match="a newer run of this query writes"):
+        write_attempt(under_way(), SHAPE, options, older)
+    with pytest.raises(FencedError):
+        commit_attempts([done], options, "input")
+    with pytest.raises(FencedError):
+        write_attempt([rows(0, 100)], SHAPE, options, older)  # it cannot even take the other's work for its own
+    abort_attempts([done], options, "default")
+    commit_attempts([write_attempt([rows(200, 300)], SHAPE, options, newer._replace(batch_id=1))], options)
+    assert log.bodies() == bodies_of(rows(0, 300))
+
+
+def test_two_queries_with_one_id_are_fenced_and_never_dropped(
+    options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
+    """A checkpoint was copied: both go on at micro-batch 3, with other input."""
+    third = transaction._replace(batch_id=3)
+    copy = third._replace(run_id="of the copy")
+    commit_attempts(
+        [write_attempt([as_batch([b"of the first"])], SHAPE, options, third)], options, "input of the first"
+    )
+    replayed = write_attempt([as_batch([b"of the first"])], SHAPE, options, third._replace(run_id="restarted"))
+    commit_attempts([replayed], options, "input of the first")
+    found = write_attempt([as_batch([b"of the copy"])], SHAPE, options, copy)
+    with pytest.raises(FencedError, match=r"micro-batch 3 .* was committed with other input"):
+        commit_attempts([found], options, "input of the copy")
+    old = copy._replace(batch_id=1)
+    with pytest.raises(FencedError, match="has committed micro-batch 3 already"):
+        write_attempt([as_batch([b"of an older copy"])], SHAPE, options, old)
+    assert log.bodies() == [b"of the first"]
+
+
+def test_a_failed_attempt_leaves_nothing_under_way_and_its_transaction_can_be_aborted(
+    options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(0, 2000)
-        yield pa.record_batch({"body": pa.array([None], pa.binary())})
+        yield as_batch([None])  # type: ignore[list-item]
 
     with pytest.raises(SchemaError, match="null in row 2000"):
         write_attempt(batches(), SHAPE, options, transaction)
-    abort_attempts([None], "default", transaction, options)
-    assert visible(cluster) == before
+    abort_attempts([None], options, "default", transaction)
+    assert log.bodies() == []
+    with pytest.raises(DLedgerError, match="aborted"):
+        write_attempt([rows(0, 10)], SHAPE, options, transaction)  # a straggler opens nothing again
+    stray = AttemptMessage(transaction, {"default": [Part(1, 1, 1, 0)]})
     with pytest.raises(DLedgerError):
-        commit_attempts([AttemptMessage(transaction, {"default": []}), _stray(transaction)], options)
-    assert visible(cluster) == before
+        commit_attempts([AttemptMessage(transaction, {"default": []}), stray], options)
+    assert log.bodies() == []
 
 
-def _stray(transaction: TransactionId) -> AttemptMessage:
-    from dledger_core import Part
+def test_an_abort_of_a_stopped_query_lets_readers_go_on_and_its_replay_write(
+    options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
+    message = write_attempt([rows(0, 100)], SHAPE, options, transaction)
+    abort_attempts([message, None], options, "default")
+    assert log.bodies() == []
+    newer = transaction._replace(run_id="restarted")
+    replayed = write_attempt([rows(0, 100)], SHAPE, options, newer)
+    abort_attempts([message], options, "default")  # comes late, from the driver that was replaced
+    commit_attempts([replayed], options)
+    abort_attempts([replayed], options, "default")  # comes after a commit whose answer was lost
+    assert log.bodies() == bodies_of(rows(0, 100))
 
-    return AttemptMessage(transaction, {"default": [Part(1, 1, 1, 0)]})
+
+def test_several_groups_commit_only_if_all_can(
+    cluster: LocalCluster, options: DLedgerOptions, transaction: TransactionId, log: Log
+) -> None:
+    other = Log(cluster, "other")
+    batch = pa.record_batch({"body": [b"a", b"b", b"c"], "group": ["default", "other", "default"]})
+    message = write_attempt([batch], BY_COLUMN, options, transaction)
+    abort_attempts([], options, "other", transaction)
+    with pytest.raises(DLedgerError, match="group 'other'"):
+        commit_attempts([message], options)
+    abort_attempts([message], options, None)
+    assert (log.bodies(), other.bodies()) == ([], [])
+    again = transaction._replace(run_id="restarted")
+    commit_attempts([write_attempt([batch], BY_COLUMN, options, again)], options)
+    assert (log.bodies(), other.bodies()) == ([b"a", b"c"], [b"b"])
+
+
+def test_a_group_that_nobody_hosts_is_an_error_before_the_query(options: DLedgerOptions) -> None:
+    check_target(options, "default", started=False)
+    check_target(options, None, started=False)
+    with pytest.raises(OptionError, match="no node hosts the group 'absent' at group; the nodes host default, other"):
+        check_target(options, "absent", started=False)
+
+
+def test_what_losers_cost_is_told(cluster: LocalCluster, options: DLedgerOptions, transaction: TransactionId) -> None:
+    with Client(cluster.peers) as client:
+
+        def lost() -> tuple[int, int]:
+            leader = client.metadata().leader_id
+            [node] = [node for node in client.metadata(space=True).nodes if node.node_id == leader]
+            return node.lost_entries, node.lost_bytes
+
+        before = lost()
+        write_attempt([rows(0, 100)], SHAPE, options, transaction)
+        commit_attempts([write_attempt([rows(0, 100)], SHAPE, options, transaction)], options)
+        entries, nbytes = lost()
+        assert entries == before[0] + 100
+        assert nbytes >= before[1] + 100 * (409 + 48)

@@ -63,7 +63,7 @@ def test_batch_write_of_any_body_type_is_whole(dledger: Any, cluster: Any, log: 
 
 def test_a_failing_batch_write_leaves_nothing_visible(dledger: Any, cluster: Any, log: Any) -> None:
     frame = dledger.range(0, 2000, 1, 2).selectExpr("IF(id = 1999, NULL, CAST(id AS STRING)) AS body")
-    with pytest.raises(Exception, match="column 'body' is null in row 999 of the task"):
+    with pytest.raises(Exception, match="column 'body' is null in row 999 of partition 1"):
         sink(frame.write, cluster, log).mode("append").save()
     log.append([b"after"])
     assert read_all(log) == [b"after"]
