@@ -349,8 +349,8 @@ def recover(
     known, rows = 0, 0
     if checkpoint is not None:
         known, rows = checkpoint.position, (checkpoint.durable_index + 1) * INDEX_RECORD_BYTES
-        reader.data.rewrite(known, end.position)
         index.segments.rewrite(rows, (end.last_index + 1) * INDEX_RECORD_BYTES)
+        reader.data.rewrite(known, end.position)
     reader.data.sync([base for base in reader.data.bases if base + reader.data.segment_bytes > known])
     index.segments.sync(index.segments.bases)
     return end

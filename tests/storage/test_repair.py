@@ -252,6 +252,21 @@ def test_what_does_not_fit_is_never_written(records: Callable[[], Records | None
     assert content(files, DATA, INDEX) == before
 
 
+@pytest.mark.parametrize("term", [0, 9])
+def test_a_term_that_does_not_fit_is_never_written_though_no_row_speaks_against_it(term: int) -> None:
+    files = WHOLE.files.clone()
+    file, at = data_file(files, WHOLE.positions[17])
+    file[at + 50] ^= 1
+    row = files.content(INDEX / segment_name(512))
+    row[17 * 32 - 512 : 18 * 32 - 512] = bytes(32)
+    before = content(files, DATA, INDEX)
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        [damage] = store.find()
+        with pytest.raises(CorruptRecordError, match="terms"):
+            store.write_back(damage, forged(17, term=term), LAST)
+    assert content(files, DATA, INDEX) == before
+
+
 def test_nothing_above_the_checkpoint_is_damage() -> None:
     files = WHOLE.files.clone()
     log = open_log(files, config=CONFIG)

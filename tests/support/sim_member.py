@@ -316,7 +316,9 @@ class SimMember:
         found: list[Batch] = []
         at = log.first_index()
         while at <= log.last_index():
-            for batch in log.read_batches(at, 1 << 20):
+            batches = log.read_batches(at, 1 << 20)
+            check(bool(batches), "a log hides what it holds", self.node_id, at)
+            for batch in batches:
                 found.append(shadow_of(batch))
                 at = Index(batch.last_index + 1)
         writing, first_index = self.writing, log.first_index()
