@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 
 from spark_connector.errors import SchemaError
 
-__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "arrow_schema", "check_read_schema", "schema_for"]
+__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "arrow_schema", "check_columns", "schema_for"]
 
 _ENTRY: Final[tuple[tuple[str, DataType], ...]] = (
     ("group", StringType()),
@@ -74,12 +74,12 @@ def arrow_schema(decode: str) -> pa.Schema:
     return to_arrow_schema(schema_for(decode), timezone="UTC")
 
 
-def check_read_schema(schema: StructType, decode: str) -> None:
+def check_columns(schema: StructType, wanted: StructType) -> None:
     """Raises SchemaError if a user-given schema is not the source's own."""
     found = [(column.name, column.dataType) for column in schema.fields]
-    if found != [(column.name, column.dataType) for column in schema_for(decode).fields]:
+    if found != [(column.name, column.dataType) for column in wanted.fields]:
         raise SchemaError(
             f"the schema {schema.simpleString()} is not the one of this source",
             "schema",
-            f"leave .schema() out; the columns are {schema_for(decode).simpleString()}",
+            f"leave .schema() out; the columns are {wanted.simpleString()}",
         )

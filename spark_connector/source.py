@@ -11,8 +11,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.schema import check_read_schema, schema_for
+from spark_connector.schema import check_columns, schema_for
 
 __all__ = ["DLedgerDataSource"]
 
@@ -27,16 +28,29 @@ class DLedgerDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns of a read; a wrong option fails here, before the query starts."""
-        return schema_for(DLedgerOptions.for_reading(self.options).decode)
+        options = DLedgerOptions.for_reading(self.options)
+        if options.table is not None:
+            from spark_connector.tables import table_schema
+
+            return table_schema(options.table)
+        return schema_for(options.decode)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Makes the batch reader."""
+        """Makes the batch reader, or that of a metadata table."""
+        options = DLedgerOptions.for_reading(self.options)
+        if options.table is not None:
+            from spark_connector.tables import TableReader, table_schema
+
+            check_columns(schema, table_schema(options.table))
+            return TableReader(options)
         from spark_connector.batch_reader import DLedgerBatchReader
 
         return DLedgerBatchReader(self._read_options(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Makes the stream reader."""
+        if "table" in {name.lower() for name in self.options}:
+            raise OptionError("a metadata table is no stream", "table", "use spark.read instead of spark.readStream")
         from spark_connector.stream_reader import DLedgerStreamReader
 
         return DLedgerStreamReader(self._read_options(schema))
@@ -56,5 +70,5 @@ class DLedgerDataSource(DataSource):
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)
-        check_read_schema(schema, options.decode)
+        check_columns(schema, schema_for(options.decode))
         return options

@@ -1,0 +1,189 @@
+"""Metadata tables, ``option("table", ...)``: what nodes, or a store, know of their logs, as rows.
+
+======================  ===========================================================================================
+``groups``              one row per group: its log, who leads, the range that can be read, how many nodes answer
+``nodes``               one row per group and node, also of nodes that do not answer
+``terms``               one row per group and run of a term: who led when
+``segments``            one row per group, node and data file
+``producers``           one row per group and producer, or query that wrote transactions
+======================  ===========================================================================================
+
+Indexes are ranges [first_index, end); what is not committed is not in them. The rows are collected when the query is
+planned, so that what is wrong is said before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from dledger_core.record import DESCRIPTIONS
+from spark_connector.errors import OptionError
+from spark_connector.groups import GroupFinder
+from spark_connector.logs import client_for, retrying
+from spark_connector.options import DLedgerOptions
+
+if TYPE_CHECKING:
+    from dledger_core import Metadata, StoreReader
+
+__all__ = ["TableReader", "table_schema"]
+
+_FIRST_MS: Final = 5_000
+_GROUP: Final = pa.field("group", pa.string())
+_NODE: Final = pa.field("node_id", pa.string())
+_RANGE: Final = [("first_index", pa.int64()), ("end", pa.int64()), ("commit_index", pa.int64()), ("bytes", pa.int64())]
+
+_SCHEMAS: Final[dict[str, pa.Schema]] = {
+    "groups": pa.schema(
+        [
+            _GROUP,
+            ("log", pa.string()),
+            ("leader", pa.string()),
+            ("term", pa.int64()),
+            *_RANGE,
+            ("nodes", pa.int32()),
+            ("reachable", pa.int32()),
+        ]
+    ),
+    "nodes": pa.schema(
+        [_GROUP, _NODE, ("address", pa.string()), ("role", pa.string()), ("reachable", pa.bool_()), *_RANGE]
+    ),
+    "terms": pa.schema([_GROUP, *DESCRIPTIONS["terms"]]),
+    "segments": pa.schema([_GROUP, _NODE, *DESCRIPTIONS["segments"]]),
+    "producers": pa.schema([_GROUP, *DESCRIPTIONS["producers"]]),
+}
+
+
+def table_schema(table: str) -> StructType:
+    """Returns the columns of a metadata table."""
+    return from_arrow_schema(_SCHEMAS[table])
+
+
+class _Rows(InputPartition):
+    """The rows of a table, as an Arrow stream."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        super().__init__(None)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        self.stream = sink.getvalue().to_pybytes()
+
+
+class TableReader(DataSourceReader):
+    """Reads one metadata table as a batch."""
+
+    def __init__(self, options: DLedgerOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Collects the rows, on the driver."""
+        table = str(self._options.table)
+        rows = _rows_of_store(self._options, table) if self._options.path else _rows_of_servers(self._options, table)
+        return [_Rows(pa.RecordBatch.from_pylist(list(rows), _SCHEMAS[table]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yields the rows."""
+        assert isinstance(partition, _Rows)
+        with pa.ipc.open_stream(partition.stream) as reader:
+            yield from reader
+
+
+# --- servers ------------------------------------------------------------------------------------------------------
+
+
+def _rows_of_servers(options: DLedgerOptions, table: str) -> Iterator[dict[str, Any]]:
+    for group in _groups(options):
+        client = client_for(options, group)
+        metadata = retrying(client.metadata, min(_FIRST_MS, options.fetch_retry_ms))
+        if table == "groups":
+            yield _group_row(group, metadata)
+        elif table == "nodes":
+            yield from _node_rows(group, metadata)
+        elif table == "segments":
+            for node in metadata.nodes:
+                if node.reachable:
+                    yield from _named(client.describe(table, node.node_id), group=group, node_id=node.node_id)
+        else:
+            yield from _named(client.describe(table, metadata.leader_id), group=group)
+
+
+def _groups(options: DLedgerOptions) -> Iterable[str]:
+    if options.groups_given:
+        return options.groups
+    if options.groups_pattern is not None:
+        finder = GroupFinder(options)
+        found = finder.find()
+        if not found:
+            raise finder.nothing_found()
+        return found
+    client = client_for(options, options.groups[0])
+    return retrying(client.groups, min(_FIRST_MS, options.fetch_retry_ms))
+
+
+def _group_row(group: str, metadata: Metadata) -> dict[str, Any]:
+    nodes = [node for node in metadata.nodes if node.reachable]
+    return {
+        "group": group,
+        "log": metadata.log_uuid,
+        "leader": metadata.leader_id,
+        "term": metadata.term,
+        "first_index": min((node.first_index for node in nodes), default=None),
+        "end": max((node.visible_end for node in nodes), default=None),
+        "commit_index": max((node.commit_index for node in nodes), default=None),
+        "bytes": max((node.data_bytes for node in nodes), default=None),
+        "nodes": len(metadata.nodes),
+        "reachable": len(nodes),
+    }
+
+
+def _node_rows(group: str, metadata: Metadata) -> Iterator[dict[str, Any]]:
+    for node in metadata.nodes:
+        row: dict[str, Any] = {"group": group, "node_id": node.node_id, "address": node.address}
+        row |= {"role": node.role, "reachable": node.reachable}
+        if node.reachable:
+            row |= {"first_index": node.first_index, "end": node.visible_end, "commit_index": node.commit_index}
+            row["bytes"] = node.data_bytes
+        yield row
+
+
+def _named(batch: pa.RecordBatch, **columns: str | None) -> list[dict[str, Any]]:
+    return [columns | row for row in batch.to_pylist()]
+
+
+# --- a store ------------------------------------------------------------------------------------------------------
+
+
+def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
+    from dledger_core import open_store
+
+    with open_store(options.path) as store:
+        recorded = store.group or Path(options.path).resolve().parent.name
+        if options.groups_given and store.group is not None and store.group != options.groups[0]:
+            raise OptionError(f"the store is of group {store.group!r}", "groups", "leave it out")
+        group = options.groups[0] if options.groups_given else recorded
+        if table in ("groups", "nodes"):
+            return [_store_row(store, group, table)]
+        more = {"node_id": store.node_id} if table == "segments" else {}
+        return _named(store.describe(table), group=group, **more)
+
+
+def _store_row(store: StoreReader, group: str, table: str) -> dict[str, Any]:
+    segments, runs = store.describe("segments"), store.term_runs()
+    begins = segments.column("position")[0].as_py() if segments.num_rows else store.position_end
+    row: dict[str, Any] = {
+        "group": group,
+        "first_index": store.first_index,
+        "end": store.last_index + 1,
+        "commit_index": store.commit_index,
+        "bytes": store.position_end - begins,
+    }
+    if table == "nodes":
+        return row | {"node_id": store.node_id}
+    return row | {"log": store.log_uuid, "term": int(runs[-1].term) if runs else None}

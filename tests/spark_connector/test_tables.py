@@ -1,0 +1,148 @@
+"""Metadata tables as plain objects: from real nodes, from stores of ours and of Java."""
+
+from __future__ import annotations
+
+import pickle
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from dledger_core import Client, LocalCluster
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import StoreMismatchError
+from spark_connector.errors import OptionError
+from spark_connector.options import DLedgerOptions
+from spark_connector.source import DLedgerDataSource
+from spark_connector.tables import TableReader, table_schema
+from tests.spark_connector.store_writer import StoreWriter
+from tests.support.archives import unpack
+
+TABLES = ("groups", "nodes", "terms", "segments", "producers")
+JAVA = Path(__file__).parents[1] / "storage" / "testdata" / "dledger-0.3.1.2-three.tar.gz"
+
+
+def rows(table: str, **options: str) -> list[dict[str, Any]]:
+    """The rows of a table, read as an executor does; the batches must have exactly the schema that is declared."""
+    reader = TableReader(DLedgerOptions.for_reading({"table": table, **options}))
+    executor, partitions = pickle.loads(pickle.dumps((reader, reader.partitions())))
+    batches = [batch for partition in partitions for batch in executor.read(partition)]
+    assert [batch.schema for batch in batches] == [to_arrow_schema(table_schema(table), timezone="UTC")]
+    return pa.Table.from_batches(batches).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 16, zero_ahead_bytes=0) as running:
+        with Client(running.peers, "a") as client:
+            for number in range(5):
+                client.append([bytes(30_000)], producer_id="p", sequence=number)
+            attempt = client.append_attempt([b"row"], transaction=TransactionId("q", 4, "run"), attempt="x")
+            part = Part(attempt.first_index, attempt.last_index, attempt.rows, attempt.crc)
+            client.commit_transaction(TransactionId("q", 4, "run"), [part])
+        yield running
+
+
+@pytest.mark.integration
+def test_all_tables_of_nodes(cluster: Any) -> None:
+    leader = cluster.leader("a")
+    with Client(cluster.peers, "a") as client:
+        metadata = client.metadata()
+    end = max(node.visible_end for node in metadata.nodes)
+    a, b = rows("groups", peers=cluster.peers)
+    assert (a["group"], a["leader"], a["log"], a["first_index"], a["end"]) == ("a", leader, metadata.log_uuid, 0, end)
+    assert (a["nodes"], a["reachable"], a["commit_index"]) == (3, 3, end - 1)
+    assert a["bytes"] > 150_000
+    assert b["group"] == "b"
+    nodes = rows("nodes", peers=cluster.peers, groups="a")
+    assert [(row["node_id"], row["role"] == "leader") for row in nodes] == [
+        (node, node == leader) for node in ("n0", "n1", "n2")
+    ]
+    terms = rows("terms", peers=cluster.peers, groupsPattern="a|x")
+    assert [row["first_index"] for row in terms] == [0, *(row["end"] for row in terms[:-1])]
+    assert (terms[-1]["end"], terms[-1]["term"]) == (end, a["term"])
+    producers = rows("producers", peers=cluster.peers)
+    assert [(row["group"], row["producer_id"], row["kind"], row["next_sequence"]) for row in producers] == [
+        ("a", "p", "producer", 5),
+        ("a", "q", "query", 5),
+    ]
+    assert producers[1]["run_id"] == "run"
+
+
+@pytest.mark.integration
+def test_segments_of_every_node_that_answers(cluster: Any) -> None:
+    found = rows("segments", peers=cluster.peers, groups="a")
+    assert {row["node_id"] for row in found} == {"n0", "n1", "n2"}
+    of_n0 = [row for row in found if row["node_id"] == "n0"]
+    assert [row["position"] for row in of_n0] == [0, 1 << 16, 2 << 16]
+    assert of_n0[0]["last_timestamp"].tzinfo is not None
+    follower = next(node for node in cluster.node_ids if node != cluster.leader("a"))
+    cluster.kill(follower)
+    try:
+        assert {row["node_id"] for row in rows("segments", peers=cluster.peers, groups="a")} == {
+            node for node in cluster.node_ids if node != follower
+        }
+        [gone] = [row for row in rows("nodes", peers=cluster.peers, groups="a") if not row["reachable"]]
+        assert (gone["node_id"], gone["role"], gone["end"]) == (follower, "unreachable", None)
+        [group] = rows("groups", peers=cluster.peers, groups="a")
+        assert (group["nodes"], group["reachable"]) == (3, 2)
+    finally:
+        cluster.restart(follower)
+    with pytest.raises(OptionError, match=r"no group fits 'zz' at groupsPattern; the nodes host: a, b"):
+        rows("terms", peers=cluster.peers, groupsPattern="zz")
+
+
+def test_all_tables_of_a_store_of_ours(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, group="orders", term=3) as store:
+        store.append_numbers(4000)
+        store.term = 5
+        store.append_numbers(10)
+        path = str(store.path)
+        [group] = rows("groups", path=path)
+        assert (group["group"], group["log"], group["term"], group["leader"]) == ("orders", "log-1", 5, None)
+        assert (group["first_index"], group["end"], group["commit_index"]) == (0, 4010, 4009)
+        [node] = rows("nodes", path=path)
+        assert (node["node_id"], node["role"], node["end"]) == ("n0", None, 4010)
+        assert [(row["first_index"], row["end"], row["term"]) for row in rows("terms", path=path)] == [
+            (0, 4000, 3),
+            (4000, 4010, 5),
+        ]
+        segments = rows("segments", path=path)
+        assert [row["position"] for row in segments] == [number << 16 for number in range(len(segments))]
+        assert segments[-1]["end"] == 4010
+        assert rows("producers", path=path) == []
+        with pytest.raises(OptionError, match="the store is of group 'orders'"):
+            rows("terms", path=path, groups="payments")
+
+
+def test_all_tables_of_a_store_of_java(tmp_path: Path) -> None:
+    with tarfile.open(JAVA) as archive:
+        unpack(archive, tmp_path)
+    path = str(next(tmp_path.rglob("dledger-n1")))
+    [group] = rows("groups", path=path)
+    assert group["log"] is None
+    assert group["end"] > group["first_index"] == 0
+    terms = rows("terms", path=path, groups="java")
+    assert [row["group"] for row in terms] == ["java"] * len(terms)
+    assert terms[-1]["term"] == group["term"]
+    assert terms[-1]["end"] == group["end"] == rows("segments", path=path)[-1]["end"]
+    assert all(row["last_timestamp"] is None for row in rows("segments", path=path))
+    assert rows("producers", path=path) == []
+    assert rows("nodes", path=path)[0]["node_id"] == "n1"
+
+
+def test_a_path_that_is_no_store(tmp_path: Path) -> None:
+    for table in TABLES:
+        with pytest.raises(StoreMismatchError, match="no store is here"):
+            rows(table, path=str(tmp_path))
+
+
+def test_a_table_is_no_stream() -> None:
+    source = DLedgerDataSource({"peers": "n0-127.0.0.1:1", "table": "groups"})
+    assert source.schema() == table_schema("groups")
+    with pytest.raises(OptionError, match=r"a metadata table is no stream at table; use spark\.read"):
+        source.streamReader(source.schema())
