@@ -14,6 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves. Without it
     # the JVM would reserve a code cache of 48 MB only, which a whole run of Spark tests fills.
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
+    # A machine that is busy is no reason to fail.
+    hypothesis.settings.register_profile("patient", deadline=None)
+    hypothesis.settings.load_profile("patient")
     config.stash[_ran] = set()
     config.pluginmanager.register(_Count(config))
     if config.getoption("--no-leftovers"):

@@ -40,6 +40,7 @@ def session(tmp_path: Path, test: str, *arguments: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("test", "arguments", "code", "said"),
     [
@@ -59,6 +60,7 @@ def test_skips_and_empty_runs_fail(tmp_path: Path, test: str, arguments: list[st
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("workers", [[], WORKERS], ids=["alone", "workers"])
 def test_an_orphaned_process_fails_the_run(tmp_path: Path, workers: list[str]) -> None:
     import psutil

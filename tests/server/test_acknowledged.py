@@ -102,6 +102,7 @@ def test_page_cache_durability_loses_in_that_case_what_it_acknowledged():
     assert group.lost(group.leader()), "as with Java DLedger: this is what the setting gives up"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [("n0",), ("n1",), ("n2",), ("n0", "n1")])
 def test_power_fails_at_any_file_operation_of_an_append(victims):
     for step in range(1, STEPS_MAX):

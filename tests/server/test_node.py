@@ -177,6 +177,7 @@ def test_the_hello_of_as_many_groups_as_a_node_may_host_is_within_its_bound(tmp_
         assert len(frame) <= HELLO_BYTES_MAX
 
 
+@pytest.mark.integration
 def test_two_nodes_with_many_long_named_groups_find_each_other(tmp_path):
     names = tuple(f"{number:0120d}" for number in range(100))
 

@@ -87,6 +87,7 @@ async def read_client(group: ServerGroup, node_id: str):
     return type(client)(await group.channel(node_id))
 
 
+@pytest.mark.integration
 def test_an_open_transaction_keeps_its_rows_on_every_node(tmp_path) -> None:
     async def work() -> None:
         async with group_of(tmp_path) as group:

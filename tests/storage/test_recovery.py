@@ -43,6 +43,7 @@ def first_loss(content: bytes, length: int) -> int:
     return length + int(rest[0]) if len(rest) else 1 << 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shortened", [False, True], ids=["zeros", "short file"])
 @pytest.mark.parametrize(("batches", "segment_bytes"), [(4, 4096), (10, 1024)], ids=["one segment", "last of several"])
 def test_every_truncation_point(batches: int, segment_bytes: int, shortened: bool) -> None:
