@@ -11,6 +11,10 @@ Usage::
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -49,7 +53,32 @@ def register(spark: SparkSession) -> None:
     check_spark(spark)
     from spark_connector.source import DLedgerDataSource
 
-    spark.dataSource.register(DLedgerDataSource)
+    with _found_by_stream_planners(spark):
+        spark.dataSource.register(DLedgerDataSource)
+
+
+@contextmanager
+def _found_by_stream_planners(spark: SparkSession) -> Iterator[None]:
+    """Lets the process that plans a stream import this package from where the driver has it.
+
+    Spark 4.2.0 looks for what --py-files and addPyFile brought in a folder "streaming_job" that nobody makes. What is
+    registered inside the block carries the driver's place in its PYTHONPATH; on executors, where that place may not
+    exist, the files that were sent come first.
+    """
+    environment = getattr(getattr(spark, "_sc", None), "environment", None)
+    if environment is None:  # over Spark Connect the server decides
+        yield
+        return
+    before = environment.get("PYTHONPATH")
+    places = [str(Path(__file__).parent.parent), *(before.split(os.pathsep) if before else [])]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
+    try:
+        yield
+    finally:
+        if before is None:
+            del environment["PYTHONPATH"]
+        else:
+            environment["PYTHONPATH"] = before
 
 
 def check_spark(spark: SparkSession) -> None:

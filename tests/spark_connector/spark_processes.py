@@ -1,0 +1,164 @@
+"""Spark as processes of its own, as people deploy it: a standalone master, workers, spark-submit, a Connect server.
+
+Their Python holds what the connector needs and not the connector, so that a test sees how it gets there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+START_S = 90.0
+STOP_S = 30.0
+
+
+def spark_home() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def make_package(directory: Path) -> Path:
+    """The zip for ``--py-files``: what the wheel holds, as the README says to make it."""
+    path = directory / "dledger.zip"
+    with zipfile.ZipFile(path, "w") as package:
+        for name in ("dledger_core", "spark_connector"):
+            for file in sorted((CHECKOUT / name).rglob("*.py")):
+                package.write(file, file.relative_to(CHECKOUT))
+    return path
+
+
+def make_python(directory: Path) -> Path:
+    """An interpreter with all installed packages but this project."""
+    packages = directory / "packages"
+    packages.mkdir(parents=True)
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        ours = "dledger" in entry.name or entry.suffix == ".pth"
+        if not ours:
+            (packages / entry.name).symlink_to(entry)
+    command = [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(directory / "python")]
+    subprocess.run(command, check=True, capture_output=True)
+    (site,) = (directory / "python").glob("lib/python*/site-packages")
+    (site / "packages.pth").write_text(f"{packages}\n")
+    return directory / "python" / "bin" / "python"
+
+
+def environment(python: Path, local_dir: Path) -> dict[str, str]:
+    """What Spark's processes see: loopback, their own folders, and no way to the checkout."""
+    from jobs._session import find_java
+
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHON"))}
+    return kept | {
+        "JAVA_HOME": str(find_java()),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_DIRS": str(local_dir),
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+    }
+
+
+@contextmanager
+def process(command: Sequence[object], directory: Path, env: dict[str, str], ready: str) -> Iterator[re.Match[str]]:
+    """Runs a process in its own folder until the end of the block; begins when its log shows ``ready``."""
+    directory.mkdir(parents=True)
+    log = directory / "log"
+    with log.open("wb") as out:
+        running = subprocess.Popen(
+            [*map(str, command)], cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    try:
+        yield _wait(running, log, ready)
+    finally:
+        running.terminate()
+        try:
+            running.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+def _wait(running: subprocess.Popen[bytes], log: Path, ready: str) -> re.Match[str]:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and running.poll() is None:
+        found = re.search(ready, log.read_text(errors="replace"))
+        if found is not None:
+            return found
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(0.1)
+    raise AssertionError(f"{running.args} did not begin:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """A standalone cluster.
+
+    Attributes:
+        master: its URL.
+        workers: the workers' folders, which hold what their executors see of the disk.
+        python: the interpreter of driver and executors.
+    """
+
+    master: str
+    workers: tuple[Path, ...]
+    python: Path
+
+
+@contextmanager
+def standalone(directory: Path, workers: int = 2) -> Iterator[Standalone]:
+    """A master and workers of one core each, on loopback and free ports."""
+    python = make_python(directory / "environment")
+    spark_class = spark_home() / "bin" / "spark-class"
+    loopback = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with ExitStack() as stack:
+        command = [spark_class, "org.apache.spark.deploy.master.Master", *loopback]
+        env = environment(python, directory / "master" / "local")
+        master = stack.enter_context(process(command, directory / "master", env, r"Starting Spark master at (\S+)"))
+        folders = []
+        for number in range(workers):
+            folder = directory / f"worker-{number}"
+            command = [spark_class, "org.apache.spark.deploy.worker.Worker", *loopback, "--cores", "1"]
+            command += ["--memory", "1g", "--work-dir", folder / "work", master[1]]
+            env = environment(python, folder / "local")
+            stack.enter_context(process(command, folder, env, "Successfully registered with master"))
+            folders.append(folder)
+        yield Standalone(master[1], tuple(folders), python)
+
+
+def submit(
+    directory: Path, python: Path, options: Sequence[object], script: Path, *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``spark-submit`` in a folder of its own."""
+    directory.mkdir(parents=True)
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.executor.memory": "512m",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+    }
+    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    command = [spark_home() / "bin" / "spark-submit", *conf, *options, script, *arguments]
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=directory,
+        env=environment(python, directory / "local"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )

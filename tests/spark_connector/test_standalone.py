@@ -1,0 +1,81 @@
+"""On a distributed Spark: driver, executors and nodes are processes of their own that share nothing but the network.
+
+The package comes with ``--py-files``; the Python of driver and executors does not have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark_connector.spark_processes import Standalone, make_package, make_python, standalone, submit
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
+JOB = Path(__file__).with_name("distributed_job.py")
+BODIES = [f"body-{number:05}".encode() for number in range(30_000)]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("distributed")
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(scratch: Path) -> Iterator[Standalone]:
+    with standalone(scratch / "spark") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def package(scratch: Path) -> Path:
+    return make_package(scratch)
+
+
+def run_job(
+    python: Path, master: str, package: Path, directory: Path, cluster: Any, log: Any, target: Any
+) -> dict[str, Any]:
+    """Submits the job and checks what it read and wrote; returns what it told."""
+    log.append(BODIES)
+    options = ["--master", master, "--py-files", package, "--conf", "spark.executor.cores=1"]
+    done = submit(directory, python, options, JOB, cluster.peers, log.group, target.group, directory)
+    assert done.returncode == 0, done.stderr[-6000:]
+    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["read"] == [len(BODIES), sum(map(len, BODIES)), len(BODIES)]
+    written = Counter(b"streamed-" + body for body in BODIES) + Counter(b"written-%d" % n for n in range(1000))
+    end = max(node.visible_end for node in target.metadata().nodes)
+    assert Counter(target.read(0, end, consistency="linearizable")["body"].to_pylist()) == written
+    assert str(package.name) in told["driver"]
+    return told
+
+
+@pytest.fixture
+def target(cluster: Any, new_group: Any) -> Iterator[Any]:
+    from dledger_core import Client
+
+    with Client(cluster.peers, new_group()) as client:
+        yield client
+
+
+def test_a_standalone_cluster_reads_streams_and_writes(
+    spark_cluster: Standalone, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
+) -> None:
+    told = run_job(spark_cluster.python, spark_cluster.master, package, tmp_path / "driver", cluster, log, target)
+    folders = {
+        folder for folder in spark_cluster.workers for at, _, _ in told["tasks"] if Path(at).is_relative_to(folder)
+    }
+    assert folders == set(spark_cluster.workers)  # both took part
+    for at, module, _ in told["tasks"]:
+        assert Path(at, module).is_relative_to(at), "an executor has the connector from elsewhere"
+
+
+def test_local_cluster_reads_streams_and_writes(
+    scratch: Path, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
+) -> None:
+    python = make_python(scratch / "local-cluster")
+    told = run_job(python, "local-cluster[2,1,1024]", package, tmp_path / "driver", cluster, log, target)
+    assert len({pid for _, _, pid in told["tasks"]}) >= 2
