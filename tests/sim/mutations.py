@@ -198,7 +198,85 @@ STORAGE_MUTATIONS: dict[str, Mutation] = {
     ),
 }
 
+REPAIR_MUTATIONS: dict[str, Mutation] = {
+    "what is not known to be committed is written over damage": (
+        "storage/repair.py",
+        "    if stop > damage.end or stop - 1 > commit_index:\n",
+        "    if stop > damage.end:\n",
+    ),
+    "records that lie elsewhere are written over damage": (
+        "storage/repair.py",
+        "    if not bool((positions == place(records.sizes, damage.position, data.segment_bytes)).all()):\n",
+        "    if False:\n",
+    ),
+    "terms that do not fit are written over damage": (
+        "storage/repair.py",
+        '    if int(headers["term"][0]) < before or (after is not None and int(headers["term"][-1]) > after):\n',
+        "    if False:\n",
+    ),
+    "a repair asks no second witness": (
+        "storage/repair.py",
+        "    _check_witnesses(reader, index, damage, records)\n\n\n",
+        "\n\n",
+    ),
+    "a failed write leaves no mark": (
+        "storage/commit_log.py",
+        "            mark_suspect(self._files, self._layout, ",
+        "            str(",
+    ),
+    "a damaged row tells where an entry lies": (
+        "storage/durable_log.py",
+        "        try:\n            found = self._reader.read(index, index + 1, 1, body_crc=False).headers[0]\n",
+        "        return position, size, 0\n        try:\n            found = None\n",
+    ),
+    "a damaged head tells what may be deleted": (
+        "storage/log_queries.py",
+        '    return head[2] if (int(row["position"]), int(row["index"])) == (base, head[2]) else None\n',
+        "    return head[2]\n",
+    ),
+    "a new start that was interrupted keeps a store from being repaired": (
+        "storage/repair.py",
+        "            if found is None or (found.discarding and not write):\n",
+        "            if found is None or found.discarding:\n",
+    ),
+    "rows that are mended are not made durable": (
+        "storage/commit_log.py",
+        "                self._index.sync(wrong[0], wrong[0] + len(wrong[1]))\n",
+        "",
+    ),
+}
+
 WHOLE_MUTATIONS: dict[str, Mutation] = {
+    "a suspect store is opened as any other": (
+        "server/repair.py",
+        "    if why is not None:\n        raise CorruptRecordError(",
+        "    if False:\n        raise CorruptRecordError(",
+    ),
+    "what a failed sync left in the page cache is believed": (
+        "storage/recovery.py",
+        "        reader.data.rewrite(known, end.position)\n",
+        "",
+    ),
+    "a repaired store stays suspect": (
+        "storage/repair.py",
+        "            clear_suspect(self._files, self._layout)\n",
+        "            pass\n",
+    ),
+    "a repair takes damage near the end for a torn tail": (
+        "storage/repair.py",
+        "        if self._checkpoint is None:  # then",
+        "        if True:  # then",
+    ),
+    "the checkpoint vouches for nothing": (
+        "storage/recovery.py",
+        "        if checkpoint is not None and checkpoint.durable_index >= first:\n",
+        "        if False:\n",
+    ),
+    "a batch ends where a row is lost": (
+        "storage/log_queries.py",
+        "        if len(batch_ends(pieces[-1])):\n            break\n",
+        "        break\n",
+    ),
     "a prefix is deleted before its tables are durable": (
         "storage/commit_log.py",
         "            self._files.replace(self._layout.tables, tables.data)\n            self._commit_index",
@@ -231,8 +309,8 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
     ),
     "what recovery found is not synced": (
         "storage/recovery.py",
-        "    reader.data.sync([base for base in reader.data.bases if base >= known])\n",
-        "",
+        "        reader.data.rewrite(known, end.position)\n    reader.data.sync([base for",
+        "    ([base for",
     ),
     "a new segment's name is not synced": (
         "storage/appender.py",
@@ -319,9 +397,12 @@ NOTICED_BY: Final = {
     "a torn append time is believed": "test_torn_header.py",
     "a late attempt joins a committed transaction": "test_transactions.py",
     "damage far from the end is cut like a torn tail": "test_recovery.py",
+    **dict.fromkeys(REPAIR_MUTATIONS, "test_repair.py"),
+    "a damaged head tells what may be deleted": "test_prefix.py",
+    "a new start that was interrupted keeps a store from being repaired": "test_prefix.py",
 }
 """The test that notices, where trying all tests of the package takes long."""
-SCENARIOS: Final = SCENARIO_MUTATIONS | STORAGE_MUTATIONS
+SCENARIOS: Final = SCENARIO_MUTATIONS | STORAGE_MUTATIONS | REPAIR_MUTATIONS
 ALL: Final = CORE_MUTATIONS | WHOLE_MUTATIONS | SCENARIOS
 
 

@@ -52,6 +52,7 @@ def test_many_seeds(first: int) -> None:
         pytest.param(18, id="a failed sync whose mark the disk refused was forgotten"),
         pytest.param(23, id="a row lost in the middle of a batch stopped its leader"),
         pytest.param(29, id="a checkpoint believed a damaged row"),
+        pytest.param(190, id="a suspect store in the middle of a new start was refused"),
         pytest.param(534, id="a leader that was replaced without noticing refused a producer for good"),
     ],
 )

@@ -252,6 +252,20 @@ def test_what_does_not_fit_is_never_written(records: Callable[[], Records | None
     assert content(files, DATA, INDEX) == before
 
 
+def test_a_piece_that_lies_elsewhere_is_never_written() -> None:
+    files = WHOLE.files.clone()
+    for index in (17, 18):
+        file, at = data_file(files, WHOLE.positions[index])
+        file[at : at + 48] = bytes(48)
+    before = content(files, DATA, INDEX)
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        [damage] = store.find()
+        assert (damage.start, damage.end) == (17, 19)
+        with pytest.raises(CorruptRecordError, match="elsewhere"):
+            store.write_back(damage, forged(17, position=WHOLE.positions[17] + 1), LAST)
+    assert content(files, DATA, INDEX) == before
+
+
 @pytest.mark.parametrize("term", [0, 9])
 def test_a_term_that_does_not_fit_is_never_written_though_no_row_speaks_against_it(term: int) -> None:
     files = WHOLE.files.clone()
