@@ -53,9 +53,15 @@ class StoreLog:
         self.group = options.groups[0] if options.groups_given else recorded
 
     def bounds(self) -> Bounds:
-        """Looks at the store anew, so a live one is seen to grow."""
+        """Looks at the store anew, so a live one is seen to grow.
+
+        What a store records as committed is a lower bound, and Java's generation B records nothing; read_uncommitted
+        reads what lies behind it too.
+        """
         self._view = view = _fresh_view(self._options.path)
-        last = view.last_index if view.commit_index is None else min(view.commit_index, view.last_index)
+        unbounded = view.commit_index is None or self._options.isolation == "read_uncommitted"
+        last = view.last_index if unbounded else view.commit_index
+        assert last is not None
         return Bounds(first=max(0, view.first_index), end=last + 1, commit=-1, log=view.log_uuid)
 
     def record(self, index: int) -> RecordFacts:

@@ -21,9 +21,17 @@ _times = itertools.count(1_700_000_000_000, 1000)
 class StoreWriter:
     """A store at ``<directory>/<group>/dledger-n0`` in which everything appended is committed at once."""
 
-    def __init__(self, directory: Path, *, group: str = "default", uuid: str | None = "log-1", term: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        group: str = "default",
+        uuid: str | None = "log-1",
+        term: int = 1,
+        segment_bytes: int = 1 << 16,
+    ) -> None:
         self.path = directory / group / "dledger-n0"
-        config = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, zero_ahead_bytes=0)
+        config = StorageConfig(data_segment_bytes=segment_bytes, index_segment_bytes=1 << 12, zero_ahead_bytes=0)
         self._log = CommitLog.open(self.path, group=GroupName(group), node_id=NodeId("n0"), config=config)
         if uuid is not None and self._log.log_uuid is None:
             self._log.adopt_uuid(uuid)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from dledger_core.errors import DLedgerError
+from dledger_core.client.channel import Channel
+from dledger_core.errors import DLedgerError, UnreachableError
 from spark_connector.batch_reader import DLedgerBatchReader
 from spark_connector.options import DLedgerOptions
+from spark_connector.tables import TableReader
 from tests.spark_connector.reading_as_executor import indexes
 
 pytestmark = pytest.mark.integration
@@ -36,6 +38,22 @@ def planned(cluster: Any, read_from: str, **more: str) -> tuple[DLedgerBatchRead
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower", "node:n1"])
 def test_every_preference_reads_all(cluster: Any, read_from: str) -> None:
     assert indexes(*planned(cluster, read_from)) == list(range(1, COUNT + 1))
+
+
+def test_tasks_of_one_process_keep_their_connections(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, partitions = planned(cluster, "any", minPartitions="6")
+    assert indexes(reader, partitions[:3]) != []
+    opened: list[str] = []
+    open_channel = Channel.open
+
+    async def counting(self: Channel, timeout_s: float) -> None:
+        opened.append(str(self.peer.node_id))
+        await open_channel(self, timeout_s)
+
+    monkeypatch.setattr(Channel, "open", counting)
+    again = planned(cluster, "any", minPartitions="6")
+    assert indexes(again[0], [*partitions[3:], *again[1]]) != []
+    assert opened == []
 
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
@@ -73,3 +91,27 @@ def test_groups_that_no_server_hosts_fail_at_once(cluster: Any) -> None:
     with pytest.raises(DLedgerError, match="does not host group 'orders'"):
         planned(cluster, "any", groups="orders")
     assert time.monotonic() - began < 5
+
+
+def test_every_node_gone_in_the_middle_is_an_error_after_the_time_for_retries(cluster: Any) -> None:
+    reader, partitions = planned(cluster, "any", fetchRetryMs="300", fetchTimeoutMs="500")
+    for node in cluster.node_ids:
+        cluster.kill(node)
+    try:
+        with pytest.raises(DLedgerError, match="Connection refused") as caught:
+            indexes(reader, partitions)
+        assert caught.value.retriable
+    finally:
+        for node in cluster.node_ids:
+            cluster.restart(node)
+        cluster.leader()
+
+
+@pytest.mark.parametrize("more", [{}, {"groupsPattern": "a.*"}, {"table": "groups"}])
+def test_peers_that_nobody_reaches_are_named_when_the_query_is_planned(more: dict[str, str]) -> None:
+    options = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "200", **more})
+    reader = TableReader(options) if options.table else DLedgerBatchReader(options)
+    with pytest.raises(
+        UnreachableError, match=r"no node of group default answered at 127\.0\.0\.1:1; check that they run"
+    ):
+        reader.partitions()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dledger_core.record import INDEX_RECORD_BYTES
 from dledger_core.storage import StoreReader, open_store
 from dledger_core.storage.files import OsFiles
 from tests.storage.conftest import GOLDEN
+from tests.support.growing_store import GrowingStore, everything
 
 SINGLE = [name for name in GOLDEN if name.endswith("single")]
 
@@ -40,43 +40,13 @@ class CountingFiles(OsFiles):
         return Counting()
 
 
-def everything(reader: StoreReader) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    at = int(reader.first_index)
-    while at <= reader.last_index:
-        batch = reader.read(at, reader.last_index + 1)
-        rows += batch.to_pylist()
-        at += batch.num_rows
-    return rows
-
-
-class Growing:
-    """A copy of a store that holds only its first entries at first; ``with_index``: so does its index."""
-
-    def __init__(self, source: Path, target: Path, *, with_index: bool) -> None:
-        shutil.copytree(source, target)
-        self.source, self.path, self.with_index = source, target, with_index
-        with open_store(source) as reader:
-            self.rows = everything(reader)
-
-    def hold(self, count: int) -> None:
-        """Lets the files hold ``count`` entries; what follows is zeros, as in a file that is filled up ahead."""
-        end = self.rows[count]["position"] if count < len(self.rows) else 1 << 60
-        index_end = count * INDEX_RECORD_BYTES if self.with_index else INDEX_RECORD_BYTES
-        for folder, stop in (("data", end), ("index", index_end)):
-            for file in sorted((self.source / folder).iterdir()):
-                data, base = file.read_bytes(), int(file.name)
-                keep = max(0, min(len(data), stop - base))
-                (self.path / folder / file.name).write_bytes(data[:keep] + bytes(len(data) - keep))
-
-
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize("name", SINGLE)
 def test_each_step_shows_what_a_first_look_would_show(
     golden: Path, tmp_path: Path, name: str, with_index: bool
 ) -> None:
     source = next((golden / name).glob("dledger-*"))
-    store = Growing(source, tmp_path / source.name, with_index=with_index)
+    store = GrowingStore(source, tmp_path / source.name, with_index=with_index)
     total = len(store.rows)
     view: StoreReader | None = None
     for count in (1, 2, total // 3, total // 3, total // 2, total - 1, total):
@@ -101,7 +71,7 @@ def test_little_is_read_where_nothing_is_new(golden: Path, tmp_path: Path, name:
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_log_that_lost_its_end_is_looked_at_anew(golden: Path, tmp_path: Path, name: str) -> None:
     source = next((golden / name).glob("dledger-*"))
-    store = Growing(source, tmp_path / source.name, with_index=True)
+    store = GrowingStore(source, tmp_path / source.name, with_index=True)
     view = open_store(store.path)
     store.hold(len(store.rows) // 2)
     shorter = open_store(store.path, since=view)

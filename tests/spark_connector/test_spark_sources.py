@@ -1,0 +1,124 @@
+"""The same log in every way Spark can ask for it: SQL, metadata tables, a broker's own files, several groups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rocketmq.golden import THREE, extract, units
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The store of a RocketMQ broker."""
+    return str(extract(THREE, "n0", tmp_path_factory.mktemp("broker")) / "dledger-n0")
+
+
+def run(frame: Any, target: Path) -> Any:
+    """Runs one AvailableNow query into JSON files; returns it."""
+    writer = frame.writeStream.format("json").option("checkpointLocation", str(target / "checkpoint"))
+    query = writer.trigger(availableNow=True).start(str(target / "out"))
+    query.awaitTermination()
+    return query
+
+
+def read_out(target: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in (target / "out").glob("*.json") for line in file.read_text().splitlines()]
+
+
+def test_views_in_sql(dledger: Any, cluster: Any, log: Any, broker: str) -> None:
+    first = log.append([f"body-{number}".encode() for number in range(10)]).first_index
+    options = f"peers '{cluster.peers}', groups '{log.group}'"
+    offsets = (
+        f"startingOffsets '{json.dumps({log.group: first + 2})}', endingOffsets '{json.dumps({log.group: first + 5})}'"
+    )
+    dledger.sql(f"CREATE OR REPLACE TEMPORARY VIEW entries USING dledger OPTIONS ({options}, {offsets})")
+    found = dledger.sql("SELECT index, CAST(body AS STRING) body FROM entries ORDER BY index").collect()
+    assert [tuple(row) for row in found] == [(first + n, f"body-{n}") for n in (2, 3, 4)]
+    dledger.sql(f"CREATE OR REPLACE TEMPORARY VIEW nodes USING dledger OPTIONS ({options}, table 'nodes')")
+    assert dledger.sql("SELECT count(*) FROM nodes WHERE reachable").first()[0] == 3
+    messages = f"path '{broker}', decode 'message'"
+    dledger.sql(f"CREATE OR REPLACE TEMPORARY VIEW messages USING dledger OPTIONS ({messages})")
+    by_topic = dict(dledger.sql("SELECT topic, count(*) FROM messages WHERE error IS NULL GROUP BY topic").collect())
+    expected = {row["topic"] for row in units(THREE)}
+    assert expected <= set(by_topic)
+    for view in ("entries", "nodes", "messages"):
+        dledger.catalog.dropTempView(view)
+
+
+def test_metadata_tables(dledger: Any, cluster: Any, log: Any) -> None:
+    end = log.append([b"x"]).last_index + 1
+    source = dledger.read.format("dledger").option("peers", cluster.peers)
+    groups = source.option("table", "groups").load().where(f"`group` = '{log.group}'").collect()
+    assert [(row["end"], row["nodes"], row["leader"]) for row in groups] == [(end, 3, cluster.leader(log.group))]
+    assert source.option("table", "terms").load().columns == ["group", "first_index", "end", "term"]
+    stream = dledger.readStream.format("dledger").options(peers=cluster.peers, table="terms").load()
+    query = stream.writeStream.format("noop").trigger(availableNow=True)
+    with pytest.raises(Exception, match="a metadata table is no stream"):
+        query.start().awaitTermination()
+
+
+def test_a_brokers_store_as_batch_and_stream(dledger: Any, broker: str, tmp_path: Path) -> None:
+    topics = sorted({row["topic"] for row in units(THREE) if not row["topic"].startswith("%")})[:2]
+    source = {"path": broker, "decode": "message", "topics": ",".join(topics)}
+    batch = dledger.read.format("dledger").options(**source).load()
+    expected = {(r["topic"], r["queueId"], r["queueOffset"]) for r in units(THREE) if r["topic"] in topics}
+    rows = batch.select("topic", "queue_id", "queue_offset", "msg_id", "index").collect()
+    assert {tuple(row)[:3] for row in rows} == expected
+    assert {row["msg_id"] for row in rows} == {r["msgId"] for r in units(THREE) if r["topic"] in topics}
+    stream = dledger.readStream.format("dledger").options(
+        **source, startingOffsets="earliest", maxOffsetsPerTrigger=400
+    )
+    stream = stream.load()
+    assert stream.schema == batch.schema
+    query = run(stream.select("index", "topic"), tmp_path)
+    assert sorted(row["index"] for row in read_out(tmp_path)) == sorted(row["index"] for row in rows)
+    assert len([report for report in query.recentProgress if report["numInputRows"]]) >= 2
+    run(stream.select("index", "topic"), tmp_path)
+    assert len(read_out(tmp_path)) == len(rows), "a restart finds nothing new"
+
+
+def test_several_groups_by_pattern_up_to_an_end(dledger: Any, cluster: Any, new_group: Any, tmp_path: Path) -> None:
+    from dledger_core import Client
+
+    first, second = new_group(), new_group()
+    begins = {}
+    for group, count in ((first, 900), (second, 90)):
+        with Client(cluster.peers, group) as client:
+            begins[group] = client.append([group.encode()] * count).first_index
+    options = {"groupsPattern": f"{first}|{second}", "maxOffsetsPerTrigger": "100", "startingOffsets": "earliest"}
+    options |= {"endingOffsets": json.dumps({first: 500, second: 50}), "minPartitions": "3"}
+    frame = dledger.readStream.format("dledger").options(peers=cluster.peers, **options).load()
+    query = run(frame.select("group", "index"), tmp_path)
+    found = read_out(tmp_path)
+    for group, end in ((first, 500), (second, 50)):
+        assert sorted(row["index"] for row in found if row["group"] == group) == list(range(begins[group], end))
+    rows = [report["numInputRows"] for report in query.recentProgress]
+    assert max(rows) <= 100
+    offsets = [report["sources"][0]["endOffset"] for report in query.recentProgress if report["numInputRows"]]
+    nexts = [json.loads(text)["groups"] if isinstance(text, str) else text["groups"] for text in offsets]
+    assert all(at[second]["next"] > 0 for at in nexts), "the small group is in every micro-batch"
+
+
+def test_what_is_no_message_fails_a_query_that_says_so(dledger: Any, cluster: Any, log: Any) -> None:
+    index = log.append([b"no message"]).first_index
+    source = dledger.read.format("dledger").options(peers=cluster.peers, groups=log.group, decode="message")
+    [row] = source.load().collect()
+    assert (row["body"], row["error"]) == (None, "shorter than a message record")
+    with pytest.raises(Exception, match=rf"\[DLEDGER_DECODE\] entry {index} is no message that can be read"):
+        source.option("onDecodeError", "fail").load().collect()
+
+
+def test_a_schema_that_does_not_fit(dledger: Any, cluster: Any, log: Any) -> None:
+    source = dledger.read.format("dledger").options(peers=cluster.peers, groups=log.group)
+    with pytest.raises(Exception, match=r"DLEDGER_SCHEMA.*leave \.schema\(\) out"):
+        source.schema("body binary").load().collect()

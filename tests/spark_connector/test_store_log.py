@@ -1,0 +1,110 @@
+"""Reading straight from files: a broker's store while it grows, made anew, or with a tail that may not be committed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import open_store
+from spark_connector.batch_reader import DLedgerBatchReader
+from spark_connector.errors import OptionError, TermMismatchError
+from spark_connector.options import DLedgerOptions
+from spark_connector.stream_reader import DLedgerStreamReader
+from tests.spark_connector.engine import ALL, Engine, next_of
+from tests.spark_connector.reading_as_executor import indexes
+from tests.spark_connector.store_writer import StoreWriter
+from tests.support.archives import unpack
+from tests.support.growing_store import GrowingStore
+
+TESTDATA = Path(__file__).parents[1] / "storage" / "testdata"
+GENERATIONS = ("dledger-0.3.1.2-single", "dledger-0.4.0-single")
+
+
+@pytest.fixture(params=GENERATIONS)
+def java(request: pytest.FixtureRequest, tmp_path: Path) -> GrowingStore:
+    """A store that Java wrote, of which the files hold as much as a test says."""
+    with tarfile.open(TESTDATA / f"{request.param}.tar.gz") as archive:
+        unpack(archive, tmp_path / "whole")
+    source = next((tmp_path / "whole").rglob("dledger-n*"))
+    (tmp_path / "orders").mkdir()
+    return GrowingStore(source, tmp_path / "orders" / source.name, with_index=True)
+
+
+def options(store: GrowingStore, **more: str) -> DLedgerOptions:
+    fixed = {"path": str(store.path), "pollMs": "1", "isolation": "read_uncommitted"}
+    return DLedgerOptions.for_reading(fixed | more)
+
+
+def java_generation_a(store: GrowingStore) -> bool:
+    return open_store(store.path).writer == "java-a"
+
+
+def data_indexes(store: GrowingStore, end: int) -> list[int]:
+    return [row["index"] for row in store.rows[:end] if row["magic"] == 1]
+
+
+def test_a_stream_follows_a_brokers_files_as_they_grow(java: GrowingStore) -> None:
+    total = len(java.rows)
+    java.hold(total // 4)
+    engine, reader = Engine(), DLedgerStreamReader(options(java, startingOffsets="earliest"))
+    for count in (total // 4, total // 2, total - 1, total):
+        java.hold(count)
+        for _ in range(3):
+            engine.start(reader)
+        assert engine.read == data_indexes(java, count)
+        reader = DLedgerStreamReader(options(java))  # a restart
+    at = json.loads(engine.offsets[-1])
+    assert list(at["groups"]) == ["orders"], "the directory above has the group's name"
+    assert at["groups"]["orders"]["log"] is None
+    assert next_of(at, "orders") == total
+
+
+def test_a_log_without_identity_that_was_made_anew_is_found_out(java: GrowingStore) -> None:
+    total = len(java.rows)
+    java.hold(total // 2)
+    engine, reader = Engine(), DLedgerStreamReader(options(java, startingOffsets="earliest"))
+    for _ in range(3):
+        engine.start(reader)
+    at = json.loads(engine.offsets[-1])
+    shutil.rmtree(java.path)
+    with StoreWriter(java.path.parent.parent / "other", group="x", uuid=None) as other:
+        other.append_numbers(total)
+    for folder in ("data", "index"):
+        shutil.copytree(other.path / folder, java.path / folder)
+    with pytest.raises(TermMismatchError, match="is not the one this query consumed"):
+        DLedgerStreamReader(options(java)).latestOffset(at, ALL)
+
+
+def test_what_a_store_does_not_record_as_committed_is_read_only_on_request(java: GrowingStore) -> None:
+    if java_generation_a(java):
+        (java.path / "checkpoint").write_text("committedIndex=9\n")
+    committed = DLedgerBatchReader(options(java, isolation="read_committed"))
+    found = indexes(committed, committed.partitions())
+    end = 10 if java_generation_a(java) else len(java.rows)
+    assert found == data_indexes(java, end)
+    everything = DLedgerBatchReader(options(java))
+    assert indexes(everything, everything.partitions()) == data_indexes(java, len(java.rows))
+
+
+def test_times_need_a_store_that_holds_them(java: GrowingStore) -> None:
+    for given in ({"startingTimestamp": "0"}, {"endingTimestamp": "2100-01-01"}):
+        reader = DLedgerBatchReader(options(java, **given))
+        with pytest.raises(OptionError, match="holds no append times at startingTimestamp, endingTimestamp"):
+            reader.partitions()
+
+
+def test_tasks_share_a_view_and_see_what_was_appended_since(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        given: dict[str, Any] = {"path": str(store.path), "minPartitions": "3"}
+        store.append_numbers(100)
+        old = DLedgerBatchReader(DLedgerOptions.for_reading(given))
+        planned = old.partitions()
+        store.append_numbers(100)
+        new = DLedgerBatchReader(DLedgerOptions.for_reading(given))
+        assert indexes(new, new.partitions()) == list(range(200))
+        assert indexes(old, planned) == list(range(100))
