@@ -157,13 +157,18 @@ class LogRecreatedError(DataLossError):
 
     @classmethod
     def of(cls, group: str, known: str, found: str, next_index: int, first_index: int, end: int) -> LogRecreatedError:
-        """Makes the error for an offset of log ``known`` at ``next_index`` that now finds log ``found``."""
+        """Makes the error for an offset of log ``known`` at ``next_index`` that now finds log ``found``.
+
+        Its range is what going on from ``next_index`` would leave out of the new log.
+        """
+        stop = max(first_index, min(next_index, end))
         return cls(
             group,
-            next_index,
-            max(end, next_index),
+            first_index,
+            stop,
             f"the checkpoint is of log {known} up to index {next_index}, but the servers hold log {found} "
-            f"with indexes [{first_index}, {end})",
+            f"with indexes [{first_index}, {end}); going on from {next_index} leaves out its entries "
+            f"[{first_index}, {stop}) ({stop - first_index} entries)",
             "the log was deleted and made anew, or the peers or the checkpoint belong to another cluster",
             first_index,
         )
