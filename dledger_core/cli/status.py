@@ -46,6 +46,8 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
         leader = metadata.leader_id or "none"
         # What an unreachable node did not say is shown as "-".
         shown = [{k: None if v == -1 and not node["reachable"] else v for k, v in node.items()} for node in nodes]
+        if not any(node["lost_entries"] for node in shown):
+            shown = [{k: v for k, v in node.items() if not k.startswith("lost_")} for node in shown]
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]

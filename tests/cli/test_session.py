@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from dledger_core import Client
 from dledger_core.cli import main
 from dledger_core.cluster import LocalCluster
+from dledger_core.control import TransactionId
 
 pytestmark = pytest.mark.integration
 
@@ -104,6 +106,12 @@ def test_status_and_transfer(cluster: LocalCluster) -> None:
     facts("transfer", *peers, target)
     assert cluster.leader() == target
     assert target in call("status", *peers)
+    assert "lost" not in call("status", *peers)
+    transaction = TransactionId("query", 1, "run")
+    with Client(cluster.peers) as client:
+        client.append_attempt([b"row"] * 3, transaction=transaction, attempt="5f0c1d3e-8a52-4c55-9d61-9a8f5c2f0e10")
+        client.abort_transaction(transaction)
+    assert "lost entries" in call("status", *peers)
 
 
 def test_status_finds_a_missing_node(cluster: LocalCluster) -> None:
