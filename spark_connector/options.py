@@ -203,6 +203,17 @@ _TABLE: Final = (
     _Option("protocol", "protocol", values.choice("dledger", "dledger-java"), "rw", "dledger"),
 )
 
+_KAFKAS_NAMES: Final = {
+    "kafka.bootstrap.servers": "peers",
+    "assign": "groups",
+    "subscribe": "groups",
+    "subscribepattern": "groupsPattern",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "topic": "group",
+}
+"""Names that users of Kafka's connector know, and what serves here; ``topics`` is close to ``topic`` and no target."""
+
 _ATTRIBUTES: Final = {option.name: option.attribute for option in _TABLE}
 
 
@@ -269,9 +280,14 @@ def _parse(options: Mapping[str, str], use: str) -> dict[str, Any]:
 
 def _unknown(name: str, use: str, other_use: bool) -> OptionError:
     by_lower = {option.name.lower(): option.name for option in _TABLE if use in option.use}
+    known = _KAFKAS_NAMES.get(name.lower(), "")
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    known = ", ".join(sorted(by_lower.values()))
-    hint = f"did you mean {by_lower[nearest[0]]!r}?" if nearest else f"known options: {known}"
+    if known.lower() in by_lower:
+        hint = f"what Kafka calls so is {known!r} here"
+    elif nearest:
+        hint = f"did you mean {by_lower[nearest[0]]!r}?"
+    else:
+        hint = f"known options: {', '.join(sorted(by_lower.values()))}"
     doing = "reading" if use == "r" else "writing"
     what = f"option {name!r} is not for {doing}" if other_use else f"unknown option {name!r}"
     return OptionError(what, name, hint)

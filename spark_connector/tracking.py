@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,7 @@ __all__ = ["Tracker"]
 
 _CATCH_UP_S: Final = 10.0
 """How long an end that lies before the offset may be a lagging view; afterwards it is a loss."""
+_THREADS_MAX: Final = 32
 _PLACES_MAX: Final = 4096
 """Places of records that are kept in mind; one that is not right any more only makes partitions less even."""
 
@@ -51,6 +53,7 @@ class Tracker:
         self._looked_at: dict[tuple[str, int], RecordFacts] = {}
         self._places: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._waiter = GrowthWaiter(self._logs)
+        self._threads: ThreadPoolExecutor | None = None
         self.finder = GroupFinder(options) if options.groups_pattern is not None else None
         self.groups: list[str] = []
         self.policy = LossPolicy(options.fail_on_data_loss)
@@ -74,8 +77,13 @@ class Tracker:
         return len(self._logs) > known
 
     def bounds(self) -> dict[str, Bounds]:
-        """Returns what can be read now, per group."""
-        return {group: self._logs[group].bounds() for group in self.groups}
+        """Returns what can be read now, per group; asks for all groups at once, as a node may take long to answer."""
+        if len(self.groups) <= 1:
+            return {group: self._logs[group].bounds() for group in self.groups}
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS_MAX, "dledger-bounds")
+        views = self._threads.map(lambda group: self._logs[group].bounds(), self.groups)
+        return dict(zip(self.groups, views, strict=True))
 
     def resolve(self, spec: StartSpec, bounds: Mapping[str, Bounds], absent: int) -> dict[str, int]:
         """Returns the index that ``spec`` means for each group; ``absent`` stands for groups it does not name."""
