@@ -86,7 +86,9 @@ def export(output: Format, at: str, directory: Path) -> None:
     """
     found = read_checkpoint(directory)
     batch = found.planned if at == "planned" else found.reached
-    sources = [_options(ends) for ends in batch.ends if ends is not None]
+    sources = [_options(ends) for ends in batch.ends if ends]
+    if not sources:
+        raise ConfigError("the query has found no group yet", str(directory), "start the new query as this one")
     if output == "json":
         show_facts(sources[0], output) if len(sources) == 1 else show_rows(sources, output)
     else:

@@ -179,6 +179,14 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, command: str, made: s
     assert tree(tmp_path) == before
 
 
+def test_a_query_that_waits_for_its_first_group_has_no_options(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "c", offset(), committed=1)
+    assert facts("show", path)["positions"] == []
+    result = run("export", path)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "has found no group yet" in result.stderr
+
+
 def test_lost_commits_are_not_taken_for_a_beginning(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "c", offset(a=5), committed=0, first=40)
     result = run("export", path)

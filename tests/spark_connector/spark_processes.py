@@ -21,6 +21,15 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_S = 90.0
 STOP_S = 30.0
+_SETTINGS = (
+    "spark.driver.bindAddress=127.0.0.1",
+    "spark.driver.host=127.0.0.1",
+    "spark.driver.memory=1g",
+    "spark.executor.memory=512m",
+    "spark.ui.enabled=false",
+    "spark.log.level=WARN",
+    "spark.sql.warehouse.dir=warehouse",
+)
 
 
 def spark_home() -> Path:
@@ -117,23 +126,50 @@ class Standalone:
 
 @contextmanager
 def standalone(directory: Path, workers: int = 2) -> Iterator[Standalone]:
-    """A master and workers of one core each, on loopback and free ports."""
+    """A master and workers of one core each, on loopback and free ports.
+
+    Each worker has an address of its own: Spark starts no second attempt of a task on the same host.
+    """
     python = make_python(directory / "environment")
     spark_class = spark_home() / "bin" / "spark-class"
-    loopback = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    ports = ["--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
-        command = [spark_class, "org.apache.spark.deploy.master.Master", *loopback]
+        command = [spark_class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", *ports]
         env = environment(python, directory / "master" / "local")
         master = stack.enter_context(process(command, directory / "master", env, r"Starting Spark master at (\S+)"))
         folders = []
         for number in range(workers):
             folder = directory / f"worker-{number}"
-            command = [spark_class, "org.apache.spark.deploy.worker.Worker", *loopback, "--cores", "1"]
-            command += ["--memory", "1g", "--work-dir", folder / "work", master[1]]
+            command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", f"127.0.0.{number + 1}", *ports]
+            command += ["--cores", "1", "--memory", "1g", "--work-dir", folder / "work", master[1]]
             env = environment(python, folder / "local")
             stack.enter_context(process(command, folder, env, "Successfully registered with master"))
             folders.append(folder)
         yield Standalone(master[1], tuple(folders), python)
+
+
+@contextmanager
+def connect_server(directory: Path, python: Path, package: Path) -> Iterator[str]:
+    """A server of Spark Connect whose Python finds the package; yields its URL."""
+    command = [spark_home() / "bin" / "spark-submit", "--master", "local[2]"]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    for setting in (*_SETTINGS, "spark.connect.grpc.binding.address=127.0.0.1", "spark.connect.grpc.binding.port=0"):
+        command += ["--conf", setting]
+    env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
+    # Says on which port it listens at level INFO only.
+    command += ["--conf", "spark.log.level=INFO", "spark-internal"]
+    with process(command, directory, env, r"Spark Connect server started at: (\S+)") as started:
+        yield f"sc://{started[1]}"
+
+
+def run_client(directory: Path, python: Path, package: Path, script: Path, *arguments: object) -> str:
+    """Runs a program that has the package and no Spark of its own; returns what it wrote to stdout."""
+    directory.mkdir(parents=True)
+    env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
+    command = [*map(str, [python, "-W", "ignore::FutureWarning", script, *arguments])]
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
 
 
 def submit(
@@ -141,16 +177,7 @@ def submit(
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``spark-submit`` in a folder of its own."""
     directory.mkdir(parents=True)
-    settings = {
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.log.level": "WARN",
-        "spark.sql.warehouse.dir": str(directory / "warehouse"),
-    }
-    conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    conf = [part for setting in _SETTINGS for part in ("--conf", setting)]
     command = [spark_home() / "bin" / "spark-submit", *conf, *options, script, *arguments]
     return subprocess.run(
         [*map(str, command)],
