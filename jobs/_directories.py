@@ -37,15 +37,15 @@ def local_path(directory: str) -> Path | None:
     return None if _SCHEME.match(directory) else Path(directory).absolute()
 
 
-def check_table(directory: str) -> None:
-    """Refuses a ``--table`` that cannot be written or holds something other than a Delta table.
+def check_table(directory: str, option: str = "--table") -> None:
+    """Refuses a table that cannot be written, or a directory that holds something other than a Delta table.
 
     Raises:
         ConfigError: says which and why.
     """
-    found = _names(directory, "--table")
+    found = _names(directory, option)
     if found and "_delta_log" not in found:
-        raise _foreign(directory, "holds files and is no Delta table", "--table")
+        raise _foreign(directory, "holds files and is no Delta table", option)
 
 
 def check_checkpoint(directory: str) -> None:

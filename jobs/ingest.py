@@ -41,6 +41,7 @@ from jobs._cli import (
 )
 from jobs._directories import check_apart, check_checkpoint, check_table
 from jobs._failures import find_failure
+from jobs._lag import LagOutputs, lag_options
 from jobs._session import check_versions, spark_session
 from jobs._settings import VERBOSE
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from spark_connector import LagReport
 
 __all__ = ["IngestPlan", "command", "main"]
 
@@ -68,12 +71,14 @@ class IngestPlan:
         table: directory of the Delta table.
         checkpoint: directory of the query's checkpoint.
         trigger: ``available-now`` or an interval like ``10 seconds``.
+        lag: where to write how far it is behind.
     """
 
     source: dict[str, str]
     table: str
     checkpoint: str
     trigger: str
+    lag: LagOutputs = field(default_factory=LagOutputs)
 
 
 @dataclass
@@ -84,10 +89,12 @@ class _Totals:
     batches: set[int] = field(default_factory=set)
     start: dict[str, int] = field(default_factory=dict)
     end: dict[str, int] = field(default_factory=dict)
-    latest: dict[str, int] = field(default_factory=dict)
+    lag: dict[str, LagReport] = field(default_factory=dict)
 
     def take(self, query: StreamingQuery) -> bool:
         """Adds the micro-batches that ended since the last call; returns whether there were any with rows."""
+        from spark_connector import lag_reports
+
         grown = False
         for report in query.recentProgress:
             number = int(report["batchId"])
@@ -103,17 +110,33 @@ class _Totals:
             for group, index in (_next_indexes(source["startOffset"]) or end).items():
                 self.start.setdefault(group, index)
             self.end = end
-            self.latest = _next_indexes(source.get("latestOffset")) or self.latest
+            self.lag |= {told.group: told for told in lag_reports(report)}
         return grown
+
+    def behind(self) -> str:
+        """Says how far all groups together are behind, and how long the oldest unread entry has waited."""
+        records = sum(told.lag_records or 0 for told in self.lag.values())
+        size = sum(told.lag_bytes or 0 for told in self.lag.values())
+        waited = max((told.lag_seconds or 0.0 for told in self.lag.values()), default=0.0)
+        return f"{records:,} records behind ({size:,} bytes, {waited:.1f} s)"
+
+    def _ahead(self, group: str, end: int) -> dict[str, Any]:
+        told = self.lag.get(group)
+        if told is None:
+            return {"latest": end}
+        lag = {"records": told.lag_records, "bytes": told.lag_bytes, "seconds": told.lag_seconds}
+        return {"latest": told.end_index, "lag": lag}
 
     def summary(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
             "batches": len(self.batches),
             "offsets": {
-                group: {"from": self.start.get(group, end), "to": end, "latest": self.latest.get(group, end)}
+                group: {"from": self.start.get(group, end), "to": end, **self._ahead(group, end)}
                 for group, end in sorted(self.end.items())
             },
+            "losses": max((told.losses for told in self.lag.values()), default=0),
+            "lost_records": max((told.lost_records for told in self.lag.values()), default=0),
         }
 
 
@@ -169,6 +192,7 @@ _EXAMPLES = """Examples:
     metavar="SECONDS",
     help="How long to go on trying when no node answers in mid-stream.",
 )
+@lag_options
 @verbose_option
 @dry_run_option
 @connection_options
@@ -184,6 +208,7 @@ def command(
     max_bytes_per_trigger: int | None,
     fail_on_data_loss: bool,
     retry_for: int,
+    lag: LagOutputs,
     verbose: bool,
     dry_run: bool,
 ) -> Outcome:
@@ -201,7 +226,7 @@ def command(
         source["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
     if max_bytes_per_trigger is not None:
         source["maxBytesPerTrigger"] = str(max_bytes_per_trigger)
-    plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger)
+    plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger, lag=lag)
     available = _check(plan)
     if dry_run:
         return Outcome({"status": "ok", "dry_run": True, "available": available, "table": table})
@@ -218,7 +243,9 @@ def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
         raise ConfigError(f"wrong trigger {plan.trigger!r}", "--trigger", 'use available-now or "10 seconds"')
     check_table(plan.table)
     check_checkpoint(plan.checkpoint)
-    check_apart({"--table": plan.table, "--checkpoint": plan.checkpoint})
+    written = {"--table": plan.table, "--checkpoint": plan.checkpoint}
+    check_apart(written)
+    plan.lag.check(written)
     tracker = Tracker(DLedgerOptions.for_reading(plan.source))
     bounds = tracker.bounds()
     check_resume(plan.checkpoint, tracker)
@@ -234,7 +261,7 @@ def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
     _check_columns(spark, plan)
     began = time.monotonic()
     totals, exit_code = _Totals(), EXIT_OK
-    with stop_requests() as stop:
+    with stop_requests() as stop, plan.lag.watch(spark):
         query = _start(spark, plan)
         try:
             ended: dict[str, Any] = {"exit_reason": _follow(query, totals, stop)}
@@ -279,8 +306,7 @@ def _follow(query: StreamingQuery, totals: _Totals, stop: threading.Event) -> st
     while not query.awaitTermination(_POLL_S):
         if totals.take(query) and time.monotonic() - reported >= _REPORT_EVERY_S:
             reported = time.monotonic()
-            lag = sum(max(0, totals.latest.get(group, end) - end) for group, end in totals.end.items())
-            progress(f"{totals.rows} rows in {len(totals.batches)} micro-batches, {lag} behind")
+            progress(f"{totals.rows} rows in {len(totals.batches)} micro-batches, {totals.behind()}")
         if stop.is_set():
             progress("stopping after the micro-batch in hand")
             _finish_batch(query)

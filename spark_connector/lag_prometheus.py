@@ -14,7 +14,7 @@ from spark_connector.lag_report import LagReport
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["PrometheusOutput"]
+__all__ = ["PrometheusOutput", "parse_place"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _OF_GROUP: Final = ("query", "query_id", "source", "group")
@@ -82,11 +82,12 @@ class PrometheusOutput:
         self._thread: Any = None
         self.port: int | None = None
         try:
-            if str(place).endswith(".prom"):
-                self._file = Path(str(place))
+            where = parse_place(str(place))
+            if isinstance(where, str):
+                self._file = Path(where)
                 self._refresh()
             else:
-                host, port = _address(str(place))
+                host, port = where
                 self._server, self._thread = start_http_server(port, host, self._registry)
                 self.port = self._server.server_port
         except OSError as error:
@@ -191,7 +192,14 @@ def _add(gauge: Any, labels: list[str], value: float | None) -> None:
         gauge.add_metric(labels, value)
 
 
-def _address(place: str) -> tuple[str, int]:
+def parse_place(place: str) -> str | tuple[str, int]:
+    """Returns the file, or the host and port, that a place for metrics names.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if place.endswith(".prom"):
+        return place
     host, colon, port = place.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or (colon and not host):
         raise OptionError(

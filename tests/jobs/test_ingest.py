@@ -47,6 +47,11 @@ run = partial(run_in_process, command)
         ([*NEEDED, "--retry-for", "0"], "--retry-for"),
         ([*NEEDED, "--starting-offsets", "@absent"], "cannot read the file"),
         ([*NEEDED, "--max-bytes-per-trigger", "0"], "--max-bytes-per-trigger"),
+        ([*NEEDED, "--lag-json", "absent/lag.jsonl"], "No such file or directory at --lag-json"),
+        ([*NEEDED, "--lag-prometheus", "nonsense"], "is no place for metrics at --lag-prometheus"),
+        ([*NEEDED, "--lag-prometheus", "absent/lag.prom"], "cannot be written: No such file or directory at --lag-pr"),
+        ([*NEEDED, "--lag-table", "table/lag"], "at --table, --lag-table; name two"),
+        ([*NEEDED, "--lag-table", __file__], "is a file at --lag-table"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_and_code_3(
@@ -104,10 +109,19 @@ def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
     code, plan, _ = run(capsys, *arguments, "--dry-run")
     assert (code, plan["dry_run"], plan["available"]["b"]["start"]) == (0, True, 0)
     assert not table.exists()
-    code, first, _ = run(capsys, *arguments)
+    lag = {name: tmp_path / name for name in ("lag.jsonl", "lag.prom", "lag-table")}
+    outputs = zip(("--lag-json", "--lag-prometheus", "--lag-table"), map(str, lag.values()), strict=True)
+    code, first, _ = run(capsys, *arguments, *(part for output in outputs for part in output))
     assert (code, first["status"], first["rows"], first["exit_reason"]) == (0, "ok", 120, "available data read")
     assert first["batches"] >= 3
     assert first["offsets"]["a"]["from"] == 0
+    assert first["offsets"]["b"]["lag"] == {"records": 0, "bytes": 0, "seconds": 0.0}
+    assert (first["losses"], first["lost_records"]) == (0, 0)
+    told = [json.loads(line) for line in lag["lag.jsonl"].read_text().splitlines()]
+    assert len(told) == 2 * first["batches"]
+    assert told[0]["lag_records"] == 90
+    assert "dledger_query_active" in lag["lag.prom"].read_text()
+    assert spark.read.format("delta").load(str(lag["lag-table"])).count() == len(told)
     append(cluster, "a", b"a-090")
     code, second, _ = run(capsys, *arguments)
     assert (code, second["rows"]) == (0, 1)
