@@ -37,13 +37,17 @@ def next_of(offset: dict[str, Any], group: str = "default") -> int:
 
 
 class Engine:
-    """Makes Spark's calls and keeps Spark's two logs; a new reader is a restart."""
+    """Makes Spark's calls and keeps Spark's two logs; a new reader is a restart.
+
+    A micro-batch that is replayed must read what it read before.
+    """
 
     def __init__(self, limit: ReadLimit = ALL) -> None:
         self.limit = limit
         self.offsets: list[str] = []
         self.commits = 0
         self.read: list[int] = []
+        self._interrupted: list[int] | None = None
 
     def start(self, reader: DLedgerStreamReader, *, crash_before_commit: bool = False) -> None:
         """Plans and runs the next micro-batch, or replays one that was not committed."""
@@ -57,6 +61,8 @@ class Engine:
         number = len(self.offsets) - 1
         begin = json.loads(self.offsets[number - 1]) if number else reader.initialOffset()
         rows = indexes(reader, reader.partitions(begin, json.loads(self.offsets[number])))
+        assert self._interrupted in (None, rows)
+        self._interrupted = rows if crash_before_commit else None
         if not crash_before_commit:
             self.commits += 1
             self.read += rows

@@ -47,6 +47,26 @@ def test_a_batch_reads_every_group_that_fits_whole(cluster: Any) -> None:
         DLedgerBatchReader(options(cluster, "orders")).partitions()
 
 
+def test_times_for_all_groups_or_each(cluster: Any) -> None:
+    with Client(cluster.peers, "orders-b") as client:
+        last = client.read(0, 100).column("timestamp")[-1].as_py()
+        while time.time() <= last.timestamp() + 0.002:
+            time.sleep(0.001)
+        cut = client.append([b"later"]).first_index
+        when = round(client.get(cut).timestamp.timestamp() * 1000)
+
+    def starts(spec: str, **more: str) -> dict[str, list[int]]:
+        reader = DLedgerBatchReader(options(cluster, "orders-.", startingTimestamp=spec, **more))
+        ranges = [part for partition in reader.partitions() for part in partition.ranges]
+        return {part.group: [part.start, part.end] for part in ranges}
+
+    assert starts(json.dumps({"orders-b": when})) == {"orders-a": [0, 2], "orders-b": [cut, cut + 1]}
+    with pytest.raises(OptionError, match=r"group 'orders-a' has no entry at or after .* at startingTimestamp"):
+        starts(str(when))
+    assert starts(str(when), startingOffsetsByTimestampStrategy="latest") == {"orders-b": [cut, cut + 1]}
+    assert starts("0", endingTimestamp=json.dumps({"orders-b": when})) == {"orders-a": [0, 2], "orders-b": [0, cut]}
+
+
 def test_indexes_for_groups_that_do_not_fit_are_refused(cluster: Any) -> None:
     with pytest.raises(OptionError, match=r"group 'other' does not match groupsPattern 'orders-\.'"):
         options(cluster, "orders-.", startingOffsets='{"other": 1}')
