@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-GROUPS = tuple(f"g{number}" for number in range(24))
+GROUPS = tuple(f"g{number}" for number in range(40))
 
 
 @pytest.fixture(scope="session")

@@ -9,42 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.spark_connector.sink_runs import put_lines, read_all, run_stream, sink
+
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
 ]
-
-
-def read_all(log: Any, **options: Any) -> list[bytes]:
-    """All visible bodies of the log."""
-    found: list[bytes] = []
-    at, end = 0, max(node.visible_end for node in log.metadata().nodes)
-    while at < end:
-        fetched = log.fetch(at, end, max_bytes=4 << 20, node=None, consistency="linearizable", **options)
-        found += fetched.batch.column("body").to_pylist()
-        at = fetched.next_index
-    return found
-
-
-def sink(writer: Any, cluster: Any, log: Any, **options: Any) -> Any:
-    return writer.format("dledger").options(peers=cluster.peers, group=log.group, **options)
-
-
-def run_stream(spark: Any, cluster: Any, log: Any, tmp_path: Path, transform: Any = None) -> None:
-    """Streams the lines under ``tmp_path/in`` into the log in small appends, one AvailableNow run."""
-    rows = spark.readStream.format("text").load(str(tmp_path / "in")).selectExpr("value AS body")
-    rows = transform(rows) if transform is not None else rows
-    writer = sink(rows.writeStream, cluster, log, checkpointLocation=str(tmp_path / "checkpoint"), appendMaxBytes=5000)
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-
-
-def put_lines(tmp_path: Path, name: str, start: int, end: int) -> list[bytes]:
-    (tmp_path / "in").mkdir(exist_ok=True)
-    lines = [f"line-{number:0200}" for number in range(start, end)]
-    (tmp_path / "in" / name).write_text("\n".join(lines) + "\n")
-    return [line.encode() for line in lines]
 
 
 def test_batch_write_of_any_body_type_is_whole(dledger: Any, cluster: Any, log: Any) -> None:

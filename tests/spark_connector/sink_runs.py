@@ -1,0 +1,41 @@
+"""What tests of the sink share: a stream of lines into a log, and what the log shows afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["put_lines", "read_all", "run_stream", "sink"]
+
+
+def read_all(log: Any, **options: Any) -> list[bytes]:
+    """All bodies of the log that the isolation shows; by default those of committed transactions."""
+    found: list[bytes] = []
+    uncommitted = options.get("isolation") == "read_uncommitted"
+    at, end = 0, max(node.commit_index + 1 if uncommitted else node.visible_end for node in log.metadata().nodes)
+    while at < end:
+        fetched = log.fetch(at, end, max_bytes=4 << 20, node=None, consistency="linearizable", **options)
+        found += fetched.batch.column("body").to_pylist()
+        at = fetched.next_index
+    return found
+
+
+def sink(writer: Any, cluster: Any, log: Any, **options: Any) -> Any:
+    return writer.format("dledger").options(peers=cluster.peers, group=log.group, **options)
+
+
+def run_stream(spark: Any, cluster: Any, log: Any, directory: Path, transform: Any = None, **options: Any) -> Any:
+    """Streams the lines under ``directory/in`` into the log in small appends, one AvailableNow run."""
+    rows = spark.readStream.format("text").load(str(directory / "in")).selectExpr("value AS body")
+    rows = transform(rows) if transform is not None else rows
+    given = {"checkpointLocation": str(directory / "checkpoint"), "appendMaxBytes": 5000, **options}
+    query = sink(rows.writeStream, cluster, log, **given).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def put_lines(directory: Path, name: str, start: int, end: int) -> list[bytes]:
+    (directory / "in").mkdir(exist_ok=True)
+    lines = [f"line-{number:0200}" for number in range(start, end)]
+    (directory / "in" / name).write_text("\n".join(lines) + "\n")
+    return [line.encode() for line in lines]
