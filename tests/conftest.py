@@ -1,7 +1,7 @@
 """What holds for every test run: no silent skips under CI, at least one test, no process and no file left behind.
 
-A run on several workers (``-n 2``) gives a worker whole files; all that start JVMs stay together on one worker, because
-they share a Spark session, and a first download of jars.
+A run on several workers (``-n 2``) gives a worker whole files; the tests that start JVMs stay together, in two groups,
+because they share a Spark session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks", "spark_connector"})
+WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks"})
 RUN_MARK = "DLEDGER_TEST_RUN"
 """Every process started by the tests inherits this variable, so even one whose parent died is found."""
 
@@ -104,11 +104,14 @@ class _Count:
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives workers whole files, and all that start JVMs to one."""
+    """Gives workers whole files, all of the connector's tests to one, and all others that start JVMs to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
-        return "jvm" if Path(path).parent.name in WITH_JVMS else path
+        folder = Path(path).parent.name
+        if folder in WITH_JVMS:
+            return "jvm"
+        return folder if folder == "spark_connector" else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
