@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 from dledger_core.client.channel import Channel, ChannelPool
@@ -26,6 +26,9 @@ from dledger_core.net.protocol import Type
 __all__ = ["ClusterView"]
 
 ASK_TIMEOUT_S: Final = 1.0
+SILENT_S: Final = 10.0
+"""How long a node that did not answer in time counts as silent."""
+SILENT_TIMEOUT_S: Final = 0.25
 
 
 class ClusterView:
@@ -44,6 +47,7 @@ class ClusterView:
         self._leader: str | None = None
         self._last_good: str | None = None
         self._discovery: asyncio.Task[str] | None = None
+        self._silent: dict[str, float] = {}
 
     @property
     def addresses(self) -> str:
@@ -90,15 +94,15 @@ class ClusterView:
 
     async def _discover(self) -> str:
         """Returns the first node that is named as leader in the newest term heard of."""
-        tasks = [asyncio.create_task(self._ask(node_id)) for node_id in self.pool.peers]
+        tasks = [asyncio.create_task(self._ask(node_id, {}, ASK_TIMEOUT_S)) for node_id in self.pool.peers]
         failures: list[DLedgerError] = []
         try:
             for done in asyncio.as_completed(tasks):
-                try:
-                    header = (await done).header
-                except DLedgerError as error:
-                    failures.append(error)
+                answer = await done
+                if isinstance(answer, DLedgerError):
+                    failures.append(answer)
                     continue
+                header = answer.header
                 if header.get("leader") in self.pool.peers:
                     return str(header["leader"])
         finally:
@@ -159,26 +163,39 @@ class ClusterView:
 
     # --- asking everybody -----------------------------------------------------------------------------------------
 
-    async def _ask(self, node_id: str, fields: Mapping[str, Any] | None = None) -> Frame:
-        request: dict[str, Any] = {"t": Type.METADATA, "g": self.group} | dict(fields or {})
+    async def _ask(self, node_id: str, fields: Mapping[str, Any], timeout_s: float) -> Frame | DLedgerError:
+        request: dict[str, Any] = {"t": Type.METADATA, "g": self.group} | dict(fields)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + ASK_TIMEOUT_S
-        channel = await self.pool.channel(node_id, ASK_TIMEOUT_S)
-        return await channel.request(request, timeout_s=max(0.001, deadline - loop.time()))
+        deadline = loop.time() + timeout_s
+        try:
+            channel = await self.pool.channel(node_id, timeout_s)
+            answer = await channel.request(request, timeout_s=max(0.001, deadline - loop.time()))
+        except DLedgerError as error:
+            if loop.time() >= deadline:
+                self._silent.setdefault(node_id, loop.time() + SILENT_S)
+            return error
+        self._silent.pop(node_id, None)
+        return answer
+
+    async def _ask_each(self, fields: Mapping[str, Any], silent: Container[str]) -> dict[str, Frame | DLedgerError]:
+        patience = {node: SILENT_TIMEOUT_S if node in silent else ASK_TIMEOUT_S for node in self.pool.peers}
+        answers = await asyncio.gather(*(self._ask(node, fields, patience[node]) for node in self.pool.peers))
+        return dict(zip(self.pool.peers, answers, strict=True))
 
     async def ask_all(self, fields: Mapping[str, Any] | None = None) -> dict[str, Frame | DLedgerError]:
-        """Asks every node for its metadata, in parallel, at most a second each; ``fields`` go with the question."""
+        """Asks every node for its metadata, in parallel, at most a second each; ``fields`` go with the question.
 
-        async def ask(node_id: str) -> Frame | DLedgerError:
-            try:
-                return await self._ask(node_id, fields)
-            except DLedgerError as error:
-                return error
-
-        answers = await asyncio.gather(*(ask(node_id) for node_id in self.pool.peers))
-        found = dict(zip(self.pool.peers, answers, strict=True))
-        if not any(isinstance(answer, Frame) for answer in answers):
-            failures = [answer for answer in answers if isinstance(answer, DLedgerError)]
+        One that was silent has only a moment for a while, unless nobody else answers: a dead machine shall not slow
+        down every question.
+        """
+        now = asyncio.get_running_loop().time()
+        self._silent = {node: until for node, until in self._silent.items() if until > now}
+        silent = set(self._silent)
+        found = await self._ask_each(fields or {}, silent)
+        if silent and not any(isinstance(answer, Frame) for answer in found.values()):
+            found = await self._ask_each(fields or {}, ())
+        if not any(isinstance(answer, Frame) for answer in found.values()):
+            failures = [answer for answer in found.values() if isinstance(answer, DLedgerError)]
             unknown = next((e for e in failures if isinstance(e, UnknownGroupError)), None)
             raise unknown or self.unreachable(failures)
         return found

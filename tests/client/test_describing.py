@@ -1,7 +1,9 @@
+import asyncio
+
 import pytest
 
 from dledger_core.client import AsyncClient
-from dledger_core.errors import BadRequestError, ProtocolError, UnreachableError
+from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnreachableError
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import FakeGroup, run
 
@@ -62,5 +64,36 @@ def test_a_malformed_answer_is_refused(fields):
             group.nodes.n0.script[Type.GROUPS] = [answering(logs={"a": 1})]
             with pytest.raises(ProtocolError):
                 await client.groups()
+
+    run(main())
+
+
+def test_a_silent_node_is_waited_for_once_and_heard_when_it_speaks_again():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            loop, group.nodes.n2.script[Type.METADATA] = asyncio.get_running_loop(), ["ignore"] * 9
+            took = []
+            for _ in range(4):
+                began = loop.time()
+                assert [node.reachable for node in (await client.metadata()).nodes] == [True, True, False]
+                took.append(loop.time() - began)
+            assert took[0] >= 1.0
+            assert min(took[1:]) < 0.9
+            group.nodes.n2.script[Type.METADATA] = []
+            assert [node.reachable for node in (await client.metadata()).nodes] == [True, True, True]
+
+    run(main())
+
+
+def test_silent_nodes_get_their_time_where_no_other_answers():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            for node in group:
+                node.script[Type.METADATA] = ["ignore"]
+            with pytest.raises(DLedgerError):
+                await client.metadata()
+            for node in group:
+                node.script[Type.METADATA] = ["ignore"]  # what is asked in haste
+            assert all(node.reachable for node in (await client.metadata()).nodes)
 
     run(main())
