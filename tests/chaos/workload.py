@@ -180,8 +180,8 @@ class _Process:
         )
         return result
 
-    async def decide(self, transaction: TransactionId, parts: list[Part], attempts: tuple[str, ...]) -> Status:
-        """Commits, or aborts if there are no parts."""
+    async def decide(self, transaction: TransactionId, parts: list[Part], attempts: tuple[str, ...]) -> bool:
+        """Commits, or aborts if there are no parts; returns whether it is known now how the transaction ended."""
         start = time.monotonic()
         status, name = "ok", ""
         try:
@@ -203,7 +203,7 @@ class _Process:
                 error=name,
             )
         )
-        return status
+        return status == "ok" or name == "TRANSACTION"
 
     async def fetch(
         self,
@@ -321,7 +321,7 @@ async def _transactions(process: _Process) -> None:
         if process.chance.random() < 0.2:
             parts, winners = [], []
         until = time.monotonic() + RESOLVE_S
-        while await process.decide(transaction, parts, tuple(winners)) == "unknown" and time.monotonic() < until:
+        while not await process.decide(transaction, parts, tuple(winners)) and time.monotonic() < until:
             await process.pause(0.1)
         await process.pause(0.1)
 
