@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dledger_core import Client, LocalCluster
 from dledger_core.client.channel import Channel
 from dledger_core.errors import DLedgerError, UnreachableError
 from spark_connector.batch_reader import DLedgerBatchReader
@@ -17,16 +18,33 @@ from tests.spark_connector.reading_as_executor import indexes
 
 pytestmark = pytest.mark.integration
 COUNT = 5000
+written: list[int] = []
+"""Where the entries begin: behind as many control entries as there were leaders before."""
+
+
+def everything() -> list[int]:
+    return list(range(written[-1], written[-1] + COUNT))
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from dledger_core import Client, LocalCluster
-
-    with LocalCluster(3) as running:
+    with LocalCluster(3, groups=("default", "large")) as running:
         with Client(running.peers) as client:
-            client.append([b"x" * 100] * COUNT)
+            written.append(client.append([b"x" * 100] * COUNT).first_index)
+        with Client(running.peers, "large") as client:
+            for _ in range(8):
+                client.append([b"x" * 1000] * 1000)
         yield running
+
+
+def settle(cluster: Any) -> None:
+    """Waits until every node has all that is committed."""
+    for group in ("default", "large"):
+        with Client(cluster.peers, group) as client:
+            deadline = time.monotonic() + 30
+            while len({(node.reachable, node.commit_index) for node in client.metadata().nodes}) > 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 def planned(cluster: Any, read_from: str, **more: str) -> tuple[DLedgerBatchReader, list[Any]]:
@@ -37,7 +55,7 @@ def planned(cluster: Any, read_from: str, **more: str) -> tuple[DLedgerBatchRead
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower", "node:n1"])
 def test_every_preference_reads_all(cluster: Any, read_from: str) -> None:
-    assert indexes(*planned(cluster, read_from)) == list(range(1, COUNT + 1))
+    assert indexes(*planned(cluster, read_from)) == everything()
 
 
 def test_tasks_of_one_process_keep_their_connections(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,16 +82,45 @@ def test_a_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(clust
     cluster.pause(victim)
     try:
         began = time.monotonic()
-        assert indexes(reader, partitions) == list(range(1, COUNT + 1))
+        assert indexes(reader, partitions) == everything()
         assert time.monotonic() - began < 10  # the request's whole timeout
     finally:
         cluster.resume(victim)
     cluster.kill(victim)
     try:
-        assert indexes(reader, partitions) == list(range(1, COUNT + 1))
-        assert indexes(*planned(cluster, read_from)) == list(range(1, COUNT + 1))
+        assert indexes(reader, partitions) == everything()
+        assert indexes(*planned(cluster, read_from)) == everything()
     finally:
         cluster.restart(victim)
+
+
+@pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
+def test_nodes_that_die_come_back_and_hand_over_while_a_task_reads(cluster: Any, read_from: str) -> None:
+    reader, partitions = planned(cluster, read_from, groups="large", fetchMaxBytes="100000")
+    batches = (batch for partition in partitions for batch in reader.read(partition))
+    leader = cluster.leader("large")
+    other = next(node for node in cluster.node_ids if node != leader)
+
+    def hand_over() -> None:
+        with Client(cluster.peers, "large") as client:
+            client.transfer_leadership(other)
+
+    events = [
+        lambda: cluster.kill(leader),
+        lambda: cluster.restart(leader),
+        hand_over,
+        lambda: cluster.kill(other),
+        lambda: cluster.restart(other),
+    ]
+    found: list[int] = []
+    for batch in batches:
+        found += batch.column("index").to_pylist()
+        if events:
+            events.pop(0)()
+    assert not events, "all that had to happen happened while it read"
+    assert found == sorted(set(found))
+    assert len(found) == 8000
+    settle(cluster)
 
 
 def test_a_named_node_is_the_only_one_asked(cluster: Any) -> None:
@@ -94,6 +141,7 @@ def test_groups_that_no_server_hosts_fail_at_once(cluster: Any) -> None:
 
 
 def test_every_node_gone_in_the_middle_is_an_error_after_the_time_for_retries(cluster: Any) -> None:
+    settle(cluster)
     reader, partitions = planned(cluster, "any", fetchRetryMs="300", fetchTimeoutMs="500")
     for node in cluster.node_ids:
         cluster.kill(node)
