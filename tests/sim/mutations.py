@@ -196,6 +196,16 @@ STORAGE_MUTATIONS: dict[str, Mutation] = {
         'invariant(index > self._commit_index, "a committed entry would be cut"',
         'invariant(True, "a committed entry would be cut"',
     ),
+    "what was discarded comes back after a crash": (
+        "storage/commit_log.py",
+        "                discarding=True,\n",
+        "",
+    ),
+    "names that a dead process left are not made durable": (
+        "storage/commit_log.py",
+        "            files.sync_dir(folder)",
+        "            pass",
+    ),
 }
 
 REPAIR_MUTATIONS: dict[str, Mutation] = {
@@ -282,20 +292,10 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
         "            self._files.replace(self._layout.tables, tables.data)\n            self._commit_index",
         "            self._commit_index",
     ),
-    "what was discarded comes back after a crash": (
-        "storage/commit_log.py",
-        "                discarding=True,\n",
-        "",
-    ),
     "a reset forgets the tables": (
         "server/replica.py",
         "        self._controls.restart(new_log.tables)\n",
         "",
-    ),
-    "names that a dead process left are not made durable": (
-        "storage/commit_log.py",
-        "            files.sync_dir(folder)",
-        "            pass",
     ),
     "entries count as durable before the sync": (
         "storage/commit_log.py",
@@ -397,6 +397,8 @@ NOTICED_BY: Final = {
     "a torn append time is believed": "test_torn_header.py",
     "a late attempt joins a committed transaction": "test_transactions.py",
     "damage far from the end is cut like a torn tail": "test_recovery.py",
+    "what was discarded comes back after a crash": "test_prefix.py",
+    "names that a dead process left are not made durable": "test_names.py",
     **dict.fromkeys(REPAIR_MUTATIONS, "test_repair.py"),
     "a damaged head tells what may be deleted": "test_prefix.py",
     "a new start that was interrupted keeps a store from being repaired": "test_prefix.py",
