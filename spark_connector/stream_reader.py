@@ -128,7 +128,8 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.tracker.discover() or set(self.tracker.groups) - set(begin.groups):
             return True
         for group, offset in begin.groups.items():
-            if self._ends[group] > offset.next or self._seen[group].end < offset.next:
+            shorter = self._seen[group].end < offset.next and not self.tracker.is_beyond_end(group, offset.next)
+            if self._ends[group] > offset.next or shorter:
                 return True
         growing = {group: view for group, view in self._seen.items() if self._ends[group] == view.end}
         return self.tracker.wait(growing, self._poll_ms)

@@ -54,6 +54,7 @@ class Tracker:
         self._places: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._waiter = GrowthWaiter(self._logs)
         self._threads: ThreadPoolExecutor | None = None
+        self._beyond_end: dict[str, int] = {}
         self.finder = GroupFinder(options) if options.groups_pattern is not None else None
         self.groups: list[str] = []
         self.policy = LossPolicy(options.fail_on_data_loss)
@@ -176,7 +177,7 @@ class Tracker:
 
     def _checked(self, group: str, offset: GroupOffset, bounds: Bounds) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
-        if isinstance(loss, OffsetBeyondEndError):
+        if isinstance(loss, OffsetBeyondEndError) and not self.is_beyond_end(group, offset.next):
             bounds = self._caught_up(group, offset.next)
             loss = self._loss(group, offset, bounds)
         if loss is None:
@@ -186,7 +187,13 @@ class Tracker:
         if isinstance(loss, (LogRecreatedError, TermMismatchError)):
             # Going on means: from the same index, in the log that is there now. Offsets never go back.
             return self.offset_at({group: offset.next}, {group: bounds}).groups[group]
+        if isinstance(loss, OffsetBeyondEndError):
+            self._beyond_end[group] = offset.next
         return offset
+
+    def is_beyond_end(self, group: str, index: int) -> bool:
+        """Whether it was accepted that a log ends before ``index``, where the query waits for it to grow."""
+        return self._beyond_end.get(group) == index
 
     def _loss(self, group: str, offset: GroupOffset, bounds: Bounds) -> DataLossError | None:
         if offset.log is not None and bounds.log is not None and offset.log != bounds.log:

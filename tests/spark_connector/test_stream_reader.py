@@ -230,6 +230,29 @@ def test_a_checkpoint_of_another_log_is_an_error_and_on_request_a_counted_warnin
         assert said in caplog.text
 
 
+def test_a_query_that_accepted_a_shorter_log_waits_for_it_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StoreWriter(tmp_path) as store:
+        store.append_numbers(10)
+        checkpoint = consumed(store)
+    with other_store(tmp_path, bodies=4, uuid="log-1") as store:
+        tolerant = make_reader(store, failOnDataLoss="false")
+        at = tolerant.latestOffset(checkpoint, ALL)
+        asked: list[int] = []
+        bounds = tolerant.tracker.bounds
+        monkeypatch.setattr(tolerant.tracker, "bounds", lambda: (asked.append(1), bounds())[1])
+        for _ in range(5):
+            assert tolerant.latestOffset(at, ALL) == at
+        assert not asked, "nothing has grown"
+        store.append_numbers(8, "other")
+        end = at
+        while next_of(end) == next_of(at):
+            end = tolerant.latestOffset(end, ALL)
+        assert indexes(tolerant, tolerant.partitions(at, end)) == [10, 11]
+        assert tolerant.tracker.policy.entries == 7  # [4, 10), and entry 9 is another one than was consumed
+
+
 def test_a_deleted_prefix_is_named_exactly(store: StoreWriter, caplog: pytest.LogCaptureFixture) -> None:
     store.append_numbers(4000)
     reader = make_reader(store, startingOffsets='{"default": 10}')
