@@ -1,0 +1,116 @@
+"""A driver as a user would write it, with three queries; the crash matrix starts it again and again and kills it.
+
+Usage::
+
+    DLEDGER_CRASH=FOLDER python -m tests.spark_connector.crash_driver
+
+FOLDER holds ``run.json``: peers, directory of checkpoints and tables, the pipelines to run with the point at which each
+shall stand (null: none), what to do there, and Spark settings. Exit code 0: all queries came to their end, 1: one has
+failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs._session import spark_session
+from tests.spark_connector.dying_source import FOLDER, DyingSource, newest, stand
+
+__all__ = ["BATCH_INDEXES", "main"]
+
+BATCH_INDEXES = 200
+"""Indexes in a micro-batch."""
+CHEAP = {
+    "spark.master": "local[4]",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.stats.collect": "false",
+}
+"""It lives for seconds: compiling queries would take longer than running them."""
+_SMALL = {"fetchMaxBytes": "20000", "maxOffsetsPerTrigger": str(BATCH_INDEXES)}
+
+
+def log_to_delta(spark: Any, run: dict[str, Any]) -> Any:
+    source = {"peers": run["peers"], "groups": "s1,s2", "startingOffsets": "earliest", "pipeline": "log to delta"}
+    rows = spark.readStream.format("dying").options(**source, **_SMALL).load()
+    return rows.select("group", "index", "body").writeStream.format("delta").option("path", f"{run['directory']}/table")
+
+
+def log_to_log(spark: Any, run: dict[str, Any]) -> Any:
+    source = {"peers": run["peers"], "groups": "s1,s2", "startingOffsets": "earliest", "pipeline": "log to log"}
+    rows = spark.readStream.format("dying").options(**source, **_SMALL).load()
+    renamed = rows.selectExpr("concat('t', substring(group, 2)) AS group", "body").coalesce(1)
+    sink = {"peers": run["peers"], "pipeline": "log to log", "appendMaxBytes": "8000"}
+    return renamed.writeStream.format("dying").options(**sink)
+
+
+def delta_to_log(spark: Any, run: dict[str, Any]) -> Any:
+    rows = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(f"{run['directory']}/numbers")
+    bodies = rows.selectExpr("CAST(number AS STRING) AS body").coalesce(1)
+    sink = {"peers": run["peers"], "pipeline": "delta to log", "group": "d", "appendMaxBytes": "1000"}
+    return bodies.writeStream.format("dying").options(**sink)
+
+
+PIPELINES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "log to delta": log_to_delta,
+    "log to log": log_to_log,
+    "delta to log": delta_to_log,
+}
+
+
+def main() -> int:
+    folder = Path(os.environ[FOLDER])
+    run = json.loads((folder / "run.json").read_text())
+    settings = CHEAP | {name: str(value) for name, value in run["settings"].items()}
+    with spark_session("crash", settings=settings) as spark:
+        spark.dataSource.register(DyingSource)
+        jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+        plan: dict[str, Any] = {"act": run["act"], "pids": [jvm, os.getpid()], "pipelines": {}}
+        for name, point in run["pipelines"].items():
+            checkpoint = f"{run['directory']}/{name} checkpoint"
+            # It dies in the second micro-batch of this run: the first may be the one that was not finished before.
+            batch = run["batch"] if run["batch"] is not None else newest(checkpoint, "commits") + 2
+            plan["pipelines"][name] = {"point": point, "checkpoint": checkpoint, "batch": batch}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        queries = {}
+        for name, mine in plan["pipelines"].items():
+            writer = PIPELINES[name](spark, run).option("checkpointLocation", mine["checkpoint"])
+            queries[name] = writer.trigger(availableNow=True).start()
+        return follow(queries, plan)
+
+
+def follow(queries: dict[str, Any], plan: dict[str, Any]) -> int:
+    code, running = 0, dict(queries)
+    while running:
+        for name, query in list(running.items()):
+            if query.isActive:
+                continue
+            del running[name]
+            point = plan["pipelines"][name]["point"]
+            if query.exception() is not None:
+                if point == "commit log refused":
+                    stand(name)
+                sys.stdout.write(f"{name}: {query.exception()}\n")
+                code = 1
+            elif point == "ended":
+                stand(name)
+        time.sleep(0.02)
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception:  # noqa: BLE001 - the test shows it
+        traceback.print_exc()
+        sys.exit(1)

@@ -1,0 +1,279 @@
+"""The driver dies, by SIGKILL, before and after each step of a micro-batch; every entry arrives once, in order.
+
+One history: each test goes on where the one before has left the checkpoints, and starts one driver with three queries
+(source to Delta, log to log, Delta to log) that dies when each of them stands at its step. Meanwhile leaders die, and
+retention deletes what was read. A restart has another ``maxRecordsPerBatch`` than the run that died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger_core import Client, LocalCluster
+from tests.spark_connector.dying_source import FOLDER, newest
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SOURCES = {"s1": "t1", "s2": "t2"}
+ROWS = 100
+"""Rows that each group, and each file of the Delta table, gets before a run: half a micro-batch, or a whole one."""
+
+PIPELINES = ("log to delta", "log to log", "delta to log")
+Steps = dict[str, str]
+MATRIX: dict[str, Steps] = {
+    "first micro-batch": {
+        "log to delta": "before the offset log",
+        "log to log": "offset log written",
+        "delta to log": "offset log written",
+    },
+    "offset log written": dict.fromkeys(PIPELINES, "offset log written"),
+    "tasks running": dict.fromkeys(PIPELINES, "tasks running"),
+    "tasks done": dict.fromkeys(PIPELINES, "tasks done"),
+    "sink committed in one of two groups": {
+        "log to delta": "commit log refused",
+        "log to log": "sink committed in part",
+        "delta to log": "sink committed",
+    },
+    "sink committed": {
+        "log to delta": "commit log refused",
+        "log to log": "sink committed",
+        "delta to log": "sink committed",
+    },
+    "commit log written": {
+        "log to delta": "before the offset log",
+        "log to log": "before the offset log",
+        "delta to log": "ended",
+    },
+}
+WRITTEN_OFFSETS = 1
+"""How far the offset log is ahead of the commit log where a micro-batch is under way."""
+
+
+class History:
+    """The cluster, the tables, the checkpoints, and what was written so far."""
+
+    def __init__(self, cluster: LocalCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.written: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+        self.numbers = 0
+        self.shown: dict[str, list[bytes]] = defaultdict(list)
+        self.runs = 0
+        self._at: dict[str, int] = defaultdict(int)
+        for _ in range(3):
+            self.write()
+
+    def write(self) -> None:
+        """Gives each query something to read: entries in two groups, a file in the Delta table."""
+        from deltalake import write_deltalake
+
+        for group in SOURCES:
+            start = len(self.written[group])
+            bodies = [f"{group}-{number:06}-".encode() + b"x" * 600 for number in range(start, start + ROWS)]
+            with Client(self.cluster.peers, group) as client:
+                first = client.append(bodies).first_index
+            self.written[group] += [(first + at, body) for at, body in enumerate(bodies)]
+        numbers = pa.table({"number": pa.array(range(self.numbers, self.numbers + ROWS), pa.int64())})
+        write_deltalake(str(self.directory / "numbers"), numbers, mode="append")
+        self.numbers += ROWS
+
+    def checkpoint(self, pipeline: str) -> str:
+        return str(self.directory / f"{pipeline} checkpoint")
+
+    def log_state(self, pipeline: str) -> tuple[int, int]:
+        """Newest micro-batch in the offset log and in the commit log."""
+        checkpoint = self.checkpoint(pipeline)
+        return newest(checkpoint, "offsets"), newest(checkpoint, "commits")
+
+    def prepare(self, steps: Mapping[str, str | None], act: str, batch: int | None) -> Path:
+        """Writes down what the next driver shall do; returns the folder."""
+        folder = self.directory / f"run {self.runs}"
+        folder.mkdir()
+        settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": (7, 1000, 60)[self.runs % 3]}
+        run = {"peers": self.cluster.peers, "directory": str(self.directory), "pipelines": dict(steps), "act": act}
+        (folder / "run.json").write_text(json.dumps(run | {"batch": batch, "settings": settings}))
+        self.runs += 1
+        return folder
+
+    def start(self, steps: Mapping[str, str | None], act: str = "kill", batch: int | None = None) -> Driver:
+        for pipeline in steps:  # the folder that stood in the way of a commit log's entry
+            for entry in Path(self.checkpoint(pipeline), "commits").glob("[0-9]*"):
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+        return Driver(self.prepare(steps, act, batch))
+
+    def replayed(self, pipeline: str, group: str, *, committed: bool) -> int:
+        """Where the group's next index lies behind what the sink holds: of the newest offset, or the one before."""
+        offsets, commits = self.log_state(pipeline)
+        batch_id = offsets if committed else commits
+        if batch_id < 0:
+            return 0
+        entry = Path(self.checkpoint(pipeline), "offsets", str(batch_id)).read_text().splitlines()[-1]
+        return int(json.loads(entry)["groups"][group]["next"])
+
+    def expected(self, pipeline: str, group: str, *, committed: bool) -> list[bytes]:
+        end = self.replayed(pipeline, group, committed=committed)
+        return [body for index, body in self.written[group] if index < end]
+
+    def show(self, group: str) -> list[bytes]:
+        """Reads on from where the last call ended; what was visible once does not change."""
+        with Client(self.cluster.peers, group) as client:
+            end = max(node.visible_end for node in client.metadata().nodes)
+            while self._at[group] < end:
+                found = client.fetch(self._at[group], end, consistency="linearizable")
+                self.shown[group] += found.batch.column("body").to_pylist()
+                self._at[group] = found.next_index
+        return self.shown[group]
+
+    def table(self) -> dict[str, list[bytes]]:
+        """The bodies of the Delta table by group, in the order of their indexes."""
+        from deltalake import DeltaTable
+
+        if not (self.directory / "table" / "_delta_log").exists():
+            return {group: [] for group in SOURCES}
+        rows = DeltaTable(str(self.directory / "table")).to_pyarrow_table().sort_by("index").to_pylist()
+        return {group: [row["body"] for row in rows if row["group"] == group] for group in SOURCES}
+
+    def kill_leader(self, group: str) -> None:
+        leader = self.cluster.leader(group)
+        self.cluster.kill(leader)
+        for name in self.cluster.groups:
+            self.cluster.leader(name)
+        self.cluster.restart(leader)
+
+
+class Driver:
+    """A running driver process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._output = (folder / "output").open("w+b")
+        path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark_connector.crash_driver"],
+            cwd=CHECKOUT,
+            env=os.environ | {FOLDER: str(folder), "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def wait(self) -> tuple[int, str]:
+        """Returns exit code and output."""
+        try:
+            code = self._process.wait(200)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = 99
+        self._output.close()
+        return code, (self.folder / "output").read_text(errors="replace")[-6000:]
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    groups = (*SOURCES, *SOURCES.values(), "d")
+    small: dict[str, Any] = {"data_segment_bytes": 64 << 10, "index_segment_bytes": 32 << 10, "retain_bytes": 512 << 10}
+    with LocalCluster(3, groups=groups, **small) as cluster:
+        yield History(cluster, tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.parametrize("step", MATRIX)
+def test_a_driver_that_dies(history: History, step: str) -> None:
+    steps = MATRIX[step]
+    history.write()
+    first = step.startswith("first")
+    before = {group: list(history.show(group)) for group in (*SOURCES.values(), "d")}
+    code, output = history.start(steps, batch=0 if first else None).wait()
+    assert code == -signal.SIGKILL, output
+    _check_logs(history, steps, first)
+    if step in ("tasks running", "sink committed"):
+        history.kill_leader("t1")
+    _check_table(history, steps)
+    _check_targets(history, steps, before)
+
+
+def _check_logs(history: History, steps: Steps, first: bool) -> None:
+    """It died where it was to die: Spark's own logs say how far the micro-batch was."""
+    for pipeline, point in steps.items():
+        offsets, commits = history.log_state(pipeline)
+        ahead = 0 if point in ("before the offset log", "ended") else WRITTEN_OFFSETS
+        assert offsets == commits + ahead, (pipeline, point)
+        assert not first or commits == -1, (pipeline, point)
+
+
+def _check_table(history: History, steps: Steps) -> None:
+    committed = steps["log to delta"] == "commit log refused"
+    found = history.table()
+    for group in SOURCES:
+        assert found[group] == history.expected("log to delta", group, committed=committed), group
+
+
+def _check_targets(history: History, steps: Steps, before: dict[str, list[bytes]]) -> None:
+    point = steps["log to log"]
+    for source, target in SOURCES.items():
+        committed = point == "sink committed" or (point == "sink committed in part" and target == "t1")
+        assert history.show(target) == history.expected("log to log", source, committed=committed), target
+    shown = history.show("d")
+    assert shown == [str(number).encode() for number in range(len(shown))]
+    assert len(shown) % ROWS == 0, "a part of a micro-batch is visible"
+    if steps["delta to log"] != "ended":
+        assert len(shown) - len(before["d"]) <= 2 * ROWS
+
+
+def _await_arrival(driver: Driver, steps: Steps) -> None:
+    until = time.monotonic() + 200
+    while not all((driver.folder / f"{pipeline}.arrived").exists() for pipeline in steps):
+        assert driver._process.poll() is None, driver.wait()[1]
+        assert time.monotonic() < until, "the older driver did not come to its step"
+        time.sleep(0.05)
+
+
+def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced_and_all_arrives_once(history: History) -> None:
+    """The older one stands still between its tasks and its commit; the newer one replays its micro-batch, and more."""
+    history.write()
+    history.write()  # each has two micro-batches to go
+    steps = {"log to log": "tasks done", "delta to log": "tasks done"}
+    older = history.start(steps, act="hold")
+    try:
+        _await_arrival(older, steps)
+        code, output = history.start(dict.fromkeys(PIPELINES), act="none").wait()
+        assert code == 0, output
+        (older.folder / "go").touch()
+        code, output = older.wait()
+    finally:
+        (older.folder / "go").touch()
+        older.kill()
+    assert code == 1, output
+    assert output.count("[FENCED]") >= len(steps), output
+    history.kill_leader("d")
+    everything = {group: [body for _, body in history.written[group]] for group in SOURCES}
+    assert history.table() == everything
+    assert {source: history.show(target) for source, target in SOURCES.items()} == everything
+    assert history.show("d") == [str(number).encode() for number in range(history.numbers)]
+
+
+def test_retention_has_deleted_what_was_read_meanwhile(history: History) -> None:
+    if history.runs < len(MATRIX) + 2:
+        pytest.skip("only the whole history is long enough")
+    for group in SOURCES:
+        with Client(history.cluster.peers, group) as client:
+            assert max(node.first_index for node in client.metadata().nodes) > 0, group
