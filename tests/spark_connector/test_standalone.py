@@ -17,6 +17,7 @@ from tests.spark_connector.spark_processes import Standalone, make_package, make
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 JOB = Path(__file__).with_name("distributed_job.py")
+SPECULATION = Path(__file__).with_name("speculation_job.py")
 BODIES = [f"body-{number:05}".encode() for number in range(30_000)]
 
 
@@ -71,6 +72,33 @@ def test_a_standalone_cluster_reads_streams_and_writes(
     assert folders == set(spark_cluster.workers)  # both took part
     for at, module, _ in told["tasks"]:
         assert Path(at, module).is_relative_to(at), "an executor has the connector from elsewhere"
+
+
+def test_of_two_live_attempts_of_a_task_one_counts(
+    spark_cluster: Standalone, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
+) -> None:
+    """Speculation: the first attempt has appended all its rows, and lives until the second one has won."""
+    bodies = [b"%05d" % number + b"x" * 400 for number in range(4000)]
+    log.append(bodies)
+    settings = {
+        "spark.executor.cores": "1",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1",
+        "spark.speculation.quantile": "0.5",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    }
+    options: list[Any] = ["--master", spark_cluster.master, "--py-files", package]
+    options += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    driver = tmp_path / "driver"
+    done = submit(driver, spark_cluster.python, options, SPECULATION, cluster.peers, log.group, target.group, shared)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == {"attempts": ["attempt-0", "attempt-1"]}
+    status = max(target.metadata(space=True).nodes, key=lambda node: node.visible_end)
+    assert Counter(target.read(0, status.visible_end)["body"].to_pylist()) == Counter(bodies)
+    assert status.lost_entries > 1000, "the first attempt had not appended its rows"
 
 
 def test_local_cluster_reads_streams_and_writes(
