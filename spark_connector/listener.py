@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -112,10 +113,27 @@ class DLedgerListener(StreamingQueryListener):
         # PySpark's client of Spark Connect may hang when it removes a listener while events arrive.
         if streams is not None and not active:
             streams.removeListener(self)
+        self.write_rest()
+
+    def write_rest(self) -> None:
+        """Closes the outputs; what Spark tells afterwards is not heard."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             for output in self._outputs:
                 output.close()
+
+
+def _close_at_exit(listener: DLedgerListener, client: Any) -> None:
+    """Over Spark Connect PySpark's own thread would keep a program alive that ended without ``spark.stop()``.
+
+    By then no request can be made any more: the connection is closed, which ends that thread.
+    """
+    threading.main_thread().join()
+    listener.write_rest()
+    with suppress(Exception):
+        client.close()
 
 
 def _active(streams: Any) -> set[str]:
@@ -171,6 +189,9 @@ def monitor(
         listener = DLedgerListener(outputs)
         listener.spark = spark
         spark.streams.addListener(listener)
+        if hasattr(spark, "is_stopped"):
+            ending = threading.Thread(target=_close_at_exit, args=(listener, spark.client), daemon=True)
+            ending.start()
     except BaseException:
         for output in outputs:
             output.close()

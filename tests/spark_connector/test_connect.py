@@ -14,6 +14,12 @@ from tests.spark_connector.spark_processes import connect_server, make_package, 
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 JOB = Path(__file__).with_name("connect_job.py")
+NEVER_STOPPED = """
+import sys
+from pyspark.sql import SparkSession
+from spark_connector import monitor
+monitor(SparkSession.builder.remote(sys.argv[1]).getOrCreate(), log=False, json="lag.jsonl")
+"""
 
 
 @pytest.fixture
@@ -31,6 +37,9 @@ def test_a_client_reads_streams_writes_and_sees_the_lag(cluster: Any, log: Any, 
     with connect_server(tmp_path / "server", python, package) as url:
         arguments = (url, cluster.peers, log.group, target.group, tmp_path / "client")
         told = json.loads(run_client(tmp_path / "client", python, package, JOB, *arguments).splitlines()[-1])
+        (tmp_path / "never_stopped.py").write_text(NEVER_STOPPED)
+        # It ends although PySpark's thread, which waits for the listener's events, is no daemon.
+        assert run_client(tmp_path / "second", python, package, tmp_path / "never_stopped.py", url) == ""
     assert told["kind"] == "pyspark.sql.connect.session"
     assert told["read"] == [1000, sum(map(len, bodies))]
     assert told["by_sql"] == [1000]
