@@ -74,7 +74,7 @@ def test_losses_are_counted_in_the_report(tmp_path: Path) -> None:
         reader.latestOffset(gone, ALL)
         report = reader.reportLatestOffset()
         assert report is not None
-        assert report["losses"] == {"entries": 2, "events": 1}
+        assert report["losses"] == {"entries": 3, "events": 1}
 
 
 def test_nodes_that_do_not_answer_leave_the_lag_unknown() -> None:
