@@ -140,7 +140,7 @@ def _view(client: Client) -> _View:
 
 def _measure(client: Client, group: str, position: Position) -> _Row:
     view, deadline = _view(client), time.monotonic() + _CATCH_UP_S
-    while view.end < position.next_index and time.monotonic() < deadline:
+    while view.commit + 1 < position.next_index and time.monotonic() < deadline:
         time.sleep(0.1)  # after an election nodes may know less for a moment
         view = _view(client)
     first, end = view.first, view.end
@@ -149,14 +149,17 @@ def _measure(client: Client, group: str, position: Position) -> _Row:
         found = client.fetch(start, stop, max_bytes=_LOOK_BYTES, min_commit=view.commit)
         return found.batch, found.next_index
 
-    finding = _finding(client, position, view.log, first, end)
+    finding = _finding(client, position, view.log, first, view.commit + 1)
     start = first if finding == "LOG_RECREATED" else max(position.next_index, first)
     behind = measure_behind(start, end, rows, lambda index: _record(client, index).end_position)
     return _Row(group, position.next_index, first, end, behind.records, behind.bytes, behind.seconds(), finding=finding)
 
 
 def _finding(client: Client, position: Position, log: str | None, first: int, end: int) -> str | None:
-    """Says how the position does not fit the log, in the order in which the connector looks."""
+    """Says how the position does not fit the log, in the order in which the connector looks.
+
+    ``end`` is that of all that is committed: open transactions hide some of it from most readers, but not from all.
+    """
     if position.log is not None and log is not None and position.log != log:
         return "LOG_RECREATED"
     if position.next_index > end:

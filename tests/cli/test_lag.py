@@ -83,6 +83,10 @@ def test_control_entries_and_aborted_attempts_at_the_end_are_no_lag(cluster: Loc
         lost = TransactionId("query", 1, "run")
         for attempt in range(3):
             client.append_attempt([b"lost"] * 50, transaction=lost, attempt=f"attempt-{attempt}")
+        # A query with isolation=read_uncommitted is further than others may see.
+        ahead = checkpoint(tmp_path / "ahead", c=(read_to + 100, uuid, term))
+        row = rows(cluster, ahead)["c"]
+        assert (row["end_index"] < read_to + 100, row["records"], row["finding"]) == (True, 0, None)
         client.abort_transaction(lost)
         leader = cluster.leader("c")
         client.transfer_leadership(next(node for node in cluster.node_ids if node != leader))
