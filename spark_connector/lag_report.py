@@ -72,12 +72,15 @@ class LagReport:
         )
 
 
-def lag_reports(progress: Mapping[str, Any]) -> list[LagReport]:
+def lag_reports(progress: Mapping[str, Any] | None) -> list[LagReport]:
     """Returns a report for each group that a query reads with this connector.
 
     Args:
-        progress: what ``query.lastProgress`` and a listener's events hold. Sources of other kinds are left out.
+        progress: what ``query.lastProgress`` and a listener's events hold; None before the first micro-batch. Sources
+            of other kinds are left out.
     """
+    if progress is None:
+        return []
     found = []
     for number, source in enumerate(progress["sources"]):
         ends, latest = _offset(source["endOffset"]), _offset(source["latestOffset"])

@@ -61,5 +61,6 @@ def test_what_is_unknown_is_none() -> None:
 
 @pytest.mark.parametrize("told", ["None", "null", "", "{", "17", '{"topic":{"0":5}}'])
 def test_a_source_that_tells_nothing_is_left_out(told: str) -> None:
+    assert lag_reports(None) == []
     assert lag_reports(progress(source(None, told, told))) == []
     assert lag_reports(progress(source(None, offset(a=1), told))) == []
