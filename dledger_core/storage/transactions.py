@@ -284,19 +284,18 @@ class TransactionTable:
             (q, b): OpenTransaction(Index(first), begin, run, [Part(*p) for p in parts])
             for q, b, first, begin, run, parts in fields["open"]
         }
-        self._queries = OrderedDict((entry[0], _restored(*entry[1:])) for entry in fields["queries"])
+        self._queries = OrderedDict((name, _restored(*known)) for name, *known in fields["queries"])
         self._losers = [(start, end) for start, end in fields["losers"]]
 
 
 def _restored(run_id: str, retired: list[str], committed: list[list[Any]], aborted: Sequence[Any] = ()) -> Query:
     """Returns a query of a snapshot; one made before there were inputs and aborted transactions has none."""
-    return Query(
-        run_id,
-        list(retired),
-        OrderedDict((entry[0], [Part(*part) for part in entry[1]]) for entry in committed),
-        {entry[0]: entry[2] for entry in committed if len(entry) > 2 and entry[2]},
-        [(batch_id, run) for batch_id, run in aborted],
-    )
+    query = Query(run_id, list(retired), aborted=[(batch_id, run) for batch_id, run in aborted])
+    for batch_id, parts, *made_of in committed:
+        query.committed[batch_id] = [Part(*part) for part in parts]
+        if made_of and made_of[0]:
+            query.inputs[batch_id] = made_of[0]
+    return query
 
 
 def _key(fields: dict[str, Any]) -> TransactionId:

@@ -3,6 +3,7 @@
 import pytest
 
 from dledger_core import control
+from dledger_core.checksum import crc32
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import FencedError, TransactionError
 from dledger_core.storage.tables import LogTables
@@ -221,3 +222,12 @@ def test_a_snapshot_from_before_inputs_and_aborted_transactions_is_read():
     assert table.state(T0) == ("committed", [Part(1, 2, 2, 5)])
     assert table.committed_input(T0) == (0, "")
     assert isinstance(table.fenced(T0._replace(run_id="run0")), FencedError)
+
+
+@pytest.mark.parametrize(
+    "queries", [[[]], [["q"]], [["q", "r", [], [[]]]], [["q", "r", [], [[0]]]], [["q", "r", [], [], [[]]]]]
+)
+def test_a_malformed_snapshot_is_none(queries):
+    fields = {"version": 1, "applied": 0, "log": None, "producers": LogTables().producers.snapshot()}
+    packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "losers": []}})
+    assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None
