@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql.datasource import WriterCommitMessage
 
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import DLedgerError, FencedError, UnreachableError
+from dledger_core.errors import DLedgerError, FencedError, TransactionError, UnreachableError
 from spark_connector.attempts import AttemptMessage, CommittedBefore
 from spark_connector.errors import OptionError
 from spark_connector.logs import client_for, retrying
@@ -146,7 +146,7 @@ def _check_open(transaction: TransactionId, parts: dict[str, list[Part]], option
         ask = partial(client_for(options, group).transaction, transaction)
         state = retrying(ask, options.fetch_retry_ms, unknown_outcome=True).state
         if state not in ("open", "committed"):
-            raise DLedgerError(
+            raise TransactionError(
                 f"the transaction is {state}: it was open for longer than the servers allow",
                 f"group {group!r}",
                 "write again, in smaller pieces, or raise the servers' transaction-timeout-ms; nothing is visible",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import threading
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from dledger_core import Client, LocalCluster, Part
+from dledger_core.cli import main
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError, FencedError
 from spark_connector.attempts import AttemptMessage, write_attempt
@@ -274,3 +277,6 @@ def test_what_losers_cost_is_told(cluster: LocalCluster, options: DLedgerOptions
         entries, nbytes = lost()
         assert entries == before[0] + 100
         assert nbytes >= before[1] + 100 * (409 + 48)
+    told = CliRunner().invoke(main, ["status", "--peers", cluster.peers, "--format", "json"])
+    nodes = json.loads(told.stdout)["nodes"]
+    assert (entries, nbytes) in {(node["lost_entries"], node["lost_bytes"]) for node in nodes}
