@@ -85,9 +85,10 @@ class LiveRepairs:
                 damage = await environment.beside(partial(log.damage_near, index))
                 if damage is None:
                     met.discard(index)
-                elif not await self._hand_over(replica):
-                    await self._wait(replica, damage, "no other node takes the lead")
-                elif (left := await records.mend(damage, write)) is not None:
+                    continue
+                # Not a condition: the damage itself may be what keeps all others from catching up.
+                await self._hand_over(replica)
+                if (left := await records.mend(damage, write)) is not None:
                     await self._wait(replica, left, "; ".join(f"{n}: {why}" for n, why in records.failures.items()))
                 else:
                     self.repaired += 1
@@ -97,8 +98,8 @@ class LiveRepairs:
                 _LOG.error("group %s: damage near entry %d cannot be repaired: %s", replica.group, index, error)
                 await environment.sleep(RETRY_S)
 
-    async def _hand_over(self, replica: Replica) -> bool:
-        """Sees to it that this node does not lead the group while it is repaired; returns whether that is so."""
+    async def _hand_over(self, replica: Replica) -> None:
+        """Tries to have another node lead the group while this one is repaired."""
         environment = self._environment
         for peer in self._peers if replica.is_leader else ():
             with contextlib.suppress(DLedgerError):
@@ -107,8 +108,7 @@ class LiveRepairs:
             while replica.is_leader and environment.now() < deadline:
                 await environment.progress(replica, deadline - environment.now())
             if not replica.is_leader:
-                break
-        return not replica.is_leader
+                return
 
     async def _wait(self, replica: Replica, damage: Damage, why: str) -> None:
         now = self._environment.now()
