@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
-from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
+from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
 from spark_connector.options import DLedgerOptions
@@ -23,23 +23,37 @@ from spark_connector.planning import Range
 if TYPE_CHECKING:
     from dledger_core import StoreReader
 
-__all__ = ["StoreLog"]
+__all__ = ["StoreLog", "fresh_view"]
 
 _LOOK_EVERY_S: Final = 0.1
+_NAMED_MAX: Final = 4
 
 _views: dict[tuple[int, str], StoreReader] = {}
 _lock = threading.Lock()
 
 
-def _fresh_view(path: str) -> StoreReader:
-    """Opens the store as it is now and keeps the view for this process."""
+def fresh_view(path: str) -> StoreReader:
+    """Opens the store as it is now and keeps the view for this process.
+
+    Raises:
+        OptionError: there is no store.
+    """
     from dledger_core import open_store
 
     key = (os.getpid(), path)
     with _lock:
-        # An older view is not closed: another thread may be reading from it. Its files close with it.
-        _views[key] = view = open_store(path, since=_views.get(key))
+        try:
+            # An older view is not closed: another thread may be reading from it. Its files close with it.
+            _views[key] = view = open_store(path, since=_views.get(key))
+        except StoreMismatchError as error:
+            raise OptionError(f"wrong value {path!r}: {error.what}", "path", _remedy(path, error)) from None
     return view
+
+
+def _remedy(path: str, error: StoreMismatchError) -> str:
+    """Names the stores below, where the path is that of a node's whole directory or of a group's."""
+    below = sorted(str(data.parent) for depth in ("*", "*/*") for data in Path(path).glob(f"{depth}/data"))
+    return f"use {' or '.join(below[:_NAMED_MAX])}" if below else error.remedy
 
 
 class StoreLog:
@@ -47,7 +61,7 @@ class StoreLog:
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
-        self._view = _fresh_view(options.path)
+        self._view = fresh_view(options.path)
         # A Java store does not record its group; the directory above usually has its name.
         recorded = self._view.group or Path(options.path).resolve().parent.name
         self.group = options.groups[0] if options.groups_given else recorded
@@ -58,7 +72,7 @@ class StoreLog:
         What a store records as committed is a lower bound, and Java's generation B records nothing; read_uncommitted
         reads what lies behind it too.
         """
-        self._view = view = _fresh_view(self._options.path)
+        self._view = view = fresh_view(self._options.path)
         unbounded = view.commit_index is None or self._options.isolation == "read_uncommitted"
         last = view.last_index if unbounded else view.commit_index
         assert last is not None
@@ -96,7 +110,7 @@ class StoreLog:
         try:
             return self._read(part, start)
         except (IndexOutOfRangeError, CorruptRecordError):
-            self._view = _fresh_view(self._options.path)
+            self._view = fresh_view(self._options.path)
         try:
             return self._read(part, start)
         except IndexOutOfRangeError as error:

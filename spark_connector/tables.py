@@ -28,6 +28,7 @@ from spark_connector.errors import OptionError
 from spark_connector.groups import GroupFinder
 from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
+from spark_connector.store_log import fresh_view
 
 if TYPE_CHECKING:
     from dledger_core import Metadata, StoreReader
@@ -161,17 +162,15 @@ def _named(batch: pa.RecordBatch, **columns: str | None) -> list[dict[str, Any]]
 
 
 def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
-    from dledger_core import open_store
-
-    with open_store(options.path) as store:
-        recorded = store.group or Path(options.path).resolve().parent.name
-        if options.groups_given and store.group is not None and store.group != options.groups[0]:
-            raise OptionError(f"the store is of group {store.group!r}", "groups", "leave it out")
-        group = options.groups[0] if options.groups_given else recorded
-        if table in ("groups", "nodes"):
-            return [_store_row(store, group, table)]
-        more = {"node_id": store.node_id} if table == "segments" else {}
-        return _named(store.describe(table), group=group, **more)
+    store = fresh_view(options.path)
+    recorded = store.group or Path(options.path).resolve().parent.name
+    if options.groups_given and store.group is not None and store.group != options.groups[0]:
+        raise OptionError(f"the store is of group {store.group!r}", "groups", "leave it out")
+    group = options.groups[0] if options.groups_given else recorded
+    if table in ("groups", "nodes"):
+        return [_store_row(store, group, table)]
+    more = {"node_id": store.node_id} if table == "segments" else {}
+    return _named(store.describe(table), group=group, **more)
 
 
 def _store_row(store: StoreReader, group: str, table: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dledger_core import Client, LocalCluster
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import StoreMismatchError
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.source import DLedgerDataSource
@@ -137,8 +136,12 @@ def test_all_tables_of_a_store_of_java(tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_store(tmp_path: Path) -> None:
     for table in TABLES:
-        with pytest.raises(StoreMismatchError, match="no store is here"):
+        with pytest.raises(OptionError, match=rf"wrong value '{tmp_path}': no store is here .* at path; name the dir"):
             rows(table, path=str(tmp_path))
+    with StoreWriter(tmp_path, group="orders") as store:
+        for path in (tmp_path, tmp_path / "orders"):
+            with pytest.raises(OptionError, match=f"at path; use {store.path}"):
+                rows("groups", path=str(path))
 
 
 def test_a_table_is_no_stream() -> None:
