@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs._directories import check_checkpoint, local_path
 
 if TYPE_CHECKING:
-    from spark_connector.tracking import Tracker
+    from spark_connector.reading.tracking import Tracker
 
 __all__ = ["check_resume"]
 

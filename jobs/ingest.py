@@ -237,7 +237,7 @@ def command(
 def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
     """Checks options and reachability before a JVM starts; returns what can be read per group."""
     from spark_connector.options import DLedgerOptions
-    from spark_connector.tracking import Tracker
+    from spark_connector.reading.tracking import Tracker
 
     if plan.trigger != "available-now" and not _INTERVAL.match(plan.trigger):
         raise ConfigError(f"wrong trigger {plan.trigger!r}", "--trigger", 'use available-now or "10 seconds"')

@@ -231,7 +231,7 @@ def _log_plan(
 ) -> RebuildPlan:
     """The plan for a log with entries: servers, or a store that a classic CommitLog may precede."""
     from spark_connector.options import DLedgerOptions
-    from spark_connector.tracking import Tracker
+    from spark_connector.reading.tracking import Tracker
 
     source = {"path": store} if store else {"peers": str(peers), "groups": ",".join(parse_groups(groups or "default"))}
     tracker = Tracker(DLedgerOptions.for_reading(source))

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_connector.lag_report import LagReport, lag_reports
-    from spark_connector.listener import DLedgerListener, monitor
+    from spark_connector.monitoring.lag_report import LagReport, lag_reports
+    from spark_connector.monitoring.listener import DLedgerListener, monitor
 
 __all__ = ["PYSPARK_VERSION", "DLedgerListener", "LagReport", "check_spark", "lag_reports", "monitor", "register"]
 
 PYSPARK_VERSION: Final = "4.2"
 
 _ON_DEMAND: Final = {
-    "DLedgerListener": "spark_connector.listener",
-    "LagReport": "spark_connector.lag_report",
-    "lag_reports": "spark_connector.lag_report",
-    "monitor": "spark_connector.listener",
+    "DLedgerListener": "spark_connector.monitoring.listener",
+    "LagReport": "spark_connector.monitoring.lag_report",
+    "lag_reports": "spark_connector.monitoring.lag_report",
+    "monitor": "spark_connector.monitoring.listener",
 }
 """What is imported when it is first asked for: PySpark imports this package in processes that need none of it."""
 

@@ -30,7 +30,7 @@ class DLedgerDataSource(DataSource):
         """Columns of a read; a wrong option fails here, before the query starts."""
         options = DLedgerOptions.for_reading(self.options)
         if options.table is not None:
-            from spark_connector.tables import table_schema
+            from spark_connector.reading.tables import table_schema
 
             return table_schema(options.table)
         return schema_for(options.decode)
@@ -39,11 +39,11 @@ class DLedgerDataSource(DataSource):
         """Makes the batch reader, or that of a metadata table."""
         options = DLedgerOptions.for_reading(self.options)
         if options.table is not None:
-            from spark_connector.tables import TableReader, table_schema
+            from spark_connector.reading.tables import TableReader, table_schema
 
             check_columns(schema, table_schema(options.table))
             return TableReader(options)
-        from spark_connector.batch_reader import DLedgerBatchReader
+        from spark_connector.reading.batch_reader import DLedgerBatchReader
 
         return DLedgerBatchReader(self._read_options(schema))
 
@@ -51,19 +51,19 @@ class DLedgerDataSource(DataSource):
         """Makes the stream reader."""
         if "table" in {name.lower() for name in self.options}:
             raise OptionError("a metadata table is no stream", "table", "use spark.read instead of spark.readStream")
-        from spark_connector.stream_reader import DLedgerStreamReader
+        from spark_connector.reading.stream_reader import DLedgerStreamReader
 
         return DLedgerStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Makes the batch writer: one transaction for each group."""
-        from spark_connector.batch_writer import DLedgerBatchWriter
+        from spark_connector.writing.batch_writer import DLedgerBatchWriter
 
         return DLedgerBatchWriter(DLedgerOptions.for_writing(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Makes the stream writer: one transaction for each micro-batch and group."""
-        from spark_connector.stream_writer import DLedgerStreamWriter
+        from spark_connector.writing.stream_writer import DLedgerStreamWriter
 
         checkpoint = self.options.get("checkpointlocation", "")
         return DLedgerStreamWriter(DLedgerOptions.for_writing(self.options), schema, overwrite, checkpoint)

@@ -103,9 +103,9 @@ def _store_reader(
     options: dict[str, str], group: str, width: int, end: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from spark_connector.logs import open_log
         from spark_connector.options import DLedgerOptions
-        from spark_connector.planning import Range
+        from spark_connector.reading.logs import open_log
+        from spark_connector.reading.planning import Range
 
         log = open_log(DLedgerOptions.for_reading(options))
         for batch in batches:

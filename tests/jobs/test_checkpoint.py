@@ -12,7 +12,7 @@ from dledger_core.errors import ConfigError
 from jobs._checkpoint import check_resume
 from spark_connector.errors import CheckpointError, GroupGoneError, LogRecreatedError, OffsetBeyondEndError
 from spark_connector.options import DLedgerOptions
-from spark_connector.tracking import Tracker
+from spark_connector.reading.tracking import Tracker
 from tests.spark_connector.store_writer import StoreWriter
 
 

@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from spark_connector.attempts import AttemptMessage
 from spark_connector.source import DLedgerDataSource
+from spark_connector.writing.attempts import AttemptMessage
 
 __all__ = ["FOLDER", "POINTS", "DyingSource", "newest", "stand"]
 

@@ -17,11 +17,11 @@ from dledger_core import Client, LocalCluster, Part
 from dledger_core.cli import main
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError, FencedError
-from spark_connector.attempts import AttemptMessage, write_attempt
-from spark_connector.committing import abort_attempts, check_target, commit_attempts
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
-from spark_connector.sink_rows import SinkShape
+from spark_connector.writing.attempts import AttemptMessage, write_attempt
+from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
+from spark_connector.writing.sink_rows import SinkShape
 
 pytestmark = pytest.mark.integration
 SHAPE = SinkShape("default", message=False)

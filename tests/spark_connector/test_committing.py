@@ -10,10 +10,10 @@ import pytest
 
 from dledger_core.control import TransactionId
 from dledger_core.errors import FencedError, UnreachableError
-from spark_connector.attempts import AttemptMessage, CommittedBefore
-from spark_connector.committing import abort_attempts, check_target, commit_attempts, has_committed, input_of
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
+from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
+from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts, has_committed, input_of
 
 NOBODY = DLedgerOptions.for_writing({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "1", "fetchTimeoutMs": "500"})
 KEY = TransactionId("query", 5, "run")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import encode_messages
-from spark_connector import messages
 from spark_connector.errors import DecodeError, OptionError
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading import messages
 from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter
 

@@ -11,9 +11,9 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.client.channel import Channel
 from dledger_core.errors import DLedgerError, UnreachableError
-from spark_connector.batch_reader import DLedgerBatchReader
 from spark_connector.options import DLedgerOptions
-from spark_connector.tables import TableReader
+from spark_connector.reading.batch_reader import DLedgerBatchReader
+from spark_connector.reading.tables import TableReader
 from tests.spark_connector.reading_as_executor import indexes
 
 pytestmark = pytest.mark.integration

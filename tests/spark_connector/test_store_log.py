@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from dledger_core import open_store
-from spark_connector.batch_reader import DLedgerBatchReader
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.options import DLedgerOptions
-from spark_connector.stream_reader import DLedgerStreamReader
+from spark_connector.reading.batch_reader import DLedgerBatchReader
+from spark_connector.reading.stream_reader import DLedgerStreamReader
 from tests.spark_connector.engine import ALL, Engine, next_of
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter

@@ -23,7 +23,7 @@ from spark_connector.errors import (
     RetentionError,
     TermMismatchError,
 )
-from spark_connector.reading import RangesPartition
+from spark_connector.reading.partitions import RangesPartition
 from tests.spark_connector.engine import ALL, Engine, make_batch_reader, make_reader, next_of
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter

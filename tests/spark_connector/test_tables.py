@@ -16,8 +16,8 @@ from dledger_core import Client, LocalCluster
 from dledger_core.control import Part, TransactionId
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading.tables import TableReader, table_schema
 from spark_connector.source import DLedgerDataSource
-from spark_connector.tables import TableReader, table_schema
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
 

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from spark_connector.errors import OptionError, RetentionError
-from spark_connector.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
 from spark_connector.options import DLedgerOptions
-from spark_connector.planning import Range
+from spark_connector.reading.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
+from spark_connector.reading.planning import Range
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader

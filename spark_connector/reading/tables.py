@@ -25,10 +25,10 @@ from pyspark.sql.types import StructType
 
 from dledger_core.record import DESCRIPTIONS
 from spark_connector.errors import OptionError
-from spark_connector.groups import GroupFinder
-from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
-from spark_connector.store_log import fresh_view
+from spark_connector.reading.groups import GroupFinder
+from spark_connector.reading.logs import client_for, retrying
+from spark_connector.reading.store_log import fresh_view
 
 if TYPE_CHECKING:
     from dledger_core import Metadata, StoreReader

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from spark_connector.errors import OptionError
-from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading.logs import client_for, retrying
 
 __all__ = ["GroupFinder"]
 

@@ -21,10 +21,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, FencedError, TransactionError, UnreachableError
-from spark_connector.attempts import AttemptMessage, CommittedBefore
 from spark_connector.errors import OptionError
-from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading.logs import client_for, retrying
+from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
 
 __all__ = ["abort_attempts", "check_target", "commit_attempts", "has_committed", "input_of"]
 

@@ -21,9 +21,9 @@ from pyspark.taskcontext import TaskContext
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import BadRequestError, DLedgerError, TransactionError
 from spark_connector.errors import SchemaError
-from spark_connector.logs import client_for, retrying
 from spark_connector.options import DLedgerOptions
-from spark_connector.sink_rows import ENTRY_OVERHEAD, GroupRows, SinkShape, rows_by_group
+from spark_connector.reading.logs import client_for, retrying
+from spark_connector.writing.sink_rows import ENTRY_OVERHEAD, GroupRows, SinkShape, rows_by_group
 
 if TYPE_CHECKING:
     from dledger_core import Client

@@ -23,10 +23,10 @@ import pyarrow as pa
 from dledger_core.client import Behind, measure_behind
 from dledger_core.errors import DLedgerError
 from spark_connector.errors import LossPolicy
-from spark_connector.logs import Bounds, Log, open_log
 from spark_connector.offsets import VERSION, GroupOffset, StreamOffset
 from spark_connector.options import DLedgerOptions
-from spark_connector.planning import Range
+from spark_connector.reading.logs import Bounds, Log, open_log
+from spark_connector.reading.planning import Range
 
 __all__ = ["LagMeter"]
 

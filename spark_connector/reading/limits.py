@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from spark_connector.planning import shares
+from spark_connector.reading.planning import shares
 
 __all__ = ["MinimumDelay", "ends_within_bytes", "last_within"]
 

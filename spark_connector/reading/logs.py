@@ -32,7 +32,7 @@ from dledger_core.record import HEADER_BYTES
 from spark_connector.errors import RetentionError
 from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
-from spark_connector.planning import Range
+from spark_connector.reading.planning import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +170,7 @@ def retrying(call: Callable[[], _T], budget_ms: int, *, unknown_outcome: bool = 
 def open_log(options: DLedgerOptions, group: str | None = None) -> Log:
     """Opens the log of ``group`` as the options say; a store names its group itself."""
     if options.path:
-        from spark_connector.store_log import StoreLog
+        from spark_connector.reading.store_log import StoreLog
 
         return StoreLog(options)
     return ServerLog(options, group or options.groups[0])

@@ -9,8 +9,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_connector.errors import OptionError
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec
-from spark_connector.reading import RangesPartition, read_partition
-from spark_connector.tracking import Tracker
+from spark_connector.reading.partitions import RangesPartition, read_partition
+from spark_connector.reading.tracking import Tracker
 
 __all__ = ["DLedgerBatchReader"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from spark_connector.logs import Bounds, Log
+from spark_connector.reading.logs import Bounds, Log
 
 __all__ = ["GrowthWaiter"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from spark_connector.errors import OptionError
-from spark_connector.logs import Bounds
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
+from spark_connector.reading.logs import Bounds
 
 __all__ = ["EndBound"]
 

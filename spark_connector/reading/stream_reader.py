@@ -24,16 +24,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_connector.ending import EndBound
 from spark_connector.errors import OptionError, RetentionError
-from spark_connector.lag import LagMeter
-from spark_connector.limits import MinimumDelay
-from spark_connector.logs import Bounds
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
-from spark_connector.planning import limit_ends
-from spark_connector.reading import RangesPartition, read_partition
-from spark_connector.tracking import Tracker
+from spark_connector.reading.behind import LagMeter
+from spark_connector.reading.ending import EndBound
+from spark_connector.reading.limits import MinimumDelay
+from spark_connector.reading.logs import Bounds
+from spark_connector.reading.partitions import RangesPartition, read_partition
+from spark_connector.reading.planning import limit_ends
+from spark_connector.reading.tracking import Tracker
 
 __all__ = ["DLedgerStreamReader"]
 

@@ -16,9 +16,9 @@ from pyspark.sql.datasource import InputPartition
 
 from dledger_core.record import READ_SCHEMA
 from spark_connector.errors import LossPolicy, RetentionError
-from spark_connector.logs import Chunk, Log, open_log
 from spark_connector.options import DLedgerOptions
-from spark_connector.planning import Range
+from spark_connector.reading.logs import Chunk, Log, open_log
+from spark_connector.reading.planning import Range
 from spark_connector.schema import arrow_schema
 
 __all__ = ["RangesPartition", "read_partition"]
@@ -87,7 +87,7 @@ def _finished(
     """Adds the group, decodes messages and casts to what Spark checks for."""
     names = ["index", "term", "position", "timestamp", "body"]
     if options.decode == "message":
-        from spark_connector.messages import decoded, wanted
+        from spark_connector.reading.messages import decoded, wanted
 
         of_messages = [name for name in schema.names if name not in (*names[:-1], "group")]
         batch = wanted(batch.select(names), options)

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_connector.errors import LossPolicy
-from spark_connector.lag import LagMeter
-from spark_connector.logs import Bounds
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import DLedgerOptions
-from spark_connector.stream_reader import DLedgerStreamReader
+from spark_connector.reading.behind import LagMeter
+from spark_connector.reading.logs import Bounds
+from spark_connector.reading.stream_reader import DLedgerStreamReader
 from tests.spark_connector.store_writer import StoreWriter
 
 ALL = ReadAllAvailable()

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_connector.errors import OptionError
-from spark_connector.lag_outputs import JsonOutput, LogOutput, Output, TableOutput
-from spark_connector.lag_prometheus import PrometheusOutput
-from spark_connector.lag_report import LagReport, lag_reports
+from spark_connector.monitoring.lag_outputs import JsonOutput, LogOutput, Output, TableOutput
+from spark_connector.monitoring.lag_prometheus import PrometheusOutput
+from spark_connector.monitoring.lag_report import LagReport, lag_reports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,11 +10,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from dledger_core.control import TransactionId
-from spark_connector.attempts import write_attempt
-from spark_connector.committing import abort_attempts, check_target, commit_attempts
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.sink_rows import sink_shape
+from spark_connector.writing.attempts import write_attempt
+from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
+from spark_connector.writing.sink_rows import sink_shape
 
 __all__ = ["DLedgerBatchWriter"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from spark_connector.errors import OptionError
-from spark_connector.lag_report import LagReport
+from spark_connector.monitoring.lag_report import LagReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,14 +19,14 @@ from spark_connector.errors import (
     RetentionError,
     TermMismatchError,
 )
-from spark_connector.groups import GroupFinder
-from spark_connector.limits import ends_within_bytes
-from spark_connector.logs import Bounds, Log, RecordFacts, open_log
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
-from spark_connector.planning import Extent, Range, core_count, partition_count, split
-from spark_connector.reading import RangesPartition
-from spark_connector.waiting import GrowthWaiter
+from spark_connector.reading.groups import GroupFinder
+from spark_connector.reading.limits import ends_within_bytes
+from spark_connector.reading.logs import Bounds, Log, RecordFacts, open_log
+from spark_connector.reading.partitions import RangesPartition
+from spark_connector.reading.planning import Extent, Range, core_count, partition_count, split
+from spark_connector.reading.waiting import GrowthWaiter
 
 __all__ = ["Tracker"]
 

@@ -1,0 +1,1 @@
+"""How far queries are behind, and where that is told."""

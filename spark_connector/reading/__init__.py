@@ -1,0 +1,1 @@
+"""Reads logs: what the driver plans, what executors read."""

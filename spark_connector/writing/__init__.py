@@ -1,0 +1,1 @@
+"""Writes rows as transactions: what executors append, what the driver commits."""
