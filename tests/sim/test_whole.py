@@ -54,6 +54,7 @@ def test_many_seeds(first: int) -> None:
         pytest.param(29, id="a checkpoint believed a damaged row"),
         pytest.param(190, id="a suspect store in the middle of a new start was refused"),
         pytest.param(488, id="a damaged leader that no other could replace was never repaired"),
+        pytest.param(560, id="a log that begins inside a batch told another where"),
         pytest.param(534, id="a leader that was replaced without noticing refused a producer for good"),
     ],
 )
