@@ -24,8 +24,8 @@ def code_version() -> str:
 
 
 def uncommitted() -> str:
-    """Returns the uncommitted changes of ``JUDGED`` and of the tests, as ``git status`` shows them."""
-    return git("status", "--porcelain", "--", *JUDGED, "tests/sim", "tests/support")
+    """Returns the uncommitted changes of ``JUDGED`` and of the tests but the record, as ``git status`` shows them."""
+    return git("status", "--porcelain", "--", *JUDGED, "tests/sim", "tests/support", f":!{RECORD.relative_to(ROOT)}")
 
 
 def lines(path: Path = RECORD) -> list[dict[str, Any]]:
