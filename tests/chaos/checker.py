@@ -150,7 +150,9 @@ def _check_ranges(appends: list[Append], verdict: Verdict) -> None:
 
 def _check_appends(appends: list[Append], log: ReplicaLog, places: dict[int, list[int]], verdict: Verdict) -> None:
     known: set[int] = set()
-    may_exist = {value for each in appends if each.status != "fail" for value in each.hashes}
+    # An attempt that is refused because its transaction has ended tells nothing of its earlier tries; all of them lost.
+    uncertain = [each for each in appends if each.status != "fail" or (each.attempt and each.error == "TRANSACTION")]
+    may_exist = {value for each in uncertain for value in each.hashes}
     for each in appends:
         known.update(each.hashes)
         if each.status == "ok":

@@ -209,6 +209,15 @@ def test_of_a_transaction_only_what_the_commit_lists_is_visible() -> None:
     assert kinds([*history, read(8, 0, {}, 4)], LOG) == {"skipped"}
 
 
+def test_an_attempt_refused_for_its_transaction_may_lie_there_unseen() -> None:
+    refused = lost(0, "fail", 13, attempt="t/1/b", client="t", error="TRANSACTION")
+    history: list[Operation] = [ATTEMPTS[0], refused, decision(False)]
+    assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
+    assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == {"aborted-read"}
+    other = lost(0, "fail", 13, attempt="t/1/b", client="t", error="NO_LEADER")
+    assert "failed-append-appears" in kinds([ATTEMPTS[0], other, decision(False)], LOG)
+
+
 def test_of_an_aborted_transaction_nothing_is_visible() -> None:
     history = [*ATTEMPTS, decision(False)]
     assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
