@@ -91,6 +91,9 @@ class Link:
             await self.forward.passage()  # also the first packet of a connection is held back
             far_reader, far = await asyncio.open_connection("127.0.0.1", self.target_port, limit=HELD_BYTES_MAX)
             self._writers.add(far)
+            if self.refusing is not None:  # since this connection began
+                _end(far, self.refusing)
+                return
             await asyncio.gather(_pump(reader, far, self.forward), _pump(far_reader, writer, self.backward))
         except OSError:
             pass  # nobody listens there: the dialler's connection ends below

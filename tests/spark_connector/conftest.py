@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-GROUPS = tuple(f"g{number}" for number in range(40))
+GROUPS = tuple(f"g{number}" for number in range(64))
 
 
 @pytest.fixture(scope="session")
