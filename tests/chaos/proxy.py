@@ -99,9 +99,11 @@ class Link:
             pass  # nobody listens there: the dialler's connection ends below
         finally:
             for each in (writer, far):
-                if each is not None:
+                if each is None:
+                    continue
+                if not each.is_closing():  # a reset would overtake a close that has not reached the socket yet
                     _end(each, "reset")
-                    self._writers.discard(each)
+                self._writers.discard(each)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:

@@ -118,6 +118,18 @@ def test_drop_closes_and_refuses(network: Network, ends: Ends) -> None:
     assert passes(*ends.connect())
 
 
+def test_a_connection_refused_while_it_is_made_is_dropped_on_the_far_side_too(network: Network, ends: Ends) -> None:
+    network.stall("a", "b")
+    a = ends.dial()
+    network.refuse("a", "b", "drop")
+    assert a.recv(1) == b""
+    network.flow("a", "b")
+    b, _ = ends.server.accept()
+    ends.sockets.append(b)
+    b.settimeout(10)
+    assert b.recv(1) == b""
+
+
 def test_reset_resets_and_refuses(network: Network, ends: Ends) -> None:
     a, b = ends.connect()
     network.refuse("a", "b", "reset")
