@@ -6,20 +6,18 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dledger_core.cli.checkpoint import checkpoint_argument
 from dledger_core.cli.options import Format, Seconds, connect, examples, format_option, peers_option, timeout_option
 from dledger_core.cli.output import say, show_facts, show_rows
 from dledger_core.cli.root import EXIT_FINDING, EXIT_INCOMPLETE
 from dledger_core.cli.spark_checkpoint import Position, read_checkpoint
-from dledger_core.client import Client, measure_behind
-from dledger_core.errors import ConfigError, DLedgerError, IndexOutOfRangeError, UnreachableError
-from dledger_core.record import HEADER_BYTES
+from dledger_core.client import Client, measure_behind, record_at
+from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
 
 __all__ = ["lag"]
 
@@ -151,7 +149,7 @@ def _measure(client: Client, group: str, position: Position) -> _Row:
 
     finding = _finding(client, position, view.log, first, view.commit + 1)
     start = first if finding == "LOG_RECREATED" else max(position.next_index, first)
-    behind = measure_behind(start, end, rows, lambda index: _record(client, index).end_position)
+    behind = measure_behind(start, end, rows, lambda index: _record(client, index)["end_position"])
     return _Row(group, position.next_index, first, end, behind.records, behind.bytes, behind.seconds(), finding=finding)
 
 
@@ -168,19 +166,10 @@ def _finding(client: Client, position: Position, log: str | None, first: int, en
         return "RETENTION"
     if position.next_index > first and position.term >= 0:
         # In one log an index and a term name one entry.
-        return None if _record(client, position.next_index - 1).term == position.term else "TERM_MISMATCH"
+        return None if _record(client, position.next_index - 1)["term"] == position.term else "TERM_MISMATCH"
     return None
 
 
-class _Record(NamedTuple):
-    term: int
-    end_position: int
-
-
-def _record(client: Client, index: int) -> _Record:
+def _record(client: Client, index: int) -> dict[str, Any]:
     batch = client.records(index, index + 1, max_bytes=1, min_commit=index).batch
-    at = pc.index(batch.column("index"), index).as_py()
-    if at < 0:
-        raise IndexOutOfRangeError(f"index {index} is not in the log", f"group {client.group}")
-    position, body = batch.column("position")[at].as_py(), batch.column("body")[at].as_py()
-    return _Record(batch.column("term")[at].as_py(), position + HEADER_BYTES + len(body))
+    return record_at(batch, index, f"group {client.group}")

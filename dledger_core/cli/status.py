@@ -34,7 +34,7 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
     one object a line); a leader is RocketMQ's master, all others are slaves.
     """
     with connect(peers, group, timeout) as client:
-        metadata = client.metadata(space=True)
+        metadata = client.metadata(space=not watch)
         if watch:
             for change in client.role_changes():
                 _show_change(group, change, output)

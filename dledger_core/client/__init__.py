@@ -1,7 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncClient
-from dledger_core.client.lag import Behind, measure_behind
+from dledger_core.client.lag import Behind, measure_behind, record_at
 from dledger_core.client.producer import AsyncProducer, Producer
 from dledger_core.client.results import (
     AppendResult,
@@ -37,4 +37,5 @@ __all__ = [
     "TransactionId",
     "TransactionState",
     "measure_behind",
+    "record_at",
 ]

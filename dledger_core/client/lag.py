@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["Behind", "Rows", "measure_behind"]
+from dledger_core.errors import IndexOutOfRangeError
+from dledger_core.record import HEADER_BYTES
+
+__all__ = ["Behind", "Rows", "measure_behind", "record_at"]
 
 Rows = Callable[[int, int], tuple[pa.RecordBatch, int]]
 """Returns entries of [start, end), control entries and losers left out, and the index to go on from."""
@@ -69,3 +73,16 @@ def measure_behind(start: int, end: int, rows: Rows, end_position: Callable[[int
         start, reach = following, reach * 2
     behind = max(0, end - start)
     return Behind(behind, end_position(end - 1) - end_position(start - 1) if behind and start else 0)
+
+
+def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:
+    """Returns term, position, end_position, timestamp and body of one record of a batch of records.
+
+    Raises:
+        IndexOutOfRangeError: the batch does not hold it.
+    """
+    at = pc.index(batch.column("index"), index).as_py()
+    if at < 0:
+        raise IndexOutOfRangeError(f"index {index} is not in the log", where)
+    row = {name: batch.column(name)[at].as_py() for name in ("term", "position", "timestamp", "body")}
+    return row | {"end_position": row["position"] + HEADER_BYTES + len(row["body"])}

@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-import pyarrow.compute as pc
-
+from dledger_core.client import record_at
 from dledger_core.config import parse_peers
 from dledger_core.errors import (
     BehindError,
@@ -28,7 +27,6 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnreachableError,
 )
-from dledger_core.record import HEADER_BYTES
 from spark_connector.errors import RetentionError
 from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
@@ -330,13 +328,9 @@ class _ReplicaOrder:
 
 def facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
     """Returns the facts of the record at ``index`` in a batch of records."""
-    at = pc.index(batch.column("index"), index).as_py()
-    if at < 0:
-        raise IndexOutOfRangeError(f"index {index} is not in the log", f"group {group!r}")
-    row = {name: batch.column(name)[at].as_py() for name in ("term", "position", "timestamp", "body")}
+    row = record_at(batch, index, f"group {group!r}")
     mark = Mark(row["term"], check_of(index, row["term"], row["position"], row["body"]))
-    end_position = row["position"] + HEADER_BYTES + len(row["body"])
-    return RecordFacts(mark, row["position"], end_position, row["timestamp"])
+    return RecordFacts(mark, row["position"], row["end_position"], row["timestamp"])
 
 
 def is_late_enough(timestamp: datetime | None, timestamp_ms: int) -> bool:

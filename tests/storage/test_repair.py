@@ -346,14 +346,19 @@ def test_a_crash_in_a_repair_loses_nothing_and_it_goes_on(ahead: int) -> None:
 # --- suspect stores -------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durable() -> None:
+def store_with_a_tail() -> tuple[FaultyFiles, int]:
+    """A store that grew behind its checkpoint, and how many operations that took."""
     files = FaultyFiles()
     log = open_log(files, config=CONFIG)
     append(log, [b"a" * 30] * 3)
     log.save_checkpoint(2)
     before = files.operations
     append(log, [b"b" * 30] * 3)
-    steps = files.operations - before
+    return files, files.operations - before
+
+
+def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durable() -> None:
+    files, steps = store_with_a_tail()
     for ahead in range(1, steps + 1):
         copy = files.clone()
         log = CommitLog.open(STORE, group="g", node_id="n0", config=CONFIG, files=copy)
@@ -396,13 +401,8 @@ def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
 
 def test_a_failed_sync_that_could_not_be_marked_is_made_good_at_the_next_start() -> None:
     """What the page cache holds counts as durable from then on, so it must be: no later sync would write it."""
-    files = FaultyFiles()
-    log = open_log(files, config=CONFIG)
-    append(log, [b"a" * 30] * 3)
-    log.save_checkpoint(2)
-    before = files.operations
-    append(log, [b"b" * 30] * 3)
-    for ahead in range(1, files.operations - before + 1):
+    files, steps = store_with_a_tail()
+    for ahead in range(1, steps + 1):
         copy = files.clone()
         log = open_log(copy, config=CONFIG)
         copy.fail_at, copy.fail_more = copy.operations + ahead, 10
