@@ -101,10 +101,11 @@ class JavaDLedger:
     """
 
     def __init__(self, java: Any, version: str) -> None:
-        self._java = java
+        self.java = self._java = java
         self._classes = getattr(java, PACKAGE.partition(".")[0])
         for name in PACKAGE.split(".")[1:]:
             self._classes = getattr(self._classes, name)
+        self.classes = self._classes
         self.generation_a = version.startswith("0.3")
 
     def config(self, base: Path, node: str, data_bytes: int, index_bytes: int, port: int = 1) -> Any:

@@ -1,0 +1,16 @@
+"""The recorded frames are what Java DLedger's classes make today."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interop.java_dledger import JavaDLedger
+from tests.remoting.record_frames import VERSIONS, Recorder, recorded
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("profile", "version"), zip("AB", VERSIONS, strict=True))
+def test_java_s_classes_make_the_recorded_frames(java: JavaDLedger, profile: str, version: str) -> None:
+    del profile
+    assert {name: bytes.fromhex(frame) for name, frame in Recorder(java).frames().items()} == recorded(version)
