@@ -140,7 +140,7 @@ class Appends:
         return confirm
 
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
-        """Aborts an open transaction; one that is not open is left as it is. Never raises: timers call it too."""
+        """Aborts a transaction unless it is over; attempts in flight are caught too. Never raises: timers call it."""
         try:
             payload = Payload(control=control.pack(_transaction_fields("abort", transaction)))
             admitted = self._admit(payload, reply)
@@ -150,10 +150,10 @@ class Appends:
 
         def propose() -> None:
             self._replica.tables.transactions.check_run(transaction)
-            if self._replica.tables.transactions.state(transaction)[0] == "open":
-                self._propose(payload, [(0, admitted)])
-            else:
+            if self._replica.tables.transactions.state(transaction)[0] in ("committed", "aborted"):
                 admitted(self._now())
+            else:  # also if nothing is known of it: its attempts may be in flight
+                self._propose(payload, [(0, admitted)])
 
         self._when_ready(propose, admitted)
 

@@ -223,16 +223,18 @@ class TransactionTable:
     def apply_abort(self, fields: dict[str, Any]) -> None:
         """Takes in a committed ``abort`` control entry: all parts of the open transaction lose.
 
-        One of another run than the one that wrote last changes nothing: a late abort must not end a newer run's work.
+        That run cannot open it (again). One of another run than the one that wrote last changes nothing: a late abort
+        must not end a newer run's work.
         """
         key = _key(fields)
-        found = self._open.get((key.query_id, key.batch_id))
-        if found is None or (key.run_id and key.run_id != found.run_id):
+        query, found = self._query(key.query_id), self._open.get((key.query_id, key.batch_id))
+        if key.batch_id in query.committed or (found is not None and key.run_id not in ("", found.run_id)):
             return
-        del self._open[key.query_id, key.batch_id]
-        self._lose(found.parts)
-        query = self._query(key.query_id)
-        query.aborted = [*query.aborted, (key.batch_id, found.run_id)][-ABORTED_REMEMBERED:]
+        if found is not None:
+            del self._open[key.query_id, key.batch_id]
+            self._lose(found.parts)
+        run_id = found.run_id if found is not None else key.run_id
+        query.aborted = [*query.aborted, (key.batch_id, run_id)][-ABORTED_REMEMBERED:]
 
     def _query(self, query_id: str) -> Query:
         query = self._queries.setdefault(query_id, Query())

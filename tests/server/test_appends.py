@@ -350,6 +350,33 @@ def test_an_abort_never_raises(n0):
     assert ask.ranges == [BusyError, BadRequestError, NotLeaderError, NotLeaderError]
 
 
+def test_an_abort_ends_the_transaction_of_attempts_in_flight(n0, ask):
+    """The table does not know them yet: an abort that did nothing would leave readers waiting for its timeout."""
+    transaction = TransactionId("q", 0, "r")
+    ask.attempt(transaction, "a", b"row")
+    n0.run()
+    ask.appends.abort(transaction, ask.answers.append)
+    n0.run()
+    n0.acknowledge()
+    assert not n0.replica.tables.transactions.open
+    ask.attempt(transaction, "a", b"late")
+    n0.run()
+    n0.acknowledge()
+    assert not n0.replica.tables.transactions.open
+    assert ask.ranges[:2] == [(2, 2), (3, 3)]
+    assert batches(n0)[-1] == (3, 3), "the late attempt was refused"
+
+
+def test_an_abort_of_what_is_over_appends_nothing(n0, ask):
+    transaction = TransactionId("q", 0, "r")
+    for _ in range(2):
+        ask.appends.abort(transaction, ask.answers.append)
+        n0.run()
+        n0.acknowledge()
+    assert batches(n0) == [(0, 0), (1, 1)]
+    assert len(ask.ranges) == 2
+
+
 def test_the_bound_is_the_nodes_and_not_the_groups(tmp_path):
     budget = Budget(1 << 20)
     with HandDriven(tmp_path / "a", voters=THREE) as one, HandDriven(tmp_path / "b", voters=THREE) as other:

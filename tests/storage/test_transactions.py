@@ -93,6 +93,19 @@ def test_what_was_aborted_is_not_opened_again_by_a_straggler_of_its_run():
     table.check_attempt(T0._replace(run_id="run2"))
 
 
+def test_an_abort_that_came_before_its_attempts_keeps_them_from_opening_the_transaction():
+    table = TransactionTable()
+    table.apply_abort({"q": "q", "b": 0, "r": T0.run_id})
+    assert table.state(T0)[0] == "aborted"
+    attempt(table, 20, 5)
+    assert table.visible_end(50) == 50
+    assert table.losers(0, 50) == [(21, 26)]
+    newer = T0._replace(run_id="run2")
+    commit(table, [attempt(table, 60, 5, newer)], newer)
+    table.apply_abort({"q": "q", "b": 0, "r": "run2"})
+    assert table.state(newer)[0] == "committed"
+
+
 def test_a_new_run_retires_the_old_one():
     table = TransactionTable()
     attempt(table, 10, 5)
