@@ -32,7 +32,7 @@ _COMMANDS = {
     "demo": "demo:demo",
     "dev": "dev:dev",
     "doctor": "doctor:doctor",
-    "dump": "store:dump",
+    "dump": "dump:dump",
     "get": "read:get",
     "lag": "lag:lag",
     "perf": "perf:perf",

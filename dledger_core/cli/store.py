@@ -1,4 +1,4 @@
-"""``dledger dump`` and ``dledger verify``: look into store directories, read-only and without servers."""
+"""``dledger verify``: check store directories, read-only and without servers."""
 
 from __future__ import annotations
 
@@ -8,59 +8,15 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.options import INDEX_TYPE, Format, examples, format_option
-from dledger_core.cli.output import EntryWriter, say, show_rows
+from dledger_core.cli.options import Format, examples, format_option
+from dledger_core.cli.output import say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
-from dledger_core.errors import CorruptRecordError, StorageError
+from dledger_core.errors import StorageError
 from dledger_core.storage import open_store
 
-__all__ = ["dump", "verify"]
+__all__ = ["verify"]
 
-_CHUNK_ENTRIES = 10_000
 _directory = click.Path(exists=True, file_okay=False, path_type=Path)
-
-
-@click.command(
-    epilog=examples(
-        "dledger dump dledger-data/default/dledger-n0 --from 100 --to 120",
-        "dledger dump dledger-data/default/dledger-n0 --format json",
-    )
-)
-@format_option
-@click.option("--from", "start", type=INDEX_TYPE, help="First index to print (default: the store's first).")
-@click.option("--to", "end", type=INDEX_TYPE, help="Stop before this index (default: the store's end).")
-@click.argument("store", type=_directory)
-def dump(output: Format, start: int | None, end: int | None, store: Path) -> None:
-    """Print the records of a store directory.
-
-    STORE is the one that holds data/ and index/. Control entries are included. Stores of Java DLedger can be read
-    too, and all of them also while a node writes.
-    """
-    if start is not None and end is not None and end <= start:
-        raise click.UsageError(f"--to {end} must be above --from {start}")
-    with open_store(store) as reader:
-        begin = reader.first_index if start is None else start
-        stop = reader.last_index + 1 if end is None else min(end, reader.last_index + 1)
-        commit = "not recorded" if reader.commit_index is None else reader.commit_index
-        say(f"indexes {reader.first_index} to {reader.last_index}, commit index {commit}")
-        if reader.identity_lost:
-            say("meta/log.json is missing: the store is read as if Java had written it")
-        if begin > reader.last_index + 1:
-            reader.records(begin, begin + 1)  # says which indexes there are
-        writer = EntryWriter(output, magic=True)
-        while begin < stop:
-            batch = reader.read(begin, min(begin + _CHUNK_ENTRIES, stop))
-            if not len(batch):
-                break
-            writer.write(batch)
-            begin = batch.column("index")[-1].as_py() + 1
-        if end is None and reader.vouched_index is not None and reader.vouched_index > reader.last_index:
-            raise CorruptRecordError(
-                "committed entries behind the last one shown are damaged or missing",
-                str(store),
-                f"'dledger verify {store}' says where",
-                {"last_index": reader.last_index, "committed_index": reader.vouched_index},
-            )
 
 
 @click.command(

@@ -27,7 +27,7 @@ from dledger_core.storage.reader import StoreReader, open_store
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.tables import LogTables
 
-__all__ = ["Kind", "Source", "open_source"]
+__all__ = ["Kind", "Source", "locate_source", "open_source"]
 
 Kind = Literal["classic", "java-a", "java-b", "mixed", "dledger"]
 _NAME_DIGITS: Final = 20
@@ -153,7 +153,7 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
         CorruptRecordError: files are missing.
     """
     files = files or OsFiles()
-    store, classic = _locate(path, commitlog)
+    store, classic = locate_source(path, commitlog)
     part = ClassicPart(classic_files(classic)) if classic is not None else None
     if store is None:
         assert part is not None
@@ -164,8 +164,16 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
     return _open_store(path, store, part, files)
 
 
-def _locate(path: Path, commitlog: Path | None) -> tuple[Path | None, Path | None]:
-    """Returns the store's directory and the CommitLog's."""
+def locate_source(path: Path, commitlog: Path | None) -> tuple[Path | None, Path | None]:
+    """Returns the store's directory and the CommitLog's, either of which may be missing.
+
+    Args:
+        path: a node's store, a classic CommitLog directory, or the broker's directory that holds one or both.
+        commitlog: the classic CommitLog that precedes the store at ``path``.
+
+    Raises:
+        ConfigError: there is nothing of the kind.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path} is no directory", "SOURCE", "name a store or a CommitLog directory")
     if (path / "data").is_dir():

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from dledger_core.cli.output import EntryWriter, show_facts, show_rows
+from dledger_core.cli.entry_writers import JsonWriter, TableWriter
+from dledger_core.cli.output import show_facts, show_rows
 from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
 
 TIME = datetime(2013, 1, 1, 5, 17, 0, 250_000, tzinfo=UTC)
@@ -19,7 +20,7 @@ ROWS = [
 
 
 def test_entries_as_json_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    EntryWriter("json").write(pa.RecordBatch.from_pylist(ROWS, READ_SCHEMA))
+    JsonWriter().write(pa.RecordBatch.from_pylist(ROWS, READ_SCHEMA))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         {"index": 7, "term": 2, "position": 336, "timestamp": "2013-01-01T05:17:00.250000+00:00", "body": "héllo\n"},
@@ -28,7 +29,7 @@ def test_entries_as_json_are_one_object_a_line(capsys: pytest.CaptureFixture[str
 
 
 def test_entries_as_text_have_one_header_and_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = EntryWriter("table")
+    writer = TableWriter()
     for row in ROWS:
         writer.write(pa.RecordBatch.from_pylist([row], READ_SCHEMA))
     assert capsys.readouterr().out.splitlines() == [
@@ -40,14 +41,14 @@ def test_entries_as_text_have_one_header_and_one_line_each(capsys: pytest.Captur
 
 def test_records_name_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
     row = {**ROWS[0], "magic": 2, "body": b"x" * 1000}
-    EntryWriter("table", magic=True).write(pa.RecordBatch.from_pylist([row], RECORD_SCHEMA))
+    TableWriter(magic=True).write(pa.RecordBatch.from_pylist([row], RECORD_SCHEMA))
     line = capsys.readouterr().out.splitlines()[1]
     assert "  control  " in line
     assert line.endswith("x... (1000 bytes)")
 
 
 def test_no_entries_write_nothing_but_the_header(capsys: pytest.CaptureFixture[str]) -> None:
-    EntryWriter("json").write(pa.RecordBatch.from_pylist([], READ_SCHEMA))
+    JsonWriter().write(pa.RecordBatch.from_pylist([], READ_SCHEMA))
     assert capsys.readouterr().out == ""
 
 

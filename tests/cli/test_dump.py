@@ -1,0 +1,391 @@
+"""``dledger dump`` against what RocketMQ and Java themselves read in the golden stores, and on logs of ours."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shutil
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from dledger_core.cli import main
+from dledger_core.rocketmq import encode_messages
+from dledger_core.storage import CommitLog, open_store
+from tests.convert.stores import manifest, snapshot, store_of, unpacked
+from tests.support.archives import unpack
+from tests.support.logs import SMALL, append
+
+ROCKETMQ = Path(__file__).parents[1] / "rocketmq" / "testdata"
+MIXED, THREE = "rocketmq-rmq5-mixed-small", "rocketmq-rmq5-dledger-3-small"
+FACTS = {
+    "topic": "messageTopic",
+    "queue_id": "messageQueueId",
+    "queue_offset": "messageQueueOffset",
+    "physical_offset": "commitLogOffset",
+    "store_size": "storeSize",
+    "msg_id": "msgId",
+    "flag": "flag",
+    "sys_flag": "sysFlag",
+    "body_crc": "bodyCRC",
+    "reconsume_times": "reconsumeTimes",
+    "prepared_transaction_offset": "preparedTransactionOffset",
+}
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["dump", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def rows(*arguments: object) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run(*arguments, "--format", "json").stdout.splitlines()]
+
+
+def text(*arguments: object) -> list[str]:
+    return run(*arguments).stdout_bytes.decode().splitlines()
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mixed store, and the store and oracle of one broker of three."""
+    folder = tmp_path_factory.mktemp("golden")
+    for name, within in ((MIXED, ""), (THREE, "/n0/")):
+        with tarfile.open(ROCKETMQ / f"{name}.tar.gz") as archive:
+            wanted = [
+                m for m in archive if (within in m.name and "timer" not in m.name) or m.name.endswith("oracle.jsonl.gz")
+            ]
+            unpack(archive, folder, wanted)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("dledger-0.4.0-diverged", tmp_path_factory.mktemp("java"))
+
+
+def oracle(golden: Path, name: str) -> dict[int, dict[str, Any]]:
+    """What RocketMQ's own classes read, by physical offset."""
+    with gzip.open(golden / name / "oracle.jsonl.gz") as file:
+        found = (json.loads(line) for line in file)
+        return {unit["commitLogOffset"]: unit for unit in found if unit["kind"] == "unit"}
+
+
+@pytest.mark.parametrize("name", [MIXED, THREE])
+def test_messages_are_what_rocketmq_reads(golden: Path, name: str) -> None:
+    units = oracle(golden, name)
+    before = snapshot(golden / name / "n0")
+    found = {row["physical_offset"]: row for row in rows(golden / name / "n0", "--decode", "message")}
+    assert snapshot(golden / name / "n0") == before
+    assert len(units) > 400
+    assert set(units) <= set(found)  # half messages that were rolled back are in no queue
+    for at, unit in units.items():
+        row = found[at]
+        assert {name: row[name] for name in FACTS} == {name: unit[key] for name, key in FACTS.items()}
+        body = base64.b64decode(row["body_base64"]) if "body_base64" in row else row["body"].encode()
+        assert hashlib.sha256(body).hexdigest() == unit["bodySha256"]
+        assert (row["tags"], row["keys"]) == (unit["tags"], unit["keys"])
+
+
+@pytest.mark.parametrize("column", ["topic", "tags", "keys", "queue_id"])
+def test_filters_find_what_rocketmq_s_own_index_would(golden: Path, column: str) -> None:
+    store = golden / THREE / "n0"
+    everything = rows(store, "--decode", "message")
+    wanted = {row[column] for row in everything if row[column] is not None}
+    option = {"topic": "--topic", "tags": "--tag", "keys": "--key", "queue_id": "--queue"}[column]
+    values = sorted(wanted, key=str)[:12]
+    for value in values:
+        fits = [row["index"] for row in everything if _fits(row, column, value)]
+        assert [row["index"] for row in rows(store, option, value)] == fits
+    both = [row["index"] for row in rows(store, option, values[0], option, values[1])]
+    assert both == [r["index"] for r in everything if any(_fits(r, column, value) for value in values[:2])]
+
+
+def _fits(row: dict[str, Any], column: str, value: Any) -> bool:
+    """In plain Python, one entry at a time."""
+    if column == "keys":
+        return f" {value} " in f" {row['keys']} " or row["properties"].get("UNIQ_KEY") == value
+    if column == "tags":
+        return row["tags"] in {value, *(part.strip() for part in value.split("||"))}
+    return bool(row[column] == value)
+
+
+def test_a_unique_key_finds_its_message(golden: Path) -> None:
+    store = golden / THREE / "n0"
+    wanted = rows(store, "--from", 700, "--count", 1, "--decode", "message")[0]
+    assert wanted in rows(store, "--key", wanted["properties"]["UNIQ_KEY"])
+
+
+def test_a_physical_offset_finds_its_message_in_both_halves_of_a_mixed_log(golden: Path) -> None:
+    store = golden / MIXED / "n0"
+    units = sorted(oracle(golden, MIXED))
+    for at in (units[0], units[200], units[-1], units[-200]):
+        for inside in (0, 10):
+            (row,) = rows(store, "--from", f"@{at + inside}", "--count", 1)
+            assert row["physical_offset"] == at
+    classic = rows(store, "--to", "@262144")
+    assert len(classic) == 325
+    assert {row["index"] for row in classic} == {None}
+    assert [row["index"] for row in rows(store, "--from", "@262144")] == list(range(263))
+    assert [row["index"] for row in rows(store, "--from", -265)] == [None, None, *range(263)]
+    assert rows(store / "commitlog") == classic
+    assert rows(store / "commitlog", "--from", -7) == classic[-7:]
+    assert rows(store / "dledger-n0", "--commitlog", store / "commitlog", "--to", 2) == rows(store, "--to", 2)
+
+
+def test_times_of_entries_without_append_time_are_those_of_their_messages(golden: Path) -> None:
+    store = golden / MIXED / "n0"
+    everything = rows(store)
+    times = [row["store_timestamp"] for row in everything]
+    since, until = sorted(times)[100], sorted(times)[400]
+    fits = [row for row in everything if since <= row["store_timestamp"] < until]
+    assert len(fits) > 250
+    assert rows(store, "--from", since, "--to", until) == fits
+    assert rows(store, "--from", since, "--to", until, "--count", 5) == fits[:5]
+
+
+def test_entries_of_java_stores_are_what_java_reads(java: Path) -> None:
+    for node in ("n0", "n1", "n2"):
+        store, _ = store_of(java, node)
+        wanted = [f"{index} {term} {magic}" for index, term, magic, _ in manifest(java, node)]
+        assert text(store, "--format", r"%i %e %{magic}\n") == wanted
+
+
+def own_log(path: Path) -> None:
+    """A NOOP, then messages a second apart, and a body that is none."""
+    log = CommitLog.open(path, group="g", node_id="n0", config=SMALL)
+    append(log, [], control=b"", now_ms=1_000_000)
+    for number in range(10):
+        message = encode_messages(
+            topic="orders" if number % 2 else "größe",
+            queue_id=number % 3,
+            body=[f"body {number}".encode()],
+            tags="a" if number < 5 else None,
+            keys=f"k{number} all",
+            properties=pa.array([[("colour", "red, green")]], pa.map_(pa.string(), pa.string())),
+        )
+        append(log, [message[0].as_py()], now_ms=1_001_000 + 1000 * number)
+    append(log, [b"\xff\x00no message"], term=2, now_ms=1_020_000)
+    log.close(11)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "dledger-n0"
+    own_log(path)
+    return path
+
+
+def test_indexes_positions_and_times_of_a_log_of_ours(own: Path) -> None:
+    everything = rows(own)
+    assert [row["index"] for row in everything] == list(range(12))
+    positions = [row["position"] for row in everything]
+    assert rows(own, "--from", 3, "--to", 5) == everything[3:5]
+    assert rows(own, "--from", "first", "--to", "end") == everything
+    assert rows(own, "--from", -2) == everything[-2:]
+    assert rows(own, "--from", "end") == []
+    assert rows(own, "--to", -11) == everything[:1]
+    assert rows(own, "--from", f"@{positions[4]}", "--to", f"@{positions[6]}") == everything[4:6]
+    assert rows(own, "--from", f"@{positions[4] + 1}", "--to", f"@{positions[6] + 1}") == everything[4:7]
+    assert rows(own, "--from", "@99999999") == []
+    assert rows(own, "--from", "1970-01-01T00:16:43Z", "--to", "1970-01-01T00:16:45") == everything[3:5]
+    assert rows(own, "--from", "1970-01-01T00:16:43.001", "--to", 6) == everything[4:6]
+    assert rows(own, "--from", 3, "--count", 2, "--topic", "orders") == rows(own, "--topic", "orders")[1:3]
+
+
+def test_percent_formats(own: Path) -> None:
+    line = r"%i|%e|%t|%q|%o|%k|%g|%S|%s|%{property.colour}|%{property.none}|%T|%d|%h|%%|\x41\t\\n\n"
+    found = text(own, "--from", 2, "--to", 3, "--format", line)
+    millis, time = 1_002_000, "1970-01-01T00:16:42.000"
+    pairs = "KEYS=k1 all,TAGS=a,colour=red, green"
+    assert found == [f"2|1|orders|1||k1 all|a|6|body 1|red, green||{millis}|{time}|{pairs}|%|A\t\\n"]
+    assert text(own, "--from", 11, "--format", r"[%t] %x\n") == ["[] ff006e6f206d657373616765"]
+    framed = run(own, "--from", 10, "--format", "%R%s", "--decode", "message").stdout_bytes
+    assert framed == struct.pack(">i", 6) + b"body 9" + struct.pack(">i", 12) + b"\xff\x00no message"
+    raw = run(own, "--from", 1, "--to", 2, "--format", "%s").stdout_bytes
+    with open_store(own) as reader:
+        assert raw == reader.read(1, 2).column("body")[0].as_py()
+
+
+def test_every_escape_of_the_help_works_on_everything(own: Path, golden: Path) -> None:
+    from dledger_core.cli.percent import COLUMNS, ESCAPES
+
+    every = "".join(f"<%{letter}>" for letter in ESCAPES) + "".join(f"<%{{{name}}}>" for name in COLUMNS)
+    for store, count in ((own, 12), (golden / MIXED / "n0", 588)):
+        for decode in ("message", "none"):
+            out = run(store, "--format", rf"{every}\x00\n", "--decode", decode).stdout_bytes
+            assert out.count(b"\x00\n") >= count
+    assert run(own, "--from", "end", "--format", every).stdout == ""
+
+
+def test_the_readme_lists_every_escape() -> None:
+    from dledger_core.cli.percent import ESCAPES
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    help_text = " ".join(run("--help").stdout.split())
+    for letter, (_, said) in ESCAPES.items():
+        assert f"| `%{letter}` | {said} |" in readme
+        assert f"%{letter} {said}" in help_text
+
+
+def test_hex_shows_the_bytes_on_disk(own: Path, golden: Path) -> None:
+    for store, data in (
+        (own, own / "data"),
+        (golden / MIXED / "n0" / "commitlog", golden / MIXED / "n0" / "commitlog"),
+    ):
+        disk = (data / f"{0:020d}").read_bytes()
+        lines = text(store, "--count", 5, "--format", "hex")
+        assert len([line for line in lines if line.startswith("# ")]) == 5
+        shown = 0
+        for line in lines:
+            if not line.startswith("# "):
+                at, digits = int(line[:16], 16), bytes.fromhex(line[18:66])
+                assert disk[at : at + len(digits)] == digits
+                shown += len(digits)
+        assert shown == at + len(digits)
+    assert "body 0" in text(own, "--from", 1, "--count", 1, "--format", "hex", "--decode", "message")[1]
+
+
+def test_a_table_of_messages(own: Path) -> None:
+    lines = text(own, "--decode", "message", "--from", 10)
+    assert " ".join(lines[0].split()) == "index term time (UTC) topic queue offset tags keys body"
+    assert " ".join(lines[1].split()) == "10 1 1970-01-01 00:16:50.000 orders 0 - - k9 all body 9"
+    assert lines[2].endswith(r"\xff\x00no message")
+
+
+def test_a_body_that_cannot_be_decompressed_says_so(tmp_path: Path) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    message = encode_messages(topic="t", queue_id=0, body=[b"no zlib"], sys_flag=1)
+    append(log, message.to_pylist())
+    log.close(0)
+    (row,) = rows(tmp_path / "s", "--decode", "message")
+    assert (row["topic"], row["body"]) == ("t", None)
+    assert "cannot be decompressed" in row["error"]
+    assert "cannot be decompressed" in text(tmp_path / "s", "--decode", "message")[1]
+
+
+def test_many_compressed_bodies_are_opened_in_pieces(tmp_path: Path) -> None:
+    import zlib
+
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    body = zlib.compress(bytes(20 << 20))
+    append(log, encode_messages(topic="t", queue_id=0, body=pa.array([body] * 9), sys_flag=1).to_pylist())
+    log.close(8)
+    sizes = text(tmp_path / "s", "--decode", "message", "--format", r"%i %S\n")
+    assert sizes == [f"{index} {20 << 20}" for index in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "5", "--to", "5"], "--to 5 must be above --from 5"),
+        (["--from", "@9", "--to", "@3"], "--to @3 must be above --from @9"),
+        (["--from", "2025-01-02T00:00", "--to", "2025-01-01T00:00"], "must be above"),
+        (["--from", "now"], "neither an index"),
+        (["--from", "99"], "first_index=0 last_index=11"),
+        (["--format", "%y"], "'%y' is no escape; --help lists them"),
+        (["--format", "%i %"], "'%' is no escape"),
+        (["--format", "%{colour}"], "names no column; there are index, term"),
+        (["--format", r"%i\q"], r"'\q' is no escape"),
+        (["--format", "xml"], "none of table, json, hex"),
+        (["--queue", "-1"], "--queue"),
+        (["--count", "0"], "--count"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_calls_are_one_line(own: Path, arguments: list[str], said: str) -> None:
+    result = run(own, *arguments, code=3)
+    assert result.stdout == ""
+    assert said in result.stderr.splitlines()[-1]
+
+
+def test_a_commitlog_has_no_indexes(golden: Path) -> None:
+    result = run(golden / MIXED / "n0" / "commitlog", "--from", 3, code=3)
+    assert "a CommitLog has no index 3" in result.stderr
+    assert "@POSITION" in result.stderr
+
+
+@pytest.mark.parametrize("damage", ["magic", "length", "cut"])
+def test_damage_in_a_commitlog_is_named_and_what_is_whole_is_shown(golden: Path, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(golden / MIXED / "n0" / "commitlog", tmp_path / "commitlog")
+    everything = text(tmp_path / "commitlog", "--format", r"%P\n")
+    first = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(first.read_bytes())
+    at = int(everything[3])
+    if damage == "cut":
+        data[at + 40 :] = bytes(len(data) - at - 40)
+        first.write_bytes(data[: at + 40])
+    else:
+        data[at + (4 if damage == "magic" else 0) : at + (8 if damage == "magic" else 4)] = b"\x7f\xff\xff\xff"
+        first.write_bytes(data)
+    before = snapshot(tmp_path)
+    result = run(tmp_path / "commitlog", "--format", r"%P\n", code=3 if damage == "cut" else 4)
+    assert snapshot(tmp_path) == before
+    last = result.stderr.splitlines()[-1]
+    assert str(tmp_path / "commitlog") in last
+    if damage == "cut":  # a file of another size
+        assert "does not continue the file before" in last
+        return
+    second = [line for line in everything if int(line) >= 131072]
+    assert result.stdout.splitlines() == [*everything[:3], *second]
+    assert f"position={at}" in last
+
+
+def test_properties_that_lie_do_not_break_the_table(tmp_path: Path) -> None:
+    """Lengths beyond the record, no separators, bytes that are no UTF-8."""
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    good = encode_messages(topic="t", queue_id=0, body=[b"b"], keys="k1")[0].as_py()
+    size = good.index(b"KEYS") - 2
+    odd = [good[:size] + struct.pack(">h", 32767) + good[size + 2 :], good[:-8] + b"\xff" * 8, good[:-8] + b"\x01" * 8]
+    append(log, [good, *odd])
+    log.close(3)
+    found = rows(tmp_path / "s", "--decode", "message")
+    assert [row["topic"] for row in found] == ["t", None, "t", "t"]
+    assert found[1]["error"] == "its properties length does not fit"
+    assert [row["index"] for row in rows(tmp_path / "s", "--key", "k1")] == [0]
+
+
+def test_a_damaged_entry_is_named_and_a_torn_end_is_pointed_out(java: Path, tmp_path: Path) -> None:
+    store, _ = store_of(java, "n0")
+    shutil.copytree(store, tmp_path / "s")
+    everything = rows(tmp_path / "s")
+    assert "note:" not in run(tmp_path / "s").stderr
+    last = everything[-1]["position"]
+    file = sorted((tmp_path / "s" / "data").iterdir())[last // 65536]
+    data = bytearray(file.read_bytes())
+    data[last % 65536 + 8] ^= 1  # its index
+    file.write_bytes(data)
+    before = snapshot(tmp_path)
+    result = run(tmp_path / "s")
+    assert f"note: bytes at position {last} are no entry that follows" in result.stderr
+    assert "dledger verify" in result.stderr
+    assert len(result.stdout.splitlines()) == len(everything)  # the heading, and all but the last
+    assert snapshot(tmp_path) == before
+
+
+def test_a_store_that_is_cut_in_the_middle_of_a_record(java: Path, tmp_path: Path) -> None:
+    store, _ = store_of(java, "n0")
+    shutil.copytree(store, tmp_path / "s")
+    everything = rows(tmp_path / "s")
+    last = everything[-1]["position"]
+    file = sorted((tmp_path / "s" / "data").iterdir())[last // 65536]
+    file.write_bytes(file.read_bytes()[: last % 65536 + 20])
+    result = run(tmp_path / "s")
+    assert len(result.stdout.splitlines()) == len(everything)  # the heading, and all but the last
+    assert f"note: bytes at position {last} are no entry that follows" in result.stderr
+
+
+def test_nothing_printed_for_long_is_told(monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
+    import dledger_core.cli.dump as module
+
+    monkeypatch.setattr(module, "_QUIET_S", -1.0)
+    result = run(own, "--topic", "nothing")
+    assert "looked at 12 entries, printed 0 ..." in result.stderr
