@@ -29,7 +29,7 @@ lint: $(READY)
 	@$(BIN)/lint-imports --no-logo
 
 test: lint
-	@.ci/java .ci/jars
+	@.ci/java .ci/spark
 	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 2 --no-leftovers --durations=30 --durations-min=4 $(ARGS)
 
 check: lint

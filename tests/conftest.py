@@ -27,6 +27,13 @@ RUN_MARK = "DLEDGER_TEST_RUN"
 _ran = pytest.StashKey[set[str]]()
 _before = pytest.StashKey[set[str]]()
 
+SPARK_CLASSES = CHECKOUT / ".venv" / "spark-classes.jsa"
+"""Made by ``.ci/spark``; a JVM that does not find it, or cannot use it, starts without."""
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xlog:disable"
+"""The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves, and so do a
+collector's own threads. Without that compiler the JVM would reserve a code cache of 48 MB only, which a whole run of
+Spark tests fills. What the JVM itself logs would go to stdout, where tests expect a command's output."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("dledger")
@@ -42,9 +49,7 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[RUN_MARK] = uuid.uuid4().hex
-    # The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves. Without it
-    # the JVM would reserve a code cache of 48 MB only, which a whole run of Spark tests fills.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
+    os.environ.setdefault("JDK_JAVA_OPTIONS", f"{JVM_OPTIONS} -XX:SharedArchiveFile={SPARK_CLASSES}")
     # A machine that is busy is no reason to fail.
     hypothesis.settings.register_profile("patient", deadline=None)
     hypothesis.settings.load_profile("patient")
