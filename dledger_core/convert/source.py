@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +10,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from dledger_core.convert.busy import check_broker_idle, check_node_idle
 from dledger_core.convert.parts import ClassicPart, LogPart, Part
-from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError, StoreMismatchError
+from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq.commit_log import classic_files
@@ -148,12 +147,14 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
 
     Raises:
         ConfigError: there is nothing of the kind, or the two do not fit together.
-        StoreBusyError: a node of ours has the store open.
+        StoreBusyError: a node of ours, or a broker, has the store open.
         StoreMismatchError: a file is not what it should be.
         CorruptRecordError: files are missing.
     """
     files = files or OsFiles()
     store, classic = locate_source(path, commitlog)
+    for directory in filter(None, (store, classic)):
+        check_broker_idle(directory.absolute().parent)
     part = ClassicPart(classic_files(classic)) if classic is not None else None
     if store is None:
         assert part is not None
@@ -204,7 +205,7 @@ def _holds_segments(path: Path) -> bool:
 
 def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> Source:
     layout = Layout(store)
-    _check_idle(layout)
+    check_node_idle(layout)
     reader, meta, continued = _open_reader(store, files)
     data_bytes, index_bytes = reader.segment_bytes
     watched = [*sorted(layout.data.iterdir()), *(p for p in (layout.root / "currterm", layout.root / "checkpoint"))]
@@ -287,20 +288,6 @@ def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None
         return java, meta, True
     java.close()
     return reader, meta, False
-
-
-def _check_idle(layout: Layout) -> None:
-    """Raises StoreBusyError if a node of ours has the store open; the lock is only looked at."""
-    try:
-        fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise StoreBusyError("a node has the store open", str(layout.root), "stop the node first") from None
-    finally:
-        os.close(fd)
 
 
 def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, S
 from dledger_core.storage import CommitLog, open_store
 from tests.convert.stores import converted, entries, manifest, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract
+from tests.support.only_reading import only_reading
 
 
 def test_kinds(tmp_path: Path) -> None:
@@ -65,6 +68,53 @@ def test_a_running_node_s_store(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "dledger-n0") == before
     log.close()
     converted(tmp_path / "dledger-n0", tmp_path / "new")
+
+
+def test_a_running_broker_s_store(tmp_path: Path) -> None:
+    """A broker locks the first byte of its file ``lock`` while it runs, as Java's FileChannel.tryLock does."""
+    store = extract(MIXED, "n0/dledger-n0", tmp_path)
+    extract(MIXED, "n0/commitlog", tmp_path)
+    lock = store.parent / "lock"
+    lock.write_bytes(b"lock")
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX, 1)\n"
+        "print('locked', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline() == "locked\n"
+        for source in (store, store.parent, store.parent / "commitlog"):
+            for dry_run in (True, False):
+                with pytest.raises(StoreBusyError, match="stop the broker first"):
+                    converted(source, tmp_path / "new", dry_run=dry_run)
+        broker.communicate("\n")
+    assert not (tmp_path / "new").exists()
+    assert converted(store.parent, tmp_path / "new").entries == 588
+
+
+@pytest.mark.parametrize("what", ["commitlog", "mixed", "java-a", "java-b", "dledger"])
+def test_a_source_is_not_even_opened_for_writing(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "from"
+    if what in ("commitlog", "mixed"):
+        source = extract(MIXED, "n0/commitlog", folder)
+        extract(MIXED, "n0/dledger-n0", folder)
+        source = source if what == "commitlog" else source.parent
+    else:
+        version = {"java-b": "0.4.0"}.get(what, "0.3.1.2")
+        source = store_of(unpacked(f"dledger-{version}-rejoined", folder), "")[0]
+        if what == "dledger":
+            converted(source, folder / "ours", self_id="n0")
+            source = folder / "ours"
+    before = snapshot(folder)
+    with only_reading(folder):
+        for profile in ("A", "B"):
+            assert converted(source, tmp_path / "dry", profile=profile, dry_run=True).entries > 0
+            assert converted(source, tmp_path / profile, profile=profile).entries > 0
+    assert snapshot(folder) == before
+    with pytest.raises(AssertionError, match=r"open .*data"), only_reading(tmp_path / "A"):  # the proof would fail
+        (tmp_path / "A" / "data" / "x").write_bytes(b"")
 
 
 @pytest.mark.parametrize(
