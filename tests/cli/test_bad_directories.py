@@ -1,4 +1,4 @@
-"""Directories with damaged, missing and wrong files: dump and convert end with a line and a code, and change nothing."""
+"""Directories with damaged, missing and wrong files: dump and convert end in a line and a code, and change nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def damage(file: Path, kind: str, chance: random.Random) -> None:
             file.unlink()
             file.mkdir()
         case "stray":
-            (file.parent / chance.choice((".DS_Store", "0" * 17 + "999", "x.tmp", "٠" * 20))).write_bytes(b"x" * 10)
+            (file.parent / chance.choice((".DS_Store", "0" * 17 + "999", "x.tmp", "\u0660" * 20))).write_bytes(
+                b"x" * 10
+            )
         case "name":
             file.rename(file.parent / f"{int(file.name) + chance.choice((1, 100)):020d}")
     if content:
