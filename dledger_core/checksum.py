@@ -1,26 +1,32 @@
 """CRC-32 (java.util.zip.CRC32's polynomial) of whole columns of bodies.
 
-One SIMD call per body is still a call per body. Where all bodies of a run have one length, which is the common
-shape of a hot path, the column is checked by linearity instead: the CRC of the concatenation equals the fold of
-the bodies' CRCs, so one pass over the blob at memory speed plus a logarithmic number of numpy steps decides.
+One SIMD call per body is still a call per body, so a column is checked in one pass instead. A CRC register that holds
+the CRC c of the body before, when the next four bytes are XORed with c, goes on as if it had just begun. So of a copy
+of the column in which the first four bytes of each body are XORed with the CRC that the body before shall have, the CRC
+is the last body's, if all CRCs are right; a single wrong one always shows, several with the chance of any CRC-32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import starmap
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-__all__ = ["Buffer", "crc32", "crc32_column", "crc32_list", "first_mismatch"]
+__all__ = ["Buffer", "crc32", "crc32_column", "crc32_list", "first_mismatch", "match"]
 
 Buffer = bytes | bytearray | memoryview
 _U32 = npt.NDArray[np.uint32]
-_POLYNOMIAL = 0xEDB88320
-_FOLD_COUNT_MIN = 64
+_CRC_BYTES: Final = 4
+_CHAIN_COUNT_MIN: Final = 64
+_CHAIN_BYTES: Final = 512 << 10
+"""What is copied at once: it shall stay in the processor's cache."""
+_COPY_BYTES_MAX: Final = 512
+"""Bodies up to this length are cheaper to copy out than to look at in place."""
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
@@ -35,11 +41,15 @@ def crc32_column(blob: Buffer, lengths: npt.NDArray[Any]) -> _U32:
         blob: the concatenated bodies.
         lengths: shape (n,), bytes of each body; must sum to ``len(blob)``.
     """
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    view = memoryview(blob)
-    starts = [0, *ends[:-1]] if ends else []
-    slices = map(view.__getitem__, map(slice, starts, ends))
-    return np.fromiter(map(isal_zlib.crc32, slices), np.uint32, len(ends))
+    n = len(lengths)
+    crcs: Iterable[int]
+    if n and 0 < lengths[0] <= _COPY_BYTES_MAX and bool((lengths == lengths[0]).all()):
+        crcs = starmap(isal_zlib.crc32, struct.iter_unpack(f"{lengths[0]}s", blob))
+    else:
+        ends = np.cumsum(lengths, dtype=np.int64).tolist()
+        view = memoryview(blob)
+        crcs = (isal_zlib.crc32(view[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=False))
+    return np.fromiter(crcs, np.uint32, n)
 
 
 def crc32_list(bodies: Sequence[Buffer]) -> _U32:
@@ -55,70 +65,56 @@ def first_mismatch(blob: Buffer, lengths: npt.NDArray[Any], crcs: npt.NDArray[An
         lengths: shape (n,), bytes of each body; must sum to ``len(blob)``.
         crcs: shape (n,), the expected CRC-32s.
     """
-    n = len(lengths)
-    if n >= _FOLD_COUNT_MIN and lengths[0] > 0 and bool((lengths == lengths[0]).all()):
-        expected = _fold(np.asarray(crcs, np.uint32), int(lengths[0]))
-        if expected == crc32(blob):
+    crcs = np.asarray(crcs, np.uint32)
+    if len(lengths) >= _CHAIN_COUNT_MIN:
+        column = np.frombuffer(blob, np.uint8)
+        if lengths[0] and bool((lengths == lengths[0]).all()):
+            if match(column.reshape(len(lengths), int(lengths[0])), crcs):
+                return None
+        # The first body may be short: nothing is XORed into it.
+        elif int(lengths[1:].min()) >= _CRC_BYTES and _chain(column, lengths, crcs) == crcs[-1]:
             return None
-    wrong = np.flatnonzero(crc32_column(blob, lengths) != np.asarray(crcs, np.uint32))
+    wrong = np.flatnonzero(crc32_column(blob, lengths) != crcs)
     return int(wrong[0]) if len(wrong) else None
 
 
-def _times_x(vector: int) -> int:
-    return (vector >> 1) ^ (_POLYNOMIAL if vector & 1 else 0)
+def match(bodies: npt.NDArray[np.uint8], crcs: _U32) -> bool:
+    """Whether bodies of one length have these CRC-32s; False also where one pass cannot tell (shorter than 4 bytes).
+
+    Args:
+        bodies: shape (n, length), length > 0; rows need not lie one behind the other.
+        crcs: shape (n,), the expected CRC-32s.
+    """
+    n, length = bodies.shape
+    if length < _CRC_BYTES:
+        return False
+    rows = max(1, min(n, _CHAIN_BYTES // length))
+    copy = np.empty((rows, length), np.uint8)
+    heads = np.ndarray((rows,), "<u4", copy, 0, (length,))
+    value = 0
+    for row in range(0, n, rows):
+        count = min(rows, n - row)
+        copy[:count] = bodies[row : row + count]
+        first = 0 if row else 1
+        heads[first:count] ^= crcs[row + first - 1 : row + count - 1]
+        value = crc32(copy[:count].data.cast("B"), value)
+    return value == int(crcs[-1]) if n else True
 
 
-def _multiply(a: int, b: int) -> int:
-    """Product of two polynomials modulo the CRC polynomial, bits reflected (x^0 is bit 31)."""
-    product = 0
-    while a:
-        if a & 0x80000000:
-            product ^= b
-        a = (a << 1) & 0xFFFFFFFF
-        b = _times_x(b)
-    return product
-
-
-def _power(byte_count: int) -> int:
-    """x^(8 * byte_count) modulo the CRC polynomial."""
-    result, square = 0x80000000, 0x00800000  # x^0 and x^8
-    while byte_count:
-        if byte_count & 1:
-            result = _multiply(result, square)
-        square = _multiply(square, square)
-        byte_count >>= 1
-    return result
-
-
-@lru_cache(maxsize=512)
-def _shift_tables(byte_count: int) -> _U32:
-    """Four tables of 256 that together multiply a CRC by x^(8 * byte_count)."""
-    operator = _power(byte_count)
-    basis = np.array([_multiply(1 << bit, operator) for bit in range(32)], np.uint32)
-    tables = np.zeros((4, 256), np.uint32)
-    for bit in range(32):
-        rows = np.arange(256) >> (bit % 8) & 1
-        tables[bit // 8] ^= np.where(rows == 1, basis[bit], np.uint32(0)).astype(np.uint32)
-    return tables
-
-
-def _shift(crcs: _U32, byte_count: int) -> _U32:
-    tables = _shift_tables(byte_count)
-    low = tables[0][crcs & 0xFF] ^ tables[1][crcs >> 8 & 0xFF]
-    shifted: _U32 = low ^ tables[2][crcs >> 16 & 0xFF] ^ tables[3][crcs >> 24]
-    return shifted
-
-
-def _fold(crcs: _U32, length: int) -> int:
-    """CRC-32 of the concatenation of bodies of ``length`` bytes each: combine neighbours until one is left."""
-    tail_crc, tail_bytes = 0, 0
-    while len(crcs) > 1:
-        if len(crcs) % 2:
-            last = np.asarray(crcs[-1:], np.uint32)
-            tail_crc ^= int(_shift(last, tail_bytes)[0]) if tail_bytes else int(last[0])
-            tail_bytes += length
-            crcs = crcs[:-1]
-        crcs = _shift(crcs[0::2], length) ^ crcs[1::2]
-        length *= 2
-    head = np.asarray(crcs, np.uint32)
-    return tail_crc ^ int(_shift(head, tail_bytes)[0]) if tail_bytes else int(head[0])
+def _chain(blob: npt.NDArray[np.uint8], lengths: npt.NDArray[Any], crcs: _U32) -> int:
+    """Returns the CRC-32 of the column in which each body begins XORed with the CRC of the body before."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    copy = np.empty(min(len(blob), _CHAIN_BYTES + int(lengths.max())), np.uint8)
+    value, row, begin = 0, 0, 0
+    while row < len(ends):
+        stop = max(row + 1, int(np.searchsorted(ends, begin + _CHAIN_BYTES, side="right")))
+        end = int(ends[stop - 1])
+        piece = copy[: end - begin]
+        piece[:] = blob[begin:end]
+        first = max(row, 1)
+        starts, before = ends[first - 1 : stop - 1] - begin, crcs[first - 1 : stop - 1]
+        for byte in range(_CRC_BYTES):
+            piece[starts + byte] ^= (before >> np.uint32(8 * byte)).astype(np.uint8)
+        value = crc32(piece.data, value)
+        row, begin = stop, end
+    return value

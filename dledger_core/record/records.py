@@ -54,14 +54,25 @@ class Records:
         return starts
 
     @cached_property
+    def _rows(self) -> npt.NDArray[np.uint8] | None:
+        """The records as rows of bytes if all have one size: they are cut several times faster then."""
+        if not self.count or self.sizes[0] <= HEADER_BYTES or bool((self.sizes != self.sizes[0]).any()):
+            return None
+        return np.frombuffer(self.data, np.uint8).reshape(self.count, int(self.sizes[0]))
+
+    @cached_property
     def headers(self) -> npt.NDArray[Any]:
         """Structured array of dtype HEADER, shape (n,)."""
+        if self._rows is not None:
+            return np.ascontiguousarray(self._rows[:, :HEADER_BYTES]).view(HEADER)[:, 0]
         lengths = np.full(self.count, HEADER_BYTES, np.int64)
         return np.frombuffer(slices_of([self.data], lengths, 0, self.starts), HEADER)
 
     @cached_property
     def bodies(self) -> memoryview:
         """The concatenated bodies of all records."""
+        if self._rows is not None:
+            return np.ascontiguousarray(self._rows[:, HEADER_BYTES:]).reshape(-1).data
         return slices_of([self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES)
 
     def slice(self, start: int, stop: int) -> Records:
@@ -116,6 +127,8 @@ class Records:
         lengths = headers["length"].astype(np.int64)
         foreign = (headers["mark"] == 0) & (crcs == 0)
         if not foreign.any():
+            if self._rows is not None and checksum.match(self._rows[:, HEADER_BYTES:], crcs):
+                return None
             return checksum.first_mismatch(self.bodies, lengths, crcs)
         actual = checksum.crc32_column(self.bodies, lengths)
         wrong = np.flatnonzero((actual != crcs) & ~foreign)

@@ -27,22 +27,48 @@ def test_columns_equal_zlib(bodies: list[bytes]) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 300), st.integers(1, 70), st.randoms(use_true_random=False))
-def test_the_fold_equals_zlib(count: int, length: int, chance: object) -> None:
-    bodies = [chance.randbytes(length) for _ in range(count)]
+@given(st.integers(1, 300), st.integers(1, 70), st.integers(0, 70), st.booleans(), st.randoms(use_true_random=False))
+def test_whole_columns_are_checked(count: int, length: int, first: int, vary: bool, chance: object) -> None:
+    """Of one length, of one but the first (a control entry), of any."""
+    bodies = [chance.randbytes(first), *(chance.randbytes(length + vary * chance.randrange(9)) for _ in range(count))]
     blob, lengths, crcs = column(bodies)
-    assert checksum._fold(crcs, length) == zlib.crc32(blob)
+    assert checksum.crc32_column(blob, lengths).tolist() == crcs.tolist()
     assert checksum.first_mismatch(blob, lengths, crcs) is None
+    at = chance.randrange(len(bodies))
+    crcs[at] ^= 1 << chance.randrange(32)
+    assert checksum.first_mismatch(blob, lengths, crcs) == at
 
 
+@pytest.mark.parametrize("first", [0, 3, 700_000])
+@pytest.mark.parametrize("length", [4, 1000, 700_000])
+def test_columns_larger_than_what_is_checked_at_once(first: int, length: int) -> None:
+    count = max(70, 2_000_000 // length)
+    blob, lengths, crcs = column([bytes([n % 251]) * (length if n else first) for n in range(count)])
+    view = memoryview(blob)
+    assert checksum.first_mismatch(view, lengths, crcs) is None
+    for at in (0, 1, 2, count // 2, count - 1):
+        wrong = crcs.copy()
+        wrong[at] += 1
+        assert checksum.first_mismatch(view, lengths, wrong) == at
+
+
+def test_a_column_is_checked_without_a_call_for_each_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spread in (1, 50):
+        blob, lengths, crcs = column([bytes(8) * (5 + n % spread) for n in range(1000)])
+        with monkeypatch.context() as patched:
+            patched.setattr(checksum, "crc32_column", None)
+            assert checksum.first_mismatch(blob, lengths, crcs) is None
+
+
+@pytest.mark.parametrize("width", [3, 5])
 @pytest.mark.parametrize("count", [63, 64, 65, 128, 131])
-def test_each_flipped_byte_is_found(count: int) -> None:
-    bodies = [bytes([n, n ^ 255, 7]) for n in range(count)]
+def test_each_flipped_byte_is_found(count: int, width: int) -> None:
+    bodies = [bytes([n, n ^ 255, 7, 3, 2][:width]) for n in range(count)]
     blob, lengths, crcs = column(bodies)
     for at in range(len(blob)):
         damaged = bytearray(blob)
         damaged[at] ^= 1 << at % 8
-        assert checksum.first_mismatch(damaged, lengths, crcs) == at // 3
+        assert checksum.first_mismatch(damaged, lengths, crcs) == at // width
     for at in range(count):
         wrong = crcs.copy()
         wrong[at] ^= 1 << at % 32
