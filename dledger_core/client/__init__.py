@@ -1,6 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.lag import Behind, measure_behind, record_at
 from dledger_core.client.producer import AsyncProducer, Producer
 from dledger_core.client.results import (
@@ -9,6 +10,7 @@ from dledger_core.client.results import (
     DigestReport,
     Entry,
     Fetch,
+    LogBounds,
     Metadata,
     NodeStatus,
     ProducerState,
@@ -28,6 +30,8 @@ __all__ = [
     "DigestReport",
     "Entry",
     "Fetch",
+    "JavaOptions",
+    "LogBounds",
     "Metadata",
     "NodeStatus",
     "Part",

@@ -13,7 +13,17 @@ import pyarrow as pa
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
 from dledger_core.client.cluster_view import ClusterView
-from dledger_core.client.describing import agreed, groups_of, metadata_of, producer_of, transaction_map, transaction_of
+from dledger_core.client.describing import (
+    agreed,
+    bounds_of,
+    groups_of,
+    metadata_of,
+    producer_of,
+    transaction_map,
+    transaction_of,
+)
+from dledger_core.client.java.options import JavaOptions
+from dledger_core.client.protocols import check_supported, client_class
 from dledger_core.client.reading import Consistency, Isolation
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
@@ -23,6 +33,7 @@ from dledger_core.client.results import (
     DigestReport,
     Entry,
     Fetch,
+    LogBounds,
     Metadata,
     ProducerState,
     RoleChange,
@@ -30,7 +41,7 @@ from dledger_core.client.results import (
 )
 from dledger_core.config import Peer, check_group_name, parse_peers
 from dledger_core.control import Part, TransactionId, check_parts, column_crc
-from dledger_core.errors import BadRequestError, ConfigError, IndexOutOfRangeError, ProtocolError
+from dledger_core.errors import BadRequestError, ConfigError, ProtocolError
 from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
@@ -55,11 +66,16 @@ class AsyncClient:
         tls: not supported yet.
         token: not supported yet.
         timeout_ms: bound on each call, retries included.
-        protocol: ``dledger``; ``dledger-java`` is not supported yet.
+        protocol: ``dledger``, or ``dledger-java`` for a Java group.
+        java: settings for a Java group.
 
     Raises:
         ConfigError: an argument is wrong or not supported.
     """
+
+    def __new__(cls, *_: Any, protocol: str = "dledger", **__: Any) -> AsyncClient:
+        """Makes the client that speaks the protocol."""
+        return super().__new__(client_class(cls, AsyncClient, protocol))
 
     def __init__(
         self,
@@ -70,19 +86,24 @@ class AsyncClient:
         token: str | None = None,
         timeout_ms: int = 10_000,
         protocol: str = "dledger",
+        java: JavaOptions | None = None,
     ) -> None:
         self.peers = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
         self.group = check_group_name(group)
         self.timeout_ms = timeout_ms
-        _check_supported(tls=tls, token=token, protocol=protocol, timeout_ms=timeout_ms, peers=self.peers)
+        check_supported(tls=tls, token=token, timeout_ms=timeout_ms, peers=self.peers)
         self._timeout_s = timeout_ms / 1000
-        self._view = ClusterView(self.peers, group)
-        self._requests = Requests(self._view)
-        self._reader = Reader(self._view, self._requests, timeout_s=self._timeout_s)
-        self._gatherer = Gatherer(self.append_columns)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._set_up(java or JavaOptions())
+
+    def _set_up(self, java: JavaOptions) -> None:
+        del java
+        self._view = ClusterView(self.peers, self.group)
+        self._requests = Requests(self._view)
+        self._reader = Reader(self._view, self._requests, timeout_s=self._timeout_s)
+        self._gatherer = Gatherer(self.append_columns)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -161,12 +182,12 @@ class AsyncClient:
         """
         columns = columns_of(bodies)
         self._check_usable()
-        request: dict[str, Any] = {"t": Type.APPEND, "g": self.group, "n": columns.count}
-        request["x"] = {**transaction_map(transaction), "a": attempt}
+        part = {**transaction_map(transaction), "a": attempt}
+        request = {"t": Type.APPEND, "g": self.group, "n": columns.count, "x": part}
         # Repeatable: a first copy that took effect is not listed by the commit, and so it is a loser.
         result = await self._append(request, columns, repeatable=True)
-        crc = column_crc(columns.crcs)
-        return AttemptResult(result.first_index, result.last_index, result.term, columns.count, crc)
+        places = result.first_index, result.last_index, result.term
+        return AttemptResult(*places, columns.count, column_crc(columns.crcs))
 
     async def _append(self, request: dict[str, Any], columns: Columns, *, repeatable: bool) -> AppendResult:
         check_columns(columns)
@@ -208,7 +229,6 @@ class AsyncClient:
             IndexOutOfRangeError: ``start`` is below the log's first index.
             BehindError: the replicas have not reached ``min_commit``.
         """
-        pinned = node is not None
         request = reading.read_request(
             self.group,
             start,
@@ -217,7 +237,7 @@ class AsyncClient:
             consistency=consistency,
             isolation=isolation,
             wait_ms=wait_ms,
-            min_commit=min_commit if pinned else max(min_commit, self._view.commit_seen),
+            min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
         )
         self._check_usable()
         return await self._reader.fetch(request, node, wait_ms / 1000)
@@ -233,10 +253,8 @@ class AsyncClient:
         isolation: Isolation = "read_committed",
     ) -> pa.RecordBatch:
         """Returns ``fetch(...).batch``; it may end before ``end`` when ``max_bytes`` is reached."""
-        found = await self.fetch(
-            start, end, max_bytes=max_bytes, node=node, consistency=consistency, isolation=isolation
-        )
-        return found.batch
+        how: dict[str, Any] = {"node": node, "consistency": consistency, "isolation": isolation}
+        return (await self.fetch(start, end, max_bytes=max_bytes, **how)).batch
 
     async def records(
         self, start: int, end: int, *, node: str | None = None, max_bytes: int = READ_BYTES, min_commit: int = -1
@@ -247,9 +265,7 @@ class AsyncClient:
             start,
             end,
             max_bytes=max_bytes,
-            consistency="committed",
             isolation="records",
-            wait_ms=0,
             min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
         )
         self._check_usable()
@@ -266,10 +282,7 @@ class AsyncClient:
             found = await self._reader.fetch_newest(index, found)
         if found.batch.num_rows:
             return reading.entry_of(found.batch, 0)
-        values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
-        behind = found.next_index <= index
-        what = f"index {index} is not committed" if behind else f"index {index} holds no visible data entry"
-        raise IndexOutOfRangeError(what, f"group {self.group}", "read between first_index and last_index", values)
+        raise reading.not_found(index, found, self.group)
 
     async def tail(
         self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"
@@ -289,9 +302,7 @@ class AsyncClient:
         """
         self._check_usable()
         request = {"t": Type.TIME, "g": self.group, "ms": reading.millis(timestamp)}
-        return await self._requests.to_any(
-            request, lambda frame: int_field(frame.header, "index", 0), timeout_s=self._timeout_s
-        )
+        return await self._requests.to_any(request, reading.decode_index, timeout_s=self._timeout_s)
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         """Keeps entries from ``start`` on out of retention for a reader, at most a day; returns who agreed."""
@@ -341,8 +352,8 @@ class AsyncClient:
         return await self._transaction("abort", transaction)
 
     async def _transaction(self, op: str, key: TransactionId, **fields: Any) -> TransactionState:
-        header = {"t": Type.TRANSACTION, "op": op, "x": transaction_map(key)}
-        return transaction_of(await self._ask_leader(header | fields))
+        fields |= {"t": Type.TRANSACTION, "op": op, "x": transaction_map(key)}
+        return transaction_of(await self._ask_leader(fields))
 
     async def _ask_leader(self, request: dict[str, Any]) -> Frame:
         self._check_usable()
@@ -358,6 +369,10 @@ class AsyncClient:
         """
         self._check_usable()
         return metadata_of(self.peers, await self._view.ask_all({"space": True} if space else None))
+
+    async def bounds(self) -> LogBounds:
+        """Returns what any node that answers can serve now."""
+        return bounds_of(await self.metadata())
 
     async def groups(self) -> dict[str, str | None]:
         """Asks every node which groups it hosts; returns the uuid of each group's log, None where it has none yet."""
@@ -382,17 +397,3 @@ class AsyncClient:
         self._view.check_node(node_id)
         frame = await self._ask_leader({"t": Type.TRANSFER, "node": node_id})
         self._view.leader_is(str_field(frame.header, "leader"))
-
-
-def _check_supported(
-    *, tls: object | None, token: str | None, protocol: str, timeout_ms: int, peers: tuple[Peer, ...]
-) -> None:
-    if protocol not in ("dledger", "dledger-java"):
-        raise ConfigError(f"unknown protocol {protocol!r}", "protocol", "use 'dledger'")
-    for option, given in (("protocol", protocol != "dledger"), ("tls", tls is not None), ("token", token is not None)):
-        if given:
-            raise ConfigError("not supported yet", option, "leave it at its default")
-    if timeout_ms <= 0:
-        raise ConfigError(f"{timeout_ms} is no timeout", "timeout_ms", "use milliseconds above 0")
-    if not peers:
-        raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dledger_core.client.results import Metadata, NodeStatus, ProducerState, TransactionState
+from dledger_core.client.results import LogBounds, Metadata, NodeStatus, ProducerState, TransactionState
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, str_field
 from dledger_core.net.frame import Frame
 
-__all__ = ["agreed", "groups_of", "metadata_of", "producer_of", "transaction_map", "transaction_of"]
+__all__ = ["agreed", "bounds_of", "groups_of", "metadata_of", "producer_of", "transaction_map", "transaction_of"]
 
 _STATUS_ROW = [str, str, int, int, int, int, int, int]
 
@@ -34,6 +34,14 @@ def metadata_of(peers: Sequence[Peer], answers: Mapping[str, Frame | DLedgerErro
     leader = leading[0] if leading else newest.get("leader")
     named = tuple(map(str, preferred)) if isinstance(preferred, list) else ()
     return Metadata(leader, newest["term"], nodes, uuid, named)
+
+
+def bounds_of(metadata: Metadata) -> LogBounds:
+    """Returns the widest view among the nodes that answered."""
+    nodes = [node for node in metadata.nodes if node.reachable]
+    first = min((node.first_index for node in nodes), default=0)
+    end, commit = max(((node.visible_end, node.commit_index) for node in nodes), default=(0, -1))
+    return LogBounds(max(0, first), max(0, end), commit)
 
 
 def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dledger_core.client.results import DigestReport, Entry, Fetch
 from dledger_core.digest import RangeDigest
-from dledger_core.errors import BadRequestError, ProtocolError
+from dledger_core.errors import BadRequestError, IndexOutOfRangeError, ProtocolError
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
@@ -21,9 +21,11 @@ __all__ = [
     "Consistency",
     "Isolation",
     "decode_digests",
+    "decode_index",
     "decode_read",
     "entry_of",
     "millis",
+    "not_found",
     "read_request",
 ]
 
@@ -40,10 +42,10 @@ def read_request(
     end: int,
     *,
     max_bytes: int,
-    consistency: str,
-    isolation: str,
-    wait_ms: int,
     min_commit: int,
+    consistency: str = "committed",
+    isolation: str = "read_committed",
+    wait_ms: int = 0,
 ) -> dict[str, Any]:
     """Returns the header of READ.
 
@@ -122,6 +124,19 @@ def entry_of(batch: pa.RecordBatch, row: int) -> Entry:
     """Returns one row as an Entry."""
     values = {name: batch.column(name)[row].as_py() for name in READ_SCHEMA.names}
     return Entry(**values)
+
+
+def decode_index(frame: Frame) -> int:
+    """Returns the index that TIME_OK holds."""
+    return int_field(frame.header, "index", 0)
+
+
+def not_found(index: int, found: Fetch, group: str) -> IndexOutOfRangeError:
+    """Returns the error for an entry that ``found`` does not hold."""
+    values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
+    behind = found.next_index <= index
+    what = f"index {index} is not committed" if behind else f"index {index} holds no visible data entry"
+    return IndexOutOfRangeError(what, f"group {group}", "read between first_index and last_index", values)
 
 
 def decode_digests(frame: Frame) -> DigestReport:

@@ -16,6 +16,7 @@ __all__ = [
     "DigestReport",
     "Entry",
     "Fetch",
+    "LogBounds",
     "Metadata",
     "NodeStatus",
     "ProducerState",
@@ -26,11 +27,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an append lies: indexes [first_index, last_index], all of one term."""
+    """Where an append lies: indexes [first_index, last_index], all of one term.
+
+    ``indexes`` is empty but for a Java group, where entries of others may lie in between: then each body's index.
+    """
 
     first_index: int
     last_index: int
     term: int
+    indexes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,15 @@ class Fetch:
     commit_index: int
     visible_end: int
     first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """What can be read now: entries of [first_index, end); ``commit_index`` is -1 where nobody tells it."""
+
+    first_index: int
+    end: int
+    commit_index: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dledger_core.client.appending import Bodies
 from dledger_core.client.async_client import END_OF_LOG, READ_BYTES, TAIL_WAIT_MS, AsyncClient
+from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.loop_thread import LoopThread
 from dledger_core.client.reading import Consistency, Isolation
 from dledger_core.client.results import (
@@ -22,6 +23,7 @@ from dledger_core.client.results import (
     DigestReport,
     Entry,
     Fetch,
+    LogBounds,
     Metadata,
     ProducerState,
     RoleChange,
@@ -71,8 +73,11 @@ class Client:
         token: str | None = None,
         timeout_ms: int = 10_000,
         protocol: str = "dledger",
+        java: JavaOptions | None = None,
     ) -> None:
-        self.in_loop = AsyncClient(peers, group, tls=tls, token=token, timeout_ms=timeout_ms, protocol=protocol)
+        self.in_loop = AsyncClient(
+            peers, group, tls=tls, token=token, timeout_ms=timeout_ms, protocol=protocol, java=java
+        )
         self._pid = os.getpid()
         self._thread = LoopThread(f"dledger-client-{group}")
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self.in_loop, self._pid)
@@ -228,6 +233,10 @@ class Client:
     def metadata(self, *, space: bool = False) -> Metadata:
         """See ``AsyncClient.metadata``."""
         return self.call(self.in_loop.metadata(space=space))
+
+    def bounds(self) -> LogBounds:
+        """See ``AsyncClient.bounds``."""
+        return self.call(self.in_loop.bounds())
 
     def groups(self) -> dict[str, str | None]:
         """See ``AsyncClient.groups``."""

@@ -165,7 +165,6 @@ def test_a_closed_async_client_is_not_used():
         ({"group": "a/b"}, "cannot name a group"),
         ({"tls": True}, "not supported yet at tls"),
         ({"token": "secret"}, "not supported yet at token"),
-        ({"protocol": "dledger-java"}, "not supported yet at protocol"),
         ({"protocol": "http"}, "unknown protocol"),
         ({"timeout_ms": 0}, "no timeout"),
     ],

@@ -1,0 +1,143 @@
+"""Reading and appending entry by entry, many in flight: against functions that stand for a node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dledger_core.client.java.appending import append_all
+from dledger_core.client.java.options import JavaOptions
+from dledger_core.client.java.reading import PROBE_MARK, batch_of, read_entries
+from dledger_core.errors import ConfigError, IndexOutOfRangeError, ProtocolError, RequestTimedOutError
+from dledger_core.remoting.responses import AppendReply, WireEntry
+
+
+class Node:
+    """Holds entries; notes how many requests were under way at once."""
+
+    def __init__(self, entries: list[WireEntry]) -> None:
+        self.entries = entries
+        self.under_way = self.most = self.asked = 0
+
+    async def get(self, index: int) -> WireEntry:
+        self.asked += 1
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(0)
+            if index >= len(self.entries):
+                raise IndexOutOfRangeError("behind", "", "", {"code": 410})
+            return self.entries[index]
+        finally:
+            self.under_way -= 1
+
+
+def entries(count: int, size: int = 100, term: int = 1) -> list[WireEntry]:
+    return [WireEntry(index, term, 1, index * (48 + size), b"x" * size) for index in range(count)]
+
+
+def read(node: Node, start: int, end: int, max_bytes: int = 1 << 20, in_flight: int = 8) -> list[WireEntry]:
+    return asyncio.run(read_entries(node.get, start, end, max_bytes=max_bytes, in_flight=in_flight))
+
+
+def test_entries_come_in_order_with_several_under_way() -> None:
+    node = Node(entries(100))
+    assert read(node, 3, 90) == node.entries[3:90]
+    assert node.most == 8
+    assert node.under_way == 0
+
+
+def test_a_read_ends_where_the_log_ends() -> None:
+    node = Node(entries(10))
+    assert read(node, 5, 1000) == node.entries[5:]
+    assert node.under_way == 0
+    with pytest.raises(IndexOutOfRangeError):
+        read(node, 10, 11)
+
+
+def test_bytes_bound_a_read_and_what_is_under_way() -> None:
+    node = Node(entries(100, size=952))
+    assert len(read(node, 0, 100, max_bytes=10_000)) == 10
+    assert len(read(node, 0, 100, max_bytes=1)) == 1
+    node = Node(entries(100, size=4 << 20))
+    assert len(read(node, 0, 100, max_bytes=40 << 20, in_flight=64)) == 10
+    assert node.asked < 10 + 64 + 4
+    node = Node(entries(3))
+    read(node, 0, 3, max_bytes=1)
+    assert node.asked == 1
+
+
+def test_terms_that_go_back_are_a_rewritten_log() -> None:
+    node = Node([*entries(5, term=2), WireEntry(5, 1, 1, 0, b"")])
+    with pytest.raises(ProtocolError, match="terms go back"):
+        read(node, 0, 6)
+
+
+def test_rows_leave_out_noops_and_probes() -> None:
+    found = [
+        WireEntry(0, 1, 1, 0, b"a"),
+        WireEntry(1, 2, 2, 49, b""),
+        WireEntry(2, 2, 1, 97, PROBE_MARK + b"some uuid"),
+        WireEntry(3, 2, 1, 200, b""),
+    ]
+    rows = batch_of(found, records=False).to_pylist()
+    assert [row["index"] for row in rows] == [0, 3]
+    assert rows[0] == {"index": 0, "term": 1, "position": 0, "timestamp": None, "body": b"a"}
+    assert [row["magic"] for row in batch_of(found, records=True).to_pylist()] == [1, 2, 1, 1]
+    assert batch_of([], records=False).num_rows == 0
+
+
+class Leader:
+    """Takes appends; ``order`` says which index each gets, ``fails`` which of them fail."""
+
+    def __init__(self, first: int = 0, order: list[int] | None = None, fails: tuple[int, ...] = ()) -> None:
+        self.bodies: list[bytes] = []
+        self._first, self._order, self._fails = first, order, fails
+
+    async def append(self, body: bytes) -> AppendReply:
+        place = len(self.bodies)
+        self.bodies.append(body)
+        await asyncio.sleep(0)
+        if place in self._fails:
+            raise RequestTimedOutError("no answer", "n0")
+        return AppendReply(index=self._first + (self._order[place] if self._order else place), term=3)
+
+
+def append(leader: Leader, count: int, in_flight: int) -> Any:
+    return asyncio.run(append_all(leader.append, [b"%d" % i for i in range(count)], in_flight))
+
+
+def test_an_append_that_lies_in_order_is_a_range() -> None:
+    found = append(Leader(first=7), 20, 4)
+    assert (found.first_index, found.last_index, found.term, found.indexes) == (7, 26, 3, ())
+
+
+def test_an_append_that_java_took_in_another_order_says_where_each_body_lies() -> None:
+    found = append(Leader(first=10, order=[1, 0, 5]), 3, 3)
+    assert (found.first_index, found.last_index, found.indexes) == (10, 15, (11, 10, 15))
+
+
+def test_one_in_flight_keeps_the_order() -> None:
+    leader = Leader()
+    append(leader, 20, 1)
+    assert leader.bodies == [b"%d" % i for i in range(20)]
+
+
+def test_a_failed_append_says_how_far_it_came_and_sends_nothing_more() -> None:
+    leader = Leader(first=5, fails=(6,))
+    with pytest.raises(RequestTimedOutError) as caught:
+        append(leader, 100, 4)
+    assert caught.value.values["bodies"] == 100
+    assert len(leader.bodies) < 12
+    assert caught.value.values["appended"] == len(leader.bodies) - 1
+    assert caught.value.values["first_index"] == 5
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"safety_lag_ms": -1}, {"safety_lag_ms": 1 << 40}, {"appends_in_flight": 0}, {"reads_in_flight": 5000}]
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        JavaOptions(**wrong)  # type: ignore[arg-type]
