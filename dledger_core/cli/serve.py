@@ -12,8 +12,9 @@ import click
 from pydantic.fields import FieldInfo
 
 from dledger_core.cli.options import Format, examples, format_option
-from dledger_core.cli.output import show_facts
+from dledger_core.cli.output import say, show_facts
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.rocketmq.broker_conf import read_broker_conf
 from dledger_core.server import run
 
 __all__ = ["serve"]
@@ -50,20 +51,30 @@ def _plain(value: Any) -> str:
         "dledger serve --peers 'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913' --self-id n0",
         """printf 'peers = "n0-127.0.0.1:40911"\\nself-id = "n0"\\n' > n0.toml""",
         "dledger serve --config n0.toml --log-level debug",
+        "dledger serve --broker-conf conf/dledger/broker-n0.conf --check",
     )
 )
 @_setting_options
 @click.option(
     "--config", type=click.Path(path_type=Path), help="TOML file; its keys are these flags without dashes in front."
 )
+@click.option(
+    "--broker-conf",
+    type=click.Path(path_type=Path),
+    help="A RocketMQ broker's configuration: its dLegerGroup, dLegerPeers, dLegerSelfId, storePathRootDir and "
+    "mappedFileSizeCommitLog are taken over.",
+)
 @click.option("--check", is_flag=True, help="Check and show the settings, start nothing.")
 @format_option
-def serve(config: Path | None, check: bool, output: Format, **flags: Any) -> None:
+def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Format, **flags: Any) -> None:
     """Run one node until SIGTERM or Ctrl-C; its log goes to stderr.
 
-    Flags override the file. Sizes may be written like 64MiB.
+    Flags override the file, which overrides a broker's. Sizes may be written like 64MiB.
     """
-    settings = read_settings(config, flags)
+    broker = None if broker_conf is None else read_broker_conf(broker_conf)
+    for remark in broker.remarks() if broker is not None else ():
+        say(remark)
+    settings = read_settings(config, flags, broker)
     server_config = settings.server_config()
     if check:
         show_facts({flag_of(name): _plain(value) for name, value in settings}, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from dledger_core.config import (
 )
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
+from dledger_core.rocketmq.broker_conf import BrokerConf
 from dledger_core.server.config import ServerConfig, spread_leaders
 from dledger_core.server.retention import RetentionPolicy, parse_hours
 from dledger_core.server.role_events import split_command
@@ -186,20 +188,22 @@ class ServeSettings(BaseModel):
         return dict.fromkeys(self.group, common) | found
 
 
-def read_settings(path: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
-    """Returns the settings of a TOML file overridden by flags.
+def read_settings(path: Path | None, flags: Mapping[str, Any], broker: BrokerConf | None = None) -> ServeSettings:
+    """Returns the settings of a broker's file overridden by a TOML file, overridden by flags.
 
     Args:
         path: the TOML file, or None.
         flags: field name → value; None and empty mean "not given".
+        broker: a broker's configuration, or None.
 
     Raises:
-        ConfigError: unreadable file, unknown key, wrong or missing value.
+        ConfigError: unreadable file, unknown key, wrong or missing value; a broker's own store that is not converted.
     """
-    values = _read_toml(path) if path is not None else {}
+    values = _of_broker(broker) if broker is not None else {}
+    values |= _read_toml(path) if path is not None else {}
     values |= {flag_of(name): value for name, value in flags.items() if value not in (None, ())}
     try:
-        return ServeSettings.model_validate(values)
+        settings = ServeSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = str(first["loc"][0])
@@ -213,6 +217,35 @@ def read_settings(path: Path | None, flags: Mapping[str, Any]) -> ServeSettings:
         where = f"--{key}" if given or path is None else str(path)
         remedy = f"give --{key}, or {key} in the file of --config" if missing else "correct the value"
         raise ConfigError(what, where, remedy) from None
+    if broker is not None:
+        _check_converted(settings, broker)
+    return settings
+
+
+def _of_broker(broker: BrokerConf) -> dict[str, Any]:
+    return {
+        "peers": broker.peers,
+        "self-id": broker.self_id,
+        "group": [broker.group],
+        "dir": broker.root,
+        "data-segment-bytes": broker.data_segment_bytes,
+    }
+
+
+def _check_converted(settings: ServeSettings, broker: BrokerConf) -> None:
+    """Refuses to start with an empty log where the broker's own lies, which nobody has converted yet."""
+    store = settings.dir / broker.group / f"dledger-{settings.self_id}"
+    if settings.dir != broker.root or store.exists() or not (broker.broker_store / "data").is_dir():
+        return
+    words = ["dledger", "convert", str(broker.broker_store), str(broker.root)]
+    if (broker.root / "commitlog").is_dir():
+        words += ["--commitlog", str(broker.root / "commitlog")]
+    words += ["--group", broker.group, "--self-id", broker.self_id, "--peers", broker.peers]
+    raise ConfigError(
+        "the broker's own store lies here and was not converted: the node would start with an empty log",
+        str(broker.broker_store),
+        f"convert it: {shlex.join(words)}; or give another --dir for an empty log",
+    )
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""A RocketMQ broker's configuration: what it says of its DLedger group, checked, each value with its line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from dledger_core.config import check_group_name, parse_peers
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.java_properties import MalformedError, Property, read_java_properties
+
+__all__ = ["BrokerConf", "read_broker_conf"]
+
+_T = TypeVar("_T")
+_GROUP, _PEERS, _SELF, _ROOT, _SIZE = _KEYS = (
+    "dLegerGroup",
+    "dLegerPeers",
+    "dLegerSelfId",
+    "storePathRootDir",
+    "mappedFileSizeCommitLog",
+)
+_ENABLED: Final = "enableDLegerCommitLog"
+_SIZE_MIN: Final = 1024
+_SIZE_MAX: Final = (1 << 31) - 1
+_SIZE_DEFAULT: Final = 1 << 30
+
+_OWN_FLAGS: Final = {
+    "fileReservedTime": "--file-reserved-hours",
+    "deleteWhen": "--delete-when",
+    "diskMaxUsedSpaceRatio": "--disk-space-ratio-to-check-expired",
+    "cleanFileForciblyEnable": "--enable-disk-force-clean",
+    "flushDiskType": "--durability",
+    "preferredLeaderId": "--preferred-leaders",
+}
+"""Keys that are not taken over, because ours differ in meaning, and the flag that comes nearest."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConf:
+    """What a broker's configuration means for a node.
+
+    Attributes:
+        path: the file.
+        group: name of the group.
+        peers: its peers string.
+        self_id: this node.
+        root: the broker's store directory.
+        data_segment_bytes: size of a data file.
+        ignored: keys that mean nothing here, sorted.
+        notes: what its owner should know.
+    """
+
+    path: Path
+    group: str
+    peers: str
+    self_id: str
+    root: Path
+    data_segment_bytes: int
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def broker_store(self) -> Path:
+        """Where the broker itself keeps its log."""
+        return self.root / f"dledger-{self.self_id}"
+
+    def remarks(self) -> list[str]:
+        """Returns lines for people: which keys are ignored, and what else to know."""
+        lines = [f"{self.path}: {note}" for note in self.notes]
+        if self.ignored:
+            lines.append(f"{self.path}: ignored: {', '.join(self.ignored)}")
+        flags = [f"{_OWN_FLAGS[key]} for {key}" for key in self.ignored if key in _OWN_FLAGS]
+        if flags:
+            lines.append(f"{self.path}: flags of this command that come near: {', '.join(flags)}")
+        return lines
+
+
+def read_broker_conf(path: Path) -> BrokerConf:
+    """Reads a broker's configuration file.
+
+    Raises:
+        ConfigError: it cannot be read, a key is missing or its value is wrong.
+    """
+    try:
+        properties = read_java_properties(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror}", str(path), "check --broker-conf") from None
+    except MalformedError as error:
+        raise ConfigError(str(error), f"{path} line {error.line}", "write four hexadecimal digits behind \\u") from None
+    return _Reading(path, properties).conf()
+
+
+class _Reading:
+    def __init__(self, path: Path, properties: list[Property]) -> None:
+        self._path = path
+        self._all = properties
+        self._last = {each.key: each for each in properties}
+
+    def conf(self) -> BrokerConf:
+        peers = self._value(_PEERS, "n0-host:port;n1-host:port;n2-host:port, this broker included")
+        names = [peer.node_id for peer in self._checked(_PEERS, lambda: parse_peers(peers))]
+        group = self._value(_GROUP, "the group's name, the same on all its brokers")
+        self._checked(_GROUP, lambda: check_group_name(group))
+        self_id = self._value(_SELF, f"this broker's id in {_PEERS}")
+        if self_id not in names:
+            raise self._wrong(_SELF, f"is not in {_PEERS}", f"use one of {', '.join(names)}")
+        return BrokerConf(
+            self._path, group, peers, self_id, self._root(), self._size(), self._ignored(), tuple(self._notes())
+        )
+
+    def _value(self, key: str, what: str) -> str:
+        found = self._last.get(key)
+        if found is None:
+            near = difflib.get_close_matches(key, [name for name in self._last if name not in _KEYS], n=1, cutoff=0.8)
+            hint = f"line {self._last[near[0]].line} says {near[0]}; RocketMQ spells it {key}" if near else ""
+            remedy = hint or f"add {key}={what}"
+            raise ConfigError(f"{key} is missing", str(self._path), remedy)
+        if not found.value.strip():
+            raise self._wrong(key, "is empty", f"write {what}")
+        return found.value.strip()
+
+    def _checked(self, key: str, check: Callable[[], _T]) -> _T:
+        try:
+            return check()
+        except ConfigError as error:
+            raise self._wrong(key, f"is wrong: {error.what}", error.remedy) from None
+
+    def _root(self) -> Path:
+        if _ROOT not in self._last:
+            return Path.home() / "store"
+        text = self._value(_ROOT, "the broker's store directory")
+        if "${" in text:
+            raise self._wrong(_ROOT, "holds a variable", "write the path out; RocketMQ does not replace it either")
+        return Path(text)
+
+    def _size(self) -> int:
+        if _SIZE not in self._last:
+            return _SIZE_DEFAULT
+        text = self._value(_SIZE, "a number of bytes")
+        size = int(text) if text.isascii() and text.isdigit() else -1
+        if not _SIZE_MIN <= size <= _SIZE_MAX:
+            remedy = f"write a whole number of bytes from {_SIZE_MIN} to {_SIZE_MAX}, without a unit"
+            raise self._wrong(_SIZE, "is no size of a file", remedy)
+        return size
+
+    def _wrong(self, key: str, what: str, remedy: str) -> ConfigError:
+        found = self._last[key]
+        return ConfigError(f"{key} = {found.value!r} {what}", f"{self._path} line {found.line}", remedy)
+
+    def _ignored(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self._last) - {*_KEYS, _ENABLED}))
+
+    def _notes(self) -> Iterator[str]:
+        for each in self._all:
+            last = self._last[each.key]
+            if each.key in _KEYS and last is not each:
+                yield f"line {each.line} is overridden by line {last.line}, which says {each.key} again"
+        enabled = self._last.get(_ENABLED)
+        if enabled is None or enabled.value.strip().lower() != "true":
+            said = "is not set" if enabled is None else f"= {enabled.value.strip()} (line {enabled.line})"
+            yield f"{_ENABLED} {said}: the broker itself runs without DLedger"
+        if _ROOT not in self._last:
+            yield f"{_ROOT} is not set: RocketMQ's default {self._root()} is taken"
