@@ -156,13 +156,14 @@ class DumpSource:
             count -= found
         return 0
 
-    def batches(self, span: Span, *, records: bool = False) -> Iterator[pa.RecordBatch]:
+    def batches(self, span: Span | None = None, *, records: bool = False) -> Iterator[pa.RecordBatch]:
         """Yields entries with columns of RECORD_SCHEMA.
 
         Args:
-            span: from ``span``.
+            span: from ``span``; None = everything.
             records: add the column ``record``: the whole record as it lies on disk.
         """
+        span = self.span(None, None) if span is None else span
         for file in self.classic:
             if file.end > span.classic[0] and file.position < span.classic[1]:
                 yield from self._classic(file, span.classic, records=records)
