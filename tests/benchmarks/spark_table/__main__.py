@@ -1,0 +1,153 @@
+"""Measures the table of the Spark connector's speed, in one run and on one machine, and writes a report.
+
+One session ``local[2]``, three nodes as they are by default (acknowledged when on disk at a majority), an in-memory
+Python source with the same columns as the ceiling, and three Kafka brokers (page-cache acknowledgement, Kafka's
+default) with Spark's own connector at its best settings (minPartitions = cores, large producer batches): all on this
+machine, all in one run, in turn. Kafka and its connector are fetched by Maven on first use; without a JDK or Maven it
+is left out and the report says so. Nothing here is a test: absolute figures depend on the machine, read the ratios.
+
+    python -m tests.benchmarks.spark_table --report build/spark-speed.json
+    python -m tests.benchmarks.spark_table --quick --only read sink --without-kafka
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dledger_core import LocalCluster
+from jobs._session import spark_session
+from spark_connector import register
+from tests.benchmarks.spark_table import brokers
+from tests.benchmarks.spark_table.kafka import Kafka
+from tests.benchmarks.spark_table.measures import BATCH_TARGETS, STREAM_TARGETS, Bench
+from tests.benchmarks.spark_table.memory_source import MemorySource
+from tests.benchmarks.spark_table.report import Line, Report
+from tests.benchmarks.spark_table.systems import Ledger, Memory, System
+from tests.benchmarks.spark_table.trickle import trickle_lines
+from tests.benchmarks.spark_table.worker_memory import memory_line
+
+KINDS = ("read", "stream", "start", "sink", "trickle", "memory", "decode")
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "5000",
+}
+
+
+def main() -> None:
+    """Runs and writes."""
+    options = parse_arguments()
+    rows = {100: options.rows, 1024: options.rows // 5}
+    rows = {size: count for size, count in rows.items() if size in options.sizes}
+    left_out: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        kafka = None
+        if options.without_kafka:
+            left_out["Kafka"] = "--without-kafka"
+        else:
+            try:
+                jars = brokers.fetch(options.cache)
+                folder = tempfile.TemporaryDirectory(prefix="dledger-kafka-", ignore_cleanup_errors=True)
+                kafka = stack.enter_context(brokers.Brokers(jars, Path(stack.enter_context(folder))))
+            except brokers.MissingError as error:
+                left_out["Kafka"] = str(error)
+        trickles = 2 * (options.rounds + 1)
+        groups = Ledger.groups(list(rows), trickles if "trickle" in options.only else 0)
+        cluster = stack.enter_context(LocalCluster(3, groups=tuple(groups)))
+        settings = SETTINGS | (Kafka.settings(kafka) if kafka else {})
+        spark = stack.enter_context(spark_session("spark-table", driver_memory="4g", settings=settings))
+        register(spark)
+        spark.dataSource.register(MemorySource)
+        ledger = Ledger(spark, cluster, rows)
+        systems: list[System] = [ledger, Memory(spark, rows)]
+        if kafka:
+            systems.append(Kafka(spark, kafka, rows))
+        lines = measure(Bench(spark, systems, rows, options.rounds), ledger, options)
+        about = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", **facts(spark, options)}
+    report = Report(about, lines, left_out)
+    if options.report:
+        report.write(options.report)
+    sys.stdout.write(report.markdown())
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="write the report here as JSON, and as Markdown beside it")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each system, after a warm-up (default 5)")
+    parser.add_argument("--rows", type=int, default=5_000_000, help="rows of 100 B; a fifth of them of 1 KB (5000000)")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[100, 1024], choices=[100, 1024], help="body bytes")
+    parser.add_argument("--trickle-seconds", type=float, default=40.0, help="length of each trickle (default 40)")
+    parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS, help="only these parts of the table")
+    parser.add_argument("--quick", action="store_true", help="a try: 2 rounds, a fifth of the rows, short trickles")
+    parser.add_argument("--without-kafka", action="store_true", help="leave Kafka out")
+    parser.add_argument(
+        "--cache", type=Path, default=brokers.CACHE, help=f"where Kafka's jars are kept ({brokers.CACHE})"
+    )
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.rows, options.trickle_seconds = 2, options.rows // 5, 10.0
+    return options
+
+
+def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace) -> list[Line]:
+    """Fills the logs and measures the chosen lines."""
+    sizes, lines = list(bench.rows), []
+    if {"read", "stream", "memory", "start"} & set(options.only):
+        for system in bench.systems:
+            say(f"filling {system.name}")
+            system.fill()
+    decoded = min(options.rows, 2_000_000)
+    if "decode" in options.only:
+        ledger.fill_messages(decoded)
+    streams = [lambda size=size: bench.stream_to_noop(size) for size in sizes]
+    streams += [lambda size=size: bench.stream_to_delta(size, STREAM_TARGETS[size]) for size in sizes]
+    parts: dict[str, list[Callable[[], Any]]] = {
+        "read": [lambda size=size: bench.batch_read(size, BATCH_TARGETS[size]) for size in sizes],
+        "stream": streams,
+        "start": [bench.fixed_start],
+        "sink": [lambda: bench.sink(options.rows * 4 // 5)],
+        "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
+        "memory": [lambda size=size: memory_line(bench, ledger, size) for size in sizes],
+        "decode": [lambda: bench.decode(ledger, decoded)],
+    }
+    for kind in KINDS:
+        for part in parts[kind] if kind in options.only else []:
+            say(f"\n{kind} ")
+            found = part()
+            lines += found if isinstance(found, list) else [found]
+    say("\n")
+    return lines
+
+
+def facts(spark: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the figures depend on."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    load = os.getloadavg()[0]
+    return {
+        "command": shlex.join(["python", "-m", "tests.benchmarks.spark_table", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, load at the end {load:.1f}",
+        "versions": f"Spark {spark.version}, Python {platform.python_version()}, commit {commit.stdout.strip()}",
+        "rows": f"{options.rows:,} of 100 B, {options.rows // 5:,} of 1 KB; median of {options.rounds} rounds",
+    }
+
+
+def say(text: str) -> None:
+    """Shows progress."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Three Kafka 4 brokers on loopback, with jars that Maven fetches on first use."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass
+from pathlib import Path
+
+from dledger_core.errors import ConfigError
+from jobs._session import find_java
+
+__all__ = ["CACHE", "Brokers", "Jars", "MissingError", "fetch"]
+
+CACHE = Path.home() / ".cache" / "dledger-kafka"
+# Versions as of 2026-11. Spark's connector 4.2.0 needs a token provider that is not published everywhere in 4.2.0;
+# that module holds delegation tokens only, nothing that a record passes.
+SERVER = (
+    ("org.apache.kafka", "kafka_2.13", "4.3.1"),
+    ("org.apache.kafka", "kafka-tools", "4.3.1"),
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+)
+SPARK = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.1.0-preview1"),
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
+COUNT = 3
+START_S = 60.0
+PROPERTIES = """\
+process.roles=broker,controller
+node.id={node}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+default.replication.factor=3
+min.insync.replicas=2
+offsets.topic.replication.factor=3
+transaction.state.log.replication.factor=3
+auto.create.topics.enable=false
+message.max.bytes=2097152
+"""
+LOGGING = "status=error\nrootLogger.level=error\n"
+
+
+class MissingError(Exception):
+    """Kafka cannot be had here; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jars:
+    """Where the jars lie: the servers' and tools', and those that Spark needs."""
+
+    server: Path
+    spark: tuple[Path, ...]
+
+
+def fetch(cache: Path) -> Jars:
+    """Returns the jars, fetched by Maven if they are not in ``cache`` yet.
+
+    Raises:
+        MissingError: there is no Java or no Maven, or Maven cannot fetch them.
+    """
+    try:
+        find_java()
+    except ConfigError as error:
+        raise MissingError(str(error)) from None
+    for name, artifacts, alone in (("server", SERVER, False), ("spark", SPARK, True)):
+        folder = cache / f"{name}-{'-'.join(version for _, _, version in artifacts)}"
+        if not folder.is_dir():
+            _resolve(folder, artifacts, alone=alone)
+    server, spark = (
+        cache / f"{name}-{'-'.join(version for _, _, version in artifacts)}"
+        for name, artifacts in (("server", SERVER), ("spark", SPARK))
+    )
+    return Jars(server, tuple(sorted(spark.glob("*.jar"))))
+
+
+def _resolve(folder: Path, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise MissingError("no Maven on PATH to fetch Kafka with (Debian, Ubuntu: apt-get install maven)")
+    nothing_else = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    wanted = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
+        f"{nothing_else if alone else ''}</dependency>"
+        for group, name, version in artifacts
+    )
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    pom = partial / "pom.xml"
+    pom.write_text(
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>bench</groupId>'
+        f"<artifactId>jars</artifactId><version>1</version><dependencies>{wanted}</dependencies></project>"
+    )
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
+    done = subprocess.run([maven, "-B", "-q", "-f", str(pom), *goal], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stderr.strip())
+        raise MissingError(f"Maven cannot fetch Kafka: {reason[:300]}")
+    partial.rename(folder)
+
+
+class Brokers:
+    """Three brokers that are controllers too; a context manager."""
+
+    def __init__(self, jars: Jars, folder: Path) -> None:
+        self.jars, self._folder = jars, folder
+        self._java = str(find_java() / "bin" / "java")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        ports = _free_ports(2 * COUNT)
+        self._ports, self._controllers = ports[:COUNT], ports[COUNT:]
+
+    @property
+    def address(self) -> str:
+        """What clients connect to."""
+        return ",".join(f"127.0.0.1:{port}" for port in self._ports)
+
+    @property
+    def pids(self) -> list[int]:
+        """The brokers' processes."""
+        return [process.pid for process in self._processes]
+
+    def __enter__(self) -> Brokers:
+        (self._folder / "log4j2.properties").write_text(LOGGING)
+        voters = ",".join(f"{node + 1}@127.0.0.1:{port}" for node, port in enumerate(self._controllers))
+        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        try:
+            for node, (port, controller) in enumerate(zip(self._ports, self._controllers, strict=True)):
+                config = self._folder / f"{node}.properties"
+                data = self._folder / f"data{node}"
+                fields = {"node": node + 1, "voters": voters, "port": port, "controller": controller, "data": data}
+                config.write_text(PROPERTIES.format(**fields))
+                self.run("kafka.tools.StorageTool", "format", "-t", identity, "-c", str(config))
+                command = [*self._command("1g"), "kafka.Kafka", str(config)]
+                with (self._folder / f"{node}.log").open("wb") as log:
+                    self._processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            self._await()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _command(self, heap: str) -> list[str]:
+        logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"
+        return [self._java, f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", logging, "-cp", f"{self.jars.server}/*"]
+
+    def _await(self) -> None:
+        deadline = time.monotonic() + START_S
+        for port in self._ports:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise MissingError(f"the brokers do not start, see {self._folder}") from None
+                    time.sleep(0.2)
+
+    def run(self, tool: str, *arguments: str) -> None:
+        """Runs one of Kafka's tools to its end."""
+        command = [*self._command("256m"), "-XX:TieredStopAtLevel=1", tool, *arguments]
+        command.remove("-XX:+UseG1GC")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MissingError(f"{tool} failed: {(done.stderr or done.stdout).strip()[:300]}")
+
+    def start(self, tool: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Starts one of Kafka's tools."""
+        return subprocess.Popen([*self._command("256m"), tool, *arguments], stdout=subprocess.DEVNULL)
+
+    def make_topic(self, name: str) -> None:
+        """Makes a topic of one partition and three replicas."""
+        where = ["--bootstrap-server", self.address, "--create", "--topic", name]
+        self.run("org.apache.kafka.tools.TopicCommand", *where, "--partitions", "1", "--replication-factor", "3")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

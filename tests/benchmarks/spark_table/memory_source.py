@@ -1,0 +1,139 @@
+"""A Python data source that reads rows from memory and drops what is written: the ceiling of what Spark's Python path
+can do, in the same run. It has the log's columns and its partitions, and batches of about 4 MiB.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+
+BATCH_BYTES = 4 << 20
+RECORD_OVERHEAD = 48
+SCHEMA = "group string, index long, term long, position long, timestamp timestamp, body binary"
+ARROW = pa.schema(
+    [
+        ("group", pa.string()),
+        ("index", pa.int64()),
+        ("term", pa.int64()),
+        ("position", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("body", pa.binary()),
+    ]
+)
+
+
+@cache
+def constant_columns(size: int) -> tuple[int, tuple[pa.Array, ...]]:
+    """Returns the rows of a batch and what is made only once: group, term, timestamp and four columns of bodies."""
+    rows = BATCH_BYTES // (size + RECORD_OVERHEAD)
+    offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * np.int32(size))
+    bodies = [
+        pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(os.urandom(rows * size))])
+        for _ in range(4)
+    ]
+    times = pa.array(np.full(rows, 1_700_000_000_000_000)).cast(pa.timestamp("us", tz="UTC"))
+    return rows, (pa.repeat("default", rows), pa.array(np.full(rows, 7)), times, *bodies)
+
+
+def batches(start: int, end: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Yields rows [start, end) of bodies of ``size`` bytes."""
+    rows, (group, term, times, *bodies) = constant_columns(size)
+    for number, at in enumerate(range(start, end, rows)):
+        count = min(rows, end - at)
+        indexes = np.arange(at, at + count)
+        positions = indexes * (size + RECORD_OVERHEAD)
+        constant = [column.slice(0, count) for column in (group, term, times, bodies[number % 4])]
+        columns = [constant[0], pa.array(indexes), constant[1], pa.array(positions), *constant[2:]]
+        yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
+
+
+class Rows(InputPartition):
+    """Rows [start, end)."""
+
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__(None)
+        self.start, self.end = start, end
+
+
+def split(start: int, end: int) -> list[InputPartition]:
+    """Returns two halves, less if there are no two rows."""
+    middle = (start + end) // 2
+    return [Rows(low, high) for low, high in ((start, middle), (middle, end)) if low < high]
+
+
+class MemorySource(DataSource):
+    """``format("memory")`` with the options ``rows`` and ``bytes``; a stream may have ``perSecond`` instead of rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "memory"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return MemoryReader(self.options)
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return MemoryStreamReader(self.options)
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        return MemoryWriter()
+
+
+class MemoryReader(DataSourceReader):
+    def __init__(self, options: Any) -> None:
+        self.rows, self.size = int(options["rows"]), int(options["bytes"])
+
+    def partitions(self) -> list[InputPartition]:
+        return split(0, self.rows)
+
+    def read(self, partition: Rows) -> Iterator[pa.RecordBatch]:
+        return batches(partition.start, partition.end, self.size)
+
+
+class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: Any) -> None:
+        self.rows, self.size = int(options.get("rows", 0)), int(options["bytes"])
+        self.per_second = float(options.get("perSecond", 0))
+        self.began = time.time()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """There is an end anyway."""
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"next": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"next": int((time.time() - self.began) * self.per_second) if self.per_second else self.rows}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return split(start["next"], end["next"])
+
+    def read(self, partition: Rows) -> Iterator[pa.RecordBatch]:
+        return batches(partition.start, partition.end, self.size)
+
+
+class MemoryWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()

@@ -1,0 +1,190 @@
+"""What is compared: our log, an in-memory source, and (in ``kafka``) Kafka, behind one small interface.
+
+Each system holds a log of ``rows(size)`` random bodies of ``size`` bytes, reads it with two partitions, and takes rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core import Client, LocalCluster
+from dledger_core.rocketmq import encode_messages
+from tests.benchmarks.spark_table.report import DLEDGER, MEMORY
+
+APPEND_BYTES = 1 << 20
+IN_FLIGHT = 4
+TRICKLE = """
+import struct, sys, time
+from dledger_core import Client
+peers, group, rate, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+with Client(peers, group) as client:
+    began = time.time()
+    for number in range(int(rate * seconds)):
+        time.sleep(max(0, began + number / rate - time.time()))
+        client.append([struct.pack(">q", time.time_ns()) + bytes(92)])
+"""
+
+
+class System(Protocol):
+    """A log, or what stands for one."""
+
+    name: str
+    stored: tuple[str, ...]
+    """Columns that go to Delta: place in the log, one small number, time, body."""
+
+    def fill(self) -> None:
+        """Appends what is going to be read."""
+
+    def prepare_sink(self) -> None:
+        """Makes the log that ``write`` writes to, where that is needed."""
+
+    def read(self, size: int) -> Any:
+        """Returns a frame over the whole log."""
+
+    def stream(self, size: int) -> Any:
+        """Returns a stream from the log's beginning."""
+
+    def write(self, frame: Any) -> None:
+        """Writes the frame's column ``body`` to another log."""
+
+    def one_row(self) -> Any:
+        """Returns a stream over a log of a single row."""
+
+    def trickle(self, rate: float, seconds: float) -> tuple[Any, subprocess.Popen[bytes] | None]:
+        """Returns a stream over a new log, and the process that appends to it from now on."""
+
+    def pids(self) -> list[int]:
+        """Returns the servers' processes."""
+
+
+def random_bodies(rows: int, size: int) -> pa.Array:
+    """Returns random bodies as large_binary."""
+    offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int64) * size)
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), rows, [None, offsets, pa.py_buffer(os.urandom(rows * size))]
+    )
+
+
+def random_messages(rows: int, size: int) -> pa.Array:
+    """Returns RocketMQ messages with bodies of ``size`` bytes."""
+    numbers = np.arange(rows)
+    keys = pa.array(numbers).cast(pa.string())
+    return encode_messages(topic=pa.repeat("orders", rows), queue_id=0, keys=keys, body=random_bodies(rows, size))
+
+
+class Ledger(System):
+    """Three nodes as they are started by default: acknowledged when on disk at a majority."""
+
+    name = DLEDGER
+    stored = ("index", "term", "timestamp", "body")
+
+    def __init__(self, spark: Any, cluster: LocalCluster, rows: dict[int, int]) -> None:
+        self._spark, self._cluster, self._rows = spark, cluster, rows
+        self._trickles = iter([group for group in cluster.groups if group.startswith("trickle")])
+
+    @staticmethod
+    def groups(sizes: list[int], trickles: int) -> list[str]:
+        """Returns the groups that the cluster has to host."""
+        return [
+            *(f"full{size}" for size in sizes),
+            "messages",
+            "one",
+            "sink",
+            *(f"trickle{n}" for n in range(trickles)),
+        ]
+
+    def fill(self) -> None:
+        """Appends what is going to be read."""
+        for size, rows in self._rows.items():
+            self._append(f"full{size}", random_bodies, rows, size)
+        self._append("one", random_bodies, 1, 100)
+
+    def fill_messages(self, rows: int) -> None:
+        """Appends messages with bodies of 100 bytes to the group ``messages``."""
+        self._append("messages", random_messages, rows, 100)
+
+    def _append(self, group: str, make: Any, rows: int, size: int) -> None:
+        piece = max(1, min(rows, APPEND_BYTES // (size + 48)))
+        bodies = make(piece, size)
+
+        async def fill(client: Any) -> None:
+            for at in range(0, rows, piece * IN_FLIGHT):
+                starts = range(at, min(at + piece * IN_FLIGHT, rows), piece)
+                await asyncio.gather(*(client.append(bodies.slice(0, min(piece, rows - low))) for low in starts))
+
+        with Client(self._cluster.peers, group) as client:
+            client.call(fill(client.in_loop))
+
+    def _options(self, group: str) -> dict[str, str]:
+        return {"peers": self._cluster.peers, "groups": group, "startingOffsets": "earliest"}
+
+    def read(self, size: int) -> Any:
+        return self._spark.read.format("dledger").options(**self._options(f"full{size}")).load()
+
+    def read_messages(self, decode: str) -> Any:
+        """Returns a frame over the messages."""
+        return self._spark.read.format("dledger").options(**self._options("messages"), decode=decode).load()
+
+    def stream(self, size: int) -> Any:
+        return self._spark.readStream.format("dledger").options(**self._options(f"full{size}")).load()
+
+    def one_row(self) -> Any:
+        return self._spark.readStream.format("dledger").options(**self._options("one")).load()
+
+    def write(self, frame: Any) -> None:
+        frame.write.format("dledger").options(peers=self._cluster.peers, group="sink").mode("append").save()
+
+    def trickle(self, rate: float, seconds: float) -> tuple[Any, subprocess.Popen[bytes] | None]:
+        group = next(self._trickles)
+        command = [sys.executable, "-c", TRICKLE, self._cluster.peers, group, str(rate), str(seconds)]
+        frame = self._spark.readStream.format("dledger").options(**self._options(group)).load()
+        frame = frame.withColumn("sent_ms", _clock_in("body"))
+        return frame, subprocess.Popen(command)
+
+    def pids(self) -> list[int]:
+        return [self._cluster.pid(node) for node in self._cluster.node_ids]
+
+
+class Memory(System):
+    """No log at all."""
+
+    name = MEMORY
+    stored = ("index", "term", "timestamp", "body")
+
+    def __init__(self, spark: Any, rows: dict[int, int]) -> None:
+        self._spark, self._rows = spark, rows
+
+    def fill(self) -> None:
+        """Has nothing to fill."""
+
+    def read(self, size: int) -> Any:
+        return self._spark.read.format("memory").options(rows=self._rows[size], bytes=size).load()
+
+    def stream(self, size: int) -> Any:
+        return self._spark.readStream.format("memory").options(rows=self._rows[size], bytes=size).load()
+
+    def one_row(self) -> Any:
+        return self._spark.readStream.format("memory").options(rows=1, bytes=100).load()
+
+    def write(self, frame: Any) -> None:
+        frame.write.format("memory").mode("append").save()
+
+    def trickle(self, rate: float, seconds: float) -> tuple[Any, subprocess.Popen[bytes] | None]:
+        return self._spark.readStream.format("memory").options(perSecond=rate, bytes=100).load(), None
+
+    def pids(self) -> list[int]:
+        return []
+
+
+def _clock_in(column: str) -> Any:
+    """The producer's clock in ms, which leads the body."""
+    from pyspark.sql import functions as f
+
+    return f.conv(f.hex(f.substring(f.col(column), 1, 8)), 16, 10).cast("long") / 1e6
