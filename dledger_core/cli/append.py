@@ -40,6 +40,7 @@ _LINES_MAX = 40_000
 )
 @click.option("--whole", is_flag=True, help="With --file or stdin: one entry of all the bytes, not one per line.")
 @click.option("--producer-id", metavar="NAME", help="Append as this idempotent producer: retries never write twice.")
+@click.option("--in-order", is_flag=True, help="dledger-java: one entry at a time, which keeps their order.")
 @click.argument("bodies", nargs=-1)
 def append(
     peers: str,
@@ -49,11 +50,12 @@ def append(
     path: Path | None,
     whole: bool,
     producer_id: str | None,
+    in_order: bool,
     bodies: tuple[str, ...],
 ) -> None:
     """Append entries and print their indexes.
 
-    It returns once a majority of the nodes holds them on disk.
+    It returns once a majority of the nodes holds them on disk (of Java nodes: in memory).
 
     Without BODIES and --file, each line of stdin is an entry (without its newline).
     """
@@ -66,7 +68,7 @@ def append(
         else:
             stream = stack.enter_context(_open(path))
             batches = [[stream.read(RECORD_BYTES_MAX + 1)]] if whole else _line_batches(stream)
-        client = stack.enter_context(connect(peers, group, timeout))
+        client = stack.enter_context(connect(peers, group, timeout, in_order=in_order))
         show_facts(_append_all(client, batches, producer_id), output)
 
 
@@ -108,6 +110,9 @@ def _append_all(client: Client, batches: Iterable[Sequence[bytes]], producer_id:
             result = sink.append(batch)
             if facts["first_index"] is None:
                 facts["first_index"] = result.first_index
+            if result.indexes and "order" not in facts:
+                facts["order"] = "mixed"
+                say("the group took entries in another order, or others came in between; --in-order keeps it")
             facts |= {"entries": facts["entries"] + len(batch), "last_index": result.last_index, "term": result.term}
     except (DLedgerError, OSError):
         if facts["entries"]:

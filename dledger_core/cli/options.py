@@ -86,8 +86,10 @@ def timeout_option(command: _F) -> _F:
 
 
 def connection_options(command: _F) -> _F:
-    """Adds ``--peers``, ``--group`` and ``--timeout``."""
-    command = timeout_option(command)
+    """Adds ``--peers``, ``--group``, ``--timeout`` and what the nodes speak."""
+    from dledger_core.cli.protocol import protocol_options
+
+    command = timeout_option(protocol_options(command))
     command = click.option(
         "--group",
         envvar="DLEDGER_GROUP",
@@ -116,9 +118,10 @@ def examples(*lines: str) -> str:
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
-def connect(peers: str, group: str, timeout: float) -> Client:
-    """Returns a client for the common connection options."""
+def connect(peers: str, group: str, timeout: float, *, in_order: bool = False) -> Client:
+    """Returns a client for the common connection options; ``in_order`` is for appends to a Java group."""
     # Imported here so that commands that need no client, above all doctor, do not depend on it.
+    from dledger_core.cli.protocol import client_options
     from dledger_core.client import Client
 
-    return Client(peers, group, timeout_ms=int(timeout * 1000))
+    return Client(peers, group, timeout_ms=int(timeout * 1000), **client_options(in_order=in_order))

@@ -13,6 +13,7 @@ from dledger_core.cli.entry_writers import Writer
 from dledger_core.cli.filter_options import filter_options, filters_of
 from dledger_core.cli.options import INDEX_TYPE, connect, connection_options, examples
 from dledger_core.cli.places import PLACE_HELP, Place, PlaceType
+from dledger_core.cli.protocol import announce_wait, is_java
 from dledger_core.client import Client
 from dledger_core.record import READ_SCHEMA
 
@@ -26,6 +27,7 @@ _READ_BYTES = 4 << 20
         "dledger get 42",
         "dledger get 42 --body > entry.bin",
         "dledger get 42 --decode message --format json",
+        "dledger get 42 --protocol dledger-java --peers 'n0-broker:40911' --group RaftNode00",
         r"dledger get 42 --format '%t %k\n%s\n'",
     )
     + "\n\n"
@@ -39,6 +41,7 @@ def get(
     peers: str, group: str, timeout: float, output: EntryFormat, decode: str | None, body_only: bool, index: int
 ) -> None:
     """Read one entry by its INDEX."""
+    announce_wait()
     with connect(peers, group, timeout) as client:
         entry = client.get(index)
     if body_only:
@@ -93,6 +96,7 @@ def tail(
     With --format json each entry is one line. With --topic and the like only messages are printed that fit.
     """
     view, writer = _printing(output, decode, filters_of(None, None, topic, queue, tag, key), count)
+    announce_wait()
     with connect(peers, group, timeout) as client:
         begin, end = _resolve(client, start)
         if no_follow:
@@ -108,7 +112,7 @@ def tail(
 def _printing(output: EntryFormat, decode: str | None, filters: Filters, count: int | None) -> tuple[EntryView, Writer]:
     columns = output.message_columns(asked(decode, output, filters.of_messages))
     # Queue offsets of a log of ours are given by the rebuild, in index order; the log holds none.
-    view = EntryView(filters, columns, limit=count, broker_end=0)
+    view = EntryView(filters, columns, limit=count, broker_end=None if is_java() else 0)
     return view, output.writer(messages=bool(columns), magic=False)
 
 
@@ -124,10 +128,8 @@ def _print_range(client: Client, view: EntryView, writer: Writer, begin: int, en
 
 def _resolve(client: Client, place: Place) -> tuple[int, int]:
     """Returns (where to begin, the end of what is visible now)."""
-    nodes = client.metadata().nodes
-    reachable = [node for node in nodes if node.reachable]
-    end = max((node.visible_end for node in reachable), default=0)
-    first = min((node.first_index for node in reachable), default=0)
+    bounds = client.bounds()
+    first, end = bounds.first_index, bounds.end
     if place.time is not None:
         return client.offset_for_time(place.time), end
     if place.kind in ("first", "end"):

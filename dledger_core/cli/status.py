@@ -11,6 +11,7 @@ import click
 
 from dledger_core.cli.options import Format, connect, connection_options, examples, format_option
 from dledger_core.cli.output import say, show_facts, show_rows
+from dledger_core.cli.protocol import is_java
 from dledger_core.cli.root import EXIT_FINDING
 from dledger_core.raft import even_group_warning
 
@@ -44,8 +45,11 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
         show_facts(facts | {"preferred_leaders": metadata.preferred_leaders, "nodes": nodes}, output)
     else:
         leader = metadata.leader_id or "none"
-        # What an unreachable node did not say is shown as "-".
-        shown = [{k: None if v == -1 and not node["reachable"] else v for k, v in node.items()} for node in nodes]
+        # What an unreachable node did not say is shown as "-", and what no Java node says.
+        shown = [
+            {k: None if v == -1 and (is_java() or not node["reachable"]) else v for k, v in node.items()}
+            for node in nodes
+        ]
         if not any(node["lost_entries"] for node in shown):
             shown = [{k: v for k, v in node.items() if not k.startswith("lost_")} for node in shown]
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""

@@ -1,0 +1,74 @@
+"""A live group of three real Java nodes, in the JVM that the tests of one version share."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.interop.java_dledger import JavaDLedger
+
+_DATA_BYTES, _INDEX_BYTES = 16 << 20, 1 << 20
+_START_S = 90.0
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+@dataclass
+class JavaGroup:
+    """Nodes by id; group ``g``."""
+
+    peers: str
+    servers: dict[str, Any]
+
+    def leader(self) -> str:
+        """Waits until one node leads and the others follow it."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            states = {node: server.getMemberState() for node, server in self.servers.items()}
+            named = {state.getLeaderId() for state in states.values()}
+            leading = [node for node, state in states.items() if state.isLeader()]
+            if len(leading) == 1 and named == set(leading):
+                return leading[0]
+            time.sleep(0.05)
+        raise AssertionError("no Java node leads")
+
+    def follower(self) -> str:
+        leader = self.leader()
+        return next(node for node in self.servers if node != leader)
+
+    def stop(self, node: str) -> None:
+        self.servers.pop(node).shutdown()
+
+
+@contextmanager
+def java_group(java: JavaDLedger, directory: Path) -> Iterator[JavaGroup]:
+    """Runs three nodes; ends with the block."""
+    peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(free_ports(3)))
+    servers = {}
+    for node in ("n0", "n1", "n2"):
+        config = java.config(directory, node, _DATA_BYTES, _INDEX_BYTES)
+        config.setPeers(peers)
+        servers[node] = java.classes.DLedgerServer(config)
+    group = JavaGroup(peers, servers)
+    try:
+        for server in servers.values():
+            server.startup()
+        group.leader()
+        yield group
+    finally:
+        for node in list(group.servers):
+            group.stop(node)
