@@ -31,4 +31,4 @@ def test_the_notebook_explores_a_log(monkeypatch, tmp_path):
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert f"rows in Delta: {EVENTS}" in text
     assert "verdict: CONSISTENT" in text
-    assert len(pictures) == 3
+    assert len(pictures) == 4

@@ -1,0 +1,182 @@
+"""What ``audit.ipynb`` shows of an audit's JSON summary: the verdict, its tables, the picture along the log."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from dledger_core.errors import DLedgerError
+from jobs._notebooks.style import finished, label, new_figure, row_height
+
+__all__ = ["Verdict", "findings_table", "load_audit", "plot_audit", "replicas_table", "run_audit", "verdict"]
+
+_JOB: Final = Path(__file__).resolve().parents[1] / "audit_replicas.py"
+_VERDICT_COLORS: Final = {"CONSISTENT": "#1f7a4f", "INCONSISTENT": "#b3261e", "INCOMPLETE": "#9a6700"}
+_COLORS: Final = {
+    "compared, equal": "#a5d8bf",
+    "held, not compared on all": "#d8dce2",
+    "critical": "#c62828",
+    "error": "#e0661f",
+    "warning": "#e8b100",
+    "info": "#5b8def",
+}
+_BAR: Final = 0.42
+_NARROWEST: Final = 0.006
+"""A finding is drawn at least this wide, as a part of the axis: one entry of a million must be seen."""
+
+
+def run_audit(
+    table: Path, replicas: Mapping[str, Path] | None = None, peers: str = "", groups: str = ""
+) -> dict[str, Any]:
+    """Runs ``jobs/audit_replicas.py`` and returns its summary; its progress goes on to stderr.
+
+    Args:
+        table: directory for the Delta tables.
+        replicas: store directories by name.
+        peers: the nodes of a live cluster instead.
+        groups: its groups; empty = the default one.
+
+    Raises:
+        DLedgerError: the job failed; its own line says why.
+    """
+    named = [word for name, path in (replicas or {}).items() for word in ("--replica", f"{name}={path}")]
+    live = [*(("--peers", peers) if peers else ()), *(("--groups", groups) if groups else ())]
+    command = [sys.executable, str(_JOB), *named, *live, "--table", str(table)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=table.parent)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode not in (0, 1, 2) or not lines:
+        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        raise DLedgerError(said[-1].removeprefix("error: ") if said else done.stderr[-500:], "audit_replicas.py")
+    sys.stderr.write(done.stderr)
+    return dict(json.loads(lines[-1]))
+
+
+def load_audit(path: Path | str) -> dict[str, Any]:
+    """Returns a summary that the job wrote to a file: its last line, which is all it prints to stdout."""
+    return dict(json.loads(Path(path).read_text(encoding="utf-8").strip().splitlines()[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An audit's verdict; a notebook shows it as a card."""
+
+    name: str
+    facts: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join((f"verdict: {self.name}", *self.facts))
+
+    def _repr_html_(self) -> str:
+        facts = "".join(f"<div>{escape(fact)}</div>" for fact in self.facts)
+        color = _VERDICT_COLORS.get(self.name, "#30363d")
+        style = f"background:{color};color:#fff;padding:14px 18px;border-radius:8px;max-width:60em"
+        return (
+            f'<div style="{style}"><div style="font-size:1.5em;font-weight:600">{escape(self.name)}</div>{facts}</div>'
+        )
+
+
+def verdict(summary: Mapping[str, Any]) -> Verdict:
+    """Returns the verdict with how far it reaches, and why it does not reach further."""
+    severities: dict[str, int] = {}
+    for finding in summary["findings"]:
+        severities[finding["severity"]] = severities.get(finding["severity"], 0) + 1
+    counted = ", ".join(f"{count} {name}" for name, count in severities.items()) or "none"
+    facts = [f"{summary['coverage_percent']} % of what the replicas hold was compared", f"findings: {counted}"]
+    facts += [f"left out: {reason}" for reason in summary.get("incomplete", ())]
+    return Verdict(str(summary["verdict"]), tuple(facts))
+
+
+def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns a row per replica: what it holds, how much of it was compared."""
+    rows = [
+        {name: replica.get(name) for name in ("group", "name", "kind", "role", "first_index", "last_index")}
+        | {"commit_index": replica.get("commit_index")}
+        | {"compared_percent": (summary.get("coverage") or {}).get(replica["name"], {}).get("percent")}
+        | {"where": replica.get("where"), "error": replica.get("error")}
+        for replica in summary["replicas"]
+    ]
+    return pd.DataFrame(rows).convert_dtypes().dropna(axis="columns", how="all")
+
+
+def findings_table(summary: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns a row per finding, numbered as ``drill_down`` takes them."""
+    names = ("class", "severity", "group", "replica", "start", "end", "count", "meaning", "next_step")
+    return pd.DataFrame([{name: finding[name] for name in names} for finding in summary["findings"]], columns=names)
+
+
+def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
+    """Returns the picture of a group: each replica's log from left to right, what was compared, what was found.
+
+    Args:
+        summary: of an audit.
+        group: which group; None = the first.
+    """
+    replicas = [one for one in summary["replicas"] if group in (None, one["group"])]
+    group = group if group is not None else replicas[0]["group"]
+    replicas = [one for one in replicas if one["group"] == group]
+    findings = [finding for finding in summary["findings"] if finding["group"] == group]
+    held = [one for one in replicas if one["reachable"]]
+    low = min((one["first_index"] for one in held), default=0)
+    high = max([low + 1, *(one["last_index"] + 1 for one in held), *(finding["end"] for finding in findings)])
+    compared = next((one["compared"] for one in summary["groups"] if one["group"] == group), summary["compared"])
+    figure, axes = new_figure(10.0, row_height(2 * len(replicas)) + 0.4)
+    for row, replica in enumerate(replicas):
+        mine = [finding for finding in findings if replica["name"] in finding["replica"].split(",")]
+        _plot_replica(axes, row, replica, (compared["start"], compared["end"]), mine, (low, high))
+    axes.set_yticks(range(len(replicas)), [label(one["name"]) for one in replicas])
+    axes.invert_yaxis()
+    axes.set_xlim(low, high)
+    axes.set_ylim(len(replicas) - 0.4, -0.6)
+    axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.0f}")
+    axes.set(title=f"Group {group}: {summary['verdict']}", xlabel="index")
+    used = {finding["severity"] for finding in findings}
+    shown = [name for name in _COLORS if name in used or name in list(_COLORS)[:2]]
+    handles = [Patch(color=_COLORS[name], label=name) for name in shown]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
+    return finished(figure)
+
+
+def _plot_replica(
+    axes: Axes,
+    row: int,
+    replica: Mapping[str, Any],
+    compared: tuple[int, int],
+    findings: Sequence[Mapping[str, Any]],
+    axis: tuple[int, int],
+) -> None:
+    width = axis[1] - axis[0]
+    if not replica["reachable"]:
+        said = f"could not be read: {replica['error']}"
+        axes.annotate(said, (0.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+        return
+    first, end = replica["first_index"], replica["last_index"] + 1
+    axes.barh(row, end - first, _BAR, left=first, color=_COLORS["held, not compared on all"])
+    start, stop = max(first, compared[0]), min(end, compared[1])
+    axes.barh(row, max(0, stop - start), _BAR, left=start, color=_COLORS["compared, equal"])
+    order = list(_COLORS)
+    for finding in sorted(findings, key=lambda one: -order.index(one["severity"])):  # the worst on top
+        begin, count = finding["start"], max(finding["end"] - finding["start"], 1)
+        wide = max(count, _NARROWEST * width)
+        info = finding["severity"] == "info"
+        axes.barh(
+            row + (0.32 if info else 0.0),
+            wide,
+            0.14 if info else _BAR + 0.16,
+            left=begin - (wide - count) / 2,
+            color=_COLORS[finding["severity"]],
+        )
+        if not info:
+            said = f"{finding['class']} {begin:,}" + ("" if count == 1 else f" to {finding['end'] - 1:,}")
+            right = begin - axis[0] > 0.6 * width
+            axes.annotate(said, (begin, row - 0.36), fontsize=7, ha="right" if right else "left", color="#30363d")

@@ -1,0 +1,209 @@
+"""The plots of ``consume_queues.ipynb``: depth, rates, skew, tags, and what waits for consumers."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from datetime import UTC
+from typing import Any, Final
+
+import matplotlib.dates as mdates
+import numpy as np
+import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from dledger_core.rocketmq.queue_statistics import QueueStatistics
+from jobs._notebooks.style import COLORS, OTHER, colors_of, finished, label, new_figure, row_height
+
+__all__ = ["plot_depth", "plot_rates", "plot_skew", "plot_tags", "plot_waiting"]
+
+_WIDTH: Final = 10.0
+_QUEUES_MAX: Final = 30
+_TOPICS_MAX: Final = 6
+_TAGS_MAX: Final = 6
+_BARS_MAX: Final = 240
+_EVEN: Final = 1.1
+"""How much above its share a queue may be before it is shown in the colour of a warning."""
+_WARNING: Final = "#c62828"
+
+
+def _topics(statistics: QueueStatistics) -> list[str]:
+    """Topics, those with the most messages first: the order of colours in all plots."""
+    totals: dict[str, int] = defaultdict(int)
+    for row in statistics.queues.to_pylist():
+        totals[row["topic"]] += row["messages"]
+    return sorted(totals, key=lambda topic: (-totals[topic], topic))
+
+
+def _empty(title: str) -> Figure:
+    figure, axes = new_figure(_WIDTH, 1.2)
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, f"{title}: nothing to show", ha="center", va="center")
+    return finished(figure)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"
+
+
+def plot_depth(statistics: QueueStatistics) -> Figure:
+    """Returns bars: how many messages each queue holds, the deepest first; queue offsets given out twice in red."""
+    rows = sorted(statistics.queues.to_pylist(), key=lambda row: -row["messages"])
+    if not rows:
+        return _empty("Depth")
+    shown, colors = rows[:_QUEUES_MAX], colors_of(_topics(statistics))
+    figure, axes = new_figure(_WIDTH, row_height(len(shown)))
+    places = np.arange(len(shown))
+    counts = [row["messages"] for row in shown]
+    axes.barh(places, counts, color=[colors[row["topic"]] for row in shown])
+    spare = [row["spare"] for row in shown]
+    if any(spare):
+        left = [count - twice for count, twice in zip(counts, spare, strict=True)]
+        axes.barh(places, spare, left=left, color=_WARNING, label="queue offset given out twice")
+        axes.legend(frameon=False, loc="lower right")
+    for place, row in zip(places, shown, strict=True):
+        offsets = f"{row['first_offset']:,} to {row['end_offset'] - 1:,}"
+        said = f" {row['messages']:,}  ({_size(row['bytes'])}, offsets {offsets})"
+        axes.text(row["messages"], place, said, va="center", fontsize=8, color="#57606a")
+    axes.set_yticks(places, [f"{label(row['topic'])} / {row['queue_id']}" for row in shown], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.28, y=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    more = f", the deepest {len(shown)} of {len(rows)}" if len(rows) > len(shown) else ""
+    axes.set(title=f"Messages per queue{more}", xlabel="messages")
+    return finished(figure)
+
+
+def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure:
+    """Returns stacked steps: messages per second over time, by topic.
+
+    Args:
+        statistics: of a log.
+        bucket_seconds: of the statistics; several are joined if there would be too many.
+    """
+    rates = statistics.rates
+    if not rates.num_rows:
+        return _empty("Rates")
+    names = _topics(statistics)
+    shown, colors = names[:_TOPICS_MAX], colors_of(names)
+    moments = np.asarray(rates["time"].cast(pa.int64()))
+    span = (int(moments.max()) - int(moments.min())) / 1_000_000
+    bucket_seconds *= max(1, math.ceil(span / bucket_seconds / _BARS_MAX))
+    bucket = round(bucket_seconds * 1_000_000)
+    times = moments // bucket
+    first, last = int(times.min()), int(times.max())
+    series = {name: np.zeros(last - first + 1) for name in [*shown, "other"]}
+    for topic, time, count in zip(rates["topic"].to_pylist(), times, rates["messages"].to_pylist(), strict=True):
+        series[topic if topic in shown else "other"][time - first] += count / bucket_seconds
+    edges = (np.arange(first, last + 2) * bucket).astype("datetime64[us]")
+    figure, axes = new_figure(_WIDTH, 3.6)
+    below = np.zeros(last - first + 1)
+    for name, values in series.items():
+        if values.any():
+            color = OTHER if name == "other" else colors[name]
+            axes.stairs(below + values, edges, baseline=below, fill=True, color=color, label=label(name))
+            below = below + values
+    locator = mdates.AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
+    axes.set(title="Messages stored per second", ylabel="messages / s", xlim=(edges[0], edges[-1]))
+    axes.set_ylim(bottom=0)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", frameon=False, fontsize=8)
+    return finished(figure)
+
+
+def plot_skew(statistics: QueueStatistics) -> Figure:
+    """Returns a dot per queue: its messages against an even share of its topic, the most uneven topic first."""
+    topics = statistics.skew()["topic"].to_pylist()[:_QUEUES_MAX]
+    if not topics:
+        return _empty("Skew")
+    counts: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for row in statistics.queues.to_pylist():
+        counts[row["topic"]].append((row["queue_id"], row["messages"]))
+    figure, axes = new_figure(_WIDTH, row_height(len(topics)) + 0.5)
+    for place, topic in enumerate(topics):
+        _skew_row(axes, place, counts[topic])
+    axes.axvline(1, color="#57606a", linewidth=1, linestyle="--", zorder=0)
+    axes.set_yticks(range(len(topics)), [f"{label(topic)} ({len(counts[topic])})" for topic in topics], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.08, y=0.12)
+    axes.set_xlim(left=0)
+    axes.set(title="Skew: a queue's messages, 1 = an even share of its topic", xlabel="times an even share")
+    return finished(figure)
+
+
+def _skew_row(axes: Axes, place: int, queues: list[tuple[int, int]]) -> None:
+    even = sum(count for _, count in queues) / len(queues)
+    shares = [count / even for _, count in queues]
+    axes.plot([min(shares), max(shares)], [place, place], color=OTHER, linewidth=2, zorder=1)
+    axes.scatter(shares, [place] * len(shares), s=30, color=[_share_color(share) for share in shares], zorder=2)
+    queue, count = max(queues, key=lambda one: one[1])
+    if max(shares) > _EVEN:
+        said = f"  queue {queue}: {count:,}"
+        axes.text(max(shares), place, said, va="center", fontsize=8, color=_share_color(max(shares)))
+
+
+def _share_color(share: float) -> str:
+    return _WARNING if share > 2 else COLORS[1] if share > _EVEN else COLORS[0]
+
+
+def plot_tags(statistics: QueueStatistics) -> Figure:
+    """Returns bars per topic, split by tag: the most frequent ones, all others, and none."""
+    names = _topics(statistics)[:_QUEUES_MAX]
+    if not names:
+        return _empty("Tags")
+    counts: dict[str, dict[str | None, int]] = {name: {} for name in names}
+    totals: dict[str, int] = defaultdict(int)
+    for row in statistics.tags.to_pylist():
+        if row["topic"] in counts:
+            counts[row["topic"]][row["tags"]] = row["messages"]
+            if row["tags"] is not None:
+                totals[row["tags"]] += row["messages"]
+    tags = sorted(totals, key=lambda tag: (-totals[tag], tag))
+    groups: list[tuple[str, str, set[str | None]]] = [
+        (label(tag, 20), COLORS[place], {tag}) for place, tag in enumerate(tags[:_TAGS_MAX])
+    ]
+    groups += [(f"{len(tags) - _TAGS_MAX} other tags", "#7f8894", set(tags[_TAGS_MAX:])), ("no tag", OTHER, {None})]
+    figure, axes = new_figure(_WIDTH, row_height(len(names)))
+    left = np.zeros(len(names))
+    for said, color, members in groups:
+        values = np.array([sum(count for tag, count in counts[name].items() if tag in members) for name in names])
+        if values.any():
+            axes.barh(np.arange(len(names)), values, left=left, color=color, label=said)
+            left = left + values
+    axes.set_yticks(range(len(names)), [label(name) for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(y=0.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(title="Tags per topic", xlabel="messages")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    return finished(figure)
+
+
+def plot_waiting(lag: pa.Table) -> Figure:
+    """Returns bars: what waits for each consumer group, by topic; none waiting is a line with 0."""
+    totals: dict[tuple[str, str], int] = defaultdict(int)
+    for row in lag.to_pylist():
+        totals[row["consumer"], row["topic"]] += row["waiting"]
+    shown: list[tuple[Any, int]] = sorted(totals.items(), key=lambda one: (-one[1], one[0]))[:_QUEUES_MAX]
+    if not shown:
+        return _empty("Consumers")
+    figure, axes = new_figure(_WIDTH, row_height(len(shown)))
+    waiting = [count for _, count in shown]
+    axes.barh(range(len(shown)), waiting, color=COLORS[0])
+    for place, count in enumerate(waiting):
+        axes.text(count, place, f" {count:,}", va="center", fontsize=8, color="#57606a")
+    names = [f"{label(consumer, 22)}  ←  {label(topic, 22)}" for (consumer, topic), _ in shown]
+    axes.set_yticks(range(len(shown)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(1, *waiting) * 1.12)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(title="Messages that wait for a consumer group", xlabel="messages")
+    return finished(figure)

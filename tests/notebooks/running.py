@@ -1,0 +1,40 @@
+"""Runs a notebook from top to bottom in a kernel of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+__all__ = ["Shown", "execute"]
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+class Shown:
+    """What an executed notebook shows."""
+
+    def __init__(self, notebook: Any) -> None:
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        data = [output.get("data", {}) for output in outputs]
+        self.text = "".join(output.get("text", "") for output in outputs)
+        self.pictures = [each["image/png"] for each in data if "image/png" in each]
+        self.pages = [each["text/html"] for each in data if "text/html" in each]
+
+
+def execute(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **variables: str) -> Shown:
+    """Runs a notebook with these environment variables and no others of ours."""
+    path = NOTEBOOKS / name
+    notebook = nbformat.read(path, 4)
+    assert not [cell for cell in notebook.cells if cell.get("outputs")], "in git a notebook has no outputs"
+    for variable in ("PEERS", "GROUP", "AUDIT", "REPLICAS", "BROKER", "BUCKET_SECONDS"):
+        monkeypatch.delenv(f"DLEDGER_{variable}", raising=False)
+    for variable, value in {"TMPDIR": str(folder), "IPYTHONDIR": str(folder / "ipython"), **variables}.items():
+        monkeypatch.setenv(variable, value)
+    NotebookClient(
+        notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    ).execute()
+    return Shown(notebook)

@@ -1,0 +1,175 @@
+"""The notebook on audits: a real audit of damaged brokers' logs, its picture, and a finding down to the byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+
+from dledger_core.errors import DLedgerError
+from dledger_core.rocketmq import encode_messages
+from dledger_core.rocketmq.field_names import field_at
+from jobs import audit_replicas
+from tests.convert.stores import store_of, unpacked
+from tests.notebooks.running import execute
+from tests.rocketmq.golden import THREE, messages
+from tests.support.run_job import run_in_process
+
+mpl.use("agg")
+
+from jobs._notebooks.audit_view import findings_table, load_audit, plot_audit, replicas_table, run_audit, verdict
+from jobs._notebooks.drill_down import drill_down
+from jobs._notebooks.samples import damaged_replicas
+
+FLIPPED, CUT = 700, 900
+
+
+@pytest.mark.notebook
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_the_notebook_looks_into_an_audit(
+    spark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The audit itself runs in the session that all tests share; the notebook gets its summary, as a file."""
+    replicas = damaged_replicas(tmp_path / "replicas")
+    named = [word for name, path in replicas.items() for word in ("--replica", f"{name}={path}")]
+    code, summary, _ = run_in_process(audit_replicas.command, capsys, *named, "--table", str(tmp_path / "tables"))
+    assert (code, summary["verdict"]) == (1, "INCONSISTENT")
+    (tmp_path / "audit.json").write_text("what Spark says first\n" + json.dumps(summary) + "\n")
+    shown = execute("audit.ipynb", monkeypatch, tmp_path, DLEDGER_AUDIT=str(tmp_path / "audit.json"))
+    assert "verdict: INCONSISTENT" in shown.text
+    assert "bodies differ from byte 100 on: body, byte 12 of 67" in shown.text
+    assert len(shown.pictures) == 1
+    card, held, found, drilled = shown.pages
+    assert "INCONSISTENT" in card
+    assert all(name in held for name in replicas)
+    assert "LAGGING" in found
+    assert f"index {FLIPPED}" in drilled
+    assert drilled.count("background:#f6b8b3") == 2  # the byte of n1, as digits and as text
+    _check_drill_down(load_audit(tmp_path / "audit.json"))
+
+
+def _check_drill_down(summary: dict[str, Any]) -> None:
+    kinds = {finding["class"]: number for number, finding in enumerate(summary["findings"])}
+    flipped = drill_down(summary, 0)
+    wanted = list(messages(THREE).values())[FLIPPED]
+    assert flipped.bodies["n0"] == flipped.bodies["n2"] == wanted
+    assert [a ^ b for a, b in zip(flipped.bodies["n1"], wanted, strict=True) if a != b] == [4]
+    assert flipped.facts["n1"]["topic"] == "user_profile"
+    lagging = drill_down(summary, kinds["LAGGING"])
+    assert "no: " in lagging.facts["n2"]["held"]
+    assert (lagging.difference, set(lagging.bodies)) == (None, {"n0", "n1"})
+    assert "no body differs here" in repr(lagging)
+    assert f"index {CUT}" in lagging.title
+
+
+def made_up(stores: dict[str, Path], **finding: Any) -> dict[str, Any]:
+    """A summary as the job writes it, with one finding."""
+    replicas = [
+        {"name": name, "group": "g", "kind": "store", "where": str(path), "reachable": True, "role": None}
+        | {"first_index": 0, "last_index": last, "commit_index": None, "error": None}
+        for (name, path), last in zip(stores.items(), (194, 152, 188), strict=True)
+    ]
+    fact = {"class": "DIVERGED_UNCOMMITTED", "severity": "info", "group": "g", "meaning": "m", "next_step": "s"}
+    compared = {"start": 0, "end": 135}
+    return {
+        "verdict": "CONSISTENT",
+        "coverage_percent": 98.9,
+        "coverage": {name: {"percent": 90.0} for name in stores},
+        "incomplete": ["n3: no answer"],
+        "compared": compared,
+        "groups": [{"group": "g", "compared": compared}],
+        "replicas": replicas,
+        "findings": [fact | finding],
+    }
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = unpacked("dledger-0.3.1.2-diverged", tmp_path_factory.mktemp("java"))
+    return {name: store_of(folder, name)[0] for name in ("n0", "n1", "n2")}
+
+
+def test_a_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> None:
+    summary = made_up(diverged, replica="n1", start=135, end=153, count=18, index=135)
+    found = drill_down(summary)
+    assert found.facts.loc["term"].to_dict() == {"n0": 2, "n1": 1, "n2": 2}
+    assert (found.difference, found.field) == (0, None)  # no messages
+    assert found.where == "bodies differ from byte 0 on"
+    text = repr(found)
+    assert "00000000  26 26 3a 6c" in text
+    page = found._repr_html_()
+    assert page.count("<pre>") == 3
+    assert page.count("background:#f6b8b3") >= 2 * 60
+
+
+def test_the_picture_shows_what_is_held_compared_and_found(diverged: dict[str, Path], tmp_path: Path) -> None:
+    summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
+    summary["findings"] += [
+        summary["findings"][0] | {"class": "CORRUPT", "severity": "critical", "replica": "n0,n2", "start": 7, "end": 8}
+    ]
+    summary["replicas"].append(
+        {
+            "name": "n3",
+            "group": "g",
+            "kind": "node",
+            "where": "",
+            "reachable": False,
+            "role": None,
+            "error": "no answer",
+        }
+        | {"first_index": None, "last_index": None, "commit_index": None}
+    )
+    figure = plot_audit(summary)
+    figure.savefig(tmp_path / "audit.png", dpi=40)
+    (axes,) = figure.axes
+    bars = [(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches]
+    assert bars.count((0, 195)) == bars.count((0, 153)) == bars.count((0, 189)) == 1
+    assert bars.count((0, 135)) == 3
+    assert bars.count((135, 18)) == 1
+    assert bars.count((7, 1)) == 2
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("CORRUPT 7") == 2
+    assert "could not be read: no answer" in texts
+    assert [text.get_text() for text in figure.legends[0].get_texts()][2:] == ["critical", "info"]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["n0", "n1", "n2", "n3"]
+
+
+def test_the_verdict_and_the_tables(diverged: dict[str, Path]) -> None:
+    summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
+    shown = verdict(summary)
+    assert repr(shown).splitlines() == [
+        "verdict: CONSISTENT",
+        "98.9 % of what the replicas hold was compared",
+        "findings: 1 info",
+        "left out: n3: no answer",
+    ]
+    assert "CONSISTENT" in shown._repr_html_()
+    assert list(replicas_table(summary)["last_index"]) == [194, 152, 188]
+    assert list(findings_table(summary)["class"]) == ["DIVERGED_UNCOMMITTED"]
+    assert findings_table(summary | {"findings": []}).empty
+
+
+def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DLedgerError, match=r"no store is here|no directory|does not exist"):
+        run_audit(tmp_path / "tables", {"n0": tmp_path / "a", "n1": tmp_path / "b"})
+
+
+def test_the_field_of_a_byte() -> None:
+    for topic in ("t", "t" * 200):
+        record = encode_messages(topic=topic, queue_id=0, body=[b"body"], keys="k", born_host="[::1]:1")[0].as_py()
+        names = [field_at(record, place) for place in range(len(record))]
+        assert None not in names
+        assert field_at(record, len(record)) is None
+        assert names[record.index(b"body")] == "body"
+        assert names[record.index(b"KEYS")].startswith("properties") is True
+        assert names[record.index(b"tttt") if len(topic) > 1 else record.index(b"t\x00")].startswith("topic")
+        assert (names[20], names[28], names[47]) == ("queue offset", "physical offset", "born timestamp")
+        assert (names[48], names[68]) == ("born host, byte 0 of 20", "store timestamp")
+    assert field_at(b"no message" * 20, 3) is None
+    assert field_at(record[:92] + b"\xff" * 8, 99) is not None  # lengths that lie
