@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dledger_core.config import check_group_name, parse_peers
-from spark_connector.times import parse_time
+from spark_connector.times import parse_duration, parse_time
 
 __all__ = [
     "EARLIEST",
@@ -24,6 +24,7 @@ __all__ = [
     "flag",
     "group_name",
     "group_names",
+    "lag",
     "message_tags",
     "message_topics",
     "offsets",
@@ -100,6 +101,11 @@ def count(most: int = _INT64_END - 1) -> Callable[[str], int]:
         return int(digits)
 
     return parse
+
+
+def lag(value: str) -> int:
+    """A duration, or 0."""
+    return 0 if value.strip() in ("0", "0s", "0ms") else parse_duration(value)
 
 
 def choice(*known: str) -> Callable[[str], str]:

@@ -85,6 +85,8 @@ class DLedgerOptions:
         append_max_bytes: bytes of bodies in one append of the sink.
         token: credential for the servers.
         protocol: dledger, or dledger-java for a Java group.
+        safety_lag_ms: of a Java group: read up to the end that was seen so long ago.
+        commit_probe: of a Java group: append probe entries and read below them instead.
     """
 
     peers: str = ""
@@ -119,6 +121,8 @@ class DLedgerOptions:
     append_max_bytes: int = 2 << 20
     token: str | None = None
     protocol: str = "dledger"
+    safety_lag_ms: int = 10_000
+    commit_probe: bool = False
     groups_given: bool = False
 
     def selects(self, group: str) -> bool:
@@ -138,6 +142,7 @@ class DLedgerOptions:
         parsed = cls(**_parse(options, "r"), groups_given="groups" in given)
         _check_source(parsed)
         _check_messages(parsed, given)
+        _check_java(parsed, given)
         for name in ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"):
             _check_groups(name, getattr(parsed, _ATTRIBUTES[name]), parsed)
         least, most = parsed.min_offsets_per_trigger, parsed.max_offsets_per_trigger
@@ -201,6 +206,8 @@ _TABLE: Final = (
     _Option("appendMaxBytes", "append_max_bytes", values.count(), "w", "2097152"),
     _Option("token", "token", values.text, "rw", "the token"),
     _Option("protocol", "protocol", values.choice("dledger", "dledger-java"), "rw", "dledger"),
+    _Option("safetyLag", "safety_lag_ms", values.lag, "r", "10s"),
+    _Option("commitProbe", "commit_probe", values.flag, "r", "true"),
 )
 
 _KAFKAS_NAMES: Final = {
@@ -213,6 +220,13 @@ _KAFKAS_NAMES: Final = {
     "topic": "group",
 }
 """Names that users of Kafka's connector know, and what serves here; ``topics`` is close to ``topic`` and no target."""
+
+_OF_JAVA: Final = ("safetyLag", "commitProbe")
+_NOT_OF_JAVA: Final = (
+    *("path", "groupsPattern", "discoveryInterval", "table"),
+    *("startingTimestamp", "startingOffsetsByTimestampStrategy", "endingTimestamp"),
+)
+"""A Java group has no such thing: no append times, no list of groups, no descriptions."""
 
 _ATTRIBUTES: Final = {option.name: option.attribute for option in _TABLE}
 
@@ -241,6 +255,16 @@ def _check_messages(options: DLedgerOptions, given: set[str]) -> None:
     for name in ("topics", "tags", "onDecodeError"):
         if name.lower() in given and options.decode != "message":
             raise OptionError("without decode=message it does nothing", name, "set decode=message, or leave it out")
+
+
+def _check_java(options: DLedgerOptions, given: set[str]) -> None:
+    is_java = options.protocol == "dledger-java"
+    for name in _OF_JAVA if not is_java else _NOT_OF_JAVA:
+        if name.lower() in given:
+            remedy = "leave it out" if is_java else "set protocol=dledger-java, or leave it out"
+            raise OptionError(f"with protocol={options.protocol} it does nothing", name, remedy)
+    if is_java and options.read_from not in ("any", "leader"):
+        raise OptionError("a Java group is read at its leader", "readFrom", "leave it out")
 
 
 def _check_table(options: Mapping[str, str], table: str) -> None:

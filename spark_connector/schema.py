@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -64,14 +65,19 @@ MESSAGE_SCHEMA: Final = _struct(_ENTRY + _BODY + _MESSAGE)
 """Columns with ``decode = message``."""
 
 
-def schema_for(decode: str) -> StructType:
-    """Returns the columns for the option ``decode``."""
-    return MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
+_COMMITTED: Final = StructField("committed", BooleanType(), True)
+"""Of a Java group: true where a probe has proved it, else null."""
 
 
-def arrow_schema(decode: str) -> pa.Schema:
+def schema_for(decode: str, protocol: str = "dledger") -> StructType:
+    """Returns the columns for the options ``decode`` and ``protocol``."""
+    schema = MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
+    return StructType([*schema.fields, _COMMITTED]) if protocol == "dledger-java" else schema
+
+
+def arrow_schema(decode: str, protocol: str = "dledger") -> pa.Schema:
     """Returns the exact Arrow schema that Spark expects of the batches."""
-    return to_arrow_schema(schema_for(decode), timezone="UTC")
+    return to_arrow_schema(schema_for(decode, protocol), timezone="UTC")
 
 
 def check_columns(schema: StructType, wanted: StructType) -> None:

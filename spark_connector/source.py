@@ -33,7 +33,7 @@ class DLedgerDataSource(DataSource):
             from spark_connector.reading.tables import table_schema
 
             return table_schema(options.table)
-        return schema_for(options.decode)
+        return schema_for(options.decode, options.protocol)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Makes the batch reader, or that of a metadata table."""
@@ -57,18 +57,27 @@ class DLedgerDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Makes the batch writer: one transaction for each group."""
+        options = DLedgerOptions.for_writing(self.options)
+        if options.protocol == "dledger-java":
+            from spark_connector.writing.java_writer import JavaBatchWriter
+
+            return JavaBatchWriter(options, schema, overwrite)
         from spark_connector.writing.batch_writer import DLedgerBatchWriter
 
-        return DLedgerBatchWriter(DLedgerOptions.for_writing(self.options), schema, overwrite)
+        return DLedgerBatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Makes the stream writer: one transaction for each micro-batch and group."""
+        options = DLedgerOptions.for_writing(self.options)
+        if options.protocol == "dledger-java":
+            from spark_connector.writing.java_writer import JavaStreamWriter
+
+            return JavaStreamWriter(options, schema, overwrite)
         from spark_connector.writing.stream_writer import DLedgerStreamWriter
 
-        checkpoint = self.options.get("checkpointlocation", "")
-        return DLedgerStreamWriter(DLedgerOptions.for_writing(self.options), schema, overwrite, checkpoint)
+        return DLedgerStreamWriter(options, schema, overwrite, self.options.get("checkpointlocation", ""))
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)
-        check_columns(schema, schema_for(options.decode))
+        check_columns(schema, schema_for(options.decode, options.protocol))
         return options

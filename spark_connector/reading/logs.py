@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from dledger_core.client import record_at
+from dledger_core.client import JavaOptions, record_at
 from dledger_core.config import parse_peers
 from dledger_core.errors import (
     BehindError,
@@ -134,7 +134,8 @@ def client_for(options: DLedgerOptions, group: str) -> Client:
     """Returns this process's client for the group; made once and kept."""
     from dledger_core import Client
 
-    key = (os.getpid(), options.peers, group, options.token, options.fetch_timeout_ms, options.protocol)
+    java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
+    key = (os.getpid(), options.peers, group, options.token, options.fetch_timeout_ms, options.protocol, java)
     if key not in _clients:
         _clients[key] = Client(
             options.peers,
@@ -142,6 +143,7 @@ def client_for(options: DLedgerOptions, group: str) -> Client:
             token=options.token,
             timeout_ms=options.fetch_timeout_ms,
             protocol=options.protocol,
+            java=java,
         )
     return _clients[key]
 
@@ -171,6 +173,10 @@ def open_log(options: DLedgerOptions, group: str | None = None) -> Log:
         from spark_connector.reading.store_log import StoreLog
 
         return StoreLog(options)
+    if options.protocol == "dledger-java":
+        from spark_connector.reading.java_log import JavaLog
+
+        return JavaLog(options, group or options.groups[0])
     return ServerLog(options, group or options.groups[0])
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from dledger_core.record import READ_SCHEMA
@@ -55,7 +56,7 @@ def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -
 
 def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
-    schema = arrow_schema(options.decode)
+    schema = arrow_schema(options.decode, options.protocol)
     with ThreadPoolExecutor(1, "dledger-prefetch") as pool:
         for part in partition.ranges:
             log = open_log(options, part.group)
@@ -89,7 +90,7 @@ def _finished(
     if options.decode == "message":
         from spark_connector.reading.messages import decoded, wanted
 
-        of_messages = [name for name in schema.names if name not in (*names[:-1], "group")]
+        of_messages = [name for name in schema.names if name not in (*names[:-1], "group", "committed")]
         batch = wanted(batch.select(names), options)
         fail = options.on_decode_error == "fail"
         pieces = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
@@ -100,6 +101,9 @@ def _finished(
         columns["group"] = pa.repeat(pa.scalar(part.group), rows)
         if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
             columns["queue_offset"] = pa.nulls(rows, pa.int64())
+        if "committed" in schema.names:  # true up to what a probe has proved
+            proved = pc.less_equal(columns["index"], pa.scalar(part.min_commit, pa.int64()))
+            columns["committed"] = pc.if_else(proved, pa.scalar(True), pa.scalar(None, pa.bool_()))
         yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.interop.java_dledger import OPENS, JavaDLedger, fetch_jars, jvm
+from tests.interop.java_group import JavaGroup, java_group
 
 VERSIONS = {"A": "0.3.1.2", "B": "0.4.0"}
 
@@ -25,6 +26,18 @@ def java_a() -> Iterator[JavaDLedger]:
 @pytest.fixture(scope="session")
 def java_b() -> Iterator[JavaDLedger]:
     yield from running("B")
+
+
+@pytest.fixture(scope="session")
+def group_a(java_a: JavaDLedger, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
+    with java_group(java_a, tmp_path_factory.mktemp("java-a")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def group_b(java_b: JavaDLedger, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
+    with java_group(java_b, tmp_path_factory.mktemp("java-b")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from dledger_core.errors import (
     IndexOutOfRangeError,
     UnknownGroupError,
 )
-from tests.interop.java_group import JavaGroup, java_group
+from tests.interop.java_group import JavaGroup
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -28,11 +28,10 @@ PROFILES = ["A", "B"]
 
 
 @pytest.fixture(scope="module", params=PROFILES)
-def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
-    """One group for each version, for all tests here: each of them looks only at what it appended itself."""
-    java = request.getfixturevalue(f"java_{request.param.lower()}")
-    with java_group(java, tmp_path_factory.mktemp(f"java-{request.param}")) as running:
-        yield running
+def group(request: pytest.FixtureRequest) -> JavaGroup:
+    """One group for each version, for all tests: each of them looks only at what it appended itself."""
+    running: JavaGroup = request.getfixturevalue(f"group_{request.param.lower()}")
+    return running
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_reading(name: str, value: str, attribute: str, expected: object) -> Non
         ({**PEERS, "path": "/store"}, "exactly one of the options peers and path"),
         ({"peers": "n0=127.0.0.1"}, "malformed peer"),
         ({**PEERS, "maxOffsetPerTriger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
-        ({**PEERS, "xyz": "5"}, "known options: decode"),
+        ({**PEERS, "xyz": "5"}, "known options: commitProbe, decode"),
         ({**PEERS, "group": "a"}, "not for reading at group; did you mean 'groups'?"),
         ({**PEERS, "groups": ","}, "names no group"),
         ({**PEERS, "groups": "a/b"}, "cannot name a group"),
@@ -144,3 +145,29 @@ def test_writing() -> None:
     for wrong in ({}, {**PEERS, "groups": "a"}, {**PEERS, "appendMaxBytes": str(8 << 20)}, {**PEERS, "decode": "none"}):
         with pytest.raises(OptionError):
             DLedgerOptions.for_writing(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"safetyLag": "5s"}, "with protocol=dledger it does nothing at safetyLag"),
+        ({"commitProbe": "true"}, "with protocol=dledger it does nothing at commitProbe"),
+        ({"protocol": "dledger-java", "groupsPattern": "a.*"}, "it does nothing at groupsPattern"),
+        ({"protocol": "dledger-java", "startingTimestamp": "2026-03-01"}, "it does nothing at startingTimestamp"),
+        ({"protocol": "dledger-java", "endingTimestamp": "2026-03-01"}, "it does nothing at endingTimestamp"),
+        ({"protocol": "dledger-java", "table": "groups"}, "it does nothing at table"),
+        ({"protocol": "dledger-java", "readFrom": "follower"}, "a Java group is read at its leader at readFrom"),
+        ({"protocol": "dledger-java", "safetyLag": "soon"}, "wrong value 'soon'"),
+    ],
+)
+def test_options_that_a_java_group_has_or_has_not(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(said)):
+        DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", **given})
+
+
+def test_the_safety_lag_may_be_none() -> None:
+    def lag(value: str) -> int:
+        options = {"peers": "n0-127.0.0.1:1", "protocol": "dledger-java", "safetyLag": value}
+        return DLedgerOptions.for_reading(options).safety_lag_ms
+
+    assert [lag("0"), lag("0s"), lag("500ms"), lag("2m")] == [0, 0, 500, 120_000]

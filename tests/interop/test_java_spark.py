@@ -1,0 +1,128 @@
+"""Spark reads and writes a live group of real Java nodes (with one of them down, if the group's tests ran before)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import Client
+from spark_connector.errors import OptionError, TermMismatchError
+from spark_connector.offsets import StreamOffset
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.logs import open_log
+from spark_connector.reading.planning import Range
+from spark_connector.reading.tracking import Tracker
+from tests.interop.java_group import JavaGroup
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def group(group_b: JavaGroup) -> JavaGroup:
+    return group_b
+
+
+def options(running: JavaGroup, **more: str) -> dict[str, str]:
+    return {"peers": running.peers, "protocol": "dledger-java", "fetchTimeoutMs": "60000", **more}
+
+
+def reading(running: JavaGroup, **more: str) -> dict[str, str]:
+    return options(running, groups="g", safetyLag="500ms", **more)
+
+
+def test_offsets_are_checked_against_the_log_at_each_batch(group: JavaGroup) -> None:
+    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+        client.append([b"%d" % number for number in range(10)])
+    tracker = Tracker(DLedgerOptions.for_reading(reading(group)))
+    bounds = tracker.bounds()
+    end = bounds["g"].end
+    assert bounds["g"].log is None
+    good = tracker.offset_at({"g": end}, bounds)
+    assert tracker.adopt(good, bounds) == good
+    known = good.groups["g"]
+    assert known.check is not None
+    for wrong in (replace(known, term=known.term + 1), replace(known, check=known.check ^ 1)):
+        with pytest.raises(TermMismatchError):
+            tracker.adopt(StreamOffset({"g": wrong}), bounds)
+    with pytest.raises(OptionError, match="append times"):
+        tracker.index_at_time("g", 0, bounds["g"])
+    assert tracker.wait(bounds, 10) is False
+
+
+def test_uncommitted_reads_go_to_the_stored_end(group: JavaGroup) -> None:
+    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+        last = client.append([b"just now"]).last_index
+    more = {"groups": "g", "safetyLag": "1h", "isolation": "read_uncommitted"}
+    log = open_log(DLedgerOptions.for_reading(options(group, **more)), "g")
+    assert log.bounds().end == last + 1
+    assert log.chunk(Range("g", last, last + 1), last, 0).batch.column("body").to_pylist() == [b"just now"]
+
+
+def collected(frame: Any) -> list[Any]:
+    return [(row["index"], bytes(row["body"]), row["committed"]) for row in frame.collect()]
+
+
+@pytest.mark.spark
+def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> None:
+    from spark_connector import register
+
+    register(spark)
+    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+        start = client.append([b"start"]).last_index + 1
+    rows = spark.range(300).selectExpr("CAST(id AS STRING) AS body")
+    rows.write.format("dledger").options(**options(group, group="g")).mode("append").save()
+    wanted = {b"%d" % number for number in range(300)}
+    source = {"startingOffsets": f'{{"g": {start}}}'}
+
+    lagging = spark.read.format("dledger").options(**reading(group, **source)).load()
+    found = collected(lagging)
+    assert [index for index, _, _ in found] == list(range(start, start + 300))
+    assert {body for _, body, _ in found} == wanted
+    assert {committed for _, _, committed in found} == {None}
+
+    probed = spark.read.format("dledger").options(**reading(group, commitProbe="true", **source)).load()
+    found = collected(probed)
+    assert {(body, committed) for _, body, committed in found} == {(body, True) for body in wanted}
+
+    def run(checkpoint: Path) -> None:
+        stream = spark.readStream.format("dledger").options(**reading(group, **source)).load()
+        query = (
+            stream.writeStream.format("parquet")
+            .options(path=str(tmp_path / "out"), checkpointLocation=str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run(tmp_path / "checkpoint")
+    assert {bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()} == wanted
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/rows.json").write_text('{"body": "streamed 0"}\n{"body": "streamed 1"}\n')
+    written = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
+    query = (
+        written.writeStream.format("dledger")
+        .options(**options(group, group="g"), checkpointLocation=str(tmp_path / "written"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    run(tmp_path / "checkpoint")  # goes on where it stopped: each row once
+    bodies = [bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert sorted(bodies) == sorted([*wanted, b"streamed 0", b"streamed 1"])
+
+
+def test_a_group_that_no_node_serves_is_refused_before_the_tasks(group: JavaGroup) -> None:
+    from pyspark.sql.types import BinaryType, StructType
+
+    from spark_connector.writing.java_writer import JavaBatchWriter
+
+    schema = StructType().add("body", BinaryType())
+    chosen = DLedgerOptions.for_writing(options(group, group="absent"))
+    with pytest.raises(OptionError, match="no node serves the group 'absent'"):
+        JavaBatchWriter(chosen, schema, overwrite=False)
+    with pytest.raises(OptionError, match="cannot be overwritten"):
+        JavaBatchWriter(chosen, schema, overwrite=True)
