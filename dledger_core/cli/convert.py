@@ -34,7 +34,8 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 class _Narrator:
     """Says how far it has come, on stderr, once it takes more than two seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, dry_run: bool = False) -> None:
+        self._copied = "read" if dry_run else "copied"
         self._begun = self._told = time.monotonic()
         self._spoke = False
 
@@ -48,7 +49,7 @@ class _Narrator:
             return
         self._told, self._spoke = now, True
         share = f"{100 * step.done_bytes / step.total_bytes:.0f} %" if step.total_bytes else ""
-        what = "copied" if step.phase == "copy" else "verified"
+        what = self._copied if step.phase == "copy" else "verified"
         mib = step.done_bytes / (1 << 20)
         say(f"{what} {step.entries:,} entries, {mib:,.0f} MiB {share} ({now - self._begun:.0f} s)")
 
@@ -121,7 +122,7 @@ def convert(
         cut_tail=cut_tail,
         dry_run=dry_run,
     )
-    report = run_conversion(request, _Narrator())
+    report = run_conversion(request, _Narrator(dry_run=dry_run))
     facts = dataclasses.asdict(report)
     if output == "table":
         facts = {name: value for name, value in facts.items() if name != "notes"}

@@ -110,7 +110,7 @@ class DumpSource:
             raise ConfigError(
                 f"a CommitLog has no index {place.number}", "--from and --to", "use -N, @POSITION, or a time"
             )
-        if place.number > high and not last:
+        if not last and not low <= place.number <= high:
             log.records(place.number, place.number + 1)  # says which indexes there are
         return _END, max(low, min(place.number, high))
 

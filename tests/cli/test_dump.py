@@ -68,9 +68,10 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpacked("dledger-0.4.0-diverged", tmp_path_factory.mktemp("java"))
+@pytest.fixture(scope="module", params=["0.3.1.2", "0.4.0"])
+def java(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Three nodes' stores of each generation."""
+    return unpacked(f"dledger-{request.param}-diverged", tmp_path_factory.mktemp("java"))
 
 
 def oracle(golden: Path, name: str) -> dict[int, dict[str, Any]]:
@@ -159,6 +160,21 @@ def test_entries_of_java_stores_are_what_java_reads(java: Path) -> None:
         store, _ = store_of(java, node)
         wanted = [f"{index} {term} {magic}" for index, term, magic, _ in manifest(java, node)]
         assert text(store, "--format", r"%i %e %{magic}\n") == wanted
+
+
+def test_a_log_whose_beginning_was_deleted(java: Path, tmp_path: Path) -> None:
+    store, _ = store_of(java, "n0")
+    shutil.copytree(store, tmp_path / "s")
+    everything = rows(store)
+    min((tmp_path / "s" / "data").iterdir()).unlink()
+    left = rows(tmp_path / "s")
+    assert 0 < len(left) < len(everything)
+    assert left == everything[-len(left) :]
+    first = left[0]["index"]
+    assert rows(tmp_path / "s", "--from", first, "--to", first + 2) == left[:2]
+    assert rows(tmp_path / "s", "--from", -5000) == rows(tmp_path / "s", "--from", "@0") == left
+    refused = run(tmp_path / "s", "--from", first - 1, code=3)
+    assert f"first_index={first}" in refused.stderr.splitlines()[-1]
 
 
 def own_log(path: Path) -> None:

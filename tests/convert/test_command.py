@@ -81,14 +81,18 @@ def test_damage_is_exit_code_4(tmp_path: Path, source: Path) -> None:
     assert str(path) in done.stderr
 
 
-def test_it_speaks_only_when_it_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_it_speaks_only_when_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry_run: bool
+) -> None:
     clock = iter([0.0, 1.9, 2.1, 2.2, 4.3])
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    narrator = command._Narrator()
+    narrator = command._Narrator(dry_run=dry_run)
     for number in range(4):
         narrator(Step("copy", 1000 * number, number << 20, 4 << 20))
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["copied 1,000 entries, 1 MiB 25 % (2 s)", "copied 3,000 entries, 3 MiB 75 % (4 s)"]
+    what = "read" if dry_run else "copied"
+    assert lines == [f"{what} 1,000 entries, 1 MiB 25 % (2 s)", f"{what} 3,000 entries, 3 MiB 75 % (4 s)"]
 
 
 def test_where_the_store_goes() -> None:

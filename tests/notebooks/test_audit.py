@@ -13,6 +13,7 @@ from dledger_core.errors import DLedgerError
 from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.field_names import field_at
 from jobs import audit_replicas
+from tests.client.fake_group import running_group
 from tests.convert.stores import store_of, unpacked
 from tests.notebooks.running import execute
 from tests.rocketmq.golden import THREE, messages
@@ -106,6 +107,19 @@ def test_a_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> N
     page = found._repr_html_()
     assert page.count("<pre>") == 3
     assert page.count("background:#f6b8b3") >= 2 * 60
+
+
+def test_entries_of_running_nodes_are_asked_of_them() -> None:
+    with running_group() as group:
+        group.log.append_bodies(b"one", b"two")
+        summary = made_up({"n0": Path(), "other/n1": Path(), "n2": Path()}, replica="n2", start=1, end=2, count=1)
+        for replica in summary["replicas"]:
+            replica.update(kind="node", where=group.peers, group="default")
+        summary["findings"][0]["group"] = "default"
+        found = drill_down(summary)
+    assert found.bodies == {"n0": b"two", "other/n1": b"two", "n2": b"two"}
+    assert set(found.facts.loc["held"]) == {"yes"}
+    assert found.where == "no body differs here"
 
 
 def test_the_picture_shows_what_is_held_compared_and_found(diverged: dict[str, Path], tmp_path: Path) -> None:
