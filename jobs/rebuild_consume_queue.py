@@ -8,17 +8,18 @@ Usage::
     python jobs/rebuild_consume_queue.py --commitlog /var/rocketmq/store/commitlog --table DIR
     spark-submit jobs/rebuild_consume_queue.py …
 
-The table holds group, topic, queue_id, queue_offset, position, size, tags_code, store_timestamp and index.
-``position`` and ``size`` are those of a RocketMQ consume queue unit: they address the message itself, which begins 48
-bytes behind its entry, for our own logs as for a broker's. In a broker's log the queue offset is the one the broker
-wrote into the message; in ours it is assigned here, in index order. Control entries have no row, nor do prepared and
-rolled-back messages and entries that are no message. Messages of a classic CommitLog have no index.
+The table has the columns of ``TABLE_SCHEMA``. ``position`` and ``size`` are those of a RocketMQ consume queue unit:
+they address the message itself, which begins 48 bytes behind its entry, for our own logs as for a broker's. In a
+broker's log the queue offset is the one the broker wrote into the message; in ours it is assigned here, in index order.
+Control entries have no row, nor do prepared and rolled-back messages and entries that are no message. Messages of a
+classic CommitLog have no index.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,36 +28,28 @@ if __package__ in (None, ""):  # started as a script: make the project importabl
 
 import click
 
-from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.commit_log import ClassicFile, classic_files
-from jobs._checkpoint import check_resume
+from dledger_core.errors import ConfigError, StoreMismatchError
 from jobs._cli import (
     EXIT_FINDING,
     EXIT_OK,
     Outcome,
     connection_options,
     dry_run_option,
-    parse_groups,
     progress,
     run_job,
     verbose_option,
 )
-from jobs._directories import check_apart, check_checkpoint
 from jobs._failures import naming_all_nodes
-from jobs._rebuild.classic import DAMAGED, group_of, preceding, read_classic
-from jobs._rebuild.compare import check_compared, compare
-from jobs._rebuild.files import FOLDER, check_target, whole_units, write_files
-from jobs._rebuild.incremental import check_extendable, check_trigger, follow, owner_of
-from jobs._rebuild.table import checked_table, make_table, queue_facts
-from jobs._rebuild.units import (
-    TABLE_COLUMNS,
-    UNIT_SCHEMA,
-    assign_offsets,
-    claim_slots,
-    read_store,
-    unit_batches,
-)
-from jobs._session import check_versions, spark_session
+from jobs._rebuild.classic import DAMAGED, read_classic
+from jobs._rebuild.compare import compare
+from jobs._rebuild.files import write_files
+from jobs._rebuild.incremental import check_extendable, follow, owner_of
+from jobs._rebuild.losses import duplicates, read_consumers
+from jobs._rebuild.plan import RebuildPlan, plan_for
+from jobs._rebuild.slots import QueueFacts, facts_of, place, queues_of, runs_of
+from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
+from jobs._rebuild.units import PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
+from jobs._session import spark_session
 from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
 
@@ -64,6 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["RebuildPlan", "command", "main", "rebuild"]
+
+_PLACES_MAX = 100
 
 _EXAMPLES = """Examples:
 
@@ -77,37 +72,6 @@ _EXAMPLES = """Examples:
   # classic CommitLog first, DLedger after; leave --store out for a classic log alone
   rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class RebuildPlan:
-    """What to read and where to write it.
-
-    Attributes:
-        source: options of the data source; empty for a classic CommitLog alone.
-        ranges: per group the indexes [start, end), fixed before Spark reads.
-        foreign: the log was written by a broker, which assigned the queue offsets.
-        table: directory of the Delta table.
-        on_duplicate: which message keeps a slot that two claim, ``first`` or ``last``.
-        classic: files of a classic CommitLog, read before the entries.
-        files: directory to write RocketMQ's consumequeue files to.
-        file_bytes: size of such a file.
-        compared: consumequeue folder to compare with.
-        checkpoint: directory of the stream's checkpoint; None for a full rebuild.
-        trigger: ``available-now`` or an interval, with a checkpoint.
-    """
-
-    source: dict[str, str]
-    ranges: dict[str, tuple[int, int]]
-    foreign: bool
-    table: str
-    on_duplicate: str = "first"
-    classic: tuple[ClassicFile, ...] = ()
-    files: str | None = None
-    file_bytes: int = 6_000_000
-    compared: str | None = None
-    checkpoint: str | None = None
-    trigger: str = "available-now"
 
 
 @click.command(epilog=_EXAMPLES)
@@ -141,7 +105,7 @@ class RebuildPlan:
     type=click.Choice(["first", "last"]),
     default="first",
     show_default=True,
-    help="Which message keeps a slot that a broker gave out twice.",
+    help="--files, --compare: which message has a slot that a broker gave out twice.",
 )
 @click.option(
     "--until",
@@ -150,122 +114,43 @@ class RebuildPlan:
     show_default=True,
     help="How far to read a store: to its recorded commit index or to its last entry. Servers give what is committed.",
 )
+@click.option(
+    "--multi-dispatch/--no-multi-dispatch",
+    default=True,
+    show_default=True,
+    help="Messages are in the further queues too that INNER_MULTI_DISPATCH names (%LMQ% and others).",
+)
+@click.option(
+    "--broker-end-index",
+    type=click.IntRange(min=0),
+    metavar="INDEX",
+    help="With --peers, for a log that was converted: a broker gave the queue offsets of the entries below.",
+)
 @verbose_option
 @dry_run_option
 @connection_options
 def command(**options: Any) -> Outcome:
     """Rebuilds consume queues from a log into a Delta table.
 
-    One row per message: group, topic, queue_id, queue_offset, position, size, tags_code, store_timestamp, index.
-    POSITION and SIZE are those of a RocketMQ consume queue unit, for our own logs too: where the message itself
-    begins (48 bytes behind its entry) and its length. QUEUE_OFFSET is read from the message in a broker's log and
-    assigned in index order, from the log's first entry on, in ours.
+    One row per message and queue: group, topic, queue_id, queue_offset, position, size, tags_code, store_timestamp,
+    index, keys, msg_id, born_timestamp, committed (true or null), broker_serves, rebuild_slot. POSITION and SIZE are
+    those of a RocketMQ consume queue unit, for our own logs too: where the message itself begins (48 bytes behind its
+    entry) and its length. QUEUE_OFFSET is read from the message in a broker's log and assigned in index order, from
+    the log's first entry on, in ours. Where a broker gave an offset out twice, BROKER_SERVES says which message it
+    serves, and REBUILD_SLOT is null for those that RocketMQ's own rebuild leaves out.
 
-    Exit code 1 if a queue has holes, a slot is claimed twice, a broker's log holds what is no message, or --compare
-    finds a difference.
+    Exit code 1 if a queue has holes, a slot is claimed twice, a broker's log holds what is no message or lost its end,
+    or --compare finds a difference.
     """
-    plan = _plan(options)
+    plan = plan_for(options)
     if options["dry_run"]:
-        return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **_extent(plan)})
+        return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **plan.extent()})
     settings = VERBOSE if options["verbose"] else None
     session = spark_session("dledger-rebuild-consume-queue", settings=settings)
     with session as spark, naming_all_nodes(plan.source, "start them and run the same command again"):
         if plan.checkpoint is None:
             return run_stoppable(spark, lambda: rebuild(spark, plan))
         return _extend(spark, plan, plan.checkpoint)
-
-
-def _check_combination(options: dict[str, Any]) -> None:
-    """Refuses options that make no sense together, before anything is opened."""
-    peers, store, commitlog = (options[name] for name in ("peers", "store", "commitlog"))
-    if bool(peers) == bool(store or commitlog):
-        raise ConfigError("give exactly one of --peers and --store", "", "see --help; --commitlog goes with --store")
-    if not peers and options["groups"]:
-        raise ConfigError("a store holds one group", "--groups", "leave it out")
-    if options["trigger"] and not options["checkpoint"]:
-        raise ConfigError("--trigger needs --checkpoint", "--trigger", "name a checkpoint directory, or leave it out")
-    one_log = not peers or len(parse_groups(options["groups"] or "default")) == 1
-    for name in ("files", "compared"):
-        if options[name] and not one_log:
-            flag = "--files" if name == "files" else "--compare"
-            raise ConfigError("consume queue files are of one group", f"--groups, {flag}", "name one group")
-    if options["checkpoint"]:
-        _check_incremental(options)
-    files = f"{options['files']}/{FOLDER}" if options["files"] else None
-    written = {"--table": options["table"], "--checkpoint": options["checkpoint"], "--files": files}
-    check_apart(written, {"--store": store, "--commitlog": commitlog, "--compare": options["compared"]})
-
-
-def _check_incremental(options: dict[str, Any]) -> None:
-    if not options["peers"]:
-        raise ConfigError("--checkpoint works with --peers only", "--checkpoint", "a store is rebuilt as a whole")
-    check_trigger(options["trigger"] or "available-now")
-    check_checkpoint(options["checkpoint"])
-    if (options["files"] or options["compared"]) and (options["trigger"] or "available-now") != "available-now":
-        raise ConfigError("a stream without end writes no files", "--files, --compare", "use --trigger available-now")
-
-
-def _plan(options: dict[str, Any]) -> RebuildPlan:
-    """Fixes what will be read, so that every pass over the log sees the same entries."""
-    _check_combination(options)
-    check_versions()
-    written = {
-        "table": checked_table(options["table"]),
-        "on_duplicate": options["on_duplicate"],
-        "files": check_target(options["files"]) if options["files"] else None,
-        "file_bytes": whole_units(options["consume_queue_file_size"]),
-        "compared": check_compared(options["compared"]) if options["compared"] else None,
-        "checkpoint": options["checkpoint"],
-        "trigger": options["trigger"] or "available-now",
-    }
-    peers, store, commitlog = (options[name] for name in ("peers", "store", "commitlog"))
-    if not peers and not store:
-        return RebuildPlan(
-            source={}, ranges={group_of(commitlog): (0, 0)}, foreign=True, classic=classic_files(commitlog), **written
-        )
-    return _log_plan(peers, options["groups"], store, commitlog, options["until"], written)
-
-
-def _log_plan(
-    peers: str | None, groups: str | None, store: str | None, commitlog: str | None, until: str, written: dict[str, Any]
-) -> RebuildPlan:
-    """The plan for a log with entries: servers, or a store that a classic CommitLog may precede."""
-    from spark_connector.options import DLedgerOptions
-    from spark_connector.reading.tracking import Tracker
-
-    source = {"path": store} if store else {"peers": str(peers), "groups": ",".join(parse_groups(groups or "default"))}
-    tracker = Tracker(DLedgerOptions.for_reading(source))
-    bounds = tracker.bounds()
-    if written["checkpoint"]:
-        check_resume(written["checkpoint"], tracker)
-    ranges = {group: (view.first, view.end) for group, view in sorted(bounds.items())}
-    foreign = False
-    classic: tuple[ClassicFile, ...] = ()
-    if store:
-        [(group, view)] = bounds.items()
-        foreign = view.log is None
-        if until == "end":
-            ranges[group] = (view.first, _store_end(store))
-        if commitlog and not foreign:
-            raise ConfigError("the store was not written by a broker", "--commitlog", "leave it out")
-        classic = preceding(commitlog, store) if commitlog else ()
-    return RebuildPlan(source=source, ranges=ranges, foreign=foreign, classic=classic, **written)
-
-
-def _store_end(store: str) -> int:
-    from dledger_core import open_store
-
-    return int(open_store(store).last_index) + 1
-
-
-def _extent(plan: RebuildPlan) -> dict[str, Any]:
-    groups = {group: {"start": start, "end": end} for group, (start, end) in plan.ranges.items()}
-    only = next(iter(groups.values())) if len(groups) == 1 else {}
-    classic = {}
-    if plan.classic:
-        places = {"files": len(plan.classic), "start": plan.classic[0].position, "end": plan.classic[-1].end}
-        classic = {"commitlog": places}
-    return {**only, "groups": groups, **classic}
 
 
 def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
@@ -278,88 +163,108 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     make_table(spark, plan.table)
     for group, (start, end) in plan.ranges.items():
         progress(f"reading group {group}: entries {start} to {end}, {len(plan.classic)} classic files")
-    units = _read(spark, plan).persist(StorageLevel.MEMORY_AND_DISK)
+    live = "peers" in plan.source  # what came over the network is kept; a store is read a second time
+    units = _read(spark, plan)
+    units = units.persist(StorageLevel.MEMORY_AND_DISK) if live else units
+    runs = (runs_of(units) if live else _read(spark, replace(plan, rules=replace(plan.rules, narrow=True)))).persist()
     try:
-        skipped = {row["skipped"]: row["count"] for row in units.groupBy("skipped").count().collect()}
-        claimed = skipped.pop(None, 0)
-        progress(f"{claimed} messages; assigning slots")
-        claims = _claims(units.where("skipped is null").drop("skipped"), plan)
-        kept = claims.where("claim = 1").select(*TABLE_COLUMNS)
+        queues = queues_of(runs)
+        facts = facts_of(queues)
+        progress(f"{facts.units} units in {facts.queues} queues; writing the table")
+        rows = place(units, runs, queues, facts)
         # A plain overwrite would forget the table's clustering; replacing every row does not.
-        kept.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(plan.table)
-        found = queue_facts(spark, plan.table) | {
-            "skipped": {name: skipped.get(name, 0) for name in ("not_messages", "prepared_or_rolled_back")}
-        }
-        found["duplicate_slots"] = claimed - found["rows"]
-        if plan.classic:
-            found["damaged_files"] = _damaged_files(units)
-        found |= _files_and_differences(spark, plan, claims)
+        rows.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(plan.table)
+        found = _found(spark, plan, facts, _skipped(runs))
     finally:
+        runs.unpersist()
         units.unpersist()
     return _outcome(plan, found)
 
 
-def _claims(units: DataFrame, plan: RebuildPlan) -> DataFrame:
-    """The units with their offsets, and whether each keeps its slot."""
+def _found(spark: SparkSession, plan: RebuildPlan, facts: QueueFacts, skipped: dict[str, Any]) -> dict[str, Any]:
+    """What the summary says; the table is counted anew, for the log may have changed under the job."""
+    written = read_table(spark, plan.table).count()
+    if written != facts.units:
+        counts = {"found": facts.units, "written": written}
+        raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
+    found = {
+        "rows": facts.units,
+        "slots": facts.slots,
+        "queues": facts.queues,
+        "dense": facts.dense,
+        "duplicate_slots": facts.units - facts.slots,
+        **skipped,
+    }
+    if plan.cut:
+        found["lost_end"] = [{"group": group, "recorded_end": end + 1} for group, end in plan.cut]
+    return found | _explained(spark, plan, tangled=facts.tangled > 0)
+
+
+def _skipped(runs: DataFrame) -> dict[str, Any]:
+    """How many entries are no units, and where: the first 100 places of what is no message."""
     from pyspark.sql import functions as f
 
-    if plan.foreign:
-        return claim_slots(units, plan.on_duplicate)
-    return assign_offsets(units).withColumns({"claim": f.lit(1), "claims": f.lit(1)})
+    rows = runs.where("skipped is not null").groupBy("skipped").agg(f.sum("units").alias("units")).collect()
+    counts = {row["skipped"]: row["units"] for row in rows}
+
+    def places(reason: str) -> list[int]:
+        found = runs.where(f.col("skipped") == reason).select("position").orderBy("position").limit(_PLACES_MAX)
+        return [row["position"] for row in found.collect()] if counts.get(reason) else []
+
+    found: dict[str, Any] = {"skipped": {name: counts.get(name, 0) for name in (STRANGE, PENDING)}}
+    if counts.get(STRANGE):
+        found["not_messages_at"] = places(STRANGE)
+    return {**found, "damaged_files": places(DAMAGED)}
 
 
-def _damaged_files(units: DataFrame) -> list[int]:
-    """Positions where a classic file goes on with neither a message nor a BLANK; at most one for each file."""
-    rows = units.where(f"skipped = '{DAMAGED}'").select("position").orderBy("position").collect()
-    return [row["position"] for row in rows]
-
-
-def _files_and_differences(spark: SparkSession, plan: RebuildPlan, claims: DataFrame) -> dict[str, Any]:
+def _explained(spark: SparkSession, plan: RebuildPlan, *, tangled: bool) -> dict[str, Any]:
+    """What follows from the table: duplicates, files, comparison."""
+    rows = read_table(spark, plan.table)
+    consumers = read_consumers(plan.root) if tangled or plan.compared else {}
     found: dict[str, Any] = {}
+    if tangled:
+        found["duplicates"] = duplicates(rows, consumers)
     if plan.files is not None:
         progress(f"writing consume queue files below {plan.files}")
-        kept = spark.read.format("delta").load(plan.table)
-        found["files"] = write_files(kept, plan.files, plan.file_bytes).summary()
+        found["files"] = write_files(kept_in(rows, plan.on_duplicate), plan.files, plan.file_bytes).summary()
     if plan.compared is not None:
         progress(f"comparing with {plan.compared}")
-        found["compare"] = compare(spark, claims, plan.compared).summary()
+        found["compare"] = compare(spark, rows, plan.compared, plan.on_duplicate, consumers).summary()
     return found
 
 
 def _extend(spark: SparkSession, plan: RebuildPlan, checkpoint: str) -> Outcome:
     """Adds what is new in the log to the table."""
-    from pyspark.sql import functions as f
-
     from spark_connector import register
 
     register(spark)
     check_extendable(spark, plan.table)
-    ran = follow(spark, plan.source, plan.table, checkpoint, plan.trigger, make_table)
+    ran = follow(spark, plan.source, plan.table, checkpoint, plan.trigger, make_table, plan.rules)
     if owner_of(spark, plan.table) is None:  # no entry was there yet
         return Outcome({"status": "ok", "rows": 0, "queues": 0, "table": plan.table, **ran})
 
     def finish() -> dict[str, Any]:
-        found = queue_facts(spark, plan.table)
+        found = table_facts(spark, plan.table)
         if ran["exit_reason"] == "stopped":
             return found
-        rows = spark.read.format("delta").load(plan.table).withColumns({"claim": f.lit(1), "claims": f.lit(1)})
-        return found | _files_and_differences(spark, plan, rows)
+        return found | _explained(spark, plan, tangled=found["duplicate_slots"] > 0)
 
-    return _outcome(plan, run_stoppable(spark, finish) | {"duplicate_slots": 0, "checkpoint": checkpoint, **ran})
+    return _outcome(plan, run_stoppable(spark, finish) | {"checkpoint": checkpoint, **ran})
 
 
 def _read(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
     if not plan.classic:
         return _read_entries(spark, plan)
     [group] = plan.ranges
-    classic = read_classic(spark, plan.classic, group, closed=bool(plan.source))
+    rules = replace(plan.rules, header_bytes=0)
+    classic = read_classic(spark, plan.classic, group, rules, closed=bool(plan.source))
     return classic.unionByName(_read_entries(spark, plan)) if plan.source else classic
 
 
 def _read_entries(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
     if "path" in plan.source:
-        [(group, (start, end))] = plan.ranges.items()
-        return read_store(spark, plan.source, group, start, end)
+        [(group, bounds)] = plan.ranges.items()
+        return read_store(spark, plan.source, group, bounds, plan.rules)
     import json
 
     from spark_connector import register
@@ -368,17 +273,18 @@ def _read_entries(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
     starts, ends = ({group: bounds[i] for group, bounds in plan.ranges.items()} for i in (0, 1))
     options = {**plan.source, "startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
     entries = spark.read.format("dledger").options(**options).load().select("group", "index", "position", "body")
-    return entries.mapInArrow(unit_batches, UNIT_SCHEMA)
+    return entries.mapInArrow(partial(unit_batches, rules=plan.rules), UNIT_SCHEMA)
 
 
 def _outcome(plan: RebuildPlan, found: dict[str, Any]) -> Outcome:
-    extent = _extent(plan) if plan.checkpoint is None else {}  # a stream goes on behind what was there at its start
+    extent = plan.extent() if plan.checkpoint is None else {}  # a stream goes on behind what was there at its start
     summary = found | extent | {"queue_offsets": "read" if plan.foreign else "assigned", "table": plan.table}
     problems = (
         not found["dense"],
         found["duplicate_slots"] > 0,
-        plan.foreign and found["skipped"]["not_messages"] > 0,
+        plan.foreign and found["skipped"][STRANGE] > 0,
         found.get("damaged_files"),
+        found.get("lost_end"),
         found.get("files", {}).get("refused_queues"),
         found.get("compare", {}).get("differences"),
     )

@@ -7,13 +7,14 @@ queue needs.
 from dledger_core.rocketmq.compression import TooManyBytesError
 from dledger_core.rocketmq.decode import consume_queue_columns, decode_messages
 from dledger_core.rocketmq.encode import encode_messages
-from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA
+from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
 from dledger_core.rocketmq.tags import java_hash, tags_code
 from dledger_core.rocketmq.units import encode_units
 
 __all__ = [
     "CONSUME_QUEUE_SCHEMA",
     "MESSAGE_SCHEMA",
+    "QUEUE_FACTS_SCHEMA",
     "TooManyBytesError",
     "consume_queue_columns",
     "decode_messages",

@@ -20,7 +20,7 @@ from dledger_core.rocketmq import layout
 from dledger_core.rocketmq.columns import IntArray, binary_column, join_pieces, rows_of, text_column
 from dledger_core.rocketmq.compression import BODY_BYTES_MAX, CompressionError, TooManyBytesError, decompress
 from dledger_core.rocketmq.hosts import message_ids, read_hosts
-from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA
+from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
 from dledger_core.rocketmq.properties import Pairs, parse_properties
 from dledger_core.rocketmq.records import Located, locate
 from dledger_core.rocketmq.tags import delivery_times, java_hash
@@ -69,10 +69,11 @@ def consume_queue_columns(
 
     Args:
         bodies: as in ``decode_messages``.
-        columns: which columns of CONSUME_QUEUE_SCHEMA; None = all.
+        columns: which columns of QUEUE_FACTS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
         delay_levels_ms: the broker's ``messageDelayLevel``.
     """
-    return _decode(bodies, CONSUME_QUEUE_SCHEMA, columns, delay_levels_ms)
+    names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
+    return _decode(bodies, QUEUE_FACTS_SCHEMA, names, delay_levels_ms)
 
 
 def _decode(
@@ -155,6 +156,12 @@ class _Decoder:
 
     def _keys(self) -> pa.Array:
         return self._pairs.values_of("KEYS")
+
+    def _dispatch_queues(self) -> pa.Array:
+        return self._pairs.values_of("INNER_MULTI_DISPATCH")
+
+    def _dispatch_offsets(self) -> pa.Array:
+        return self._pairs.values_of("INNER_MULTI_QUEUE_OFFSET")
 
     def _properties(self) -> pa.Array:
         return self._pairs.to_map()

@@ -34,6 +34,7 @@ __all__ = [
     "NAME_END",
     "PHYSICAL_OFFSET_DELTA",
     "PROPERTY_END",
+    "QUEUE_FACTS_SCHEMA",
     "RECORD_BYTES_MIN",
     "SCHEDULE_TOPIC",
     "STORE_IPV6",
@@ -119,3 +120,19 @@ CONSUME_QUEUE_SCHEMA: Final = pa.schema(
     ]
 )
 """Columns of ``consume_queue_columns``."""
+
+QUEUE_FACTS_SCHEMA: Final = pa.schema(
+    [
+        *CONSUME_QUEUE_SCHEMA,
+        ("keys", pa.string()),
+        ("msg_id", pa.string()),
+        ("born_timestamp", _TIMESTAMP),
+        ("dispatch_queues", pa.string()),
+        ("dispatch_offsets", pa.string()),
+    ]
+)
+"""All that ``consume_queue_columns`` knows.
+
+The last two are the properties INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET: comma lists of further queues that
+the message is in, and of its offsets there.
+"""

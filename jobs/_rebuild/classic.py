@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import pyarrow as pa
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
-from jobs._rebuild.units import UNIT_ARROW, UNIT_SCHEMA, unit_batches
+from jobs._rebuild.units import RUN_SCHEMA, UNIT_ARROW, UNIT_SCHEMA, EntryRules, run_batches, unit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DAMAGED", "group_of", "preceding", "read_classic"]
+__all__ = ["DAMAGED", "group_of", "preceding", "read_classic", "until_now"]
 
 DAMAGED = "damaged_files"
 """Why a row is no unit: a file whose records end in something that is neither BLANK nor zeros."""
@@ -45,30 +46,45 @@ def preceding(directory: str, store: str) -> tuple[ClassicFile, ...]:
     return files
 
 
-def read_classic(spark: SparkSession, files: tuple[ClassicFile, ...], group: str, *, closed: bool) -> DataFrame:
-    """Returns the units of the files; ``index`` is null, a classic log has none.
+def until_now(files: tuple[ClassicFile, ...]) -> tuple[ClassicFile, ...]:
+    """Returns the files with the last one cut where its messages end now: a broker may be writing to it."""
+    *_, stop = read_messages(files[-1])
+    if not isinstance(stop, Stop) or stop.kind != "end":
+        return files
+    return (*files[:-1], replace(files[-1], size=stop.position - files[-1].position))
+
+
+def read_classic(
+    spark: SparkSession, files: tuple[ClassicFile, ...], group: str, rules: EntryRules, *, closed: bool
+) -> DataFrame:
+    """Returns the units of the files, or their runs if ``rules`` are narrow; ``index`` is null, a classic log has none.
 
     Args:
         spark: the session.
         files: from ``classic_files``.
         group: name the rows carry.
+        rules: how to read them.
         closed: a DLedger store follows, so the last file too must end with a BLANK.
     """
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(_reader(files, group, closed), UNIT_SCHEMA)
+    schema = RUN_SCHEMA if rules.narrow else UNIT_SCHEMA
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(_reader(files, group, rules, closed), schema)
 
 
 def _reader(
-    files: tuple[ClassicFile, ...], group: str, closed: bool
+    files: tuple[ClassicFile, ...], group: str, rules: EntryRules, closed: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def units(number: int) -> Iterator[pa.RecordBatch]:
+        last = number == len(files) - 1 and not closed
+        for found in read_messages(files[number]):
+            if isinstance(found, pa.RecordBatch):
+                yield from unit_batches([_entries(found, group)], rules)
+            elif found.kind == "damaged" or (found.kind == "end" and not last and files[number].size):
+                yield _damage(found, group)
+
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                last = number == len(files) - 1 and not closed
-                for found in read_messages(files[number]):
-                    if isinstance(found, pa.RecordBatch):
-                        yield from unit_batches([_entries(found, group)], header_bytes=0)
-                    elif found.kind == "damaged" or (found.kind == "end" and not last and files[number].size):
-                        yield _damage(found, group)
+                yield from run_batches(units(number)) if rules.narrow else units(number)
 
     return read
 
@@ -80,5 +96,5 @@ def _entries(messages: pa.RecordBatch, group: str) -> pa.RecordBatch:
 
 
 def _damage(stop: Stop, group: str) -> pa.RecordBatch:
-    row = {"group": group, "position": stop.position, "skipped": DAMAGED}
+    row = {"group": group, "position": stop.position, "skipped": DAMAGED, "carried": True, "part": stop.position}
     return pa.RecordBatch.from_pylist([row], UNIT_ARROW)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.layout import UNIT
 from jobs._rebuild.files import FOLDER, UNIT_BYTES
+from jobs._rebuild.losses import Consumers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,6 +35,25 @@ CAUSES: Final = {
 }
 """What each class of difference means."""
 
+_REBUILD: Final = (
+    "rebuild the queue with --files, stop the broker and replace its folder; RocketMQ 5.3.3's own rebuild needs "
+    "recheckReputOffsetFromCq=true in broker.conf, deleting consumequeue/ alone rebuilds nothing"
+)
+_NEXT: Final = {
+    "CQ_MISSING": f"consumers do not get the message until it is there: {_REBUILD}",
+    "CQ_EXTRA": f"is this the broker of that log, and was its log cut? If so {_REBUILD}",
+    "CQ_WRONG_POSITION": f"consumers get another message or none: {_REBUILD}",
+    "CQ_WRONG_SIZE": f"consumers get a cut message or none: {_REBUILD}",
+    "CQ_WRONG_TAG": _REBUILD,
+    "CQ_ORDER": f"consumers' offsets mean other messages than on the other brokers: {_REBUILD}",
+    "CQ_DUPLICATE_OFFSET": "see duplicates: what was lost, for whom, and how to get it back",
+}
+"""What to do about it."""
+
+_EXT_FOLDER: Final = "consumequeue_ext"
+_EXT_ADDRESS_MAX: Final = -2147483649
+"""A slot's tags code at or below is an address in the extension files."""
+_GROUPS_MAX: Final = 50
 _FINDINGS_MAX: Final = 1000
 _NAME_DIGITS: Final = 20
 _QUEUE: Final = ["topic", "queue_id"]
@@ -49,7 +69,7 @@ class Comparison:
         directory: the consumequeue folder.
         files: number of files read.
         counts: differing slots per class.
-        findings: ranges of slots [start, end) with class, topic, queue_id, count, first positions and cause.
+        findings: ranges of slots [start, end) with class, topic, queue_id, count, first positions, cause and next step.
     """
 
     directory: str
@@ -80,27 +100,58 @@ def check_compared(directory: str) -> str:
     return str(path / FOLDER if (path / FOLDER).is_dir() else path)
 
 
-def compare(spark: SparkSession, claims: DataFrame, directory: str) -> Comparison:
+def compare(
+    spark: SparkSession,
+    rows: DataFrame,
+    directory: str,
+    on_duplicate: str = "first",
+    consumers: Consumers | None = None,
+) -> Comparison:
     """Compares the files below ``directory`` with the messages of one group's log.
 
     Args:
         spark: the session.
-        claims: every message of the log: columns of the table, ``claim`` and ``claims``.
+        rows: of the table.
         directory: from ``check_compared``; the executors must share it.
+        on_duplicate: which message of a slot that several claim the files ought to have, ``first`` or ``last``.
+        consumers: the consumers' offsets, to say who misses what.
     """
     from pyspark import StorageLevel
 
     files = _files(directory)
-    claims = claims.persist(StorageLevel.MEMORY_AND_DISK)
+    claims = _claims(rows, on_duplicate).persist(StorageLevel.MEMORY_AND_DISK)
     found = _found(spark, files).persist(StorageLevel.MEMORY_AND_DISK)
-    differences = _differences(claims, found).persist(StorageLevel.MEMORY_AND_DISK)
+    ext = (Path(directory).parent / _EXT_FOLDER).is_dir()
+    differences = _differences(claims, found, ext=ext).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         counts = {row["kind"]: row["count"] for row in differences.groupBy("kind").count().collect()}
-        ranges = _ranges(differences)
+        ranges = tuple(_with_consumers(found, consumers or {}) for found in _ranges(differences))
     finally:
         for frame in (differences, found, claims):
             frame.unpersist()
     return Comparison(directory, len(files), dict(sorted(counts.items())), ranges)
+
+
+def _claims(rows: DataFrame, on_duplicate: str) -> DataFrame:
+    """All messages: is each the one expected in its slot (``kept``), do others claim it too (``twice``)."""
+    from pyspark.sql import functions as f
+
+    columns = ["position", "queue_offset", "size", "tags_code", "broker_serves", "rebuild_slot"]
+    slots = rows.where("not broker_serves").select(*_QUEUE, "queue_offset").distinct()
+    known = rows.select(*_QUEUE, *columns).join(
+        slots.withColumn("several", f.lit(True)), [*_QUEUE, "queue_offset"], "left"
+    )
+    twice = f.col("several").isNotNull()
+    chosen = f.col("broker_serves") if on_duplicate == "last" else f.col("rebuild_slot").isNotNull()
+    return known.withColumns({"twice": twice, "kept": chosen | ~twice}).drop("several", "broker_serves", "rebuild_slot")
+
+
+def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, Any]:
+    """Says of lost messages which groups have not come to them yet."""
+    offsets = consumers.get((found["topic"], found["queue_id"]))
+    if found["kind"] != "CQ_MISSING" or not offsets:
+        return found
+    return {**found, "consumers": dict(sorted(offsets.items())[:_GROUPS_MAX])}
 
 
 def _files(directory: str) -> list[tuple[str, int, int, str]]:
@@ -143,17 +194,19 @@ def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=names)
 
 
-def _differences(claims: DataFrame, found: DataFrame) -> DataFrame:
+def _differences(claims: DataFrame, found: DataFrame, *, ext: bool) -> DataFrame:
     from pyspark.sql import functions as f
 
-    columns = ["position", "queue_offset", "size", "tags_code", "claim", "claims"]
-    joined = claims.select(*_QUEUE, *columns).join(found, [*_QUEUE, "position"], "full_outer")
-    indexed = joined.where("claim is not null and slot is not null")
+    joined = claims.join(found, [*_QUEUE, "position"], "full_outer")
+    indexed = joined.where("kept is not null and slot is not null")
+    wrong_tag = f.col("tags_code") != f.col("found_tags")
+    if ext:
+        wrong_tag &= f.col("found_tags") > _EXT_ADDRESS_MAX
     in_place = f.col("slot") == f.col("queue_offset")
     kinds = f.array(
         f.when(~in_place, "CQ_ORDER"),
         f.when(in_place & (f.col("size") != f.col("found_size")), "CQ_WRONG_SIZE"),
-        f.when(in_place & (f.col("tags_code") != f.col("found_tags")), "CQ_WRONG_TAG"),
+        f.when(in_place & wrong_tag, "CQ_WRONG_TAG"),
     )
     moved = indexed.withColumn("kind", f.explode(f.array_compact(kinds)))
     moved = moved.withColumn("expected", f.col("position")).withColumn("found", f.col("position"))
@@ -168,7 +221,7 @@ def _differences(claims: DataFrame, found: DataFrame) -> DataFrame:
 def _kept(claims: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    return claims.where("claim = 1").select(
+    return claims.where("kept").select(
         *_QUEUE, f.col("queue_offset").alias("slot"), f.col("position").alias("expected")
     )
 
@@ -178,7 +231,7 @@ def _strange(claims: DataFrame, joined: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
     begin = claims.agg(f.min("position").alias("begin"))
-    lost = joined.where("claim is null").select(*_QUEUE, "slot", f.col("position").alias("found"))
+    lost = joined.where("kept is null").select(*_QUEUE, "slot", f.col("position").alias("found"))
     lost = lost.join(_kept(claims), [*_QUEUE, "slot"], "left").crossJoin(f.broadcast(begin))
     leftover = f.col("expected").isNull() & (f.col("found") < f.col("begin"))
     kind: Column = f.when(f.col("expected").isNull(), "CQ_EXTRA").otherwise("CQ_WRONG_POSITION")
@@ -189,7 +242,7 @@ def _doubled(claims: DataFrame, found: DataFrame) -> DataFrame:
     """Slots that several messages claim, and which of them the files serve."""
     from pyspark.sql import functions as f
 
-    several = claims.where("claims > 1").groupBy(*_QUEUE, f.col("queue_offset").alias("slot"))
+    several = claims.where("twice").groupBy(*_QUEUE, f.col("queue_offset").alias("slot"))
     positions = several.agg(f.sort_array(f.collect_list("position")).alias("positions"))
     served = found.select(*_QUEUE, "slot", f.col("position").alias("served"))
     joined = positions.join(served, [*_QUEUE, "slot"], "left")
@@ -201,7 +254,7 @@ def _missing(joined: DataFrame, strange: DataFrame, doubled: DataFrame) -> DataF
     """Messages without a unit anywhere in their queue, unless the slot is explained otherwise."""
     from pyspark.sql import functions as f
 
-    lost = joined.where("claim = 1 and slot is null").drop("slot")
+    lost = joined.where("kept and slot is null").drop("slot")
     lost = lost.withColumn("slot", f.col("queue_offset")).withColumn("expected", f.col("position"))
     explained = strange.where("kind = 'CQ_WRONG_POSITION'").select(*_QUEUE, "slot")
     explained = explained.unionByName(doubled.where("found is not null").select(*_QUEUE, "slot"))
@@ -224,4 +277,4 @@ def _ranges(differences: DataFrame) -> tuple[dict[str, Any], ...]:
         f.min_by("found", "slot").alias("found_position"),
     )
     rows = ranges.drop("island").orderBy("kind", *_QUEUE, "start").limit(_FINDINGS_MAX).collect()
-    return tuple({**row.asDict(), "cause": CAUSES[row["kind"]]} for row in rows)
+    return tuple({**row.asDict(), "cause": CAUSES[row["kind"]], "next": _NEXT[row["kind"]]} for row in rows)

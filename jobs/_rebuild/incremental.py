@@ -11,11 +11,13 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
 from jobs._cli import progress, stop_requests
-from jobs._rebuild.units import TABLE_COLUMNS, UNIT_SCHEMA, assign_offsets, unit_batches
+from jobs._rebuild.slots import facts_of, place, queues_of, runs_of
+from jobs._rebuild.units import UNIT_SCHEMA, EntryRules, unit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +66,7 @@ def follow(
     checkpoint: str,
     trigger: str,
     make_table: Callable[[SparkSession, str, dict[str, str]], None],
+    rules: EntryRules,
 ) -> dict[str, Any]:
     """Runs the stream until the available entries are read, or until a signal stops it.
 
@@ -74,6 +77,7 @@ def follow(
         checkpoint: directory of the query's checkpoint.
         trigger: ``available-now`` or an interval.
         make_table: makes the table with properties, if it is absent.
+        rules: how entries are read.
 
     Returns:
         ``batches`` and ``exit_reason`` for the summary.
@@ -83,7 +87,7 @@ def follow(
 
     def take(batch: DataFrame, number: int) -> None:
         query = str(batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
-        extend(batch, number, query, table, make_table)
+        extend(batch, number, query, table, make_table, rules)
         done.append(number)
         progress(f"micro-batch {number} is in the table")
 
@@ -119,6 +123,7 @@ def extend(
     query: str,
     table: str,
     make_table: Callable[[SparkSession, str, dict[str, str]], None],
+    rules: EntryRules,
 ) -> None:
     """Adds the units of a micro-batch to the table.
 
@@ -128,23 +133,33 @@ def extend(
         query: id of the streaming query.
         table: directory of the Delta table.
         make_table: makes the table with properties, if it is absent.
+        rules: how entries are read.
 
     Raises:
-        ConfigError: the table belongs to another query, or is gone.
+        ConfigError: the table belongs to another query, or is gone; or queue offsets of a broker come in pieces.
     """
+    from pyspark import StorageLevel
     from pyspark.sql import functions as f
 
     spark = entries.sparkSession
     _check_owner(spark, table, query, number, make_table)
     before = _at_version(spark, table)
-    units = entries.mapInArrow(unit_batches, UNIT_SCHEMA).where("skipped is null").drop("skipped")
-    placed = assign_offsets(units)
-    bases = before.groupBy(*_QUEUE).agg((f.max("queue_offset") + 1).alias("base"))
-    placed = placed.join(bases, _QUEUE, "left")
-    offset = f.col("queue_offset") + f.coalesce(f.col("base"), f.lit(0))
-    placed = placed.withColumn("queue_offset", offset).select(*TABLE_COLUMNS)
-    writer = placed.write.format("delta").mode("append").option("txnAppId", query).option("txnVersion", str(number))
-    writer.save(table)
+    units = entries.mapInArrow(partial(unit_batches, rules=rules), UNIT_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
+    runs = runs_of(units).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        queues = queues_of(runs)
+        facts = facts_of(queues)
+        if not facts.units:  # the stream's first micro-batch is always empty
+            return
+        if facts.units > facts.assigned:
+            _check_first(before, runs)
+        bases = before.groupBy(*_QUEUE).agg((f.max("queue_offset") + 1).alias("base"))
+        placed = place(units, runs, queues, facts, bases)
+        writer = placed.write.format("delta").mode("append")
+        writer.option("txnAppId", query).option("txnVersion", str(number)).save(table)
+    finally:
+        runs.unpersist()
+        units.unpersist()
 
 
 def _check_owner(
@@ -164,6 +179,17 @@ def _check_owner(
             "--table, --checkpoint",
             "give the table's own checkpoint, or a new table and a new checkpoint",
         )
+
+
+def _check_first(before: DataFrame, runs: DataFrame) -> None:
+    """Which messages a broker serves depends on all of its offsets: they must come in one micro-batch."""
+    from pyspark.sql import functions as f
+
+    begin = runs.where("carried and skipped is null").agg(f.min("position")).first()
+    assert begin is not None
+    if before.where(f.col("position") < begin[0]).limit(1).count():
+        remedy = "rebuild it as a whole, without --checkpoint"
+        raise ConfigError("a broker's queue offsets come after entries that are in the table", "--checkpoint", remedy)
 
 
 def _at_version(spark: SparkSession, table: str) -> DataFrame:

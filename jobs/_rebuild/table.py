@@ -1,17 +1,22 @@
-"""The Delta table that the rebuild writes: made, checked, and read back for the summary."""
+"""The Delta table that the rebuild writes: made, checked, and read back."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
 from jobs._directories import check_table, local_path
-from jobs._rebuild.units import TABLE_COLUMNS, TABLE_SCHEMA
+from jobs._rebuild.units import UNIT_COLUMNS, UNIT_SCHEMA
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["checked_table", "make_table", "queue_facts"]
+__all__ = ["TABLE_COLUMNS", "TABLE_SCHEMA", "checked_table", "kept_in", "make_table", "read_table", "table_facts"]
+
+TABLE_COLUMNS: Final = (*UNIT_COLUMNS, "broker_serves", "rebuild_slot")
+TABLE_SCHEMA: Final = (
+    ", ".join(UNIT_SCHEMA.split(", ")[: len(UNIT_COLUMNS)]) + ", broker_serves boolean, rebuild_slot bigint"
+)
 
 
 def checked_table(table: str) -> str:
@@ -28,7 +33,8 @@ def make_table(spark: SparkSession, table: str, properties: dict[str, str] | Non
         columns = tuple(spark.read.format("delta").load(table).columns)
         if columns != TABLE_COLUMNS:
             found = {"columns": ",".join(columns)}
-            raise ConfigError(f"{table} is a table of something else", "--table", "name another directory", found)
+            remedy = "name another directory; a table of an earlier version is made anew"
+            raise ConfigError(f"{table} is a table of something else", "--table", remedy, found)
         return
     schema = spark.createDataFrame([], TABLE_SCHEMA).schema
     builder = DeltaTable.createIfNotExists(spark).location(table).addColumns(schema)
@@ -37,21 +43,39 @@ def make_table(spark: SparkSession, table: str, properties: dict[str, str] | Non
     builder.clusterBy("topic", "queue_id").execute()
 
 
-def queue_facts(spark: SparkSession, table: str) -> dict[str, Any]:
-    """Reads the written table back and says what it holds."""
+def read_table(spark: SparkSession, table: str) -> DataFrame:
+    """The table as it is now."""
+    return spark.read.format("delta").load(table)
+
+
+def kept_in(rows: DataFrame, on_duplicate: str) -> DataFrame:
+    """The unit of each slot, with ``queue_offset`` = slot: as RocketMQ's rebuild has it, or as a running broker."""
+    from pyspark.sql import functions as f
+
+    if on_duplicate == "last":
+        return rows.where("broker_serves")
+    return rows.where("rebuild_slot is not null").withColumn("queue_offset", f.col("rebuild_slot"))
+
+
+def table_facts(spark: SparkSession, table: str) -> dict[str, Any]:
+    """Says what a table holds that was not rebuilt as a whole."""
     from pyspark.sql import functions as f
 
     offset = f.col("queue_offset")
     queues = (
-        spark.read.format("delta")
-        .load(table)
+        read_table(spark, table)
         .groupBy("group", "topic", "queue_id")
-        .agg(f.count("*").alias("rows"), (f.max(offset) - f.min(offset) + 1).alias("slots"))
+        .agg(
+            f.count("*").alias("rows"),
+            f.count_if("broker_serves").alias("slots"),
+            (f.max(offset) - f.min(offset) + 1).alias("span"),
+        )
     )
     row = queues.agg(
         f.count("*").alias("queues"),
-        f.coalesce(f.sum("rows"), f.lit(0)).alias("rows"),
-        f.coalesce(f.bool_and(f.col("rows") == f.col("slots")), f.lit(True)).alias("without_holes"),
+        *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in ("rows", "slots")),
+        f.coalesce(f.bool_and(f.col("slots") == f.col("span")), f.lit(True)).alias("dense"),
     ).first()
     assert row is not None
-    return {"rows": row["rows"], "queues": row["queues"], "dense": bool(row["without_holes"])}
+    found = {name: row[name] for name in ("rows", "slots", "queues", "dense")}
+    return {**found, "duplicate_slots": row["rows"] - row["slots"]}

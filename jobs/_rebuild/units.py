@@ -1,106 +1,237 @@
-"""From the entries of a log to the units of its consume queues, as DataFrame transformations.
+"""From the entries of a log to the units of its consume queues: what tasks do, batch by batch, in Arrow and numpy.
 
-Nothing is collected: a queue's offsets come from counts per index range and queue, their prefix sums, and the order
-inside each range. So the work of one task is bounded by a range, not by the log or by its longest queue.
+A batch says of each of its units which number it has among those of its queue in the batch (``part``, ``number``), and
+to which run of consecutive queue offsets it belongs (``run``). So the order of a queue is known from a few rows per
+batch: nothing is collected, and nothing sorts the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.rocketmq import consume_queue_columns
+from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK
+from jobs._rebuild.dispatch import expanded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "PENDING",
     "RANGE_ENTRIES",
-    "TABLE_COLUMNS",
-    "TABLE_SCHEMA",
+    "RUN_SCHEMA",
+    "STRANGE",
     "UNIT_ARROW",
+    "UNIT_COLUMNS",
     "UNIT_SCHEMA",
-    "assign_offsets",
-    "claim_slots",
-    "keep_one",
+    "EntryRules",
     "read_store",
+    "run_batches",
     "unit_batches",
 ]
 
 RANGE_ENTRIES: Final = 1 << 18
-"""Entries of one range: as many as one task sorts at a time."""
+"""Entries of one task, at most."""
+STRANGE: Final = "not_messages"
+PENDING: Final = "prepared_or_rolled_back"
+"""Why an entry is no unit."""
 
-_HEADER_BYTES: Final = 48
-_TRANSACTION_MASK: Final = 0xC
-_TRANSACTION_COMMIT: Final = 0x8
-_QUEUE: Final = ("group", "topic", "queue_id")
-
-TABLE_SCHEMA: Final = (
-    "`group` string, topic string, queue_id int, queue_offset bigint, position bigint, size int, tags_code bigint, "
-    "store_timestamp timestamp, index bigint"
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_UNIT_FIELDS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
+    ("group", pa.string(), "string"),
+    ("topic", pa.string(), "string"),
+    ("queue_id", pa.int32(), "int"),
+    ("queue_offset", pa.int64(), "bigint"),
+    ("position", pa.int64(), "bigint"),
+    ("size", pa.int32(), "int"),
+    ("tags_code", pa.int64(), "bigint"),
+    ("store_timestamp", _TIMESTAMP, "timestamp"),
+    ("index", pa.int64(), "bigint"),
+    ("keys", pa.string(), "string"),
+    ("msg_id", pa.string(), "string"),
+    ("born_timestamp", _TIMESTAMP, "timestamp"),
+    ("committed", pa.bool_(), "boolean"),
 )
-TABLE_COLUMNS: Final = tuple(column.split()[0].strip("`") for column in TABLE_SCHEMA.split(","))
-UNIT_SCHEMA: Final = TABLE_SCHEMA + ", skipped string"
+_PLACE_FIELDS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
+    ("carried", pa.bool_(), "boolean"),
+    ("part", pa.int64(), "bigint"),
+    ("number", pa.int64(), "bigint"),
+    ("run", pa.int64(), "bigint"),
+    ("skipped", pa.string(), "string"),
+)
+UNIT_COLUMNS: Final = tuple(name for name, _, _ in _UNIT_FIELDS)
+"""Columns that a unit brings into the table."""
+UNIT_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, _, kind in (*_UNIT_FIELDS, *_PLACE_FIELDS))
 """Columns of ``unit_batches``; ``skipped`` is null for a unit, else why the entry is none."""
-UNIT_ARROW: Final = pa.schema(
-    [
-        ("group", pa.string()),
-        ("topic", pa.string()),
-        ("queue_id", pa.int32()),
-        ("queue_offset", pa.int64()),
-        ("position", pa.int64()),
-        ("size", pa.int32()),
-        ("tags_code", pa.int64()),
-        ("store_timestamp", pa.timestamp("us", tz="UTC")),
-        ("index", pa.int64()),
-        ("skipped", pa.string()),
-    ]
-)
+UNIT_ARROW: Final = pa.schema([(name, kind) for name, kind, _ in (*_UNIT_FIELDS, *_PLACE_FIELDS)])
 """UNIT_SCHEMA as Arrow has it."""
 
+_RUN_KEY: Final = ("group", "topic", "queue_id", "part", "run", "carried", "skipped")
+RUN_SCHEMA: Final = (
+    "`group` string, topic string, queue_id int, part bigint, run bigint, carried boolean, skipped string, "
+    "first bigint, position bigint, units bigint"
+)
+"""A run of units: ``first`` is its first queue offset, ``position`` of its first unit, ``units`` how many there are."""
 
-def unit_batches(batches: Iterable[pa.RecordBatch], header_bytes: int = _HEADER_BYTES) -> Iterator[pa.RecordBatch]:
-    """Turns batches of entries (group, index, position, body) into batches of units, one row per entry.
+_FACTS: Final = ("queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id", "born_timestamp")
+_NARROW: Final = ("topic", "queue_id", "queue_offset", "sys_flag", "error")
+_DISPATCH: Final = ("dispatch_queues", "dispatch_offsets")
+_Ints = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
 
-    Args:
-        batches: the entries.
+
+@dataclass(frozen=True, kw_only=True)
+class EntryRules:
+    """How entries are read.
+
+    Attributes:
         header_bytes: how far a message begins behind its entry's position; 0 in a classic CommitLog.
+        broker_end: a broker gave the queue offsets of messages of entries below; 2^62: of all.
+        committed_end: entries below are known to be committed; of the others nothing is known.
+        multi_dispatch: messages are in the further queues that they name, too.
+        hidden: ranges of entries that belong to transactions which did not win.
+        narrow: only what runs need is read.
     """
-    for batch in batches:
-        columns = consume_queue_columns(batch.column("body"))
-        transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & _TRANSACTION_MASK
-        pending = pa.array((transaction != 0) & (transaction != _TRANSACTION_COMMIT))
-        skipped = pc.if_else(pending, "prepared_or_rolled_back", pa.scalar(None, pa.string()))
-        skipped = pc.if_else(columns.column("error").is_valid(), "not_messages", skipped)
-        position = pa.array(np.asarray(batch.column("position")) + header_bytes)
-        found: dict[str, Any] = {"group": batch.column("group"), "index": batch.column("index"), "position": position}
-        found |= {name: columns.column(name) for name in columns.schema.names if name in TABLE_COLUMNS}
-        found["skipped"] = skipped
-        yield pa.RecordBatch.from_pydict({name: found[name] for name in (*TABLE_COLUMNS, "skipped")})
+
+    header_bytes: int = 48
+    broker_end: int = 1 << 62
+    committed_end: int = 1 << 62
+    multi_dispatch: bool = True
+    hidden: tuple[tuple[int, int], ...] = ()
+    narrow: bool = False
 
 
-def read_store(spark: SparkSession, options: dict[str, str], group: str, start: int, end: int) -> DataFrame:
-    """Returns the units of entries [start, end) of a store directory, each range read by one task.
+def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
+    """Turns batches of entries (group, index, position, body) into batches of units: a row per entry, or per queue."""
+    for entries in batches:
+        shown = _shown(entries, rules.hidden)
+        if shown.num_rows:
+            yield _unit_batch(shown, rules)
+
+
+def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.RecordBatch:
+    if not hidden or not entries.num_rows:
+        return entries
+    index = np.asarray(entries.column("index"))
+    bounds = np.array(hidden, np.int64)
+    before = np.searchsorted(bounds[:, 0], index, side="right") - 1
+    lost = (before >= 0) & (index < bounds[np.maximum(before, 0), 1])
+    return entries.filter(pa.array(~lost)) if lost.any() else entries
+
+
+def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
+    wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
+    columns = consume_queue_columns(entries.column("body"), [*wanted, *(_DISPATCH if rules.multi_dispatch else ())])
+    transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & TRANSACTION_MASK
+    pending = pa.array((transaction != 0) & (transaction != TRANSACTION_COMMIT))
+    skipped = pc.if_else(pending, PENDING, pa.scalar(None, pa.string()))
+    skipped = pc.if_else(columns.column("error").is_valid(), STRANGE, skipped)
+    index = entries.column("index")
+    below: _Ints = np.asarray(index.fill_null(0))
+    committed = pc.if_else(pa.array(below < rules.committed_end), pa.scalar(True), pa.scalar(None, pa.bool_()))
+    position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
+    found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
+    found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
+    found |= {"committed": committed, "skipped": skipped}
+    units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
+    if rules.multi_dispatch:
+        units, carried = expanded(units, carried)
+    return _in_order(units, carried, position[0].as_py())
+
+
+def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> pa.RecordBatch:
+    """Adds where each unit stands in the batch; columns that were not read are null."""
+    number, run = _numbered(units, carried)
+    rows = units.num_rows
+    placed = {
+        "carried": pa.array(carried),
+        "part": pa.repeat(pa.scalar(part, pa.int64()), rows),
+        "number": pa.array(number),
+        "run": pa.array(run),
+    }
+    have = set(units.schema.names)
+    arrays = [
+        placed[field.name] if field.name in placed
+        else units.column(field.name) if field.name in have
+        else pa.nulls(rows, field.type)
+        for field in UNIT_ARROW
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=UNIT_ARROW)
+
+
+def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
+    """Returns each unit's number in its queue, and its run: both count from 0 in each queue of the batch.
+
+    A run ends where the next queue offset is not one higher. Offset 0 is a run of its own: a broker's rebuild treats
+    it unlike any other. Offsets that are yet to be assigned make one run.
+    """
+    number, run = np.zeros(units.num_rows, np.int64), np.zeros(units.num_rows, np.int64)
+    rows = np.flatnonzero(np.asarray(units.column("skipped").is_null()))
+    if not len(rows):
+        return number, run
+    codes = _queue_codes(units)[rows]
+    order = np.argsort(codes, kind="stable")
+    rows, codes = rows[order], codes[order]
+    offsets, told = np.asarray(units.column("queue_offset").fill_null(0))[rows], carried[rows]
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = codes[1:] != codes[:-1]
+    breaks = begins.copy()
+    steps = (offsets[1:] != offsets[:-1] + 1) | (offsets[1:] == 0) | (offsets[:-1] == 0)
+    breaks[1:] |= (told[1:] != told[:-1]) | (told[1:] & steps)
+    at = np.arange(len(rows))
+    queue_begin = np.maximum.accumulate(np.where(begins, at, 0))
+    runs = np.cumsum(breaks)
+    number[rows] = at - queue_begin
+    run[rows] = runs - runs[queue_begin]
+    return number, run
+
+
+def _queue_codes(units: pa.RecordBatch) -> _Ints:
+    """A number for each unit's queue; rows that are none get any."""
+    topics = units.column("topic").fill_null("").dictionary_encode()
+    ids = units.column("queue_id").fill_null(0).dictionary_encode()
+    return np.asarray(topics.indices, np.int64) * max(len(ids.dictionary), 1) + np.asarray(ids.indices, np.int64)
+
+
+def run_batches(units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Sums batches of units up to their runs; what is skipped, to one row for each reason."""
+    for batch in units:
+        table = pa.Table.from_batches([batch]).group_by(list(_RUN_KEY), use_threads=False)
+        sums = table.aggregate([("queue_offset", "min"), ("position", "min"), ("position", "count")])
+        names = [*_RUN_KEY, "queue_offset_min", "position_min", "position_count"]
+        columns = [sums.column(name).combine_chunks() for name in names]
+        yield pa.RecordBatch.from_arrays(columns, names=[*_RUN_KEY, "first", "position", "units"])
+
+
+def read_store(
+    spark: SparkSession, options: dict[str, str], group: str, bounds: tuple[int, int], rules: EntryRules
+) -> DataFrame:
+    """Returns the units of the entries of a store directory, or their runs if ``rules`` are narrow.
 
     Args:
         spark: the session.
         options: options of the data source, with ``path``.
         group: name the rows carry.
-        start: first index.
-        end: index behind the last.
+        bounds: indexes [start, end).
+        rules: how to read them.
     """
+    start, end = bounds
     width = max(1, min(RANGE_ENTRIES, -(-(end - start) // max(1, spark.sparkContext.defaultParallelism))))
     tasks = -(-(end - start) // width)
     starts = spark.range(start, start + tasks * width, width, max(1, tasks))
-    return starts.mapInArrow(_store_reader(options, group, width, end), UNIT_SCHEMA)
+    schema = RUN_SCHEMA if rules.narrow else UNIT_SCHEMA
+    return starts.mapInArrow(_store_reader(options, group, width, end, rules), schema)
 
 
 def _store_reader(
-    options: dict[str, str], group: str, width: int, end: int
+    options: dict[str, str], group: str, width: int, end: int, rules: EntryRules
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from spark_connector.options import DLedgerOptions
@@ -110,7 +241,9 @@ def _store_reader(
         log = open_log(DLedgerOptions.for_reading(options))
         for batch in batches:
             for first in batch.column(0).to_pylist():
-                yield from unit_batches(_entries(log.chunk, Range(group, first, min(first + width, end))))
+                part = Range(group, first, min(first + width, end))
+                units = unit_batches(_entries(log.chunk, part), rules)
+                yield from run_batches(units) if rules.narrow else units
 
     return read
 
@@ -122,49 +255,3 @@ def _entries(chunk: Callable[..., Any], part: Any) -> Iterator[pa.RecordBatch]:
         at = found.next_index
         if found.batch.num_rows:
             yield found.batch.append_column("group", pa.repeat(pa.scalar(part.group), found.batch.num_rows))
-
-
-def assign_offsets(units: DataFrame, range_entries: int = RANGE_ENTRIES) -> DataFrame:
-    """Gives each unit its queue_offset: the number of earlier units, by index, of the same group, topic and queue.
-
-    Args:
-        units: rows of TABLE_COLUMNS, ``queue_offset`` is replaced.
-        range_entries: indexes of one range.
-    """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    ranged = units.withColumn("range", f.floor(f.col("index") / f.lit(range_entries)))
-    counts = ranged.groupBy(*_QUEUE, "range").agg(f.count("*").alias("units"))
-    earlier = Window.partitionBy(*_QUEUE).orderBy("range").rowsBetween(Window.unboundedPreceding, -1)
-    bases = counts.select(
-        *_QUEUE, "range", f.coalesce(f.sum("units").over(earlier), f.lit(0).cast("bigint")).alias("base")
-    )
-    inside = Window.partitionBy(*_QUEUE, "range").orderBy("index")
-    numbered = ranged.withColumn("number", f.row_number().over(inside) - 1)
-    placed = numbered.join(bases, [*_QUEUE, "range"])
-    return placed.withColumn("queue_offset", f.col("base") + f.col("number")).select(*TABLE_COLUMNS)
-
-
-def claim_slots(units: DataFrame, on_duplicate: str) -> DataFrame:
-    """Says for each unit who else claims its slot: a broker may have given a queue offset out twice.
-
-    Args:
-        units: rows of TABLE_COLUMNS with queue_offset.
-        on_duplicate: who keeps the slot, ``first`` or ``last`` in the order of the log.
-
-    Returns:
-        The rows with ``claim`` (1 = keeps the slot) and ``claims`` (how many there are).
-    """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    order = f.col("position").asc() if on_duplicate == "first" else f.col("position").desc()
-    slot = Window.partitionBy(*_QUEUE, "queue_offset")
-    claimed = units.withColumn("claim", f.row_number().over(slot.orderBy(order)))
-    return claimed.withColumn("claims", f.count("*").over(slot))
-
-
-def keep_one(units: DataFrame, on_duplicate: str) -> DataFrame:
-    """Keeps one unit for each slot, as ``claim_slots`` says."""
-    return claim_slots(units, on_duplicate).where("claim = 1").select(*TABLE_COLUMNS)

@@ -1,9 +1,8 @@
-"""The rebuild of consume queues: the pure parts, the transformations, and whole runs on a broker's stores."""
+"""The rebuild of consume queues: the pure parts, bad options, and whole runs on a broker's stores and our logs."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,12 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
-from jobs._rebuild.units import TABLE_COLUMNS, TABLE_SCHEMA, UNIT_SCHEMA, assign_offsets, keep_one, unit_batches
-from jobs.rebuild_consume_queue import RebuildPlan, rebuild
+from jobs._rebuild.plan import RebuildPlan, plan_for
+from jobs._rebuild.units import UNIT_COLUMNS, EntryRules, run_batches, unit_batches
+from jobs.rebuild_consume_queue import rebuild
+from tests.jobs.broker_store import write_broker_store
 from tests.rocketmq import golden
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.run_job import run_in_process
 
 
@@ -29,20 +31,116 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
     return run_in_process(rebuild_consume_queue.command, capsys, *arguments)[:2]
 
 
+def options(**given: str) -> dict[str, Any]:
+    """What the command line would make of them."""
+    arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
+    found: dict[str, Any] = rebuild_consume_queue.command.make_context("rebuild", arguments).params
+    return found
+
+
 def test_units_of_entries() -> None:
     bodies = encode_messages("T", [1, 2, 3, 4], [b"a", b"b", b"c", b"d"], "TagA", sys_flag=[0, 4, 8, 12]).to_pylist()
-    (batch,) = unit_batches([entries([*bodies, b"no message"], first=7)])
-    assert batch.schema.names == [*TABLE_COLUMNS, "skipped"]
+    (batch,) = unit_batches([entries([*bodies, b"no message"], first=7)], EntryRules(committed_end=9))
+    assert tuple(batch.schema.names[: len(UNIT_COLUMNS)]) == UNIT_COLUMNS
     rows = batch.to_pylist()
-    assert [row["skipped"] for row in rows] == [
-        None,
-        "prepared_or_rolled_back",
-        None,
-        "prepared_or_rolled_back",
-        "not_messages",
-    ]
+    pending = "prepared_or_rolled_back"
+    assert [row["skipped"] for row in rows] == [None, pending, None, pending, "not_messages"]
     assert [row["index"] for row in rows] == [7, 8, 9, 10, 11]
+    assert [row["committed"] for row in rows] == [True, True, None, None, None]
     assert (rows[0]["position"], rows[0]["size"], rows[0]["tags_code"]) == (7048, len(bodies[0]), 2598919)
+
+
+def test_runs_of_units() -> None:
+    """A run goes on as long as the offsets do; 0 is always one of its own; what is assigned later makes one run."""
+    offsets = [3, 4, 0, 1, 2, 0, 1, 7, 6]
+    bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=offsets).to_pylist()
+    for rules, expected in (
+        (EntryRules(), [(3, 2), (0, 1), (1, 2), (0, 1), (1, 1), (7, 1), (6, 1)]),
+        (EntryRules(broker_end=3), [(3, 2), (0, 1), (0, 6)]),
+        (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (0, 6)]),
+        (EntryRules(hidden=((0, 1), (3, 9))), [(4, 1), (0, 1)]),
+    ):
+        (runs,) = run_batches(unit_batches([entries(bodies)], rules))
+        rows = sorted(runs.to_pylist(), key=lambda row: row["position"])
+        assert [(row["first"], row["units"]) for row in rows] == expected
+        assert [row["run"] for row in rows] == list(range(len(expected)))
+
+
+LISTS = {"INNER_MULTI_DISPATCH": "%LMQ%a,b,x/y,%LMQ%a,T,,", "INNER_MULTI_QUEUE_OFFSET": "5,6,7,8,9"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "lists", "expected"),
+    [
+        ("T", LISTS, [("T", 3, 4), ("%LMQ%a", 0, 5), ("b", 3, 6)]),
+        ("%RETRY%T", LISTS, []),
+        ("rmq_sys_T", LISTS, []),
+        ("SCHEDULE_TOPIC_XXXX", LISTS, []),
+        ("T", LISTS | {"INNER_MULTI_QUEUE_OFFSET": "5,6"}, []),
+        ("T", LISTS | {"INNER_MULTI_QUEUE_OFFSET": "5,6,7,8,nine"}, []),
+        ("T", {"INNER_MULTI_DISPATCH": "b"}, []),
+        ("T", {"INNER_MULTI_DISPATCH": ",b", "INNER_MULTI_QUEUE_OFFSET": "1,2"}, [("T", 3, 4), ("b", 3, 2)]),
+    ],
+)
+def test_further_queues_of_a_message(topic: str, lists: dict[str, str], expected: list[tuple[str, int, int]]) -> None:
+    """As RocketMQ's ConsumeQueue.multiDispatchLmqQueue does; a queue that is named twice gets the message once."""
+    properties = pa.array([[], list(lists.items()), []], pa.map_(pa.string(), pa.string()))
+    bodies = encode_messages(topic, 3, [b"a", b"b", b"c"], "TagA", properties=properties, queue_offset=4).to_pylist()
+    (batch,) = unit_batches([entries(bodies)])
+    rows = [row for row in batch.to_pylist() if row["index"] == 1]
+    assert [(r["topic"], r["queue_id"], r["queue_offset"]) for r in rows] == (expected or [(topic, 3, 4)])
+    assert {(r["position"], r["size"], r["tags_code"]) for r in rows} == {(1048, len(bodies[1]), 2598919)}
+    assert [row["index"] for row in batch.to_pylist()] == [0, *[1] * len(rows), 2]
+    (plain,) = unit_batches([entries(bodies)], EntryRules(multi_dispatch=False))
+    assert plain.num_rows == 3
+
+
+def test_further_queues_in_our_logs_need_no_offsets() -> None:
+    properties = pa.array([[("INNER_MULTI_DISPATCH", "%LMQ%a,b")]], pa.map_(pa.string(), pa.string()))
+    (batch,) = unit_batches(
+        [entries(encode_messages("T", 3, [b"x"], properties=properties).to_pylist())], EntryRules(broker_end=0)
+    )
+    assert [(row["topic"], row["queue_id"]) for row in batch.to_pylist()] == [("T", 3), ("%LMQ%a", 0), ("b", 3)]
+
+
+def test_how_far_a_store_is_read(tmp_path: Path) -> None:
+    """A recorded commit index is a lower bound: it says which rows are known to be committed, or narrows."""
+    bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=list(range(9))).to_pylist()
+    store, bare = tmp_path / "dledger-n0", tmp_path / "b" / "dledger-n0"
+    write_broker_store(store, bodies, committed=4)
+    write_broker_store(bare, bodies)
+    given = options(table=str(tmp_path / "t"), store=str(store))
+    plan = plan_for(given)
+    assert (plan.ranges, plan.rules.committed_end, plan.cut) == ({tmp_path.name: (0, 9)}, 5, ())
+    assert plan_for({**given, "until": "committed"}).ranges == {tmp_path.name: (0, 5)}
+    assert plan_for({**given, "store": str(bare)}).rules.committed_end == 0
+    (store / "checkpoint").write_text("committedIndex=4\nendIndex=11\n")
+    assert plan_for(given).cut == ((tmp_path.name, 11),)
+
+
+def test_a_converted_store_says_which_offsets_a_broker_gave(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        writer.append(encode_messages("T", 0, [b"x"] * 4).to_pylist())
+    meta = writer.path / "meta" / "log.json"
+    found = json.loads(meta.read_text())
+    meta.write_text(
+        json.dumps({key: value for key, value in found.items() if "crc" not in key} | {"broker_end_index": 3})
+    )
+    assert plan_for(options(table=str(tmp_path / "t"), store=str(writer.path))).rules.broker_end == 3
+
+
+def test_a_live_log_that_begins_with_a_brokers_messages(tmp_path: Path) -> None:
+    from dledger_core.errors import ConfigError
+    from jobs._rebuild.plan import _check_own
+    from spark_connector.options import DLedgerOptions
+    from spark_connector.reading.logs import Bounds
+
+    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
+    with pytest.raises(ConfigError, match="begins with messages that a broker stored"):
+        _check_own(DLedgerOptions.for_reading({"path": str(store)}), "n0", Bounds(0, 9, 8, None))
+    with StoreWriter(tmp_path) as writer:
+        writer.append(encode_messages("T", 0, [b"x"] * 4).to_pylist())
+    _check_own(DLedgerOptions.for_reading({"path": str(writer.path)}), "default", Bounds(0, 4, 3, None))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +191,9 @@ def test_units_of_entries() -> None:
         (("--table", str(Path(__file__).parent), "--store", "s"), "is no Delta table"),
         (("--table", "t", "--store", "/nowhere"), "/nowhere"),
         (("--table", "t", "--unknown", "s"), "No such option"),
+        (("--table", "t", "--commitlog", "c", "--until", "committed"), "records no commit index"),
+        (("--table", "t", "--store", "s", "--broker-end-index", "3"), "a store records it itself"),
+        (("--table", "t", "--peers", "p", "--groups", "a,b", "--broker-end-index", "3"), "it is of one group"),
     ],
     ids=str,
 )
@@ -107,46 +208,12 @@ def test_bad_input_is_one_line_and_exit_code_3(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
-    chance = random.Random(5)
-    indexes = sorted(chance.sample(range(5_000), 800))
-    rows = [("g", f"T{chance.randrange(2)}", chance.randrange(3), None, 0, 0, 0, None, i) for i in indexes]
-    chance.shuffle(rows)
-    placed = assign_offsets(spark.createDataFrame(rows, TABLE_SCHEMA), range_entries=64)
-    found = {row["index"]: row["queue_offset"] for row in placed.collect()}
-    counts: Counter[tuple[str, int]] = Counter()
-    for row in sorted(rows, key=lambda row: row[-1]):
-        assert found.pop(row[-1]) == counts[row[1:3]]
-        counts[row[1:3]] += 1
-    assert not found
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-@pytest.mark.parametrize("on_duplicate", ["first", "last"])
-def test_a_slot_that_two_messages_claim(spark: Any, on_duplicate: str) -> None:
-    rows = [("g", "T", 0, offset, index, 0, 0, None, index) for index, offset in enumerate([0, 1, 1, 2, 0])]
-    kept = keep_one(spark.createDataFrame(rows, TABLE_SCHEMA), on_duplicate).collect()
-    expected = {0: 0, 1: 1, 2: 3} if on_duplicate == "first" else {0: 4, 1: 2, 2: 3}
-    assert {row["queue_offset"]: row["index"] for row in kept} == expected
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_entries_become_units_in_spark(spark: Any) -> None:
-    bodies = list(golden.messages(golden.THREE).values())
-    frame = spark.createDataFrame(entries(bodies).to_pylist(), "`group` string, index long, position long, body binary")
-    units = frame.mapInArrow(unit_batches, UNIT_SCHEMA)
-    assert units.where("skipped is null").count() == len(bodies)
-
-
 def units_of(spark: Any, table: Path) -> set[tuple[Any, ...]]:
     rows = spark.read.format("delta").load(str(table)).collect()
     return {
         (row["topic"], row["queue_id"], row["queue_offset"], row["position"], row["size"], row["tags_code"])
         for row in rows
+        if row["rebuild_slot"] is not None
     }
 
 
@@ -166,13 +233,22 @@ def test_a_brokers_store(
         for unit in golden.units(name)
     }
     assert units_of(spark, table) == expected
-    assert summary["rows"] == len(expected)
+    assert (summary["rows"], summary["slots"]) == (len(golden.messages(name)), len(expected))
     assert summary["queues"] == len({unit[:2] for unit in expected})
     assert (summary["start"], summary["end"]) == (0, len(golden.messages(name)))
     assert summary["dense"] is True
     assert summary["skipped"]["not_messages"] == 0
     assert summary["duplicate_slots"] == len(golden.messages(name)) - len(expected)
     assert code == (1 if summary["duplicate_slots"] else 0)
+    oracle = {
+        unit["physicalOffset"]: (unit["keys"] or None, unit["msgId"], unit["bornTimestamp"])
+        for unit in golden.units(name)
+    }
+    born = "unix_millis(born_timestamp)"
+    rows = spark.read.format("delta").load(str(table)).selectExpr("position", "keys", "msg_id", born, "committed")
+    found = {row[0]: (row[1], row[2], row[3]) for row in rows.where("rebuild_slot is not null").collect()}
+    assert found == oracle
+    assert rows.where("committed is null").count() == 0
     clustering = spark.sql(f"describe detail delta.`{table}`").first()["clusteringColumns"]
     assert clustering == ["topic", "queue_id"]
 
@@ -182,11 +258,8 @@ def test_a_brokers_store(
 def test_a_second_run_replaces_the_table(spark: Any, tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     for end in (50, 40):
-        plan = RebuildPlan(
-            source={"path": str(store)}, ranges={"n0": (0, end)}, foreign=True, table=str(tmp_path / "table")
-        )
-        outcome = rebuild(spark, plan)
-        assert outcome.summary["rows"] + outcome.summary["duplicate_slots"] == end
+        plan = RebuildPlan(source={"path": str(store)}, ranges={"n0": (0, end)}, table=str(tmp_path / "table"))
+        assert rebuild(spark, plan).summary["rows"] == end
 
 
 @pytest.mark.spark

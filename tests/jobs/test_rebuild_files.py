@@ -11,7 +11,7 @@ import pytest
 from dledger_core.rocketmq.layout import UNIT
 from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
-from jobs._rebuild.units import TABLE_SCHEMA
+from jobs._rebuild.table import TABLE_SCHEMA
 
 pytestmark = [
     pytest.mark.spark,
@@ -25,11 +25,23 @@ def unit(offset: int) -> tuple[int, int, int]:
     return 1000 * offset, 100 + offset % 100, -offset
 
 
-def units(spark: Any, topics: dict[str, list[int]]) -> Any:
-    rows = [
-        ("g", topic, 0, offset, *unit(offset), None, offset) for topic, offsets in topics.items() for offset in offsets
+def rows_of(spark: Any, rows: list[dict[str, Any]]) -> Any:
+    """Rows of the table; what is not given is what it is for a message that has its slot for itself."""
+    names = [column.split()[0].strip("`") for column in TABLE_SCHEMA.split(", ")]
+    full = [
+        {"group": "g", "queue_id": 0, "broker_serves": True, "rebuild_slot": row["queue_offset"], **row} for row in rows
     ]
-    return spark.createDataFrame(rows, TABLE_SCHEMA)
+    return spark.createDataFrame([tuple(row.get(name) for name in names) for row in full], TABLE_SCHEMA)
+
+
+def row(offset: int, **more: Any) -> dict[str, Any]:
+    position, size, tags = unit(offset)
+    found = {"topic": "T", "queue_offset": offset, "position": position, "size": size, "tags_code": tags}
+    return {**found, **more}
+
+
+def units(spark: Any, topics: dict[str, list[int]]) -> Any:
+    return rows_of(spark, [row(offset, topic=topic) for topic, offsets in topics.items() for offset in offsets])
 
 
 def slots(path: Path) -> list[tuple[int, int, int]]:
@@ -67,13 +79,14 @@ def test_each_class_of_difference(spark: Any, tmp_path: Path) -> None:
     there[4] = (4000, 104, 9)
     there[5:7] = [unit(6), unit(7)]
     (folder / f"{0:020d}").write_bytes(np.array([*there, *[ZERO] * 5], UNIT).tobytes())
-    claims = [("g", "T", 0, offset, *unit(offset), None, offset, 1, 1) for offset in range(1, 9)]
-    twice = [("g", "T", 1, 0, at, 100, 0, None, at, claim, 2) for claim, at in ((1, 1200), (2, 1300))]
-    schema = TABLE_SCHEMA + ", claim int, claims bigint"
+    claims = [row(offset) for offset in range(1, 9)]
+    first = row(0, queue_id=1, position=1200, size=100, broker_serves=False)
+    last = row(0, queue_id=1, position=1300, size=100, rebuild_slot=None)
     (tmp_path / "T" / "1").mkdir()
     (tmp_path / "T" / "1" / f"{0:020d}").write_bytes(np.array([(1300, 100, 0)], UNIT).tobytes())
-    report = compare(spark, spark.createDataFrame([*claims, *twice], schema), str(tmp_path))
-    ranges = {(row["kind"], row["queue_id"], row["start"], row["end"]): row for row in report.findings}
+    consumers = {("T", 0): {"readers": 3}}
+    report = compare(spark, rows_of(spark, [*claims, first, last]), str(tmp_path), "first", consumers)
+    ranges = {(found["kind"], found["queue_id"], found["start"], found["end"]): found for found in report.findings}
     assert set(ranges) == {
         ("CQ_WRONG_POSITION", 0, 2, 3),
         ("CQ_WRONG_SIZE", 0, 3, 4),
@@ -87,3 +100,5 @@ def test_each_class_of_difference(spark: Any, tmp_path: Path) -> None:
     doubled = ranges["CQ_DUPLICATE_OFFSET", 1, 0, 1]
     assert (doubled["expected_position"], doubled["found_position"]) == (1200, 1300)
     assert report.counts["CQ_WRONG_POSITION"] == 2
+    assert ranges["CQ_MISSING", 0, 5, 6]["consumers"] == {"readers": 3}
+    assert all(found["cause"] and found["next"] for found in report.findings)

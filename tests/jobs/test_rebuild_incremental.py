@@ -15,6 +15,7 @@ from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.incremental import extend
 from jobs._rebuild.table import make_table
+from jobs._rebuild.units import EntryRules
 from tests.support.run_job import run_in_process
 
 pytestmark = [
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
 ]
 
+OURS = EntryRules(broker_end=0)
 _ENTRIES = "`group` string, index long, position long, body binary"
 
 
@@ -42,7 +44,7 @@ def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) ->
     table = str(tmp_path / "table")
     for number, (start, end) in enumerate([(0, 25), (25, 60), (25, 60)]):
         batch = spark.createDataFrame(entries[start:end], _ENTRIES)
-        extend(batch, min(number, 1), "query", table, make_table)
+        extend(batch, min(number, 1), "query", table, make_table, OURS)
         assert spark.read.format("delta").load(table).count() == end
     counts: dict[tuple[str, int], int] = {}
     for row in rows_of(spark, tmp_path / "table"):
@@ -50,7 +52,7 @@ def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) ->
         assert row["queue_offset"] == counts.setdefault(key, 0)
         counts[key] += 1
     with pytest.raises(ConfigError, match="was not made with this checkpoint"):
-        extend(batch, 0, "another query", table, make_table)
+        extend(batch, 0, "another query", table, make_table, OURS)
 
 
 @pytest.mark.integration

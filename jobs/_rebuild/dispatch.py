@@ -1,0 +1,109 @@
+"""Multi-dispatch: a message's further queues, as RocketMQ's broker enters it in them (``%LMQ%`` queues and others).
+
+The property INNER_MULTI_DISPATCH lists them. In a broker's log INNER_MULTI_QUEUE_OFFSET lists the message's offsets
+there; without it, with another number of offsets, or with one that is no number, a broker enters the message in none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["expanded"]
+
+_SEPARATOR: Final = ","
+_NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"
+_LMQ: Final = "%LMQ%"
+_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+_EXCLUDED: Final = ("%RETRY%", "rmq_sys_")
+
+_Bools = npt.NDArray[np.bool_]
+_Ints = npt.NDArray[np.int64]
+
+
+def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _Bools]:
+    """Returns the units with one more, behind its own, for each further queue of a message.
+
+    Args:
+        units: columns topic, queue_id, queue_offset, skipped, dispatch_queues, dispatch_offsets and any others.
+        carried: shape (n,): messages whose queue offsets a broker gave.
+
+    Returns:
+        The units without the last two columns, and ``carried`` for them.
+    """
+    names, offsets = units.column("dispatch_queues"), units.column("dispatch_offsets")
+    plain = units.drop_columns(["dispatch_queues", "dispatch_offsets"])
+    if names.null_count == len(names):
+        return plain, carried
+    wanted = _wanted(units)
+    numbered = np.asarray(pc.fill_null(pc.match_substring_regex(offsets, _NUMBERS), False))
+    told = _further(units, np.flatnonzero(wanted & carried & numbered), offsets)
+    fresh = _further(units, np.flatnonzero(wanted & ~carried), None)
+    parents = np.concatenate([told[0], fresh[0]])
+    if not len(parents):
+        return plain, carried
+    source = np.concatenate([np.arange(units.num_rows), parents])
+    order = np.argsort(source, kind="stable")
+    made = {
+        name: pa.chunked_array([units.column(name), *(part[i] for part in (told, fresh))])
+        for i, name in enumerate(("topic", "queue_id", "queue_offset"), 1)
+    }
+    rows = plain.take(pa.array(source[order]))
+    columns = [
+        made[name].combine_chunks().take(pa.array(order)) if name in made else rows.column(name)
+        for name in plain.schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=plain.schema), carried[source[order]]
+
+
+def _wanted(units: pa.RecordBatch) -> _Bools:
+    """Messages that a broker looks for further queues of."""
+    topics, names = units.column("topic"), units.column("dispatch_queues")
+    wanted = np.asarray(names.is_valid()) & np.asarray(units.column("skipped").is_null())
+    wanted &= ~np.asarray(pc.fill_null(pc.equal(topics, _SCHEDULE_TOPIC), True))
+    for prefix in _EXCLUDED:
+        wanted &= ~np.asarray(pc.fill_null(pc.starts_with(topics, prefix), True))
+    return np.asarray(wanted, np.bool_)
+
+
+def _lists(texts: pa.StringArray) -> pa.ListArray:
+    """Splits as Java does: empty pieces at the end do not count."""
+    return pc.split_pattern(pc.utf8_rtrim(texts, _SEPARATOR), _SEPARATOR)
+
+
+def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, Any, Any, Any]:
+    """Returns parent row, queue name, queue id and offset (0 if ``offsets`` is None) of each further queue."""
+    lists = _lists(units.column("dispatch_queues").take(pa.array(rows)))
+    counts = np.asarray(pc.list_value_length(lists), np.int64)
+    values = None
+    if offsets is not None:
+        values = _lists(offsets.take(pa.array(rows)))
+        same = counts == np.asarray(pc.list_value_length(values), np.int64)
+        rows, counts = rows[same], counts[same]
+        lists, values = lists.filter(pa.array(same)), values.filter(pa.array(same))
+    parents, names = np.repeat(rows, counts), lists.flatten()
+    ids = np.where(
+        np.asarray(pc.starts_with(names, _LMQ)), 0, np.asarray(units.column("queue_id").fill_null(0))[parents]
+    ).astype(np.int32)
+    kept = _kept(units, parents, names, ids)
+    numbers = np.zeros(len(parents), np.int64) if values is None else np.asarray(values.flatten().cast(pa.int64()))
+    return parents[kept], names.take(pa.array(kept)), pa.array(ids[kept]), pa.array(numbers[kept])
+
+
+def _kept(units: pa.RecordBatch, parents: _Ints, names: pa.StringArray, ids: npt.NDArray[np.int32]) -> _Ints:
+    """Which of the further queues a broker enters the message in: no paths, and no queue twice."""
+    own = units.column("topic").take(pa.array(parents))
+    own_ids = np.asarray(units.column("queue_id").fill_null(0))[parents]
+    good = ~np.asarray(pc.match_substring(names, "/")) & (np.asarray(pc.binary_length(names)) > 0)
+    good &= ~(np.asarray(pc.equal(names, own)) & (ids == own_ids))
+    found = np.flatnonzero(good)
+    if not len(found):
+        return found
+    codes = np.asarray(names.dictionary_encode().indices, np.int64)
+    keys = np.stack([parents[found], codes[found], ids[found].astype(np.int64)], axis=1)
+    _, first = np.unique(keys, axis=0, return_index=True)
+    return np.sort(found[first])

@@ -1,0 +1,254 @@
+"""What a rebuild reads and writes, fixed before Spark starts, so that every pass over the log sees the same entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq import consume_queue_columns
+from dledger_core.rocketmq.commit_log import ClassicFile, classic_files
+from jobs._checkpoint import check_resume
+from jobs._cli import parse_groups
+from jobs._directories import check_apart, check_checkpoint
+from jobs._rebuild.classic import group_of, preceding, until_now
+from jobs._rebuild.compare import check_compared
+from jobs._rebuild.files import FOLDER, check_target, whole_units
+from jobs._rebuild.incremental import check_trigger
+from jobs._rebuild.table import checked_table
+from jobs._rebuild.units import EntryRules
+from jobs._session import check_versions
+
+if TYPE_CHECKING:
+    from dledger_core import StoreReader
+    from spark_connector.options import DLedgerOptions
+    from spark_connector.reading.logs import Bounds
+
+__all__ = ["RebuildPlan", "plan_for"]
+
+_ALL: Final = 1 << 62
+_HEADER_BYTES: Final = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildPlan:
+    """What to read and where to write it.
+
+    Attributes:
+        source: options of the data source; empty for a classic CommitLog alone.
+        ranges: per group the indexes [start, end), fixed before Spark reads.
+        table: directory of the Delta table.
+        rules: how entries are read.
+        classic: files of a classic CommitLog, read before the entries.
+        on_duplicate: whose slot it is in files where a broker gave it out twice, ``first`` or ``last``.
+        files: directory to write RocketMQ's consumequeue files to.
+        file_bytes: size of such a file.
+        compared: consumequeue folder to compare with.
+        root: directory of the broker's store, where its consumers' offsets are; None if unknown.
+        checkpoint: directory of the stream's checkpoint; None for a full rebuild.
+        trigger: ``available-now`` or an interval, with a checkpoint.
+        cut: what the log recorded of itself and no longer holds.
+    """
+
+    source: dict[str, str]
+    ranges: dict[str, tuple[int, int]]
+    table: str
+    rules: EntryRules = field(default_factory=EntryRules)
+    classic: tuple[ClassicFile, ...] = ()
+    on_duplicate: str = "first"
+    files: str | None = None
+    file_bytes: int = 6_000_000
+    compared: str | None = None
+    root: str | None = None
+    checkpoint: str | None = None
+    trigger: str = "available-now"
+    cut: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a broker wrote all of the log, so that every entry ought to be a message."""
+        return self.rules.broker_end == _ALL
+
+    def extent(self) -> dict[str, Any]:
+        """What is read, for the summary."""
+        groups = {group: {"start": start, "end": end} for group, (start, end) in self.ranges.items()}
+        only = next(iter(groups.values())) if len(groups) == 1 else {}
+        classic = {}
+        if self.classic:
+            places = {"files": len(self.classic), "start": self.classic[0].position, "end": self.classic[-1].end}
+            classic = {"commitlog": places}
+        return {**only, "groups": groups, **classic}
+
+
+def plan_for(options: dict[str, Any]) -> RebuildPlan:
+    """Checks the options and opens what they name.
+
+    Raises:
+        DLedgerError: they make no sense, or what they name cannot be read or written.
+    """
+    _check_combination(options)
+    check_versions()
+    written = {
+        "table": checked_table(options["table"]),
+        "on_duplicate": options["on_duplicate"],
+        "files": check_target(options["files"]) if options["files"] else None,
+        "file_bytes": whole_units(options["consume_queue_file_size"]),
+        "compared": check_compared(options["compared"]) if options["compared"] else None,
+        "checkpoint": options["checkpoint"],
+        "trigger": options["trigger"] or "available-now",
+    }
+    rules = EntryRules(multi_dispatch=options["multi_dispatch"])
+    if options["store"]:
+        plan = _store_plan(options["store"], options["commitlog"], options["until"], rules, written)
+    elif options["peers"]:
+        plan = _live_plan(options["peers"], options["groups"] or "default", options["broker_end_index"], rules, written)
+    else:
+        files = until_now(classic_files(options["commitlog"]))
+        ranges = {group_of(options["commitlog"]): (0, 0)}
+        rules = replace(rules, committed_end=-1)
+        plan = RebuildPlan(source={}, ranges=ranges, rules=rules, classic=files, **written)
+    beside = options["compared"] and str(Path(str(plan.compared)).parent)
+    above = options["store"] or options["commitlog"]
+    return replace(plan, root=beside or (above and str(Path(above).resolve().parent)))
+
+
+def _check_combination(options: dict[str, Any]) -> None:
+    """Refuses options that make no sense together, before anything is opened."""
+    peers, store, commitlog = (options[name] for name in ("peers", "store", "commitlog"))
+    if bool(peers) == bool(store or commitlog):
+        raise ConfigError("give exactly one of --peers and --store", "", "see --help; --commitlog goes with --store")
+    if not peers and options["groups"]:
+        raise ConfigError("a store holds one group", "--groups", "leave it out")
+    if not peers and options["broker_end_index"] is not None:
+        raise ConfigError("a store records it itself", "--broker-end-index", "leave it out")
+    if options["trigger"] and not options["checkpoint"]:
+        raise ConfigError("--trigger needs --checkpoint", "--trigger", "name a checkpoint directory, or leave it out")
+    if options["until"] == "committed" and commitlog and not store:
+        raise ConfigError("a classic CommitLog records no commit index", "--until", "leave it out")
+    _check_groups(options)
+    if options["checkpoint"]:
+        _check_incremental(options)
+    files = f"{options['files']}/{FOLDER}" if options["files"] else None
+    written = {"--table": options["table"], "--checkpoint": options["checkpoint"], "--files": files}
+    check_apart(written, {"--store": store, "--commitlog": commitlog, "--compare": options["compared"]})
+
+
+def _check_groups(options: dict[str, Any]) -> None:
+    if not options["peers"] or len(parse_groups(options["groups"] or "default")) == 1:
+        return
+    for name, flag in (("files", "--files"), ("compared", "--compare")):
+        if options[name]:
+            raise ConfigError("consume queue files are of one group", f"--groups, {flag}", "name one group")
+    if options["broker_end_index"] is not None:
+        raise ConfigError("it is of one group", "--groups, --broker-end-index", "name one group")
+
+
+def _check_incremental(options: dict[str, Any]) -> None:
+    if not options["peers"]:
+        raise ConfigError("--checkpoint works with --peers only", "--checkpoint", "a store is rebuilt as a whole")
+    check_trigger(options["trigger"] or "available-now")
+    check_checkpoint(options["checkpoint"])
+    if (options["files"] or options["compared"]) and (options["trigger"] or "available-now") != "available-now":
+        raise ConfigError("a stream without end writes no files", "--files, --compare", "use --trigger available-now")
+
+
+def _live_plan(
+    peers: str, groups: str, broker_end: int | None, rules: EntryRules, written: dict[str, Any]
+) -> RebuildPlan:
+    """The plan for servers: they give what is committed."""
+    from spark_connector.options import DLedgerOptions
+    from spark_connector.reading.tracking import Tracker
+
+    source = {"peers": peers, "groups": ",".join(parse_groups(groups))}
+    options = DLedgerOptions.for_reading(source)
+    tracker = Tracker(options)
+    bounds = tracker.bounds()
+    if written["checkpoint"]:
+        check_resume(written["checkpoint"], tracker)
+    if broker_end is None:
+        for group, view in bounds.items():
+            _check_own(options, group, view)
+    ranges = {group: (view.first, view.end) for group, view in sorted(bounds.items())}
+    return RebuildPlan(source=source, ranges=ranges, rules=replace(rules, broker_end=broker_end or 0), **written)
+
+
+def _check_own(options: DLedgerOptions, group: str, view: Bounds) -> None:
+    """Refuses to assign offsets where a log begins with messages that a broker stored: those have theirs.
+
+    Servers do not tell where a converted log's own part begins. A stored message holds its place in the log.
+    """
+    from spark_connector.reading.logs import open_log
+    from spark_connector.reading.planning import Range
+
+    if view.end <= view.first:
+        return
+    found = open_log(options, group).chunk(Range(group, view.first, view.end), view.first, 0).batch.slice(0, 1)
+    facts = consume_queue_columns(found.column("body"), ["physical_offset"]).column(0).to_pylist()
+    if facts and facts[0] == found.column("position")[0].as_py() + _HEADER_BYTES:
+        remedy = "give it: broker_end_index in meta/log.json of any node's store; 0 if no broker gave queue offsets"
+        raise ConfigError(f"group {group!r} begins with messages that a broker stored", "--broker-end-index", remedy)
+
+
+def _store_plan(
+    store: str, commitlog: str | None, until: str, rules: EntryRules, written: dict[str, Any]
+) -> RebuildPlan:
+    """The plan for a store directory, which a classic CommitLog may precede."""
+    from dledger_core import open_store
+    from spark_connector.options import DLedgerOptions
+    from spark_connector.reading.logs import open_log
+
+    group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
+    with open_store(store) as reader:
+        if commitlog and reader.meta is not None:
+            raise ConfigError("the store was not written by a broker", "--commitlog", "leave it out")
+        committed = -1 if reader.commit_index is None else int(reader.commit_index)
+        if until == "committed" and reader.commit_index is None:
+            remedy = "leave it out: the column committed is null where nothing is known"
+            raise ConfigError("the store records no commit index", "--until", remedy)
+        first, last, meta = int(reader.first_index), int(reader.last_index), reader.meta
+        vouched = reader.vouched_index
+        end = min(last, committed) + 1 if until == "committed" else last + 1
+        end, hidden = _visible(reader, first, end)
+    rules = replace(
+        rules,
+        broker_end=_ALL if meta is None else meta.broker_end_index,
+        committed_end=committed + 1,
+        hidden=hidden,
+    )
+    classic = preceding(commitlog, store) if commitlog else ()
+    recorded = _recorded_end(store) if meta is None else vouched
+    cut = ((group, int(recorded)),) if recorded is not None and recorded > last else ()
+    ranges = {group: (max(0, first), max(0, first, end))}
+    return RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)
+
+
+def _recorded_end(store: str) -> int | None:
+    """The last index that a broker's store recorded, in the file beside its data; None if it recorded none."""
+    for name in ("checkpoint", "checkpoint.bak"):
+        path = Path(store) / name
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines() if path.is_file() else []
+        ends = [line.partition("=")[2].strip() for line in lines if line.startswith("endIndex=")]
+        if ends and ends[0].lstrip("-").isdigit():
+            return int(ends[0])
+    return None
+
+
+def _visible(reader: StoreReader, first: int, end: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """What servers would show of a store of ours: up to which index, and which ranges before it not.
+
+    They stop at the oldest transaction that is open, and leave out entries of those that did not win.
+    """
+    from dledger_core.record import MAGIC_CONTROL
+    from dledger_core.storage.files import OsFiles
+    from dledger_core.storage.layout import Layout
+    from dledger_core.storage.prefix import load_tables
+
+    if reader.meta is None:
+        return end, ()
+    tables = load_tables(OsFiles(), Layout(reader.path), reader.meta)
+    for index, time_ms, magic, body in reader.control_entries(tables.applied_index + 1, int(reader.last_index) + 1):
+        if magic == MAGIC_CONTROL:
+            tables.apply(index, time_ms, body)
+    shown = int(tables.transactions.visible_end(end))
+    return shown, tuple(sorted(tables.transactions.losers(first, shown)))

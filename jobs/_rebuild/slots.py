@@ -1,0 +1,209 @@
+"""Which slot of its queue each unit has, worked out from runs: a few rows per batch and queue, whatever the log's size.
+
+In our logs a unit's offset is the number of earlier units of its queue: the count of all earlier batches (prefix sums
+over the runs) plus its number in its own batch. In a broker's log the message carries its offset. Most queues then go
+straight up, and nothing is left to do. Where a broker gave offsets out twice the queue is *tangled*, and for each of
+its units is found out
+
+- whether a running broker serves it: it is the last one in the log with this queue offset;
+- which slot it has in RocketMQ's own rebuild. That goes through the log in order and leaves out a unit whose offset
+  lies below the queue's end so far; but one with offset 0 is always appended, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from jobs._rebuild.units import RUN_SCHEMA, UNIT_COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["QueueFacts", "facts_of", "place", "queues_of", "runs_of"]
+
+_QUEUE: Final = ["group", "topic", "queue_id"]
+_RUN: Final = [*_QUEUE, "part", "run"]
+_FLOORS: Final = "`group` string, topic string, queue_id int, part bigint, run bigint, floor bigint"
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """What the runs say about all queues together.
+
+    Attributes:
+        units: number of units.
+        slots: number of slots that they are in.
+        queues: number of queues.
+        dense: no queue has a hole.
+        tangled: queues where offsets do not only go up.
+        assigned: units whose offsets are assigned here.
+    """
+
+    units: int
+    slots: int
+    queues: int
+    dense: bool
+    tangled: int
+    assigned: int
+
+
+def runs_of(units: DataFrame) -> DataFrame:
+    """Returns the runs of units that were read already, as tasks would make them."""
+    from pyspark.sql import functions as f
+
+    runs = units.groupBy(*_RUN, "carried", "skipped").agg(
+        f.min("queue_offset").alias("first"), f.min("position").alias("position"), f.count("*").alias("units")
+    )
+    return runs.select(*(column.split()[0].strip("`") for column in RUN_SCHEMA.split(", ")))
+
+
+def queues_of(runs: DataFrame) -> DataFrame:
+    """Returns a row for each queue: how many units and slots it has, how far it reaches, whether it is tangled."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    first, end, units = f.col("first"), f.col("first") + f.col("units"), f.col("units")
+    told = runs.where("skipped is null and carried")
+    earlier = Window.partitionBy(*_QUEUE).orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
+    lower = Window.partitionBy(*_QUEUE).orderBy("first", "position").rowsBetween(Window.unboundedPreceding, -1)
+    spans = told.withColumn("before", f.max(end).over(earlier)).withColumn("below", f.max(end).over(lower))
+    new = f.greatest(f.lit(0), end - f.greatest(first, f.coalesce("below", first)))
+    carried = spans.groupBy(*_QUEUE).agg(
+        f.sum("units").alias("told"),
+        f.sum(new).alias("slots"),
+        f.min("first").alias("low"),
+        f.max(end).alias("high"),
+        f.coalesce(f.bool_or(first < f.col("before")), f.lit(False)).alias("tangled"),
+    )
+    fresh = runs.where("skipped is null and not carried").groupBy(*_QUEUE).agg(f.sum(units).alias("fresh"))
+    both = carried.join(fresh, _QUEUE, "full_outer")
+    numbers = {name: f.coalesce(f.col(name), f.lit(0)) for name in ("told", "fresh", "slots", "high")}
+    return both.withColumns({**numbers, "tangled": f.coalesce("tangled", f.lit(False))})
+
+
+def facts_of(queues: DataFrame) -> QueueFacts:
+    """Sums the queues up."""
+    from pyspark.sql import functions as f
+
+    total = {
+        name: f.coalesce(f.sum(column), f.lit(0))
+        for name, column in (
+            ("units", f.col("told") + f.col("fresh")),
+            ("slots", f.col("slots") + f.col("fresh")),
+            ("tangled", f.col("tangled").cast("int")),
+            ("assigned", f.col("fresh")),
+        )
+    }
+    full = f.coalesce(f.col("slots") == f.col("high") - f.col("low"), f.lit(True))
+    row = queues.agg(
+        *(column.alias(name) for name, column in total.items()),
+        f.count("*").alias("queues"),
+        f.coalesce(f.bool_and(full), f.lit(True)).alias("dense"),
+    ).first()
+    assert row is not None
+    return QueueFacts(**row.asDict())
+
+
+def place(
+    units: DataFrame, runs: DataFrame, queues: DataFrame, facts: QueueFacts, bases: DataFrame | None = None
+) -> DataFrame:
+    """Returns the rows of the table: the units with ``queue_offset``, ``broker_serves`` and ``rebuild_slot``.
+
+    Args:
+        units: from ``unit_batches``, evaluated as often as there are kinds of them: assigned, straight and tangled.
+        runs: of these units.
+        queues: of these runs.
+        facts: of these queues.
+        bases: columns of a queue and ``base``: the offset behind what a table holds of it already.
+    """
+    units = units.where("skipped is null").drop("skipped")
+    parts = []
+    if facts.assigned:
+        parts.append(_assigned(units.where("not carried"), runs, queues, bases))
+    told = units.where("carried")
+    if facts.tangled:
+        tangled = queues.where("tangled").select(*_QUEUE)
+        parts.append(_straight(told.join(tangled, _QUEUE, "left_anti")))
+        parts.append(_tangled(told.join(tangled, _QUEUE, "left_semi"), runs.join(tangled, _QUEUE, "left_semi")))
+    elif facts.units > facts.assigned or not parts:
+        parts.append(_straight(told))
+    placed = parts[0]
+    for part in parts[1:]:
+        placed = placed.unionByName(part)
+    return placed
+
+
+def _row(units: DataFrame, offset: Column, serves: Column, slot: Column) -> DataFrame:
+    placed = units.withColumns({"queue_offset": offset, "broker_serves": serves, "rebuild_slot": slot})
+    return placed.select(*UNIT_COLUMNS, "broker_serves", "rebuild_slot")
+
+
+def _straight(units: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    return _row(units, f.col("queue_offset"), f.lit(True), f.col("queue_offset"))
+
+
+def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataFrame | None) -> DataFrame:
+    """Offsets go on behind the table's, and behind those that a broker gave."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    counts = runs.where("skipped is null").groupBy(*_QUEUE, "part").agg(
+        f.sum(f.when(~f.col("carried"), f.col("units")).otherwise(0)).alias("fresh_here"),
+        f.sum(f.when(f.col("carried"), f.col("units")).otherwise(0)).alias("told_here"),
+    )  # fmt: skip
+    earlier = Window.partitionBy(*_QUEUE).orderBy("part").rowsBetween(Window.unboundedPreceding, -1)
+    before = counts.withColumn("before", f.coalesce(f.sum("fresh_here").over(earlier), f.lit(0)))
+    known = before.join(queues.select(*_QUEUE, "high"), _QUEUE)
+    base = f.col("high")
+    if bases is not None:
+        known = known.join(bases, _QUEUE, "left")
+        base = f.greatest("high", f.coalesce("base", f.lit(0)))
+    known = known.select(*_QUEUE, "part", (base + f.col("before") - f.col("told_here")).alias("base"))
+    placed = units.join(known, [*_QUEUE, "part"], "left")
+    changed = f.raise_error(f.lit("the log was read in other batches the second time"))
+    offset = f.coalesce(f.col("base"), changed.cast("bigint")) + f.col("number")
+    return _row(placed, offset, f.lit(True), offset)
+
+
+def _tangled(units: DataFrame, runs: DataFrame) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    told = runs.where("skipped is null and carried").repartition(*_QUEUE)
+    floors = told.sortWithinPartitions(*_QUEUE, "position").mapInArrow(_floors, _FLOORS)
+    placed = units.join(floors.withColumn("known", f.lit(True)), _RUN, "left")
+    slot = Window.partitionBy(*_QUEUE, "queue_offset")
+    serves = f.col("position") == f.max("position").over(slot)
+    q, floor = f.col("queue_offset"), f.col("floor")
+    kept = f.when(floor.isNull() | (q >= floor), q)
+    rebuilt = f.when(q == 0, f.coalesce(floor, f.lit(0))).otherwise(kept)
+    changed = f.raise_error(f.lit("the log was read in other batches the second time")).cast("bigint")
+    return _row(placed, q, serves, f.when(f.col("known"), rebuilt).otherwise(changed))
+
+
+def _floors(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Adds to each run where its queue ended before it, in RocketMQ's rebuild; null at the queue's begin.
+
+    The rows come sorted by queue and position.
+    """
+    queue: tuple[Any, ...] = ()
+    end: int | None = None
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in (*_QUEUE, "first", "units")]
+        floors: list[int | None] = []
+        for *this, first, units in zip(*columns, strict=True):
+            if tuple(this) != queue:
+                queue, end = tuple(this), None
+            floors.append(end)
+            if first == 0 and end is not None:
+                end += 1
+            else:
+                end = max(first + units, end if end is not None else first + units)
+        kept = [batch.column(name) for name in _RUN]
+        yield pa.RecordBatch.from_arrays([*kept, pa.array(floors, pa.int64())], names=[*_RUN, "floor"])
