@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, cast
 
@@ -26,6 +27,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds, seconds and count: an idle connection to a machine that is gone ends after half a minute."""
 _TLS_HANDSHAKE: Final = 0x16
+_REMOTING: Final = (0, 1)
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +55,23 @@ class TransportStats:
 
     Attributes:
         accepted: connections whose hello was accepted.
+        foreign: connections handed over to another protocol.
         refused: connections refused before that: garbage, TLS, a hello that came late or was not accepted.
         protocol_errors: connections closed because of malformed input, before or after hello.
     """
 
     accepted: int = 0
+    foreign: int = 0
     refused: int = 0
     protocol_errors: int = 0
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One side of a connection. Made by ``connect`` and ``serve`` only."""
+    """One side of a connection. Made by ``connect`` and ``serve`` only.
+
+    A listening side may know another protocol, ``foreign``: a connection whose first byte is 0 or 1 (the length of one
+    of RocketMQ's frames) is handed over to what ``foreign`` makes, and only passes bytes and events on from then on.
+    """
 
     def __init__(
         self,
@@ -73,7 +81,10 @@ class Connection(asyncio.BufferedProtocol):
         hello: Hello | None = None,
         handler: Handler | None = None,
         hello_timeout_s: float,
+        foreign: Callable[[], asyncio.Protocol] | None = None,
     ) -> None:
+        self._foreign = foreign
+        self._other: asyncio.Protocol | None = None
         self._loop = asyncio.get_running_loop()
         self._stats = stats
         self._server = server
@@ -201,6 +212,9 @@ class Connection(asyncio.BufferedProtocol):
         decoder = self._decoder
         decoder.buffer_updated(nbytes)
         self.received_bytes += nbytes
+        if self._other is not None:
+            self._pass_on(self._other)
+            return
         try:
             if not self._preface_done and not self._take_preface():
                 return
@@ -214,11 +228,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """The queue of bytes to send is long."""
-        if self._writable is None:
+        if self._other is not None:
+            self._other.pause_writing()
+        elif self._writable is None:
             self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
         """The queue of bytes to send is short again."""
+        if self._other is not None:
+            self._other.resume_writing()
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
@@ -232,17 +250,36 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed.done():
             return
         self.closed.set_result(error)
+        if self._other is not None:
+            self._other.connection_lost(exc)
         if not self.accepted.done():
             self.accepted.set_exception(error or UnreachableError("the connection closed during hello"))
             self.accepted.exception()  # marks it as seen: on a listening side nobody waits for it
         elif self._handler is not None:
             self._handler.on_close(self, error)
 
+    # --- another protocol -----------------------------------------------------------------------------------------
+
+    def _hand_over(self, foreign: Callable[[], asyncio.Protocol]) -> None:
+        self._cancel_timer()
+        self._stats.foreign += 1
+        self._other = foreign()
+        self._other.connection_made(self._transport)
+        self._pass_on(self._other)
+
+    def _pass_on(self, other: asyncio.Protocol) -> None:
+        data = bytes(self._decoder.buffered)
+        self._decoder.skip(len(data))
+        other.data_received(data)
+
     # --- hello ----------------------------------------------------------------------------------------------------
 
     def _take_preface(self) -> bool:
         """Whether the preface is complete; anything else than ours is refused at its first wrong byte."""
         have = bytes(self._decoder.buffered[: len(PREFACE)])
+        if self._foreign is not None and have[0] in _REMOTING:
+            self._hand_over(self._foreign)
+            return False
         if have[0] == _TLS_HANDSHAKE:
             raise ProtocolError("the other side speaks TLS, which is not set up here", self.peer_address)
         if have[:4] != PREFACE[: min(len(have), 4)]:

@@ -77,8 +77,14 @@ class Server(ServerSide):
         stats: counts since start.
     """
 
-    def __init__(self, accept: Callable[[Hello], Hello], handler_for: Callable[[Connection], Handler]) -> None:
+    def __init__(
+        self,
+        accept: Callable[[Hello], Hello],
+        handler_for: Callable[[Connection], Handler],
+        foreign: Callable[[], asyncio.Protocol] | None = None,
+    ) -> None:
         self._accept = accept
+        self._foreign = foreign
         self._handler_for = handler_for
         self._listener: asyncio.Server | None = None
         self.port = 0
@@ -90,7 +96,7 @@ class Server(ServerSide):
         """Starts to listen; raises ConfigError if the port cannot be had."""
 
         def make() -> Connection:
-            connection = Connection(self.stats, server=self, hello_timeout_s=hello_timeout_s)
+            connection = Connection(self.stats, server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign)
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))
             return connection
@@ -136,6 +142,7 @@ async def serve(
     accept: Callable[[Hello], Hello],
     handler_for: Callable[[Connection], Handler],
     hello_timeout_s: float = HELLO_TIMEOUT_S,
+    foreign: Callable[[], asyncio.Protocol] | None = None,
 ) -> Server:
     """Listens on a port.
 
@@ -146,10 +153,11 @@ async def serve(
             DLedgerError that refuses it.
         handler_for: makes the handler of an accepted connection (``connection.peer_hello`` is known by then).
         hello_timeout_s: how long who connects may take for its hello.
+        foreign: makes what serves a connection that speaks RocketMQ's remoting protocol; None refuses such.
 
     Raises:
         ConfigError: the port cannot be had.
     """
-    server = Server(accept, handler_for)
+    server = Server(accept, handler_for, foreign)
     await server.start(host, port, hello_timeout_s)
     return server

@@ -92,6 +92,7 @@ class JavaClient(AsyncClient):
         columns_of(bodies)
         self._check_usable()
         listed = bodies.to_pylist() if isinstance(bodies, (pa.Array, pa.ChunkedArray)) else list(map(bytes, bodies))
+        await self._nodes.connect_leader()
         return await append_all(self._append_one, listed, self._java.appends_in_flight)
 
     async def append_columns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -60,6 +61,9 @@ class JavaNodes:
         return await channel.call(request, kind, max(0.001, deadline - loop.time()))
 
     async def _channel(self, node_id: str, timeout_s: float) -> JavaChannel:
+        channel = self._channels.get(node_id)
+        if channel is not None and channel.is_open:
+            return channel
         async with self._locks[node_id]:  # one connection, however many requests wait for it
             channel = self._channels.get(node_id)
             if channel is None or not channel.is_open:
@@ -106,6 +110,11 @@ class JavaNodes:
                 if self.leader_id is None:
                     self.leader_id = await self._discover()
         return self.leader_id
+
+    async def connect_leader(self) -> None:
+        """Connects to who leads, if it can be done now: then what is asked side by side leaves in its order."""
+        with contextlib.suppress(DLedgerError):
+            await self._channel(await self.leader(), CONNECT_TIMEOUT_S)
 
     def _leader_failed(self, node_id: str, error: DLedgerError) -> None:
         if self.leader_id != node_id:
