@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -12,6 +14,8 @@ from dledger_core.record.records import Records
 from dledger_core.record.slices import slices_of
 
 __all__ = ["to_arrow"]
+
+_YEAR_10000_MS: Final = 253_402_300_800_000
 
 
 def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, magic: bool = False) -> pa.RecordBatch:
@@ -33,7 +37,8 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
     np.cumsum(lengths, out=offsets[1:])
     body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
     millis = (headers["mark"] & np.uint64(TIME_MASK)).astype(np.int64)
-    timestamp = pa.array(millis * 1000, pa.int64(), mask=millis == 0)
+    unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # no clock says so, but a damaged header may
+    timestamp = pa.array(millis * 1000, pa.int64(), mask=unknown)
     arrays = [
         pa.array(headers["index"].astype(np.int64)),
         pa.array(headers["term"].astype(np.int64)),

@@ -371,6 +371,16 @@ def test_properties_that_lie_do_not_break_the_table(tmp_path: Path) -> None:
     assert [row["index"] for row in rows(tmp_path / "s", "--key", "k1")] == [0]
 
 
+def test_a_damaged_time_is_unknown(own: Path, tmp_path: Path) -> None:
+    shutil.copytree(own, tmp_path / "s")
+    file = tmp_path / "s" / "data" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[34:40] = b"\xff" * 6  # of the first entry
+    file.write_bytes(data)
+    assert rows(tmp_path / "s", "--to", 1)[0]["timestamp"] is None
+    assert " unknown " in text(tmp_path / "s", "--to", 1)[1]
+
+
 def test_a_damaged_entry_is_named_and_a_torn_end_is_pointed_out(java: Path, tmp_path: Path) -> None:
     store, _ = store_of(java, "n0")
     shutil.copytree(store, tmp_path / "s")

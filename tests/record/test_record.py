@@ -29,7 +29,9 @@ from dledger_core.record import (
     to_arrow,
 )
 
-BODIES = st.lists(st.binary(max_size=40), max_size=40)
+BODIES = st.lists(st.binary(max_size=40), max_size=40) | st.integers(1, 20).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), max_size=40)
+)
 
 
 def oracle(
@@ -224,14 +226,14 @@ def test_check_refuses_what_does_not_add_up() -> None:
     assert Records(np.empty(0, np.uint32), b"").headers.shape == (0,)
 
 
-@pytest.mark.parametrize("count", [5, 100])
+@pytest.mark.parametrize("count", [2, 5, 100])
 @pytest.mark.parametrize("uniform", [False, True])
-def test_check_finds_each_flipped_body(count: int, uniform: bool) -> None:
+@pytest.mark.parametrize("control", [None, b"c"])
+def test_check_finds_each_flipped_body(count: int, uniform: bool, control: bytes | None) -> None:
     bodies = [bytes([n % 250]) * (9 if uniform else n % 7 + 1) for n in range(count)]
-    records = encode(
-        Columns.from_bodies(bodies), first_index=0, term=1, position=0, timestamp_ms=5, segment_bytes=1 << 20
-    )
-    for at in range(count):
+    place = {"first_index": 0, "term": 1, "position": 0, "timestamp_ms": 5, "segment_bytes": 1 << 20}
+    records = encode(Columns.from_bodies(bodies), control=control, **place)
+    for at in range(records.count):
         data = bytearray(records.data)
         data[int(records.starts[at]) + 48] ^= 0x10
         with pytest.raises(CorruptRecordError) as caught:
@@ -286,6 +288,17 @@ def test_to_arrow() -> None:
     assert kept.column("body").to_pylist() == [b"", bytes(300)]
     unknown = Records(records.sizes, bytes(records.data).replace((1234).to_bytes(4, "big"), bytes(4)))
     assert to_arrow(unknown).column("timestamp").null_count == 4
+
+
+def test_a_time_that_no_clock_says_is_unknown() -> None:
+    """A header has no CRC: a damaged time must not make the entry unreadable as Python's datetime ends with 9999."""
+    year_10000_ms = 253_402_300_800_000
+    for millis, known in ((year_10000_ms - 1, True), (year_10000_ms, False), ((1 << 48) - 1, False)):
+        records = encode(
+            Columns.from_bodies([b"x"]), first_index=0, term=1, position=0, timestamp_ms=millis, segment_bytes=1 << 20
+        )
+        (row,) = to_arrow(records).to_pylist()
+        assert (row["timestamp"] is not None) == known
     assert to_arrow(Records(np.empty(0, np.uint32), b"")).num_rows == 0
 
 
