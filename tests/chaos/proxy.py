@@ -200,6 +200,10 @@ class Network:
 
         self._do(change)
 
+    def accepted(self, dialler: str, target: str) -> int:
+        """Returns how many connections the link has taken so far."""
+        return self._links[dialler, target].accepted
+
     def end_connections(self, one: str, other: str, how: Ending) -> None:
         """Ends the connections between two places once; new ones are welcome."""
         self._do(lambda: [link.end(how) for link in self._between(one, other)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -121,6 +122,8 @@ def test_drop_closes_and_refuses(network: Network, ends: Ends) -> None:
 def test_a_connection_refused_while_it_is_made_is_dropped_on_the_far_side_too(network: Network, ends: Ends) -> None:
     network.stall("a", "b")
     a = ends.dial()
+    while not network.accepted("a", "b"):
+        time.sleep(0.01)
     network.refuse("a", "b", "drop")
     assert a.recv(1) == b""
     network.flow("a", "b")

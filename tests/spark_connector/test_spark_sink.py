@@ -102,10 +102,10 @@ def test_a_copied_checkpoint_is_fenced_and_drops_nothing_silently(
 def test_a_stream_that_fails_for_good_does_not_hold_readers_back(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path
 ) -> None:
-    """One of its two tasks had finished, so its driver can abort; the restart writes the micro-batch again."""
+    """One of its two tasks has finished, so its driver can abort; the restart writes the micro-batch again."""
     from pyspark.errors import StreamingQueryException
 
-    broken = tmp_path / "broken"
+    broken, finished = tmp_path / "broken", tmp_path / "finished"
     broken.touch()
 
     def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,14 +115,25 @@ def test_a_stream_that_fails_for_good_does_not_hold_readers_back(
         assert context is not None
         yield from batches
         if context.partitionId() == 1 and broken.exists():
+            _await(finished.exists, "the other task does not finish")
             raise RuntimeError("this task fails whenever it is tried")
+
+    def watch() -> bool:
+        tracker = dledger.sparkContext.statusTracker()
+        stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+        if any(stage is not None and stage.numTasks == 2 and stage.numCompletedTasks == 1 for stage in stages):
+            finished.touch()
+        return finished.exists()
 
     def transform(rows: Any) -> Any:
         return rows.repartition(2).mapInArrow(failing, rows.schema)
 
     expected = put_lines(tmp_path, "a", 0, 500)
+    watching = threading.Thread(target=_await, args=(watch, "no task finishes"))
+    watching.start()
     with pytest.raises(StreamingQueryException, match="this task fails whenever it is tried"):
         run_stream(dledger, cluster, log, tmp_path, transform)
+    watching.join()
     after = log.append([b"after"]).last_index
     _await(lambda: max(node.visible_end for node in log.metadata().nodes) > after, "readers are held back")
     assert read_all(log) == [b"after"]
