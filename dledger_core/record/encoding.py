@@ -114,6 +114,27 @@ def _encode_many(
     headers["mark"][-1] = mark | BATCH_END
     headers["crc"] = crcs
     headers["length"] = lengths
+    records = Records(lengths + np.uint32(HEADER_BYTES), _joined(headers, lengths, control, bodies))
+    vars(records)["headers"] = headers  # the cached property, known here and needed by whoever writes the index
+    return records
+
+
+def _joined(headers: npt.NDArray[Any], lengths: _U32, control: bytes | None, bodies: Buffer) -> memoryview:
+    """Returns each header with its body behind it."""
+    lead = 0 if control is None else 1
+    length = int(lengths[-1]) if len(lengths) > lead else 0
+    if length and bool((lengths[lead:] == length).all()):
+        begin = 0 if control is None else HEADER_BYTES + len(control)
+        data = np.empty(begin + (len(lengths) - lead) * (HEADER_BYTES + length), np.uint8)
+        raw = headers.view(np.uint8).reshape(-1, HEADER_BYTES)
+        if control is not None:
+            data[:HEADER_BYTES] = raw[0]
+            data[HEADER_BYTES:begin] = np.frombuffer(control, np.uint8)
+        rows = data[begin:].reshape(-1, HEADER_BYTES + length)
+        rows[:, :HEADER_BYTES] = raw[lead:]
+        rows[:, HEADER_BYTES:] = np.frombuffer(bodies, np.uint8).reshape(-1, length)
+        return data.data
+    n = len(lengths)
     pieces = np.empty(2 * n, np.int64)
     pieces[0::2] = HEADER_BYTES
     pieces[1::2] = lengths
@@ -128,6 +149,4 @@ def _encode_many(
         starts[3::2] -= lengths[0]
         which[1], starts[1] = 2, 0
         buffers.append(control)
-    records = Records(lengths + np.uint32(HEADER_BYTES), slices_of(buffers, pieces, which, starts))
-    vars(records)["headers"] = headers  # the cached property, known here and needed by whoever writes the index
-    return records
+    return slices_of(buffers, pieces, which, starts)

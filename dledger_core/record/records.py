@@ -55,16 +55,23 @@ class Records:
 
     @cached_property
     def _rows(self) -> npt.NDArray[np.uint8] | None:
-        """The records as rows of bytes if all have one size: they are cut several times faster then."""
-        if not self.count or self.sizes[0] <= HEADER_BYTES or bool((self.sizes != self.sizes[0]).any()):
+        """The records behind the first, which may be a control entry, as rows of bytes; None if their sizes differ.
+
+        Rows are cut several times faster than pieces of any size.
+        """
+        sizes = self.sizes
+        if len(sizes) < 2 or sizes[1] <= HEADER_BYTES or bool((sizes[1:] != sizes[1]).any()):
             return None
-        return np.frombuffer(self.data, np.uint8).reshape(self.count, int(self.sizes[0]))
+        return np.frombuffer(self.data, np.uint8, -1, int(sizes[0])).reshape(len(sizes) - 1, int(sizes[1]))
 
     @cached_property
     def headers(self) -> npt.NDArray[Any]:
         """Structured array of dtype HEADER, shape (n,)."""
         if self._rows is not None:
-            return np.ascontiguousarray(self._rows[:, :HEADER_BYTES]).view(HEADER)[:, 0]
+            headers = np.empty((self.count, HEADER_BYTES), np.uint8)
+            headers[0] = np.frombuffer(self.data, np.uint8, HEADER_BYTES)
+            headers[1:] = self._rows[:, :HEADER_BYTES]
+            return headers.view(HEADER)[:, 0]
         lengths = np.full(self.count, HEADER_BYTES, np.int64)
         return np.frombuffer(slices_of([self.data], lengths, 0, self.starts), HEADER)
 
@@ -72,7 +79,11 @@ class Records:
     def bodies(self) -> memoryview:
         """The concatenated bodies of all records."""
         if self._rows is not None:
-            return np.ascontiguousarray(self._rows[:, HEADER_BYTES:]).reshape(-1).data
+            first = int(self.sizes[0]) - HEADER_BYTES
+            bodies = np.empty(self.nbytes - HEADER_BYTES * self.count, np.uint8)
+            bodies[:first] = np.frombuffer(self.data, np.uint8, first, HEADER_BYTES)
+            bodies[first:].reshape(len(self._rows), -1)[:] = self._rows[:, HEADER_BYTES:]
+            return bodies.data
         return slices_of([self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES)
 
     def slice(self, start: int, stop: int) -> Records:
@@ -127,8 +138,10 @@ class Records:
         lengths = headers["length"].astype(np.int64)
         foreign = (headers["mark"] == 0) & (crcs == 0)
         if not foreign.any():
-            if self._rows is not None and checksum.match(self._rows[:, HEADER_BYTES:], crcs):
-                return None
+            if self._rows is not None:
+                first = checksum.crc32(memoryview(self.data)[HEADER_BYTES : int(self.sizes[0])])
+                if first == crcs[0] and checksum.match(self._rows[:, HEADER_BYTES:], crcs[1:]):
+                    return None
             return checksum.first_mismatch(self.bodies, lengths, crcs)
         actual = checksum.crc32_column(self.bodies, lengths)
         wrong = np.flatnonzero((actual != crcs) & ~foreign)
