@@ -129,3 +129,5 @@ def convert(
     show_facts(facts, output, "dry run: nothing was written" if dry_run else "converted and verified")
     for note in report.notes:
         say(f"note: {note}")
+    if (report.renumbered or report.moved) and not dry_run:
+        say(f"note: where each entry went is in {report.destination}/meta/index-map.json")

@@ -46,6 +46,10 @@ def test_as_a_table(tmp_path: Path, source: Path) -> None:
     assert "converted and verified" in done.stdout
     meta = json.loads((tmp_path / "x/dledger-n1/meta/log.json").read_text())
     assert (meta["data_segment_bytes"], meta["profile"]) == (32768, "A")
+    index_map = tmp_path / "x/dledger-n1/meta/index-map.json"
+    assert f"note: where each entry went is in {index_map}" in done.stderr
+    (run_,) = json.loads(index_map.read_text())["runs"]
+    assert (run_["part"], run_["start"], run_["end"], run_["new_start"]) == ("log", 0, 267, 0)
 
 
 @pytest.mark.parametrize(
