@@ -21,6 +21,7 @@ __all__ = ["Buffer", "crc32", "crc32_column", "crc32_list", "first_mismatch", "m
 
 Buffer = bytes | bytearray | memoryview
 _U32 = npt.NDArray[np.uint32]
+_U8 = npt.NDArray[np.uint8]
 _CRC_BYTES: Final = 4
 _CHAIN_COUNT_MIN: Final = 64
 _CHAIN_BYTES: Final = 512 << 10
@@ -78,30 +79,35 @@ def first_mismatch(blob: Buffer, lengths: npt.NDArray[Any], crcs: npt.NDArray[An
     return int(wrong[0]) if len(wrong) else None
 
 
-def match(bodies: npt.NDArray[np.uint8], crcs: _U32) -> bool:
+def match(bodies: _U8, crcs: _U32, out: _U8 | None = None) -> bool:
     """Whether bodies of one length have these CRC-32s; False also where one pass cannot tell (shorter than 4 bytes).
 
     Args:
         bodies: shape (n, length), length > 0; rows need not lie one behind the other.
         crcs: shape (n,), the expected CRC-32s.
+        out: contiguous, of the same shape: gets the bodies in the same pass; of no use where the answer is False.
     """
     n, length = bodies.shape
     if length < _CRC_BYTES:
         return False
     rows = max(1, min(n, _CHAIN_BYTES // length))
-    copy = np.empty((rows, length), np.uint8)
-    heads = np.ndarray((rows,), "<u4", copy, 0, (length,))
+    copy = np.empty((rows, length), np.uint8) if out is None else out
     value = 0
     for row in range(0, n, rows):
         count = min(rows, n - row)
-        copy[:count] = bodies[row : row + count]
+        piece = copy[:count] if out is None else out[row : row + count]
+        piece[:] = bodies[row : row + count]
         first = 0 if row else 1
-        heads[first:count] ^= crcs[row + first - 1 : row + count - 1]
-        value = crc32(copy[:count].data.cast("B"), value)
+        heads = np.ndarray((count - first,), "<u4", piece, first * length, (length,))
+        before = crcs[row + first - 1 : row + count - 1]
+        heads ^= before
+        value = crc32(piece.data.cast("B"), value)
+        if out is not None:
+            heads ^= before
     return value == int(crcs[-1]) if n else True
 
 
-def _chain(blob: npt.NDArray[np.uint8], lengths: npt.NDArray[Any], crcs: _U32) -> int:
+def _chain(blob: _U8, lengths: npt.NDArray[Any], crcs: _U32) -> int:
     """Returns the CRC-32 of the column in which each body begins XORed with the CRC of the body before."""
     ends = np.cumsum(lengths, dtype=np.int64)
     copy = np.empty(min(len(blob), _CHAIN_BYTES + int(lengths.max())), np.uint8)

@@ -85,7 +85,7 @@ def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
     first = next_index - n
     if first < request["start"]:
         raise ProtocolError("a read answers another range", "", "", {"start": request["start"], "first": first})
-    records.check(first)
+    records.check(first, gather=True)
     return Fetch(
         _to_batch(records, first, header, as_records=request["iso"] == "records"),
         next_index,

@@ -52,6 +52,17 @@ def test_columns_larger_than_what_is_checked_at_once(first: int, length: int) ->
         assert checksum.first_mismatch(view, lengths, wrong) == at
 
 
+def test_bodies_are_gathered_while_they_are_checked() -> None:
+    for length in (4, 100, 700_000):
+        bodies = np.random.default_rng(1).integers(0, 256, (70, length + 9), np.uint8)[:, 9:]
+        crcs = np.array([zlib.crc32(body.tobytes()) for body in bodies], np.uint32)
+        out = np.zeros_like(bodies, order="C")
+        assert checksum.match(bodies, crcs, out)
+        assert (out == bodies).all()
+        crcs[41] ^= 1
+        assert not checksum.match(bodies, crcs, out)
+
+
 def test_a_column_is_checked_without_a_call_for_each_body(monkeypatch: pytest.MonkeyPatch) -> None:
     for spread in (1, 50):
         blob, lengths, crcs = column([bytes(8) * (5 + n % spread) for n in range(1000)])

@@ -88,7 +88,8 @@ def test_both_encoders_write_the_format(
         assert records.nbytes == int(records.sizes.sum()) == len(expected)
         again = Records(records.sizes, expected)
         assert (records.headers == again.headers).all()
-        again.check(first)
+        again.check(first, gather=True)
+        Records(records.sizes, expected).check(first)
         data = [control, *bodies] if control is not None else bodies
         assert bytes(again.bodies) == b"".join(data)
 
@@ -229,7 +230,8 @@ def test_check_refuses_what_does_not_add_up() -> None:
 @pytest.mark.parametrize("count", [2, 5, 100])
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("control", [None, b"c"])
-def test_check_finds_each_flipped_body(count: int, uniform: bool, control: bytes | None) -> None:
+@pytest.mark.parametrize("gather", [False, True])
+def test_check_finds_each_flipped_body(count: int, uniform: bool, control: bytes | None, gather: bool) -> None:
     bodies = [bytes([n % 250]) * (9 if uniform else n % 7 + 1) for n in range(count)]
     place = {"first_index": 0, "term": 1, "position": 0, "timestamp_ms": 5, "segment_bytes": 1 << 20}
     records = encode(Columns.from_bodies(bodies), control=control, **place)
@@ -237,7 +239,7 @@ def test_check_finds_each_flipped_body(count: int, uniform: bool, control: bytes
         data = bytearray(records.data)
         data[int(records.starts[at]) + 48] ^= 0x10
         with pytest.raises(CorruptRecordError) as caught:
-            Records(records.sizes, data).check(0)
+            Records(records.sizes, data).check(0, gather=gather)
         assert caught.value.values == {"index": at}
 
 
