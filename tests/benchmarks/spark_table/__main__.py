@@ -37,7 +37,7 @@ from tests.benchmarks.spark_table.systems import Ledger, Memory, System
 from tests.benchmarks.spark_table.trickle import trickle_lines
 from tests.benchmarks.spark_table.worker_memory import memory_line
 
-KINDS = ("read", "stream", "start", "sink", "trickle", "memory", "decode")
+KINDS = ("read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle")
 SETTINGS = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
@@ -73,11 +73,8 @@ def main() -> None:
         systems: list[System] = [ledger, Memory(spark, rows)]
         if kafka:
             systems.append(Kafka(spark, kafka, rows))
-        lines = measure(Bench(spark, systems, rows, options.rounds), ledger, options)
-        about = {"date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", **facts(spark, options)}
-    report = Report(about, lines, left_out)
-    if options.report:
-        report.write(options.report)
+        report = Report(facts(spark, options), [], left_out)
+        measure(Bench(spark, systems, rows, options.rounds), ledger, options, report)
     sys.stdout.write(report.markdown())
 
 
@@ -101,43 +98,46 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace) -> list[Line]:
-    """Fills the logs and measures the chosen lines."""
-    sizes, lines = list(bench.rows), []
-    if {"read", "stream", "memory", "start"} & set(options.only):
+def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: Report) -> None:
+    """Fills the logs and measures the chosen parts; one that fails is left out, and the report grows with each."""
+    sizes = list(bench.rows)
+    if {"read", "stream", "stream-noop", "memory", "start"} & set(options.only):
         for system in bench.systems:
             say(f"filling {system.name}")
             system.fill()
     decoded = min(options.rows, 2_000_000)
     if "decode" in options.only:
         ledger.fill_messages(decoded)
-    streams = [lambda size=size: bench.stream_to_noop(size) for size in sizes]
-    streams += [lambda size=size: bench.stream_to_delta(size, STREAM_TARGETS[size]) for size in sizes]
-    parts: dict[str, list[Callable[[], Any]]] = {
-        "read": [lambda size=size: bench.batch_read(size, BATCH_TARGETS[size]) for size in sizes],
-        "stream": streams,
-        "start": [bench.fixed_start],
-        "sink": [lambda: bench.sink(options.rows * 4 // 5)],
+    parts: dict[str, list[Callable[[], list[Line]]]] = {
+        "read": [lambda size=size: [bench.batch_read(size, BATCH_TARGETS[size])] for size in sizes],
+        "stream": [lambda size=size: [bench.stream_to_delta(size, STREAM_TARGETS[size])] for size in sizes],
+        "stream-noop": [lambda size=size: [bench.stream_to_noop(size)] for size in sizes],
+        "start": [lambda: [bench.fixed_start()]],
+        "sink": [lambda: [bench.sink(options.rows * 4 // 5)]],
         "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
-        "memory": [lambda size=size: memory_line(bench, ledger, size) for size in sizes],
-        "decode": [lambda: bench.decode(ledger, decoded)],
+        "memory": [lambda size=size: [memory_line(bench, ledger, size)] for size in sizes],
+        "decode": [lambda: [bench.decode(ledger, decoded)]],
     }
     for kind in KINDS:
         for part in parts[kind] if kind in options.only else []:
             say(f"\n{kind} ")
-            found = part()
-            lines += found if isinstance(found, list) else [found]
+            try:
+                report.lines.extend(part())
+            except Exception as error:  # noqa: BLE001 - an hour of figures shall not be lost with the last of them
+                report.left_out[kind] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            report.about["load"] = f"{os.getloadavg()[0]:.1f} at the end, of {os.cpu_count()} cores"
+            if options.report:
+                report.write(options.report)
     say("\n")
-    return lines
 
 
 def facts(spark: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Returns what the figures depend on."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    load = os.getloadavg()[0]
     return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "command": shlex.join(["python", "-m", "tests.benchmarks.spark_table", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, load at the end {load:.1f}",
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
         "versions": f"Spark {spark.version}, Python {platform.python_version()}, commit {commit.stdout.strip()}",
         "rows": f"{options.rows:,} of 100 B, {options.rows // 5:,} of 1 KB; median of {options.rounds} rounds",
     }

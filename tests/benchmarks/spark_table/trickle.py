@@ -67,13 +67,17 @@ def _followed(system: System, seconds: float, folder: Path | None) -> tuple[floa
                 if producer.wait():
                     raise RuntimeError(f"the process that appends to {system.name} ended with {producer.returncode}")
                 query.processAllAvailable()
-            busy = [progress for progress in query.recentProgress if progress["numInputRows"]][COLD_BATCHES:]
+            busy = [progress for progress in query.recentProgress if progress["numInputRows"]]
         finally:
             query.stop()
             if producer is not None:
                 producer.kill()
                 producer.wait()
-    took = statistics.median(progress["durationMs"]["triggerExecution"] for progress in busy) / 1000
+    if len(busy) <= COLD_BATCHES:
+        raise RuntimeError(
+            f"{len(busy)} micro-batches with rows in {seconds:g} s: the machine is too busy for a trickle"
+        )
+    took = statistics.median(progress["durationMs"]["triggerExecution"] for progress in busy[COLD_BATCHES:]) / 1000
     return took, _waited(frame.sparkSession, folder) if folder is not None and "sent_ms" in frame.columns else []
 
 
