@@ -67,7 +67,9 @@ def seen(watch: EndWatch, at: float, end: int, term: int = 1, leader: str = "n0"
         pytest.param([(0, 5), (4, 6, 2), (13, 6, 2)], -1, id="the same leader in another term"),
         pytest.param([(0, 5), (4, 3), (10, 3)], -1, id="the log was cut"),
         pytest.param([(0, 5), (4, 3), (14, 3)], 3, id="the log was cut, long enough"),
-        pytest.param([(0, 5), (10, 5), (11, 4, 2, "n1"), (30, 4, 2, "n1")], 5, id="what was served stays served"),
+        pytest.param([(0, 5), (10, 5), (11, 5, 2, "n1"), (12, 6, 2, "n1")], 5, id="what was safe stays safe"),
+        pytest.param([(0, 5), (10, 5), (11, 4, 2, "n1")], 4, id="but for what is cut"),
+        pytest.param([(0, 5), (10, 5), (11, 4, 2, "n1"), (12, 9, 2, "n1")], 4, id="what comes instead is new"),
     ],
 )
 def test_when_an_end_is_safe(story: list[tuple[float, int]], safe: int) -> None:

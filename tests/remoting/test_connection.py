@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from dledger_core.client import AsyncClient, JavaOptions
+from dledger_core.client.java import bounds as java_bounds
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, StoreMismatchError, UnreachableError
 from dledger_core.net.transport import Hello, Server, connect, serve
 from dledger_core.remoting import connection as remoting_connection
@@ -264,6 +265,23 @@ def test_an_entry_that_was_replaced_after_it_was_read_is_told() -> None:
             group.write(b"more")
             with pytest.raises(StoreMismatchError, match="has changed since it was read"):
                 await client.fetch(3, 4)
+
+    run(test)
+
+
+def test_a_log_that_was_cut_ends_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java_bounds, "LOOK_S", 0.0)
+
+    async def test(running: Running) -> None:
+        async with running.client(safety_lag_ms=50) as client:
+            await client.append([b"a", b"b", b"c"])
+            assert (await client.bounds()).end == 3
+            del running.group.entries[1:]
+            assert (await client.bounds()).end == 1
+            assert (await client.fetch(0, 3)).batch.num_rows == 1
+            assert (await client.fetch(1, 3)).next_index == 1
+            with pytest.raises(IndexOutOfRangeError):
+                await client.get(2)
 
     run(test)
 

@@ -51,6 +51,7 @@ class EndWatch:
             self._leader = leader
         if not self._sightings or sighting.end > self._sightings[-1].end:
             self._sightings.append(sighting)
+        self.safe_end = min(self.safe_end, sighting.end)  # nothing is served that is not there
 
     def due(self, now: float) -> Sighting | None:
         """Returns the newest sighting that is old enough and goes further than what is safe already."""
@@ -59,11 +60,6 @@ class EndWatch:
             if sighting.at + self._lag_s <= now and sighting.end > self.safe_end:
                 found = sighting
         return found
-
-    def wait_s(self, now: float) -> float:
-        """Returns how long the next sighting needs until it is due; the whole lag if there is none."""
-        pending = [sighting.at + self._lag_s - now for sighting in self._sightings if sighting.end > self.safe_end]
-        return max(0.0, min(pending, default=self._lag_s))
 
     def confirm(self, sighting: Sighting, term: int | None) -> None:
         """Makes a due sighting's end safe if the entry before it still has its term; else the clock starts again."""
