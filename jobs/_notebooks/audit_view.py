@@ -58,7 +58,7 @@ def run_audit(
     if done.returncode not in (0, 1, 2) or not lines:
         said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         raise DLedgerError(said[-1].removeprefix("error: ") if said else done.stderr[-500:], "audit_replicas.py")
-    sys.stderr.write(done.stderr)
+    sys.stderr.write(done.stderr[max(done.stderr.find("\nrun "), 0) :].lstrip())  # without what Spark says first
     return dict(json.loads(lines[-1]))
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
-__all__ = ["Shown", "execute"]
+__all__ = ["Shown", "drawn", "execute"]
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
@@ -38,3 +39,10 @@ def execute(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **variable
         notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     ).execute()
     return Shown(notebook)
+
+
+def drawn(figure: Figure, folder: Path) -> Figure:
+    """The figure, after it was really drawn, without a warning (an error here): fonts, layout, empty scales."""
+    figure.savefig(folder / "plot.png", dpi=40)
+    assert (folder / "plot.png").stat().st_size > 1000
+    return figure

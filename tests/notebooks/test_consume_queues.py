@@ -8,11 +8,10 @@ import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 import pytest
-from matplotlib.figure import Figure
 
 from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.queue_statistics import QueueStatistics, consumer_lag, queue_statistics
-from tests.notebooks.running import execute
+from tests.notebooks.running import drawn, execute
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages, oracle
 
 mpl.use("agg")
@@ -26,13 +25,6 @@ ALL = (plot_depth, lambda s: plot_rates(s, 1.0), plot_skew, plot_tags)
 def counted(name: str, bucket_seconds: float = 1.0) -> QueueStatistics:
     bodies = pa.array(list(messages(name).values()), pa.binary())
     return queue_statistics([pa.RecordBatch.from_pydict({"body": bodies})], bucket_seconds)
-
-
-def drawn(figure: Figure, tmp_path: Path) -> Figure:
-    """The figure, after it was really drawn, without a warning (an error here): fonts, layout, empty scales."""
-    figure.savefig(tmp_path / "plot.png", dpi=40)
-    assert (tmp_path / "plot.png").stat().st_size > 1000
-    return figure
 
 
 @pytest.mark.notebook
