@@ -89,6 +89,14 @@ class JavaBounds:
                 self._last = loop.time(), look
             return self._last[1]
 
+    @property
+    def known(self) -> LogBounds | None:
+        """What the last look found to be readable, None before."""
+        if self._last is None or self._last[1].safe_end < 0:
+            return None
+        look = self._last[1]
+        return LogBounds(min(look.first_index, look.safe_end), look.safe_end, look.commit_index)
+
     def forget(self) -> None:
         """Makes the next look a new one."""
         self._last = None
@@ -151,10 +159,9 @@ class JavaBounds:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + 3 * self._options.safety_lag_ms / 1000 + timeout_s
         while True:
-            look = await self.look(timeout_s)
-            if look.safe_end >= 0:
-                first = min(look.first_index, look.safe_end)
-                return LogBounds(first, look.safe_end, look.commit_index)
+            await self.look(timeout_s)
+            if (found := self.known) is not None:
+                return found
             if loop.time() >= deadline:
                 remedy = "wait until it has one leader, or shorten the safety lag"
                 raise NoLeaderError("no end of the log was safe in time", f"group {self._nodes.group}", remedy)

@@ -153,7 +153,9 @@ class JavaClient(AsyncClient):
         await self._check_served(start)
         if isolation == "read_uncommitted":
             return await self._fetch(start, end, max_bytes)
-        bounds = await self.bounds()
+        bounds = self._bounds.known
+        if bounds is None or end > bounds.end:
+            bounds = await self.bounds()
         if start >= bounds.end and wait_ms:
             bounds = await self._bounds.wait_beyond(start, wait_ms / 1000, self._timeout_s)
         return await self._fetch(start, min(end, bounds.end), max_bytes, bounds)
