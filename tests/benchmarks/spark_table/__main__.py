@@ -113,7 +113,7 @@ def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: R
         "stream": [lambda size=size: [bench.stream_to_delta(size, STREAM_TARGETS[size])] for size in sizes],
         "stream-noop": [lambda size=size: [bench.stream_to_noop(size)] for size in sizes],
         "start": [lambda: [bench.fixed_start()]],
-        "sink": [lambda: [bench.sink(options.rows * 4 // 5)]],
+        "sink": [lambda: [bench.sink(options.rows * 4 // 5, ledger)]],
         "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
         "memory": [lambda size=size: [memory_line(bench, ledger, size)] for size in sizes],
         "decode": [lambda: [bench.decode(ledger, decoded)]],

@@ -66,8 +66,11 @@ class Bench:
         runs = self._rounds({system.name: work(system) for system in self.systems}, 0)
         return Line("fixed start of a stream, first batch of 1 row", "s", runs, (Target(1.5, most=True),))
 
-    def sink(self, rows: int) -> Line:
-        """A frame of bodies of 100 B, cached in the JVM in two partitions -> a log, by default options."""
+    def sink(self, rows: int, ledger: Ledger) -> Line:
+        """A frame of bodies of 100 B, cached in the JVM in two partitions -> a log, by default options.
+
+        Beside it the same rows appended by a Python client without Spark: the sink cannot be faster than the log.
+        """
         for system in self.systems:
             system.prepare_sink()
         source = self.spark.read.format("memory").options(rows=rows, bytes=100).load()
@@ -77,8 +80,10 @@ class Bench:
         def work(system: System) -> Work:
             return lambda: rows / _seconds(lambda: system.write(frame))
 
+        works = {system.name: work(system) for system in self.systems}
+        works["a client without Spark"] = lambda: rows / _seconds(lambda: ledger.append("sink", rows, 100))
         try:
-            runs = self._rounds({system.name: work(system) for system in self.systems}, rows)
+            runs = self._rounds(works, rows)
         finally:
             frame.unpersist(blocking=True)
         return Line("sink, 100 B", "rows/s", runs, (Target(800_000),))

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 
 BATCH_BYTES = 4 << 20
 RECORD_OVERHEAD = 48
+ROWS_TO_SPLIT = 10_000
 SCHEMA = "group string, index long, term long, position long, timestamp timestamp, body binary"
 ARROW = pa.schema(
     [
@@ -71,8 +72,8 @@ class Rows(InputPartition):
 
 
 def split(start: int, end: int) -> list[InputPartition]:
-    """Returns two halves, less if there are no two rows."""
-    middle = (start + end) // 2
+    """Returns two halves, or a single partition where a second one costs more than it brings."""
+    middle = (start + end) // 2 if end - start >= ROWS_TO_SPLIT else end
     return [Rows(low, high) for low, high in ((start, middle), (middle, end)) if low < high]
 
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -103,14 +104,15 @@ class Ledger(System):
     def fill(self) -> None:
         """Appends what is going to be read."""
         for size, rows in self._rows.items():
-            self._append(f"full{size}", random_bodies, rows, size)
-        self._append("one", random_bodies, 1, 100)
+            self.append(f"full{size}", rows, size)
+        self.append("one", 1, 100)
 
     def fill_messages(self, rows: int) -> None:
         """Appends messages with bodies of 100 bytes to the group ``messages``."""
-        self._append("messages", random_messages, rows, 100)
+        self.append("messages", rows, 100, random_messages)
 
-    def _append(self, group: str, make: Any, rows: int, size: int) -> None:
+    def append(self, group: str, rows: int, size: int, make: Callable[[int, int], pa.Array] = random_bodies) -> None:
+        """Appends from a client, in requests of 1 MiB of which four are under way."""
         piece = max(1, min(rows, APPEND_BYTES // (size + 48)))
         bodies = make(piece, size)
 
