@@ -45,6 +45,10 @@ _COMMANDS = {
 }
 
 
+class _ReaderGoneError(Exception):
+    """Nobody reads our output any more."""
+
+
 class _Root(click.Group):
     """A group whose commands live in modules that are imported on use."""
 
@@ -88,11 +92,18 @@ class _Root(click.Group):
             signal.signal(signal.SIGTERM, before)
         sys.exit(code)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command; click itself would end with 1, a finding, when the reader of the output has left."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
+
     def _run(self, *args: Any, **extra: Any) -> int:
         try:
             code = super().main(*args, **{"prog_name": "dledger"} | extra | {"standalone_mode": False})
             sys.stdout.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, _ReaderGoneError):
             # The reader of our output has seen enough; what is still buffered must not fail at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0

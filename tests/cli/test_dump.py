@@ -8,6 +8,8 @@ import hashlib
 import json
 import shutil
 import struct
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -409,6 +411,17 @@ def test_a_store_that_is_cut_in_the_middle_of_a_record(java: Path, tmp_path: Pat
     result = run(tmp_path / "s")
     assert len(result.stdout.splitlines()) == len(everything)  # the heading, and all but the last
     assert f"note: bytes at position {last} are no entry that follows" in result.stderr
+
+
+@pytest.mark.parametrize("form", ["json", "%s"])
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, form: str) -> None:
+    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
+    for _ in range(6):  # more than one batch, and more than a pipe holds
+        append(log, [b"x" * 1000] * 2000)
+    log.close(11_999)
+    command = f'{sys.executable} -m dledger_core.cli dump {tmp_path / "s"} --format {form} | head -c 1; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout[1:], done.stderr) == ("0\n", "indexes 0 to 11999, commit index 11999\n")
 
 
 def test_nothing_printed_for_long_is_told(monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
