@@ -419,7 +419,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, form: str) ->
     for _ in range(6):  # more than one batch, and more than a pipe holds
         append(log, [b"x" * 1000] * 2000)
     log.close(11_999)
-    command = f'{sys.executable} -m dledger_core.cli dump {tmp_path / "s"} --format {form} | head -c 1; echo "${{PIPESTATUS[0]}}"'
+    dump = f"{sys.executable} -m dledger_core.cli dump {tmp_path / 's'} --format {form}"
+    command = f'{dump} | head -c 1; echo "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout[1:], done.stderr) == ("0\n", "indexes 0 to 11999, commit index 11999\n")
 
