@@ -7,6 +7,7 @@ tracker compares the last consumed record, as with every log without an identity
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,9 @@ __all__ = ["JavaLog"]
 _FIRST_MS: Final = 5_000
 """Before the first answer a short wait: wrong peers should be reported at once."""
 _LOOK_S: Final = 0.5
+_SILENT_MS: Final = 2_000
+
+_log = logging.getLogger("spark_connector")
 
 
 class JavaLog:
@@ -41,7 +45,11 @@ class JavaLog:
 
     def bounds(self) -> Bounds:
         """Returns the safe end, which takes the safety lag at first; with read_uncommitted the stored end."""
-        budget = self._options.fetch_retry_ms if self._reached else min(_FIRST_MS, self._options.fetch_retry_ms)
+        options = self._options
+        if not self._reached and not options.commit_probe and options.safety_lag_ms > _SILENT_MS:
+            lag = options.safety_lag_ms / 1000
+            _log.warning("group %s: waiting %g s (safetyLag) to see which end of the log stays", self.group, lag)
+        budget = options.fetch_retry_ms if self._reached else min(_FIRST_MS, options.fetch_retry_ms)
         found = retrying(self._bounds, budget)
         self._reached = True
         return found

@@ -6,15 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dledger_core import Client
+from dledger_core.rocketmq import encode_messages
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import DLedgerOptions
+from spark_connector.reading.batch_reader import DLedgerBatchReader
 from spark_connector.reading.logs import open_log
 from spark_connector.reading.planning import Range
 from spark_connector.reading.tracking import Tracker
+from spark_connector.schema import arrow_schema
 from tests.interop.java_group import JavaGroup
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -59,6 +63,24 @@ def test_uncommitted_reads_go_to_the_stored_end(group: JavaGroup) -> None:
     log = open_log(DLedgerOptions.for_reading(options(group, **more)), "g")
     assert log.bounds().end == last + 1
     assert log.chunk(Range("g", last, last + 1), last, 0).batch.column("body").to_pylist() == [b"just now"]
+
+
+def test_messages_are_decoded_and_keep_the_offsets_that_their_broker_gave(group: JavaGroup) -> None:
+    messages = encode_messages(
+        topic=pa.array(["orders", "orders"]), queue_id=1, body=pa.array([b"one", b"two"]), queue_offset=pa.array([7, 8])
+    )
+    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+        first = client.append(messages).first_index
+    more = {"decode": "message", "commitProbe": "true", "startingOffsets": f'{{"g": {first}}}'}
+    chosen = DLedgerOptions.for_reading(reading(group, **more))
+    reader = DLedgerBatchReader(chosen)
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert {batch.schema for batch in batches} == {arrow_schema("message", "dledger-java")}
+    rows = sorted(pa.Table.from_batches(batches).to_pylist(), key=lambda row: row["queue_offset"])
+    assert [(row["topic"], row["queue_offset"], row["body"], row["committed"]) for row in rows] == [
+        ("orders", 7, b"one", True),
+        ("orders", 8, b"two", True),
+    ]
 
 
 def collected(frame: Any) -> list[Any]:
