@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.fuzz.finding import unmeasured
 from tests.fuzz.targets.frames import run_connection, run_frame
 from tests.fuzz.targets.messages import run_message, run_records, run_request
+from tests.fuzz.targets.remoting import run_remoting
 from tests.fuzz.targets.rocketmq import run_properties, run_rocketmq
 from tests.fuzz.targets.scanning import run_scan
 from tests.fuzz.targets.settings import run_config, run_peers
@@ -24,6 +25,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "message": run_message,
     "request": run_request,
     "records": run_records,
+    "remoting": run_remoting,
     "scan": run_scan,
     "store": run_store,
     "currterm": run_currterm,

@@ -138,6 +138,16 @@ def request() -> Seeds:
     yield "failure", packed(base | {"t": Type.FAILURE, "e": error}, b"")
 
 
+def remoting() -> Seeds:
+    from tests.remoting.record_frames import recorded
+
+    frames = recorded("0.3.1.2")
+    for name in ("append", "append-batch", "get", "metadata", "push", "transfer", "user-define", "vote"):
+        yield name, frames[f"request/{name}"]
+    yield "binary", b"".join(frames[f"request-binary/{name}"] for name in ("append", "get", "user-define"))
+    yield "replies", b"".join(frame for name, frame in frames.items() if name.startswith("response/"))
+
+
 def records() -> Seeds:
     for name, batch in (("few", encoded([b"a", b"", b"c" * 30], 3)), ("control", encoded([], 9, control=b"\x80"))):
         yield name, bytes([1, batch.count]) + _joined(codec.records_payload([batch]))
