@@ -55,7 +55,7 @@ def test_a_broker_s_messages_are_served_after_the_command_that_the_error_names(b
         text=True,
     ) as node:
         try:
-            with Client(conf.peers, conf.group, timeout_ms=30_000) as client:
+            with Client(conf.peers, conf.group, timeout_ms=60_000) as client:
                 client.append([b"one more"])
                 assert client.read(0, 588).num_rows == 588
         finally:
