@@ -1,13 +1,14 @@
 """The executor's side of a read: ranges in, Arrow batches of the exact schema out.
 
-A partition carries everything an executor needs. The next chunk is fetched while Spark takes the present one, so
-network and JVM work at the same time and two chunks at most are in memory.
+A partition carries everything an executor needs. The next chunks are fetched while Spark takes the present one, so
+network and JVM work at the same time, a pause of either is bridged, and three chunks at most are in memory.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,8 @@ from spark_connector.schema import arrow_schema
 
 __all__ = ["RangesPartition", "read_partition"]
 
+_AHEAD: Final = 2
+"""Chunks that are fetched ahead of the one that Spark takes."""
 _BATCH_BYTES_MIN: Final = 1 << 20
 _BATCH_BYTES_MAX: Final = 8 << 20
 _NOTHING: Final = pa.RecordBatch.from_pylist([], schema=READ_SCHEMA)
@@ -57,28 +60,37 @@ def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -
 def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
     schema = arrow_schema(options.decode, options.protocol)
-    with ThreadPoolExecutor(1, "dledger-prefetch") as pool:
+    pool = ThreadPoolExecutor(1, "dledger-prefetch")
+    try:
         for part in partition.ranges:
             log = open_log(options, part.group)
             for chunk in _prefetched(pool, log, part, partition.number, policy):
                 if chunk.batch.num_rows:
                     yield from _finished(chunk.batch, part, options, schema)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, policy: LossPolicy) -> Iterator[Chunk]:
-    start = part.start
-    pending = pool.submit(log.chunk, part, start, number)
-    while True:
+    """Yields the chunks of a range; ``pool`` has a single thread, so each finds the one before it done."""
+
+    def fetched(before: Future[Chunk] | None) -> Chunk:
+        start = part.start if before is None else before.result().next_index
+        if start >= part.end:
+            return Chunk(_NOTHING, start)
         try:
-            chunk = pending.result()
+            return log.chunk(part, start, number)
         except RetentionError as error:
             policy.report(error)
-            chunk = Chunk(_NOTHING, error.end)
-        start = chunk.next_index
-        if start < part.end:
-            pending = pool.submit(log.chunk, part, start, number)
+            return Chunk(_NOTHING, error.end)
+
+    ahead: deque[Future[Chunk]] = deque([pool.submit(fetched, None)])
+    while True:
+        while len(ahead) <= _AHEAD:
+            ahead.append(pool.submit(fetched, ahead[-1]))
+        chunk = ahead.popleft().result()
         yield chunk
-        if start >= part.end:
+        if chunk.next_index >= part.end:
             return
 
 

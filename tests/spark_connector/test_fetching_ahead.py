@@ -1,0 +1,79 @@
+"""The executor's side fetches ahead: in order, only so far, and nothing any more once Spark has had enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.record import READ_SCHEMA
+from spark_connector.errors import RetentionError
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading import partitions
+from spark_connector.reading.logs import Chunk
+from spark_connector.reading.partitions import RangesPartition, read_partition
+from spark_connector.reading.planning import Range
+
+END = 20
+CHUNKS_MAX = 3
+
+
+class CountingLog:
+    """A log of entries that each are a chunk and a batch; entries below ``first`` are gone."""
+
+    def __init__(self, first: int = 0, fails_at: int = END) -> None:
+        self.asked: list[int] = []
+        self.given = 0
+        self.ahead: list[int] = []
+        self._first, self._fails_at = first, fails_at
+
+    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
+        self.asked.append(start)
+        self.ahead.append(len(self.asked) - self.given)
+        if start < self._first:
+            raise RetentionError.of(part.group, start, self._first, part.end)
+        if start >= self._fails_at:
+            raise ValueError(f"at {start}")
+        row = {"index": start, "term": 1, "position": start, "timestamp": None, "body": bytes(1 << 20)}
+        return Chunk(pa.RecordBatch.from_pylist([row], schema=READ_SCHEMA), start + 1)
+
+
+def reading(monkeypatch: pytest.MonkeyPatch, log: CountingLog, **options: str) -> Any:
+    monkeypatch.setattr(partitions, "open_log", lambda _options, _group: log)
+    chosen = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", **options})
+    return read_partition(RangesPartition((Range("default", 0, END),), 0), chosen)
+
+
+def test_chunks_come_in_order_and_three_at_most_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog()
+    for number, batch in enumerate(reading(monkeypatch, log)):
+        assert batch.column("index").to_pylist() == [number]
+        log.given = number + 1
+    assert log.given == END
+    assert log.asked == list(range(END))
+    assert max(log.ahead) <= CHUNKS_MAX
+
+
+def test_nothing_is_fetched_after_the_end_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog()
+    batches = reading(monkeypatch, log)
+    next(batches)
+    batches.close()
+    assert 1 <= len(log.asked) <= CHUNKS_MAX
+
+
+def test_what_came_before_an_error_is_given_and_nothing_is_asked_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog(fails_at=5)
+    found = []
+    with pytest.raises(ValueError, match="at 5"):
+        found.extend(batch.column("index")[0].as_py() for batch in reading(monkeypatch, log))
+    assert log.asked == list(range(6))
+
+
+def test_a_gap_is_an_error_or_is_passed_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog(first=7)
+    with pytest.raises(RetentionError):
+        list(reading(monkeypatch, log))
+    batches = reading(monkeypatch, CountingLog(first=7), failOnDataLoss="false")
+    assert [batch.column("index")[0].as_py() for batch in batches] == list(range(7, END))
