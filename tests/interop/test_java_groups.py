@@ -16,6 +16,7 @@ from dledger_core.client import JavaOptions
 from dledger_core.errors import (
     BadRequestError,
     ConfigError,
+    DLedgerError,
     IndexOutOfRangeError,
     UnknownGroupError,
 )
@@ -228,3 +229,18 @@ def test_the_leader_stops(group: JavaGroup) -> None:
         assert rows[-1] == b"after"
         metadata = client.metadata()
         assert [node.reachable for node in metadata.nodes].count(True) == 2
+
+
+def test_a_probe_serves_nothing_that_no_majority_holds(group: JavaGroup) -> None:
+    """Last of all: generation A's group has one node afterwards, which leads for some seconds and shows what it has."""
+    options = JavaOptions(commit_probe=True)
+    with Client(group.peers, "g", protocol="dledger-java", java=options, timeout_ms=4000) as client:
+        before = client.append([b"held by all"]).first_index
+        assert client.bounds().end > before
+        for _ in range(2):
+            group.stop(next(node for node, server in group.servers.items() if not server.getMemberState().isLeader()))
+        with pytest.raises(DLedgerError) as caught:
+            client.append([b"held by one"])
+        assert caught.value.outcome_unknown or caught.value.retriable
+        with pytest.raises(DLedgerError):  # no probe is acknowledged
+            client.fetch(before + 2, before + 3)
