@@ -48,7 +48,7 @@ from jobs._rebuild.losses import duplicates, read_consumers
 from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs._rebuild.slots import QueueFacts, facts_of, place, queues_of, runs_of
 from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
-from jobs._rebuild.units import PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
+from jobs._rebuild.units import IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
 from jobs._session import spark_session
 from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
@@ -211,9 +211,8 @@ def _skipped(runs: DataFrame) -> dict[str, Any]:
         found = runs.where(f.col("skipped") == reason).select("position").orderBy("position").limit(_PLACES_MAX)
         return [row["position"] for row in found.collect()] if counts.get(reason) else []
 
-    found: dict[str, Any] = {"skipped": {name: counts.get(name, 0) for name in (STRANGE, PENDING)}}
-    if counts.get(STRANGE):
-        found["not_messages_at"] = places(STRANGE)
+    found: dict[str, Any] = {"skipped": {name: counts.get(name, 0) for name in (STRANGE, IMPOSSIBLE, PENDING)}}
+    found |= {f"{name}_at": places(name) for name in (STRANGE, IMPOSSIBLE) if counts.get(name)}
     return {**found, "damaged_files": places(DAMAGED)}
 
 
@@ -283,6 +282,7 @@ def _outcome(plan: RebuildPlan, found: dict[str, Any]) -> Outcome:
         not found["dense"],
         found["duplicate_slots"] > 0,
         plan.foreign and found["skipped"][STRANGE] > 0,
+        found.get(f"{IMPOSSIBLE}_at"),
         found.get("damaged_files"),
         found.get("lost_end"),
         found.get("files", {}).get("refused_queues"),

@@ -13,7 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["expanded"]
+__all__ = ["MULTI_DISPATCH", "expanded"]
+
+MULTI_DISPATCH: Final = b"INNER_MULTI_DISPATCH"
+"""Name of the property that lists further queues."""
 
 _SEPARATOR: Final = ","
 _NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"

@@ -19,6 +19,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.layout import UNIT
 from jobs._directories import check_writable
+from jobs._rebuild.units import OFFSET_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,7 +32,6 @@ PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
 """What RocketMQ writes before a queue's first unit."""
 
 _NAME_BYTES_MAX: Final = 255
-_OFFSET_MAX: Final = (1 << 63) // UNIT_BYTES - 1
 _REPORT_MAX: Final = 100
 _WRITTEN: Final = "files bigint"
 
@@ -113,7 +113,7 @@ def _queues(units: DataFrame, per_file: int) -> DataFrame:
     queues = units.groupBy("topic", "queue_id").agg(
         f.min("queue_offset").alias("first"), f.max("queue_offset").alias("last"), f.count("*").alias("rows")
     )
-    impossible = (first < 0) | (last > _OFFSET_MAX)
+    impossible = (first < 0) | (last > OFFSET_MAX)
     # A lying offset must not fill the disk with pre-fill units.
     sparse = last - first + 1 - rows > rows + per_file
     return queues.withColumn(

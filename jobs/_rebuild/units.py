@@ -17,13 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.rocketmq import consume_queue_columns
-from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK
-from jobs._rebuild.dispatch import expanded
+from dledger_core.rocketmq.columns import rows_of
+from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
+from jobs._rebuild.dispatch import MULTI_DISPATCH, expanded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "IMPOSSIBLE",
+    "OFFSET_MAX",
     "PENDING",
     "RANGE_ENTRIES",
     "RUN_SCHEMA",
@@ -41,7 +44,10 @@ RANGE_ENTRIES: Final = 1 << 18
 """Entries of one task, at most."""
 STRANGE: Final = "not_messages"
 PENDING: Final = "prepared_or_rolled_back"
+IMPOSSIBLE: Final = "impossible_queue_offsets"
 """Why an entry is no unit."""
+OFFSET_MAX: Final = (1 << 63) // UNIT.itemsize - 1
+"""The last slot whose place in a queue is a 64-bit number."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _UNIT_FIELDS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
@@ -128,7 +134,9 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
 
 def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
     wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
-    columns = consume_queue_columns(entries.column("body"), [*wanted, *(_DISPATCH if rules.multi_dispatch else ())])
+    bodies = entries.column("body")
+    dispatched = rules.multi_dispatch and _mentions(bodies, MULTI_DISPATCH)
+    columns = consume_queue_columns(bodies, [*wanted, *(_DISPATCH if dispatched else ())])
     transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & TRANSACTION_MASK
     pending = pa.array((transaction != 0) & (transaction != TRANSACTION_COMMIT))
     skipped = pc.if_else(pending, PENDING, pa.scalar(None, pa.string()))
@@ -141,9 +149,27 @@ def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
     found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
     found |= {"committed": committed, "skipped": skipped}
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
-    if rules.multi_dispatch:
+    if dispatched:
         units, carried = expanded(units, carried)
-    return _in_order(units, carried, position[0].as_py())
+    return _in_order(_possible(units, carried), carried, position[0].as_py())
+
+
+def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
+    """Marks messages whose queue offset no consume queue can hold: it would not fit a file's name."""
+    offsets = np.asarray(units.column("queue_offset").fill_null(0))
+    wrong = carried & ((offsets < 0) | (offsets > OFFSET_MAX))
+    if not wrong.any():
+        return units
+    at = units.schema.get_field_index("skipped")
+    marked = pc.if_else(
+        pc.and_(pa.array(wrong), units.column("skipped").is_null()), IMPOSSIBLE, units.column("skipped")
+    )
+    return units.set_column(at, "skipped", marked)
+
+
+def _mentions(bodies: pa.Array, word: bytes) -> bool:
+    """Whether any of the bodies may hold a word: looking once is cheaper than parsing properties for it."""
+    return bool(rows_of(bodies).data.tobytes().find(word) >= 0)
 
 
 def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> pa.RecordBatch:
@@ -170,10 +196,12 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     """Returns each unit's number in its queue, and its run: both count from 0 in each queue of the batch.
 
     A run ends where the next queue offset is not one higher. Offset 0 is a run of its own: a broker's rebuild treats
-    it unlike any other. Offsets that are yet to be assigned make one run.
+    it unlike any other. Offsets that are yet to be assigned make one run; so do neighbouring entries that are skipped.
     """
     number, run = np.zeros(units.num_rows, np.int64), np.zeros(units.num_rows, np.int64)
-    rows = np.flatnonzero(np.asarray(units.column("skipped").is_null()))
+    counted = np.asarray(units.column("skipped").is_null())
+    rows, others = np.flatnonzero(counted), np.flatnonzero(~counted)
+    run[others] = others - np.arange(len(others))
     if not len(rows):
         return number, run
     codes = _queue_codes(units)[rows]

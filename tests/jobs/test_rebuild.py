@@ -208,51 +208,6 @@ def test_bad_input_is_one_line_and_exit_code_3(
     assert not list(tmp_path.iterdir())
 
 
-def units_of(spark: Any, table: Path) -> set[tuple[Any, ...]]:
-    rows = spark.read.format("delta").load(str(table)).collect()
-    return {
-        (row["topic"], row["queue_id"], row["queue_offset"], row["position"], row["size"], row["tags_code"])
-        for row in rows
-        if row["rebuild_slot"] is not None
-    }
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-@pytest.mark.parametrize("name", [golden.THREE, golden.REUSED])
-def test_a_brokers_store(
-    name: str, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table equals RocketMQ's own rebuild; queue offsets given out twice are reported."""
-    store = golden.extract(name, "n0/dledger-n0", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    table = tmp_path / "table"
-    code, summary = run(capsys, "--store", str(store), "--table", "table")
-    expected = {
-        (unit["topic"], *(unit[key] for key in ("queueId", "queueOffset", "physicalOffset", "size", "tagsCode")))
-        for unit in golden.units(name)
-    }
-    assert units_of(spark, table) == expected
-    assert (summary["rows"], summary["slots"]) == (len(golden.messages(name)), len(expected))
-    assert summary["queues"] == len({unit[:2] for unit in expected})
-    assert (summary["start"], summary["end"]) == (0, len(golden.messages(name)))
-    assert summary["dense"] is True
-    assert summary["skipped"]["not_messages"] == 0
-    assert summary["duplicate_slots"] == len(golden.messages(name)) - len(expected)
-    assert code == (1 if summary["duplicate_slots"] else 0)
-    oracle = {
-        unit["physicalOffset"]: (unit["keys"] or None, unit["msgId"], unit["bornTimestamp"])
-        for unit in golden.units(name)
-    }
-    born = "unix_millis(born_timestamp)"
-    rows = spark.read.format("delta").load(str(table)).selectExpr("position", "keys", "msg_id", born, "committed")
-    found = {row[0]: (row[1], row[2], row[3]) for row in rows.where("rebuild_slot is not null").collect()}
-    assert found == oracle
-    assert rows.where("committed is null").count() == 0
-    clustering = spark.sql(f"describe detail delta.`{table}`").first()["clusteringColumns"]
-    assert clustering == ["topic", "queue_id"]
-
-
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_a_second_run_replaces_the_table(spark: Any, tmp_path: Path) -> None:

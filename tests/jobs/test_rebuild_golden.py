@@ -27,6 +27,26 @@ def queues(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
+def check_table(spark: Any, table: Path, name: str, summary: dict[str, Any]) -> None:
+    """Every message has a row, and those with a slot in RocketMQ's own rebuild say what its oracle says."""
+    expected = {
+        (*(unit[key] for key in ("topic", "queueId", "queueOffset", "physicalOffset", "size", "tagsCode", "msgId")),
+         unit["bornTimestamp"], unit["storeTimestamp"], unit["keys"] or None)
+        for unit in golden.units(name)
+    }  # fmt: skip
+    rows = spark.read.format("delta").load(str(table))
+    names = ["topic", "queue_id", "rebuild_slot", "position", "size", "tags_code", "msg_id"]
+    times = ["unix_millis(born_timestamp)", "unix_millis(store_timestamp)"]
+    found = rows.where("rebuild_slot is not null").selectExpr(*names, *times, "keys").collect()
+    assert {tuple(row) for row in found} == expected
+    assert rows.count() == summary["rows"] == len(golden.messages(name))
+    assert rows.where("committed is null").count() == 0
+    assert (summary["slots"], summary["queues"]) == (len(expected), len({unit[:2] for unit in expected}))
+    assert (summary["dense"], summary["duplicate_slots"]) == (True, summary["rows"] - len(expected))
+    assert summary["skipped"]["not_messages"] == 0
+    assert spark.sql(f"describe detail delta.`{table}`").first()["clusteringColumns"] == ["topic", "queue_id"]
+
+
 def info(name: str, node: str) -> dict[str, Any]:
     (content,) = golden.members(name, "/info.json").values()
     found: dict[str, Any] = json.loads(content)["replicas"][node]
@@ -46,6 +66,7 @@ def test_files_and_comparison_of_a_healthy_and_a_damaged_broker(
         "--compare", str(own["n1"].parent),
     )  # fmt: skip
     assert queues(tmp_path / "out" / "consumequeue") == queues(own["n0"]) == queues(own["n2"])
+    check_table(spark, tmp_path / "table", golden.THREE, summary)
     assert summary["files"]["files"] == len(queues(own["n0"]))
     damage = info(golden.THREE, "n1")
     compared = summary["compare"]
@@ -75,6 +96,14 @@ def test_slots_given_out_twice(spark: Any, tmp_path: Path, capsys: pytest.Captur
     )  # fmt: skip
     assert queues(tmp_path / "out" / "consumequeue") == queues(own)
     assert (code, summary["compare"]["differences"]) == (1, {"CQ_DUPLICATE_OFFSET": 9})
+    check_table(spark, tmp_path / "table", golden.REUSED, summary)
+    (content,) = golden.members(golden.REUSED, "/info.json").values()
+    reused = {
+        (slot["topic"], slot["queueId"], slot["queueOffset"]) for slot in json.loads(content)["reusedQueueOffsets"]
+    }
+    ranges = summary["duplicates"]["ranges"]
+    assert {(r["topic"], r["queue_id"], at) for r in ranges for at in range(r["start"], r["end"])} == reused
+    assert summary["duplicates"]["get_back"]
 
 
 def test_a_mixed_log(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +118,7 @@ def test_a_mixed_log(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (code, summary["rows"], summary["compare"]["differences"]) == (0, len(golden.messages(golden.MIXED)), {})
     assert summary["commitlog"] == {"files": 2, "start": 0, "end": 262144}
     assert summary["damaged_files"] == []
+    check_table(spark, tmp_path / "table", golden.MIXED, summary)
     rows = spark.read.format("delta").load(str(tmp_path / "table")).where("index is null").count()
     assert rows == 325
 

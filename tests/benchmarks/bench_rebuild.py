@@ -1,0 +1,165 @@
+"""Rows per second of the consume queue rebuild: ``python tests/benchmarks/bench_rebuild.py --gib 4``.
+
+A broker's store of 1 KB messages in 8 queues is written and read once, so it lies in the page cache. Then the whole
+job, from its plan to the Delta table, is run three times in one session, whose start is not counted. Beside it, on one
+thread, a Python scan decodes message by message with ``struct``, over the first part of the same store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from dledger_core.rocketmq import encode_messages
+
+DATA_BYTES = 1 << 30
+INDEX_RECORDS = 5_242_880
+MESSAGE_BYTES = 1024
+QUEUES = 8
+BATCH = 20_000
+SCANNED = 400_000
+
+
+def message() -> bytes:
+    """A message as a broker stores one: a tag, a key, the properties that clients add."""
+    names = ["UNIQ_KEY", "CLUSTER", "MSG_REGION", "TRACE_ON"]
+    properties = [[(name, f"{name}-0A0B0C0D0E0F") for name in names]]
+    empty = encode_messages("orders", 0, [b""], "TagA", ["order00000001"], properties)[0].as_py()
+    body = bytes(range(256)) * 4
+    return bytes(
+        encode_messages("orders", 0, [body[: MESSAGE_BYTES - len(empty)]], "TagA", ["order00000001"], properties)[
+            0
+        ].as_py()
+    )
+
+
+def write_store(directory: Path, count: int) -> None:
+    """Writes ``count`` entries as Java's DLedger lays them out, all committed, whole batches at a time."""
+    record = np.frombuffer(
+        struct.pack(">iiqqqiiii", 1, 48 + MESSAGE_BYTES, 0, 0, 0, 0, 0, 0, MESSAGE_BYTES) + message(), np.uint8
+    )
+    size, per_file = len(record), (DATA_BYTES - 8) // len(record)
+    for folder in ("data", "index"):
+        (directory / folder).mkdir(parents=True)
+    for start in range(0, count, per_file):
+        base, end = start // per_file * DATA_BYTES, min(count, start + per_file)
+        with (directory / "data" / f"{base:020d}").open("wb") as out:
+            for first in range(start, end, BATCH):
+                out.write(_records(record, np.arange(first, min(end, first + BATCH)), per_file).tobytes())
+            left = DATA_BYTES - out.tell()
+            if end < count:
+                out.write(struct.pack(">ii", -1, left))
+            out.truncate(DATA_BYTES)
+    index = np.zeros(
+        count, np.dtype([("magic", ">i4"), ("at", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")])
+    )
+    numbers = np.arange(count)
+    index["magic"], index["size"], index["index"] = 1, size, numbers
+    index["at"] = numbers // per_file * DATA_BYTES + numbers % per_file * size
+    for start in range(0, count, INDEX_RECORDS):
+        with (directory / "index" / f"{start * 32:020d}").open("wb") as out:
+            out.write(index[start : start + INDEX_RECORDS].tobytes())
+            out.truncate(INDEX_RECORDS * 32)
+    (directory / "checkpoint").write_text(f"committedIndex={count - 1}\nendIndex={count - 1}\n")
+    (directory / "currterm").write_text("voteLeader=n0\ncurrTerm=0\n")
+
+
+def _records(record: Any, numbers: Any, per_file: int) -> Any:
+    rows = np.tile(record, (len(numbers), 1))
+    at = numbers // per_file * DATA_BYTES + numbers % per_file * len(record)
+    for offset, values, dtype in (
+        (8, numbers, ">i8"),
+        (24, at, ">i8"),
+        (48 + 12, numbers % QUEUES, ">i4"),
+        (48 + 20, numbers // QUEUES, ">i8"),
+        (48 + 28, at + 48, ">i8"),
+    ):
+        kind = np.dtype(dtype)
+        rows[:, offset : offset + kind.itemsize] = values.astype(kind).view(np.uint8).reshape(len(numbers), -1)
+    return rows
+
+
+def scan(store: Path, most: int) -> Iterator[tuple[Any, ...]]:
+    """Message by message: the units, with what the table says of each message."""
+    found = 0
+    for path in sorted((store / "data").iterdir()):
+        data, at = memoryview(path.read_bytes()), 0
+        while found < most and at + 48 <= len(data):
+            magic, size, index, _, position = struct.unpack_from(">iiqqq", data, at)
+            if magic != 1:
+                break
+            yield _unit(data[at + 48 : at + size], index, position + 48)
+            found, at = found + 1, at + size
+
+
+def _unit(message: memoryview, index: int, position: int) -> tuple[Any, ...]:
+    size, _, _, queue_id, _, queue_offset, physical, _, born = struct.unpack_from(">iiiiiqqiq", message)
+    stored, host, port = struct.unpack_from(">q4si", message, 56)
+    body = struct.unpack_from(">i", message, 84)[0]
+    topic_at = 89 + body
+    topic_bytes = message[topic_at - 1]
+    topic = str(message[topic_at : topic_at + topic_bytes], "utf-8")
+    text = str(message[topic_at + topic_bytes + 2 :], "utf-8")
+    properties = dict(pair.split("\x01", 1) for pair in text.split("\x02") if "\x01" in pair)
+    code = 0
+    for char in properties.get("TAGS", ""):
+        code = (31 * code + ord(char)) & 0xFFFFFFFF
+    code -= (code & 0x80000000) << 1
+    msg_id = (host + struct.pack(">iq", port, physical)).hex().upper()
+    return topic, queue_id, queue_offset, position, size, code, stored, index, properties.get("KEYS"), msg_id, born
+
+
+def seconds(work: Any) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--gib", type=float, default=1.0, help="size of the store")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--directory", type=Path, help="where to write; default: a temporary folder, removed")
+    given = options.parse_args()
+    count = int(given.gib * (1 << 30) / (48 + MESSAGE_BYTES))
+    place = Path(tempfile.mkdtemp(prefix="bench-rebuild-", dir=given.directory))
+    try:
+        measure(place, count, given.rounds)
+    finally:
+        shutil.rmtree(place)
+
+
+def measure(place: Path, count: int, rounds: int) -> None:
+    from jobs._session import spark_session
+    from jobs.rebuild_consume_queue import command
+
+    store = place / "n0" / "dledger-n0"
+    write_store(store, count)
+    scanned = min(count, SCANNED)
+    alone = scanned / seconds(lambda: [None for _ in scan(store, scanned)])
+    for path in (store / "data").iterdir():
+        path.read_bytes()
+    with spark_session("bench-rebuild", settings={"spark.master": "local[2]"}):
+        taken = []
+        for number in range(rounds):
+            arguments = ["--store", str(store), "--table", str(place / f"table{number}")]
+            taken.append(seconds(lambda arguments=arguments: command.main(args=arguments, standalone_mode=False)))
+    rate = count / statistics.median(taken)
+    sys.stdout.write(f"rows {count:,}  rounds {', '.join(f'{one:.1f} s' for one in taken)}\n")
+    sys.stdout.write(f"job {rate:,.0f} rows/s  one thread {alone:,.0f} rows/s  ratio {rate / alone:.1f}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Which message has which slot, against a model that goes through the log one by one as RocketMQ's dispatcher does."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dledger_core.rocketmq import encode_messages
+from dledger_core.rocketmq.layout import UNIT
+from jobs import rebuild_consume_queue
+from jobs._rebuild.files import write_files
+from jobs._rebuild.slots import facts_of, place, queues_of, runs_of
+from jobs._rebuild.table import kept_in, read_table
+from jobs._rebuild.units import UNIT_ARROW, UNIT_SCHEMA, EntryRules, unit_batches
+from tests.jobs.broker_store import PREFILL, BrokersQueue, write_broker_store
+from tests.support.run_job import run_in_process
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
+]
+
+_Queue = tuple[str, int]
+_UNITS_PER_FILE = 7
+_LONG_TOPIC = "%RETRY%" + "长" * 60
+_LISTS = pa.map_(pa.string(), pa.string())
+
+
+def offsets_of_a_broker(chance: random.Random, count: int) -> list[int]:
+    """Now and then the broker loses units and hands their offsets out again, sometimes from 0 on; some are missing."""
+    offsets, following = [], chance.choice([0, 0, 5])
+    for _ in range(count):
+        if offsets and chance.random() < 0.08:
+            following = chance.choice([0, max(0, following - chance.randrange(6)), following + 1])
+        offsets.append(following)
+        following += 1
+    return offsets
+
+
+class Log:
+    """Messages of a broker, with the queues and offsets that each of them is in."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.told: list[list[tuple[_Queue, int]]] = []
+        self.tags: list[int] = []
+
+    def add(self, queues: list[tuple[_Queue, int]], code: int = 0, **fields: Any) -> None:
+        ((topic, queue_id), offset) = fields.pop("own", queues[0] if queues else (("T", 0), 0))
+        given = pa.array([[(name, text) for name, text in fields.pop("properties", {}).items()]], _LISTS)
+        body = encode_messages(topic, queue_id, [b"x"], properties=given, queue_offset=offset, **fields)
+        self.bodies.append(body[0].as_py())
+        self.told.append(queues)
+        self.tags.append(code)
+
+
+def brokers_log(seed: int) -> Log:
+    """All kinds of topics; queues ``tangled`` 0-3 have offsets that were given out twice."""
+    chance, log = random.Random(seed), Log()
+    straight = [
+        ("T", 0),
+        ("%DLQ%g", 0),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", 0),
+        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0),
+        (_LONG_TOPIC, 0),
+    ]
+    feeds = {queue: iter(range(9, 999)) for queue in straight}
+    feeds |= {("tangled", i): iter(offsets_of_a_broker(chance, 999)) for i in range(4)}
+    lmq = iter(offsets_of_a_broker(chance, 999))
+    delayed: dict[int, Iterator[int]] = {level: iter(range(99)) for level in (1, 3, 18)}
+    for number in range(400):
+        kind = chance.random()
+        if kind < 0.05:
+            own = (("T", 0), 0)
+            log.add([], own=own, sys_flag=chance.choice([4, 12]))
+        elif kind < 0.1:
+            level, at = chance.choice([1, 3, 18]), 1_700_000_000_000 + number
+            delay = {1: 1_000, 3: 10_000, 18: 7_200_000}[level]
+            properties = {
+                "DELAY": str(level),
+                "REAL_TOPIC": "T",
+                "INNER_MULTI_DISPATCH": "b",
+                "INNER_MULTI_QUEUE_OFFSET": "0",
+            }
+            queue = [(("SCHEDULE_TOPIC_XXXX", level - 1), next(delayed[level]))]
+            log.add(queue, at + delay, properties=properties, store_timestamp=at, tags="TagA")
+        elif kind < 0.3:
+            queue = [(("T", 0), next(feeds["T", 0])), (("%LMQ%a", 0), next(lmq))]
+            lists = {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(queue[1][1])}
+            log.add(queue, 2598919, properties=lists, sys_flag=8, tags="TagA")
+        else:
+            chosen = chance.choice(list(feeds))
+            log.add([(chosen, next(feeds[chosen]))], keys=f"k{number}")
+    return log
+
+
+def modelled(log: Log, places: list[int]) -> tuple[set[tuple[Any, ...]], dict[str, dict[_Queue, dict[int, Any]]]]:
+    """Returns the rows of the table, and the slots of each queue for ``first`` and ``last``."""
+    rebuilt: dict[_Queue, BrokersQueue] = defaultdict(BrokersQueue)
+    served: dict[_Queue, dict[int, Any]] = defaultdict(dict)
+    rows = []
+    for body, queues, tags, position in zip(log.bodies, log.told, log.tags, places, strict=True):
+        for queue, offset in queues:
+            unit = (position, len(body), tags)
+            rows.append((queue, offset, unit, rebuilt[queue].put(offset, unit)))
+            served[queue][offset] = unit
+    found = {(*queue, at, *unit, served[queue][at] == unit, slot) for queue, at, unit, slot in rows}
+    return found, {"first": {queue: model.slots for queue, model in rebuilt.items()}, "last": dict(served)}
+
+
+def files_of(queues: dict[_Queue, dict[int, Any]]) -> dict[str, bytes]:
+    """The files of queues as a broker lays them out."""
+    found = {}
+    for (topic, queue_id), slots in queues.items():
+        low, high = min(slots), max(slots)
+        for base in range(low - low % _UNITS_PER_FILE, high + 1, _UNITS_PER_FILE):
+            full = np.zeros(_UNITS_PER_FILE, UNIT)
+            for at in range(base, min(base + _UNITS_PER_FILE, high + 1)):
+                full[at - base] = slots.get(at, PREFILL)
+            found[f"{topic}/{queue_id}/{base * UNIT.itemsize:020d}"] = full.tobytes()
+    return found
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def state(directory: Path) -> dict[str, tuple[int, int, str]]:
+    """All that writing could change."""
+    paths = [directory, *directory.rglob("*")]
+    digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, digests.get(path, "")) for path in paths}
+
+
+def test_a_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Table and files follow RocketMQ's rules; the input, with a comparison of it, is left as it was."""
+    log, store = brokers_log(4), tmp_path / "in" / "dledger-n0"
+    places = write_broker_store(store, log.bodies, committed=250)
+    rows, slots = modelled(log, places)
+    own = tmp_path / "in" / "consumequeue"
+    for name, data in files_of(slots["last"]).items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_bytes(data)
+    (tmp_path / "in" / "config").mkdir()
+    offsets = '{"offsetTable": {"tangled@readers": {"0": 900, "1": 900, "2": 900, "3": 900}}}'
+    (tmp_path / "in" / "config" / "consumerOffset.json").write_text(offsets)
+    before = state(tmp_path / "in")
+    code, summary, _ = run_in_process(
+        rebuild_consume_queue.command, capsys, "--store", str(store), "--table", str(tmp_path / "t"),
+        "--files", str(tmp_path / "first"), "--consume-queue-file-size", str(_UNITS_PER_FILE * 20),
+        "--compare", str(own),
+    )  # fmt: skip
+    assert state(tmp_path / "in") == before
+    table = read_table(spark, str(tmp_path / "t"))
+    names = ["topic", "queue_id", "queue_offset", "position", "size", "tags_code", "broker_serves", "rebuild_slot"]
+    found = [tuple(row) for row in table.select(*names).collect()]
+    assert len(found) == len(rows)
+    assert set(found) == rows
+    assert content(tmp_path / "first" / "consumequeue") == files_of(slots["first"])
+    write_files(kept_in(table, "last"), str(tmp_path / "last"), _UNITS_PER_FILE * 20)
+    assert content(tmp_path / "last" / "consumequeue") == files_of(slots["last"]) == content(own)
+    assert {(row[0], row[1]) for row in table.selectExpr("index <= 250", "committed").distinct().collect()} == {
+        (True, True),
+        (False, None),
+    }
+    lost = [row for row in rows if not row[6]]
+    assert (code, summary["duplicate_slots"], summary["duplicates"]["not_served_by_broker"]) == (
+        1,
+        len(lost),
+        len(lost),
+    )
+    ranges = summary["duplicates"]["ranges"]
+    reported = {(r["topic"], r["queue_id"], slot) for r in ranges for slot in range(r["start"], r["end"])}
+    assert reported == {row[:3] for row in lost}
+    assert {r["consumers"]["readers"]["offset"] for r in ranges if r["topic"] == "tangled"} == {900}
+    assert summary["skipped"]["prepared_or_rolled_back"] == log.told.count([])
+    assert summary["compare"]["differences"] == {"CQ_DUPLICATE_OFFSET": len({row[:3] for row in lost})}
+
+
+def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
+    """Whatever the batches are; behind those that a broker gave, and behind what the table holds already."""
+    chance = random.Random(5)
+    queues = [("U" if chance.random() < 0.3 else "T", chance.randrange(3)) for _ in range(600)]
+    given: dict[_Queue, int] = defaultdict(int)
+    broker_end, expected, offsets = 100, [], []
+    for number, queue in enumerate(queues):
+        offsets.append(given[queue] if number < broker_end else 0)
+        expected.append(given[queue])
+        given[queue] += 1
+    topics, ids = zip(*queues, strict=True)
+    bodies = encode_messages(list(topics), list(ids), [b"x"] * 600, queue_offset=offsets)
+    rows: list[tuple[Any, ...]] = []
+    at = 0
+    while at < 600:
+        end = min(600, at + chance.randrange(1, 90))
+        columns = {"group": ["g"] * (end - at), "index": range(at, end), "position": [i * 200 for i in range(at, end)]}
+        batch = pa.RecordBatch.from_pydict({**{k: list(v) for k, v in columns.items()}, "body": bodies[at:end]})
+        (units,) = unit_batches([batch], EntryRules(broker_end=broker_end))
+        rows += [tuple(row.values()) for row in units.to_pylist()]
+        at = end
+    chance.shuffle(rows)
+    units = spark.createDataFrame(rows, UNIT_SCHEMA)
+    runs = runs_of(units)
+    facts = facts_of(queues_of(runs))
+    assert (facts.units, facts.assigned, facts.dense, facts.tangled) == (600, 500, True, 0)
+    placed = place(units, runs, queues_of(runs), facts).select("index", "queue_offset", "rebuild_slot").collect()
+    assert {row["index"]: row["queue_offset"] for row in placed} == dict(enumerate(expected))
+    assert all(row["queue_offset"] == row["rebuild_slot"] for row in placed)
+    known = spark.createDataFrame([("g", "T", 0, 5000)], "`group` string, topic string, queue_id int, base bigint")
+    begin = min(row[UNIT_ARROW.names.index("part")] for row in rows if row[8] >= broker_end + 90)
+    later = units.where(f"part >= {begin} and topic = 'T' and queue_id = 0")
+    runs = runs_of(later)
+    placed = place(later, runs, queues_of(runs), facts_of(queues_of(runs)), known).orderBy("index").collect()
+    assert [row["queue_offset"] for row in placed] == list(range(5000, 5000 + len(placed)))
