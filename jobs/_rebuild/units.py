@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -116,10 +117,19 @@ class EntryRules:
 
 def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
     """Turns batches of entries (group, index, position, body) into batches of units: a row per entry, or per queue."""
-    for entries in batches:
-        shown = _shown(entries, rules.hidden)
-        if shown.num_rows:
-            yield _unit_batch(shown, rules)
+    for batch in batches:
+        for entries in _by_group(batch):
+            shown = _shown(entries, rules.hidden)
+            if shown.num_rows:
+                yield _unit_batch(shown, rules)
+
+
+def _by_group(entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cuts a batch where the group changes: a task may read several logs one behind the other."""
+    codes = np.asarray(entries.column("group").dictionary_encode().indices)
+    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+    for start, end in pairwise(bounds):
+        yield entries.slice(start, end - start)
 
 
 def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.RecordBatch:

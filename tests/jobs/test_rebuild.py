@@ -66,6 +66,14 @@ def test_runs_of_units() -> None:
         assert [row["run"] for row in rows] == list(range(len(expected)))
 
 
+def test_a_batch_of_two_groups() -> None:
+    """A task may read several logs: the units of each are counted on their own."""
+    bodies = encode_messages("T", 0, [b"x"] * 3).to_pylist()
+    both = pa.Table.from_batches([entries(bodies, "a"), entries(bodies, "b")]).combine_chunks().to_batches()
+    units = list(unit_batches(both, EntryRules(broker_end=0)))
+    assert [batch.column("number").to_pylist() for batch in units] == [[0, 1, 2]] * 2
+
+
 LISTS = {"INNER_MULTI_DISPATCH": "%LMQ%a,b,x/y,%LMQ%a,T,,", "INNER_MULTI_QUEUE_OFFSET": "5,6,7,8,9"}
 
 
