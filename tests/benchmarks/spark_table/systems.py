@@ -21,6 +21,8 @@ from tests.benchmarks.spark_table.report import DLEDGER, MEMORY
 
 APPEND_BYTES = 1 << 20
 IN_FLIGHT = 4
+DISTINCT = 16
+"""Requests until bodies repeat: fewer would fit a Parquet dictionary, which costs the writer more than plain bodies."""
 TRICKLE = """
 import struct, sys, time
 from dledger_core import Client
@@ -114,12 +116,13 @@ class Ledger(System):
     def append(self, group: str, rows: int, size: int, make: Callable[[int, int], pa.Array] = random_bodies) -> None:
         """Appends from a client, in requests of 1 MiB of which four are under way."""
         piece = max(1, min(rows, APPEND_BYTES // (size + 48)))
-        bodies = make(piece, size)
+        bodies = make(min(rows, DISTINCT * piece), size)
 
         async def fill(client: Any) -> None:
             for at in range(0, rows, piece * IN_FLIGHT):
                 starts = range(at, min(at + piece * IN_FLIGHT, rows), piece)
-                await asyncio.gather(*(client.append(bodies.slice(0, min(piece, rows - low))) for low in starts))
+                pieces = [bodies.slice(low % (DISTINCT * piece), min(piece, rows - low)) for low in starts]
+                await asyncio.gather(*map(client.append, pieces))
 
         with Client(self._cluster.peers, group) as client:
             client.call(fill(client.in_loop))
