@@ -7,6 +7,7 @@ because they share a Spark session.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 import uuid
@@ -50,6 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[RUN_MARK] = uuid.uuid4().hex
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"{JVM_OPTIONS} -XX:SharedArchiveFile={SPARK_CLASSES}")
+    # A shell's background job ignores Ctrl-C, and so would all processes that the tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A machine that is busy is no reason to fail.
     hypothesis.settings.register_profile("patient", deadline=None)
     hypothesis.settings.load_profile("patient")

@@ -21,6 +21,7 @@ from dledger_core.remoting.connection import RemotingConnection
 from dledger_core.remoting.responses import WireEntry
 from dledger_core.remoting.session import Appended, GroupState
 from tests.interop.java_dledger import JavaDLedger
+from tests.support.patience import PATIENT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -99,7 +100,7 @@ class Ports:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster() as running:
+    with LocalCluster(**PATIENT) as running:
         yield running
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster, open_store
 from jobs.audit_replicas import command
+from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,9 @@ def test_a_place_for_the_result_is_needed(capsys: pytest.CaptureFixture[str]) ->
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes; each test uses a group of its own."""
     directory = tmp_path_factory.mktemp("audit")
-    with LocalCluster(3, directory, groups=("equal", "flipped", "down"), data_segment_bytes=1 << 17) as running:
+    with LocalCluster(
+        3, directory, groups=("equal", "flipped", "down"), data_segment_bytes=1 << 17, **PATIENT
+    ) as running:
         yield running
 
 

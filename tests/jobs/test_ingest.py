@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.ingest import command
+from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def test_peers_out_of_reach_are_reported_before_a_jvm_starts(
 def cluster() -> Iterator[Any]:
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20) as running:
+    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20, **PATIENT) as running:
         yield running
 
 
@@ -165,7 +166,7 @@ def test_servers_that_die_in_mid_stream_are_one_line_and_a_restart_goes_on(
     from dledger_core import LocalCluster
 
     table, nodes = tmp_path / "table", ("n0", "n1", "n2")
-    with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20) as cluster:
+    with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20, **PATIENT) as cluster:
         append(cluster, "a", *(b"%05d" % number for number in range(4000)))
         arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
         limits = ["--trigger", "1 seconds", "--max-offsets-per-trigger", "50", "--retry-for", "2"]

@@ -18,6 +18,7 @@ from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import write_broker_store
 from tests.rocketmq import golden
 from tests.spark_connector.store_writer import StoreWriter
+from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
 
 
@@ -249,7 +250,7 @@ def test_dry_run_reads_the_extent_and_writes_nothing(tmp_path: Path, capsys: pyt
 def test_the_logs_of_a_cluster(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Our own logs: offsets are assigned per group, topic and queue in index order; other entries have none."""
     table = tmp_path / "table"
-    with LocalCluster(groups=("a", "b")) as cluster:
+    with LocalCluster(groups=("a", "b"), **PATIENT) as cluster:
         for group in ("a", "b"):
             with Client(cluster.peers, group) as client:
                 client.append([b"no message", *encode_messages("T", [0, 1, 0], [b"x", b"y", b"z"]).to_pylist()])

@@ -16,6 +16,7 @@ from jobs import rebuild_consume_queue
 from jobs._rebuild.incremental import extend
 from jobs._rebuild.table import make_table
 from jobs._rebuild.units import EntryRules
+from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
 
 pytestmark = [
@@ -59,7 +60,7 @@ def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) ->
 def test_runs_add_up_to_a_full_rebuild(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Between the runs entries are added; the last run first does a micro-batch again that was written already."""
     table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
-    with LocalCluster() as cluster, Client(cluster.peers) as client:
+    with LocalCluster(**PATIENT) as cluster, Client(cluster.peers) as client:
         common = ("--peers", cluster.peers, "--checkpoint", str(checkpoint))
         append: Callable[[list[int]], Any] = lambda ids: client.append(  # noqa: E731
             [b"no message", *encode_messages("T", ids, [b"x"] * len(ids)).to_pylist()]

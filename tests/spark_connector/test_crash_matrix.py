@@ -24,6 +24,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from tests.spark_connector.dying_source import FOLDER, newest
+from tests.support.patience import PATIENT
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -192,7 +193,7 @@ class Driver:
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     groups = (*SOURCES, *SOURCES.values(), "d")
     small: dict[str, Any] = {"data_segment_bytes": 64 << 10, "index_segment_bytes": 32 << 10, "retain_bytes": 512 << 10}
-    with LocalCluster(3, groups=groups, **small) as cluster:
+    with LocalCluster(3, groups=groups, **small, **PATIENT) as cluster:
         yield History(cluster, tmp_path_factory.mktemp("matrix"))
 
 

@@ -14,6 +14,7 @@ from dledger_core import Client
 from dledger_core.client.channel import Channel
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.stream_reader import DLedgerStreamReader
+from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.integration
 ALL = ReadAllAvailable()
@@ -24,7 +25,7 @@ SEEN_WITHIN_S = 0.2
 def cluster() -> Iterator[Any]:
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=("a", "b", "c")) as running:
+    with LocalCluster(3, groups=("a", "b", "c"), **PATIENT) as running:
         for group in "abc":
             with Client(running.peers, group) as client:
                 client.append([b"first"])

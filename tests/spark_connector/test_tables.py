@@ -20,6 +20,7 @@ from spark_connector.reading.tables import TableReader, table_schema
 from spark_connector.source import DLedgerDataSource
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
+from tests.support.patience import PATIENT
 
 TABLES = ("groups", "nodes", "terms", "segments", "producers")
 JAVA = Path(__file__).parents[1] / "storage" / "testdata" / "dledger-0.3.1.2-three.tar.gz"
@@ -36,7 +37,7 @@ def rows(table: str, **options: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 16, zero_ahead_bytes=0) as running:
+    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 16, zero_ahead_bytes=0, **PATIENT) as running:
         with Client(running.peers, "a") as client:
             for number in range(5):
                 client.append([bytes(30_000)], producer_id="p", sequence=number)

@@ -25,7 +25,7 @@ from dledger_core.server.service import Hosted
 
 T = TypeVar("T")
 
-RAFT = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2)
+RAFT = RaftConfig(election_ticks_min=25, election_ticks_max=50, heartbeat_ticks=2)
 STORAGE = StorageConfig(data_segment_bytes=16 << 20, index_segment_bytes=1 << 20, zero_ahead_bytes=0)
 TIMEOUT_S = 15.0
 
