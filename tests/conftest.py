@@ -179,10 +179,10 @@ def _stop_spark() -> None:
     context.SparkContext._gateway = context.SparkContext._jvm = None
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=30)
+    gateway.proc.wait(timeout=120)
 
 
-def _processes_left(patience_s: float = 5.0) -> list[str]:
+def _processes_left(patience_s: float = 20.0) -> list[str]:
     """Processes of this run that outlive it; those that are just ending get a moment."""
     deadline = time.monotonic() + patience_s
     left = _marked()

@@ -95,7 +95,7 @@ def with_packages(tmp_path: Path, **versions: str) -> subprocess.CompletedProces
         metadata.write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, "-m", "dledger_core.cli", "doctor", "--format", "json"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=400)
 
 
 @pytest.mark.integration

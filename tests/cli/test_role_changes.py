@@ -40,7 +40,7 @@ def cluster(told: Path) -> Iterator[LocalCluster]:
         yield running
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+def eventually(condition: Callable[[], Any], timeout_s: float = 150.0) -> Any:
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "this never became true"
@@ -79,7 +79,7 @@ class Watching:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        assert self._process.wait(20) == 130
+        assert self._process.wait(120) == 130
         self._thread.join()
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -327,7 +327,7 @@ def free_port() -> int:
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dledger_core.cli", "serve", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def assert_failed(done: subprocess.CompletedProcess[str], said: str) -> None:

@@ -219,7 +219,7 @@ class FakeGroup:
 
     async def until(self, done):
         """Waits for requests until ``done()``."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not done():
                 self.changed.clear()
                 await self.changed.wait()

@@ -82,7 +82,7 @@ def test_a_cancelled_call_leaves_nothing_behind(name, how):
                 await calling
             if how == "leader unknown" and client._view._discovery is not None:
                 # Others may wait for who leads; the question itself ends within its second.
-                await asyncio.wait([client._view._discovery], timeout=20)
+                await asyncio.wait([client._view._discovery], timeout=120)
             await eventually(lambda: in_flight(client) == 0 and sorted(tasks()) == sorted(idle))
             assert len(group.asked(Type.METADATA)) - before <= 3
             for node in group:
@@ -211,7 +211,7 @@ def test_an_interrupted_call_leaves_nothing_behind(group, call):
             with pytest.raises(KeyboardInterrupt):
                 call(client)
             interrupting.join()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while in_flight(client.in_loop) or client.in_loop._gatherer._tasks or client.in_loop._view.watches:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
@@ -247,7 +247,7 @@ def test_a_forked_child_is_refused_and_makes_its_own_client(group):
         child.start()  # it ends like any process, finalizers and all
         assert ours.poll(30)
         *refused, term = ours.recv()
-        child.join(30)
+        child.join(120)
         assert child.exitcode == 0
         assert all("after fork" in text and "make a new one in the child process" in text for text in refused[:2])
         assert term == 1

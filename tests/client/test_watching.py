@@ -28,7 +28,7 @@ class Seen:
         self.all = []
 
     async def until(self, condition):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not condition(self.nodes):
                 change = await anext(self.changes)
                 assert self.nodes.get(change.node_id) != change, "a change is a change"

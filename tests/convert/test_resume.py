@@ -113,7 +113,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     state = target / "meta" / "converting.json"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(source), str(target), PEERS])
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not (state.exists() and json.loads(state.read_text())["next_index"] > 3000):
             assert time.monotonic() < deadline
             assert process.poll() is None
@@ -133,7 +133,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert refused.returncode == 3
     seen: list[int] = []

@@ -15,7 +15,7 @@ from tests.support.patience import PATIENT
 pytestmark = pytest.mark.integration
 
 
-def wait_for_all(client: Client, end: int, timeout_s: float = 60.0) -> None:
+def wait_for_all(client: Client, end: int, timeout_s: float = 180.0) -> None:
     """Waits until all three nodes have committed up to ``end``."""
     deadline = time.monotonic() + timeout_s
     while True:

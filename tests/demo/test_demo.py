@@ -32,7 +32,7 @@ def test_the_flights_are_all_there_and_in_departure_order():
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_demo_moves_every_event_exactly_once_through_a_failover(tmp_path):
     keep = tmp_path / "kept"
     done = subprocess.run(
@@ -40,7 +40,7 @@ def test_the_demo_moves_every_event_exactly_once_through_a_failover(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=500,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     facts = json.loads(done.stdout)
@@ -55,7 +55,7 @@ def test_the_demo_moves_every_event_exactly_once_through_a_failover(tmp_path):
 
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_the_demo_cleans_up_when_it_is_interrupted(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "--seconds", "60"],
@@ -63,12 +63,12 @@ def test_the_demo_cleans_up_when_it_is_interrupted(tmp_path):
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while len(psutil.Process(process.pid).children(recursive=True)) < 4 and time.monotonic() < deadline:
         time.sleep(0.1)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) != 0
+    assert process.wait(200) != 0
     assert len(children) >= 4
     _, alive = psutil.wait_procs(children, 20)
     assert alive == []
@@ -78,7 +78,7 @@ def test_the_demo_cleans_up_when_it_is_interrupted(tmp_path):
 @pytest.mark.integration
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path):
     (tmp_path / "mine").write_text("x")
-    done = subprocess.run([*COMMAND, "--keep", str(tmp_path)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*COMMAND, "--keep", str(tmp_path)], capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 3
     assert "not empty" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

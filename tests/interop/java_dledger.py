@@ -75,7 +75,7 @@ def jvm(class_path: Sequence[Path | str], options: Sequence[str] = ()) -> Iterat
         gateway.shutdown()
         process.stdin.close()
         process.stdout.close()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 def fetch_jars(version: str) -> list[Path]:
@@ -142,7 +142,7 @@ class JavaDLedger:
             )
         return found
 
-    def append(self, config: Any, bodies: Sequence[bytes], timeout_s: float = 60.0) -> list[int]:
+    def append(self, config: Any, bodies: Sequence[bytes], timeout_s: float = 180.0) -> list[int]:
         """Runs a one-node group on a store, appends, stops in order; returns the new indexes."""
         server = self._classes.DLedgerServer(config)
         server.startup()

@@ -13,7 +13,7 @@ from typing import Any
 from tests.interop.java_dledger import JavaDLedger
 
 _DATA_BYTES, _INDEX_BYTES = 16 << 20, 1 << 20
-_START_S = 90.0
+_START_S = 240.0
 
 
 def free_ports(count: int) -> list[int]:

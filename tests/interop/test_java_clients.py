@@ -112,11 +112,11 @@ def ports(cluster: LocalCluster) -> Iterator[Ports]:
     thread = threading.Thread(target=loop.run_until_complete, args=(found.serve(ready, stop),))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(120)
         yield found
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(120)
         loop.close()
 
 

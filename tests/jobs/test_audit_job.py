@@ -265,7 +265,7 @@ def test_sigterm_ends_the_job_cleanly(tmp_path: Path) -> None:
     assert job.stderr is not None
     said = next(line for line in job.stderr if line.startswith("group "))  # Spark is up, its jobs begin
     job.send_signal(signal.SIGTERM)
-    out, err = job.communicate(timeout=120)
+    out, err = job.communicate(timeout=400)
     assert (job.returncode, json.loads(out.splitlines()[-1])["status"]) == (2, "stopped"), said + err
     assert "Traceback" not in err
     assert not (tmp_path / "audit" / "audit_runs").exists()

@@ -151,7 +151,7 @@ def started(arguments: list[str], directory: Path, program: Sequence[str] = (sys
 
 
 def wait_for(job: subprocess.Popen[str], done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 400
     while not done() and time.monotonic() < deadline:
         assert job.poll() is None
         time.sleep(0.2)
@@ -175,7 +175,7 @@ def test_servers_that_die_in_mid_stream_are_one_line_and_a_restart_goes_on(
             wait_for(job, lambda: len(list((table / "_delta_log").glob("*.json"))) >= 3)
             for node in nodes:
                 cluster.kill(node)
-            out, err = job.communicate(timeout=120)
+            out, err = job.communicate(timeout=400)
         finally:
             job.kill()
             job.wait()
@@ -233,7 +233,7 @@ def test_sigterm_finishes_the_batch_in_hand(spark: Any, cluster: Any, tmp_path: 
     try:
         wait_for(job, lambda: bool(list((table / "_delta_log").glob("*1.json"))))
         job.send_signal(signal.SIGTERM)
-        out, _ = job.communicate(timeout=60)
+        out, _ = job.communicate(timeout=400)
     finally:
         job.kill()
         job.wait()

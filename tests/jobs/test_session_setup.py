@@ -65,7 +65,7 @@ def run_job(
     work.mkdir()
     variables = {key: value for key, value in {**os.environ, **environment}.items() if value is not None}
     command = [*program, str(CHECKOUT / "jobs" / f"{name}.py"), *JOBS[name]]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=work, env=variables, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=work, env=variables, timeout=600)
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], work: Path, *said: str) -> None:
@@ -170,7 +170,7 @@ def test_spark_submit_on_another_java_is_one_line(tmp_path: Path) -> None:
         check=False,
         cwd=work,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-        timeout=120,
+        timeout=600,
     )
     assert_one_line(done, work, "Java 17 or 21 is needed", "running=", "run spark-submit again")
 
@@ -220,7 +220,7 @@ def probe(tmp_path: Path, program: Sequence[str], **environment: str) -> dict[st
         check=False,
         cwd=work,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
-        timeout=200,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert not list(work.iterdir())
@@ -261,7 +261,7 @@ def test_delta_that_cannot_be_fetched_is_one_line_without_ivys_report(tmp_path: 
         check=False,
         cwd=CHECKOUT,
         env={**os.environ, "SPARK_SUBMIT_OPTS": options},
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode != 0
     assert "[CONFIG] Delta's jars" in done.stderr.strip().splitlines()[-1]

@@ -30,7 +30,7 @@ class Recorder:
         self.changed.set()
 
     async def until(self, done):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not done():
                 self.changed.clear()
                 await self.changed.wait()
@@ -57,7 +57,7 @@ class Echo:
 
     async def connect(self, hello=CLIENT, handler=None):
         handler = handler or Recorder()
-        connection = await connect("127.0.0.1", self.server.port, hello, handler, timeout_s=5)
+        connection = await connect("127.0.0.1", self.server.port, hello, handler, timeout_s=60)
         return connection, handler
 
     async def raw(self, data, eof=False):
@@ -67,7 +67,7 @@ class Echo:
             writer.write(data)
             if eof:
                 writer.write_eof()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 return await reader.read()
         except ConnectionResetError:
             return b""
@@ -245,7 +245,7 @@ def test_nobody_listens(run):
         async with Echo() as node:
             port = node.server.port
         with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}"):
-            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=2)
+            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=30)
 
     run(main())
 
@@ -278,7 +278,7 @@ def test_a_server_that_speaks_something_else_is_an_error(run):
         server = await asyncio.start_server(other, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ProtocolError, match=f"127.0.0.1:{port}"):
-            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=2)
+            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=30)
         server.close()
         await server.wait_closed()
 

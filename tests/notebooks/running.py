@@ -36,7 +36,7 @@ def execute(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **variable
     for variable, value in {"TMPDIR": str(folder), "IPYTHONDIR": str(folder / "ipython"), **variables}.items():
         monkeypatch.setenv(variable, value)
     NotebookClient(
-        notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+        notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": path.parent}}
     ).execute()
     return Shown(notebook)
 

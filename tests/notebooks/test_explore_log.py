@@ -13,7 +13,7 @@ EVENTS = 6000
 
 @pytest.mark.notebook
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_the_notebook_explores_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = execute("explore_log.ipynb", monkeypatch, tmp_path, DLEDGER_NOTEBOOK_EVENTS=str(EVENTS))

@@ -104,7 +104,7 @@ async def replies(reader: asyncio.StreamReader, count: int) -> list[RemotingFram
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_both_protocols_on_one_port(loop: Any) -> None:
     async def test(running: Running) -> None:
-        own = await connect("127.0.0.1", running.servers["n0"].port, Hello(), Nothing(), timeout_s=5)
+        own = await connect("127.0.0.1", running.servers["n0"].port, Hello(), Nothing(), timeout_s=60)
         async with running.client() as client:
             result = await client.append([b"%d" % number for number in range(500)])
             assert result.last_index == 499

@@ -33,7 +33,7 @@ def client(cluster):
         yield connected
 
 
-def eventually(condition, timeout_s=20.0):
+def eventually(condition, timeout_s=120.0):
     """Waits for what other processes are about to do."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -246,7 +246,7 @@ def test_a_node_stops_in_order_on_sigterm_and_keeps_a_whole_store(cluster, clien
 # --- what a node refuses: one line, an exit code, nothing written -------------------------------------------------
 
 
-def serve(*arguments, timeout=30):
+def serve(*arguments, timeout=120):
     command = [sys.executable, "-m", "dledger_core.cli", "serve", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False

@@ -87,10 +87,10 @@ class Writing(Readys):
 
         def wait():
             waiting.set()
-            free.wait(30)
+            free.wait(120)
 
         self.disk.run(wait)
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         return free
 
     async def idle(self):

@@ -60,7 +60,7 @@ def client(disk: Disk) -> Iterator[Client]:
             assert node.poll() is None, "the node ended"
         finally:
             node.terminate()
-            node.wait(20)
+            node.wait(120)
     assert node.returncode == 0
 
 

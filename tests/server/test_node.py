@@ -64,7 +64,7 @@ def test_an_unexpected_error_in_a_timer_stops_the_node_with_that_error(tmp_path,
 
             hosted.replica.save_checkpoint = broken
             with pytest.raises(type(error)) as raised:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     await node.wait()
             assert raised.value is error
         finally:
@@ -202,7 +202,7 @@ def spawn(directory, peers, self_id="n0", groups=("default",), **popen):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **popen)
 
 
-def soon(condition, timeout_s=20.0):
+def soon(condition, timeout_s=120.0):
     """Waits for what another process is about to do."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -213,7 +213,7 @@ def soon(condition, timeout_s=20.0):
 
 def ended(process):
     """Returns exit code and stderr of a process that is about to end."""
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=120)
     return process.returncode, stderr.decode()
 
 
@@ -279,7 +279,7 @@ def test_a_disk_that_refuses_a_write_ends_the_node_with_exit_code_4():
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
         with pytest.raises(DLedgerError):
             client.append([b"x" * 100_000] * 4)
-        assert process.wait(20) == 4
+        assert process.wait(120) == 4
         printed = cluster.log_path("n0").read_text()
         assert "DISK_FAILED" in printed
         assert "Traceback" not in printed

@@ -257,7 +257,7 @@ def test_a_malformed_message_still_breaks_the_link():
         peers = free_peers(2)
         async with Node(peers[1], peers) as n1:
             connection = await connect(
-                peers[1].host, peers[1].port, Hello(role="peer", node_id="n0"), n1.links, timeout_s=5
+                peers[1].host, peers[1].port, Hello(role="peer", node_id="n0"), n1.links, timeout_s=60
             )
             stranger = RequestVote(
                 sender=NodeId("n7"),

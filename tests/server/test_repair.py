@@ -27,7 +27,7 @@ def fill(cluster: LocalCluster, batches: int = 150) -> None:
             client.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
 
 
-def soon(condition, timeout_s=40.0):
+def soon(condition, timeout_s=120.0):
     """Waits for what another process is about to do."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

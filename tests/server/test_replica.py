@@ -52,7 +52,7 @@ class Follower:
             free.wait()
 
         self.replica._disk.run(wait)
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         return free
 
     def entries(self, first, bodies, term, position):

@@ -29,7 +29,7 @@ def event(term, role=Role.FOLLOWER, group="g", leader="n1"):
     return RoleEvent(group, NodeId("n0"), role, Term(term), NodeId(leader) if leader else None)
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "this never became true"
@@ -229,7 +229,7 @@ def test_calling_it_takes_no_time_even_if_the_command_hangs(started):
         done.set()
 
     threading.Thread(target=change).start()
-    assert done.wait(20), "600 s each, if it waited"
+    assert done.wait(120), "600 s each, if it waited"
 
 
 def test_a_command_that_hangs_is_killed_with_its_children_and_the_next_one_runs(started, caplog):

@@ -45,10 +45,10 @@ def stall(hosted):
 
     def wait():
         waiting.set()
-        free.wait(30)
+        free.wait(120)
 
     hosted.replica._disk.run(wait)
-    assert waiting.wait(10)
+    assert waiting.wait(60)
     return free
 
 
@@ -62,7 +62,7 @@ class Client:
     async def open(cls, group):
         self = cls()
         peer = group.peers[0]
-        self.connection = await connect(peer.host, peer.port, Hello(), self, timeout_s=10)
+        self.connection = await connect(peer.host, peer.port, Hello(), self, timeout_s=60)
         return self
 
     def on_frame(self, _, frame):

@@ -40,7 +40,7 @@ POINTS = (
     "sink committed in part",
     "sink committed",
 )
-_PATIENCE_S = 180.0
+_PATIENCE_S = 500.0
 
 
 def plan() -> dict[str, Any]:

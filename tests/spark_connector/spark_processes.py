@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-START_S = 90.0
-STOP_S = 30.0
+START_S = 240.0
+STOP_S = 60.0
 _SETTINGS = (
     "spark.driver.bindAddress=127.0.0.1",
     "spark.driver.host=127.0.0.1",
@@ -167,7 +167,7 @@ def run_client(directory: Path, python: Path, package: Path, script: Path, *argu
     directory.mkdir(parents=True)
     env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
     command = [*map(str, [python, "-W", "ignore::FutureWarning", script, *arguments])]
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     return done.stdout
 
@@ -186,6 +186,6 @@ def submit(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )

@@ -18,7 +18,7 @@ from pyspark.taskcontext import TaskContext
 
 from spark_connector import register
 
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 def straggling(directory: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:

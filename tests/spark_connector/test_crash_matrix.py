@@ -26,7 +26,7 @@ from dledger_core import Client, LocalCluster
 from tests.spark_connector.dying_source import FOLDER, newest
 from tests.support.patience import PATIENT
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = {"s1": "t1", "s2": "t2"}
@@ -176,7 +176,7 @@ class Driver:
     def wait(self) -> tuple[int, str]:
         """Returns exit code and output."""
         try:
-            code = self._process.wait(200)
+            code = self._process.wait(600)
         except subprocess.TimeoutExpired:
             self.kill()
             code = 99

@@ -90,7 +90,7 @@ def test_metrics_are_served_until_closed() -> None:
     output = PrometheusOutput("127.0.0.1:0")
     try:
         output.take(reports(40, 1))
-        with urllib.request.urlopen(f"http://127.0.0.1:{output.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{output.port}/metrics", timeout=60) as answer:
             assert samples(answer.read().decode())["dledger_lag_records"] == {"a": 60}
     finally:
         output.close()

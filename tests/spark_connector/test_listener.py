@@ -37,7 +37,7 @@ def command(*arguments: object) -> Any:
 
 def wait_for(listener: DLedgerListener, group: str, next_index: int) -> Any:
     """The report that says that the query has come to an index."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         for report in listener.latest:
             if report.group == group and report.next_index >= next_index:
@@ -47,7 +47,7 @@ def wait_for(listener: DLedgerListener, group: str, next_index: int) -> Any:
 
 
 def wait_for_text(file: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not re.search(pattern, text := file.read_text()):
         assert time.monotonic() < deadline, text
         time.sleep(0.05)

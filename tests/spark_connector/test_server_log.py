@@ -42,7 +42,7 @@ def settle(cluster: Any) -> None:
     """Waits until every node has all that is committed."""
     for group in ("default", "large"):
         with Client(cluster.peers, group) as client:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while len({(node.reachable, node.commit_index) for node in client.metadata().nodes}) > 1:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
 ]
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 
 
 @pytest.fixture

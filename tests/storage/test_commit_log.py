@@ -404,7 +404,7 @@ def test_another_process_holds_the_lock(tmp_path: Path) -> None:
             open_log(directory=tmp_path / "s")
         assert str(process.pid) in caught.value.remedy
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
     open_log(directory=tmp_path / "s").close()
 
 

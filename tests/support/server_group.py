@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 RAFT = RaftConfig(election_ticks_min=25, election_ticks_max=50, heartbeat_ticks=2)
 STORAGE = StorageConfig(data_segment_bytes=16 << 20, index_segment_bytes=1 << 20, zero_ahead_bytes=0)
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
