@@ -124,6 +124,7 @@ class ServeSettings(BaseModel):
         ByteSize(8 << 20), description="Read all that is held this fast, to find damage; 0 for never."
     )
     scrub_pause_s: float = Field(3600.0, ge=0.05, le=1e9, description="Rest between two such rounds.")
+    no_remoting: bool = Field(False, description="Refuse clients that speak RocketMQ's remoting, as Java's do.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
 
     def server_config(self) -> ServerConfig:
@@ -146,6 +147,7 @@ class ServeSettings(BaseModel):
             retention=self._retention(),
             scrub_bytes_per_second=int(self.scrub_bytes_per_second),
             scrub_pause_s=self.scrub_pause_s,
+            remoting=not self.no_remoting,
             disk_full_bytes=None if self.disk_full_bytes is None else int(self.disk_full_bytes),
             raft=RaftConfig(
                 election_ticks_min=election,

@@ -27,6 +27,7 @@ from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.peers import PeerLinks
 from dledger_core.server.reads import Reads
+from dledger_core.server.remoting_service import RemotingNode
 from dledger_core.server.repair import SuspectStores, open_sound
 from dledger_core.server.replica import Replica
 from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
@@ -116,8 +117,13 @@ class NodeServer:
         for group in config.groups:
             check_owner(config.store_path(group), group=group, node_id=config.self_id)
         try:
+            remoting = RemotingNode(config, self._hosted, lambda: self._started)
             self._server = await serve(
-                config.host or config.me.host, config.me.port, accept=self._accept, handler_for=self._handler_for
+                config.host or config.me.host,
+                config.me.port,
+                accept=self._accept,
+                handler_for=self._handler_for,
+                foreign=remoting.connection if config.remoting else None,
             )
             for group in config.groups:
                 self._open(group)

@@ -13,7 +13,7 @@ from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest
-from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, TransferringError, UnknownGroupError
+from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError
 from dledger_core.ids import NodeId
 from dledger_core.net import codec
 from dledger_core.net.codec import int_field, str_field
@@ -28,6 +28,7 @@ from dledger_core.server.flow import ClientFlow
 from dledger_core.server.reads import DigestRequest, ReadRequest, Reads
 from dledger_core.server.replica import Replica
 from dledger_core.server.role_events import RoleFeed
+from dledger_core.server.transfer import hand_over
 
 __all__ = ["ClientService", "Hosted"]
 
@@ -331,19 +332,8 @@ class ClientService:
         request.answer(Type.WATCH_OK, fields)
 
     async def _transfer(self, request: _Request) -> None:
-        target, replica = NodeId(str_field(request.frame.header, "node")), request.hosted.replica
-        if not replica.is_leader:
-            raise replica.not_leader()
-        if target not in {peer.node_id for peer in self._config.peers}:
-            raise BadRequestError(f"{target} is not in the peers string", "node", "name another node")
-        if target != self._config.self_id:
-            replica.transfer_leadership(target)
-        deadline = asyncio.get_running_loop().time() + 3.0
-        while replica.soft_state.leader_id != target:
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise TransferringError(f"{target} did not take over in time", "", "retry when it has caught up")
-            await replica.wait_progress(left)
+        target = NodeId(str_field(request.frame.header, "node"))
+        await hand_over(request.hosted.replica, self._config, target)
         request.answer(Type.TRANSFER_OK, {"leader": target})
 
 

@@ -1,0 +1,117 @@
+"""Java's protocol on a node's own port, spoken by our client of Java groups; no Java is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dledger_core.client import AsyncClient, JavaOptions
+from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
+from dledger_core.remoting.requests import AppendRequest, GetRequest
+from dledger_core.remoting.responses import AppendReply, GetReply
+from tests.support.server_group import STORAGE, ServerGroup, eventually, run
+
+NOW = JavaOptions(safety_lag_ms=0)
+
+
+def java_client(group: ServerGroup, name: str = "default", timeout_ms: int = 20_000) -> AsyncClient:
+    return AsyncClient(group.peers, name, protocol="dledger-java", java=NOW, timeout_ms=timeout_ms)
+
+
+def test_the_same_log_through_both_protocols(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path) as group, java_client(group) as java, AsyncClient(group.peers) as ours:
+            await group.leader()
+            bodies = [b"%d" % number * 100 for number in range(200)] + [b""]
+            result = await java.append(bodies)
+            places = result.indexes or range(result.first_index, result.last_index + 1)
+            assert [(await ours.get(index)).body for index in places] == bodies
+            index = (await ours.append([b"ours"])).last_index
+            entry = await java.get(index)
+            assert (entry.body, entry.position) == (b"ours", (await ours.get(index)).position)
+            records = (await java.records(0, index + 1)).batch.to_pylist()
+            assert [row["magic"] for row in records][:1] == [2]  # the leader's first entry says who wrote the log
+            assert [row["index"] for row in records] == list(range(index + 1))
+
+    run(test())
+
+
+def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path) as group, java_client(group) as java:
+            leader = await group.leader()
+            request = AppendRequest(group="default", remote_id=leader, bodies=(b"a", b"bc"), is_batch=True)
+            reply = await java._nodes.ask(request, AppendReply, 10)
+            log = group.hosted(leader).replica.log
+            assert reply.position == log.position_of(reply.index)
+            assert (reply.term, reply.leader_id) == (group.hosted(leader).replica.raft.status().term, leader)
+            assert (await java.get(reply.index)).body == b"bc"
+            assert (await java.get(reply.index - 1)).body == b"a"
+
+    run(test())
+
+
+def test_redirect_transfer_and_what_is_not_there(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path) as group, java_client(group) as java:
+            leader = await group.leader()
+            [follower, _] = await group.followers()
+            get = GetRequest(group="default", remote_id=follower, index=0)
+            with pytest.raises(NotLeaderError) as caught:
+                await java._nodes.ask(get, GetReply, 10)
+            assert caught.value.leader_id == leader
+            for index in (-1, 1 << 40):
+                with pytest.raises(IndexOutOfRangeError):
+                    await java._nodes.ask(replace(get, remote_id=leader, index=index), GetReply, 10)
+            await java.append([b"x"])
+            await java.transfer_leadership(follower)
+            assert await eventually(lambda: group.hosted(follower).replica.is_leader)
+            await java.append([b"y"])
+            assert (await java.metadata()).leader_id == follower
+
+    run(test())
+
+
+def test_another_group(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group, "other") as java:
+            await group.leader()
+            with pytest.raises(UnknownGroupError):
+                await java.append([b"x"])
+
+    run(test())
+
+
+def test_a_node_whose_store_is_not_open_yet_knows_no_leader(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group, timeout_ms=300) as java:
+            await group.leader()
+            group.nodes["n0"]._started = False
+            assert (await java.metadata()).leader_id is None
+            group.nodes["n0"]._started = True
+            await java.append([b"x"])
+
+    run(test())
+
+
+def test_remoting_can_be_off(tmp_path: Path) -> None:
+    async def test() -> None:
+        off = ServerGroup(tmp_path, nodes=1, remoting=False)
+        async with off as group, java_client(group, timeout_ms=300) as java:
+            await group.leader()
+            with pytest.raises((UnreachableError, ProtocolError)):
+                await java.append([b"x"])
+
+    run(test())
+
+
+def test_profile_a_too(tmp_path: Path) -> None:
+    async def test() -> None:
+        options = {"storage": replace(STORAGE, profile="A")}
+        async with ServerGroup(tmp_path, nodes=1, **options) as group, java_client(group) as java:
+            await group.leader()
+            assert (await java.append([b"x"])).first_index == 0
+
+    run(test())
