@@ -4,7 +4,7 @@ Usage::
 
     @click.command()
     @click.option("--table", required=True)
-    @connection_options          # --tls-*, --token-file, --protocol: accepted, refused until they work
+    @connection_options          # --tls-*, --token-file, --protocol: known, and refused
     @dry_run_option
     def command(table: str, dry_run: bool) -> Outcome:
         '''Help text.'''
@@ -52,6 +52,7 @@ __all__ = [
     "EXIT_STORAGE",
     "EXIT_USAGE",
     "MORE_FROM_SPARK",
+    "PROTOCOLS",
     "Outcome",
     "StoppedError",
     "connection_options",
@@ -60,6 +61,7 @@ __all__ = [
     "parse_groups",
     "progress",
     "run_job",
+    "security_options",
     "stop_requests",
     "verbose_option",
 ]
@@ -71,6 +73,7 @@ EXIT_USAGE: Final = 3
 EXIT_STORAGE: Final = 4
 MORE_FROM_SPARK: Final = "run it with --verbose to see Spark's own log"
 
+PROTOCOLS: Final = click.Choice(["dledger", "dledger-java"])
 _SECURITY_OPTIONS: Final = ("--tls-ca", "--tls-cert", "--tls-key", "--token-file")
 
 
@@ -115,22 +118,32 @@ def parse_groups(text: str) -> tuple[str, ...]:
     return groups
 
 
-def connection_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    """Adds the options of secured and foreign clusters, and refuses them as long as they do not work."""
+def security_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Adds the options of secured clusters, and refuses them as long as they do not work."""
 
     @wraps(command)
-    def checked(*args: Any, protocol: str, **options: Any) -> Outcome:
+    def checked(*args: Any, **options: Any) -> Outcome:
         for name in _SECURITY_OPTIONS:
             if options.pop(name[2:].replace("-", "_")) is not None:
                 raise not_available(name)
-        if protocol != "dledger":
-            raise not_available(f"--protocol {protocol}")
         return command(*args, **options)
 
     for name in _SECURITY_OPTIONS:
         checked = click.option(name, metavar="FILE", hidden=True)(checked)
-    protocols = click.Choice(["dledger", "dledger-java"])
-    return click.option("--protocol", type=protocols, default="dledger", hidden=True)(checked)
+    return checked
+
+
+def connection_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Adds the options of secured and of foreign clusters, for a job that reads our own servers only."""
+
+    @wraps(command)
+    def checked(*args: Any, protocol: str, **options: Any) -> Outcome:
+        if protocol != "dledger":
+            remedy = "give this job the stores of the Java nodes, or read the live group with ingest.py"
+            raise ConfigError(f"this job does not read live servers of {protocol}", "--protocol", remedy)
+        return command(*args, **options)
+
+    return security_options(click.option("--protocol", type=PROTOCOLS, default="dledger", hidden=True)(checked))
 
 
 def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:

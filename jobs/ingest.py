@@ -31,16 +31,17 @@ from jobs._cli import (
     EXIT_OK,
     MORE_FROM_SPARK,
     Outcome,
-    connection_options,
     dry_run_option,
     parse_groups,
     progress,
     run_job,
+    security_options,
     stop_requests,
     verbose_option,
 )
 from jobs._directories import check_apart, check_checkpoint, check_table
 from jobs._failures import find_failure
+from jobs._java import java_options, without_waiting
 from jobs._lag import LagOutputs, lag_options
 from jobs._session import check_versions, spark_session
 from jobs._settings import VERBOSE
@@ -150,6 +151,8 @@ _EXAMPLES = """Examples:
   # two logs of RocketMQ messages, from an index of one and the end of the other
   ingest.py --peers 'n0-host:40911;n1-host:40911' --groups a,b --decode message \\
     --starting-offsets '{"a": 7, "b": -1}' --table messages --checkpoint messages.checkpoint
+  # a live group of Java nodes; the column committed is null, see dledger_core/remoting/README.md
+  ingest.py --peers 'n0-host:40911;n1-host:40911' --protocol dledger-java --groups g --table events --checkpoint c
 """
 
 
@@ -195,7 +198,8 @@ _EXAMPLES = """Examples:
 @lag_options
 @verbose_option
 @dry_run_option
-@connection_options
+@java_options
+@security_options
 def command(
     peers: str,
     groups: str,
@@ -209,6 +213,7 @@ def command(
     fail_on_data_loss: bool,
     retry_for: int,
     lag: LagOutputs,
+    java: dict[str, str],
     verbose: bool,
     dry_run: bool,
 ) -> Outcome:
@@ -221,6 +226,7 @@ def command(
         "startingOffsets": starting_offsets,
         "failOnDataLoss": str(fail_on_data_loss).lower(),
         "fetchRetryMs": str(retry_for * 1000),
+        **java,
     }
     if max_offsets_per_trigger is not None:
         source["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
@@ -246,7 +252,7 @@ def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
     written = {"--table": plan.table, "--checkpoint": plan.checkpoint}
     check_apart(written)
     plan.lag.check(written)
-    tracker = Tracker(DLedgerOptions.for_reading(plan.source))
+    tracker = Tracker(DLedgerOptions.for_reading(without_waiting(plan.source)))
     bounds = tracker.bounds()
     check_resume(plan.checkpoint, tracker)
     return {group: {"start": view.first, "end": view.end} for group, view in sorted(bounds.items())}
@@ -283,7 +289,10 @@ def _check_columns(spark: SparkSession, plan: IngestPlan) -> None:
 
     if not DeltaTable.isDeltaTable(spark, plan.table):
         return
-    found, wanted = spark.read.format("delta").load(plan.table).columns, schema_for(plan.source["decode"]).names
+    found, wanted = (
+        spark.read.format("delta").load(plan.table).columns,
+        schema_for(plan.source["decode"], plan.source.get("protocol", "dledger")).names,
+    )
     if found and found != wanted:
         values = {"columns": ",".join(found)}
         remedy = "name another directory, or give the --decode that the table was made with"

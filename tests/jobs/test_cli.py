@@ -104,13 +104,19 @@ def test_a_stream_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, summary["asked"]) == (0, True)
 
 
-@pytest.mark.parametrize("arguments", [("--tls-ca", "x"), ("--token-file", "x"), ("--protocol", "dledger-java")])
+@pytest.mark.parametrize("arguments", [("--tls-ca", "x"), ("--token-file", "x")])
 def test_options_that_do_not_work_yet_are_refused(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, summary, _ = run(capsys, fail(AssertionError()), *arguments)
     assert code == 3
     assert "is not available yet" in summary["message"]
+
+
+def test_a_job_that_reads_our_servers_only_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    code, summary, _ = run(capsys, fail(AssertionError()), "--protocol", "dledger-java")
+    assert code == 3
+    assert "does not read live servers of dledger-java at --protocol; give this job the stores" in summary["message"]
 
 
 def test_groups() -> None:

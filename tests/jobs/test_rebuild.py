@@ -169,7 +169,7 @@ def test_a_live_log_that_begins_with_a_brokers_messages(tmp_path: Path) -> None:
         (("--table", "t", "--peers", "p", "--checkpoint", "c", "--trigger", "soon"), "wrong trigger 'soon'"),
         (("--table", "t", "--peers", "p", "--groups", "a,b", "--files", "f"), "files are of one group"),
         (("--table", "t", "--store", "s", "--tls-ca", "f"), "--tls-ca is not available yet"),
-        (("--table", "t", "--store", "s", "--protocol", "dledger-java"), "is not available yet"),
+        (("--table", "t", "--store", "s", "--protocol", "dledger-java"), "does not read live servers"),
         (("--table", "t", "--peers", "nonsense"), "malformed peer"),
         (("--table", __file__, "--store", "s"), "is a file"),
         (("--table", "/proc/t", "--store", "s"), "/proc/t cannot be written"),
