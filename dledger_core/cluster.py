@@ -21,7 +21,7 @@ from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
 from dledger_core.ids import NodeId
 from dledger_core.server.node import STOP_WITH_STDIN
 
-__all__ = ["LocalCluster"]
+__all__ = ["LocalCluster", "free_ports"]
 
 _PREFERRED_S: Final = 5.0
 
@@ -57,7 +57,7 @@ class LocalCluster:
         self._temporary = directory is None
         self._directory = Path(tempfile.mkdtemp(prefix="dledger-") if directory is None else directory).absolute()
         self._directory.mkdir(parents=True, exist_ok=True)
-        ports = _free_ports(nodes)
+        ports = free_ports(nodes)
         self._peers = tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(ports))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -229,7 +229,8 @@ class LocalCluster:
                 )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Returns so many different ports on which nothing listens now; another process may take them at any time."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import TooManyBytesError, decode_messages
+from dledger_core.rocketmq import decode_messages, decode_pieces
 
 __all__ = ["EntryView", "Filters"]
 
@@ -142,16 +142,7 @@ class EntryView:
 
     def _decoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys([*self._columns, "body", "error"]))
-        rest = [(0, batch.num_rows)]
-        while rest:
-            start, count = rest.pop()
-            piece = batch.slice(start, count)
-            try:
-                found = decode_messages(piece.column("body"), names, opened_bytes_max=_OPENED_BYTES_MAX)
-            except TooManyBytesError:
-                half = count // 2
-                rest += [(start + half, count - half), (start, half)]
-                continue
+        for piece, found in decode_pieces(batch, names, opened_bytes_max=_OPENED_BYTES_MAX):
             yield self._joined(piece, found)
 
     def _joined(self, piece: pa.RecordBatch, found: pa.RecordBatch) -> pa.RecordBatch:

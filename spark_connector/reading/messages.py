@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import TooManyBytesError, decode_messages
+from dledger_core.rocketmq import decode_messages, decode_pieces
 from spark_connector.errors import DecodeError
 from spark_connector.options import DLedgerOptions
 
@@ -55,16 +55,7 @@ def decoded(batch: pa.RecordBatch, names: list[str], *, fail: bool, group: str) 
     Raises:
         DecodeError: there is such a body.
     """
-    rest = [(0, batch.num_rows)]
-    while rest:
-        start, count = rest.pop()
-        piece = batch.slice(start, count)
-        try:
-            found = decode_messages(piece.column("body"), names, opened_bytes_max=_OPENED_BYTES_MAX)
-        except TooManyBytesError:
-            half = count // 2
-            rest += [(start + half, count - half), (start, half)]
-            continue
+    for piece, found in decode_pieces(batch, names, opened_bytes_max=_OPENED_BYTES_MAX):
         if fail:
             _check(found.column("error"), piece.column("index"), group)
         yield {name: piece.column(name) for name in piece.schema.names} | {n: found.column(n) for n in names}

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from dledger_core.cli import main
 from dledger_core.cli.root import _COMMANDS
 from dledger_core.client import Client
-from dledger_core.cluster import LocalCluster
+from dledger_core.cluster import LocalCluster, free_ports
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError, InvariantViolationError, UnreachableError
 from dledger_core.storage import CommitLog
@@ -286,7 +286,7 @@ def test_flags_override_the_settings_file(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_an_unwritable_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = serve("--peers", f"n0-127.0.0.1:{free_port()}", "--self-id", "n0", "--dir", str(tmp_path / "file"))
+    done = serve("--peers", f"n0-127.0.0.1:{free_ports(1)[0]}", "--self-id", "n0", "--dir", str(tmp_path / "file"))
     assert_failed(done, str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == ""
 
@@ -305,7 +305,9 @@ def test_a_port_in_use_is_one_line_and_nothing_is_written(tmp_path: Path) -> Non
 @pytest.mark.integration
 def test_nothing_is_written_for_any_group_if_one_store_is_foreign(tmp_path: Path) -> None:
     CommitLog.open(tmp_path / "b" / "dledger-n0", group="else", node_id="n0").close()
-    done = serve("--peers", f"n0-127.0.0.1:{free_port()}", "--self-id", "n0", "--dir", str(tmp_path), "--group", "a,b")
+    done = serve(
+        "--peers", f"n0-127.0.0.1:{free_ports(1)[0]}", "--self-id", "n0", "--dir", str(tmp_path), "--group", "a,b"
+    )
     assert_failed(done, str(tmp_path / "b" / "dledger-n0"))
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
@@ -317,12 +319,6 @@ def test_a_log_keeps_its_profile_whatever_the_flag_says(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path) as cluster, Client(cluster.peers) as client:
         assert client.append([b"x"]).first_index == 0
     assert "stays in profile A" in (tmp_path / "n0.log").read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,21 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dledger_core.cluster import free_ports
 from tests.interop.java_dledger import JavaDLedger
 
 _DATA_BYTES, _INDEX_BYTES = 16 << 20, 1 << 20
 _START_S = 240.0
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
 from dledger_core import control, open_store
+from dledger_core.cluster import free_ports
 from dledger_core.config import StorageConfig
 from dledger_core.convert import ConvertRequest, convert
 from dledger_core.ids import Index, NodeId, Term
@@ -25,12 +25,6 @@ from tests.rocketmq.golden import MIXED, THREE, extract
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 DATA_BYTES, INDEX_BYTES = 16384, 1024
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def entries(store: Path) -> list[Entry]:
@@ -142,7 +136,7 @@ def test_java_goes_on_and_we_read_it_back(java: JavaDLedger, tmp_path: Path, pro
     ours = entries(store)
     shutil.copytree(store, tmp_path / "java" / store.name)
     store = tmp_path / "java" / store.name
-    config = java.config(tmp_path / "java", "n0", DATA_BYTES, INDEX_BYTES, free_port())
+    config = java.config(tmp_path / "java", "n0", DATA_BYTES, INDEX_BYTES, *free_ports(1))
     bodies = [b"java %d" % number * 200 for number in range(40)] + [b""]
     indexes = java.append(config, bodies)
     begin = ours[-1].index + 1

@@ -94,24 +94,17 @@ async def last_end(probe: Probe, guess: int, first: int) -> tuple[int, int]:
             high = low + step - 1
         else:
             low, low_term, step = low + step, term, step * 2
-    while low < high:
-        middle = (low + high) // 2
-        term = await probe(middle)
-        if term is None:
-            high = middle
-        else:
-            low, low_term = middle + 1, term
+    low, low_term = await _bisect(probe, low, low_term, high)
     if low > guess or low <= first:
         return low, low_term
     term = await probe(low - 1)
     if term is not None:
         return low, term
-    return await _end_before(probe, first, low - 1)
+    return await _bisect(probe, first, -1, low - 1)  # the log was cut since it was seen last
 
 
-async def _end_before(probe: Probe, low: int, high: int) -> tuple[int, int]:
-    """Bisects [low, high], where ``high`` is no entry: the log was cut since it was seen last."""
-    low_term = -1
+async def _bisect(probe: Probe, low: int, low_term: int, high: int) -> tuple[int, int]:
+    """Finds the end in [low, high], where ``high`` is no entry and the one before ``low`` is of ``low_term``."""
     while low < high:
         middle = (low + high) // 2
         term = await probe(middle)

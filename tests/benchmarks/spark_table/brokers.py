@@ -11,6 +11,7 @@ from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from pathlib import Path
 
+from dledger_core.cluster import free_ports
 from dledger_core.errors import ConfigError
 from jobs._session import find_java
 
@@ -118,7 +119,7 @@ class Brokers:
         self.jars, self._folder = jars, folder
         self._java = str(find_java() / "bin" / "java")
         self._processes: list[subprocess.Popen[bytes]] = []
-        ports = _free_ports(2 * COUNT)
+        ports = free_ports(2 * COUNT)
         self._ports, self._controllers = ports[:COUNT], ports[COUNT:]
 
     @property
@@ -189,14 +190,3 @@ class Brokers:
         """Makes a topic of one partition and three replicas."""
         where = ["--bootstrap-server", self.address, "--create", "--topic", name]
         self.run("org.apache.kafka.tools.TopicCommand", *where, "--partitions", "1", "--replication-factor", "3")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
