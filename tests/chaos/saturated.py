@@ -1,7 +1,9 @@
 """Whether a leader keeps its place while other work takes both cores.
 
 Two processes per core count as fast as they can, at the nodes' own priority; a client appends one entry after the
-other. An election shows as a higher term: heartbeats, or their answers, came later than an election timeout.
+other. An election shows as a higher term: heartbeats, or their answers, came later than an election timeout. Beside
+them a thread on each core sleeps and looks how late it wakes up: a core that stood still that long, or that was given
+to nobody else for that long, explains an election; one that did not puts it down to the nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +28,7 @@ from tests.chaos.proxy import LoopThread
 
 HOGS_PER_CORE = 2
 LOOK_S = 5.0
+NAP_S = 0.01
 
 
 @contextmanager
@@ -38,6 +42,30 @@ def _hogs() -> Iterator[int]:
         for hog in hogs:
             hog.kill()
             hog.wait()
+
+
+@contextmanager
+def _watched_cores() -> Iterator[dict[int, float]]:
+    """Yields, per core, by how many seconds a sleeping thread was woken too late at most; grows in the block."""
+    late = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
+    stop = threading.Event()
+
+    def watch(core: int) -> None:
+        os.sched_setaffinity(0, {core})  # of this thread
+        while not stop.is_set():
+            began = time.monotonic()
+            time.sleep(NAP_S)
+            late[core] = max(late[core], time.monotonic() - began - NAP_S)
+
+    watchers = [threading.Thread(target=watch, args=(core,)) for core in late]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        yield late
+    finally:
+        stop.set()
+        for watcher in watchers:
+            watcher.join()
 
 
 def _term(peers: str) -> int:
@@ -54,7 +82,7 @@ def run_saturated(minutes: float, directory: Path) -> int:
         try:
             appender.wait_beyond(0.0)
             before = _term(cluster.peers)
-            with _hogs() as hogs:
+            with _hogs() as hogs, _watched_cores() as late:
                 began, first_ack = time.monotonic(), len(appender.acks)
                 while (left := began + minutes * 60 - time.monotonic()) > 0:
                     sys.stderr.write(
@@ -72,7 +100,8 @@ def run_saturated(minutes: float, directory: Path) -> int:
     sys.stdout.write(
         f"{minutes:g} minutes beside {hogs} busy processes on {os.cpu_count()} cores, load {load:.1f}: "
         f"{after - before} elections; {len(acks)} appends, ms from one to the next: p50 {statistics.median(gaps):.1f}, "
-        f"p99 {gaps[int(len(gaps) * 0.99)]:.0f}, max {gaps[-1]:.0f}\n"
+        f"p99 {gaps[int(len(gaps) * 0.99)]:.0f}, max {gaps[-1]:.0f}; "
+        f"ms that a core let a sleeper wait at most: {', '.join(f'{1000 * most:.0f}' for most in late.values())}\n"
     )
     shutil.rmtree(directory)
     return int(after != before)
