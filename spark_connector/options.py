@@ -72,6 +72,7 @@ class DLedgerOptions:
         min_partitions: plan at least this many partitions where there are that many entries.
         max_records_per_partition: plan no partition of more entries.
         fail_on_data_loss: fail the query on a loss, or log and count it.
+        pin_ms: how long what is planned is kept out of retention; None = 10 minutes for a stream, 0 for a batch.
         read_from: which replica: any, leader, follower or node:ID.
         decode: none, or message for RocketMQ's columns.
         topics: with ``decode``: only messages of these topics; empty = all.
@@ -108,6 +109,7 @@ class DLedgerOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
+    pin_ms: int | None = None
     read_from: str = "any"
     decode: str = "none"
     topics: tuple[str, ...] = ()
@@ -193,6 +195,7 @@ _TABLE: Final = (
     _Option("minPartitions", "min_partitions", values.count(100_000), "r", "8"),
     _Option("maxRecordsPerPartition", "max_records_per_partition", values.count(), "r", "1000000"),
     _Option("failOnDataLoss", "fail_on_data_loss", values.flag, "r", "true"),
+    _Option("pinFor", "pin_ms", values.lag, "r", "10m"),
     _Option("readFrom", "read_from", values.replica_choice, "r", "follower"),
     _Option("decode", "decode", values.choice("none", "message"), "r", "message"),
     _Option("topics", "topics", values.message_topics, "r", "orders,payments"),
@@ -223,7 +226,7 @@ _KAFKAS_NAMES: Final = {
 
 _OF_JAVA: Final = ("safetyLag", "commitProbe")
 _NOT_OF_JAVA: Final = (
-    *("path", "groupsPattern", "discoveryInterval", "table"),
+    *("path", "groupsPattern", "discoveryInterval", "table", "pinFor"),
     *("startingTimestamp", "startingOffsetsByTimestampStrategy", "endingTimestamp"),
 )
 """A Java group has no such thing: no append times, no list of groups, no descriptions."""

@@ -88,6 +88,9 @@ class JavaLog:
             if left <= _LOOK_S:
                 return False
 
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Does nothing: Java's servers know no pins."""
+
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads one chunk of what the driver found safe."""
         del replica

@@ -117,6 +117,9 @@ class Log(Protocol):
     def wait(self, known: Bounds, timeout_ms: int) -> bool:
         """Waits up to ``timeout_ms`` for the log to grow; returns whether it may differ from what is known."""
 
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Keeps entries from ``start`` on out of retention for a reader; 0 s gives it up. Nothing where none runs."""
+
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Returns entries from ``start`` on, some at least if there are any, up to the range's end.
 
@@ -244,6 +247,10 @@ class ServerLog:
             time.sleep(max(0.0, min(_FAILED_WAIT_S, deadline - time.monotonic())))
             return True
         return end != (found.visible_end if isolation == "read_committed" else found.commit_index + 1)
+
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Asks every node; one that is down deletes nothing."""
+        self._client.pin(name, start, seconds)
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads one chunk, trying one replica after the other until the time is used up."""

@@ -20,6 +20,7 @@ from dledger_core.record import READ_SCHEMA
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk, Log, open_log
+from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Range
 from spark_connector.schema import arrow_schema
 
@@ -39,15 +40,21 @@ class RangesPartition(InputPartition):
     Attributes:
         ranges: half-open index ranges, in order.
         number: the partition's number, which spreads tasks over the replicas.
+        pin_ms: how long a pin holds; 0 = nothing is pinned.
+        held_since: epoch seconds at which the driver pinned the ranges.
     """
 
     ranges: tuple[Range, ...]
     number: int
+    pin_ms: int
+    held_since: float
 
-    def __init__(self, ranges: tuple[Range, ...], number: int) -> None:
+    def __init__(self, ranges: tuple[Range, ...], number: int, pin_ms: int = 0, held_since: float = 0.0) -> None:
         super().__init__(None)
         self.ranges = ranges
         self.number = number
+        self.pin_ms = pin_ms
+        self.held_since = held_since
 
 
 def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
@@ -64,9 +71,13 @@ def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa
     try:
         for part in partition.ranges:
             log = open_log(options, part.group)
+            pin = Pin(partition.pin_ms, partition.held_since)
+            pin.renew(log, part.start)
             for chunk in _prefetched(pool, log, part, partition.number, policy):
+                pin.renew(log, chunk.next_index)
                 if chunk.batch.num_rows:
                     yield from _finished(chunk.batch, part, options, schema)
+            pin.release(log)
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -105,6 +105,9 @@ class StoreLog:
             time.sleep(min(_LOOK_EVERY_S, left))
         return True
 
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Does nothing: a store at rest deletes nothing, and a live one asks nobody."""
+
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads ``fetchMaxBytes`` at most, but one entry at least; looks anew where the view does not serve."""
         try:

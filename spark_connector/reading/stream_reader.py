@@ -39,6 +39,7 @@ __all__ = ["DLedgerStreamReader"]
 
 _log = logging.getLogger(__name__)
 _POLL_MS_MAX: Final = 1_000
+_PIN_MS: Final = 600_000
 
 
 class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,7 +69,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def tracker(self) -> Tracker:
         """The logs of this query; made at first use, on the driver only."""
         if self._tracker is None:
-            self._tracker = Tracker(self._options)
+            self._tracker = Tracker(self._options, pin_ms=_PIN_MS)
         return self._tracker
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -208,6 +209,11 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: progress is kept in Spark's checkpoint alone."""
+
+    def stop(self) -> None:
+        """Ends the query: retention need not wait for it any longer."""
+        if self._tracker is not None:
+            self._tracker.release()
 
     def _bounds(self) -> dict[str, Bounds]:
         if self._targets is None:

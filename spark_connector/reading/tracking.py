@@ -25,6 +25,7 @@ from spark_connector.reading.groups import GroupFinder
 from spark_connector.reading.limits import ends_within_bytes
 from spark_connector.reading.logs import Bounds, Log, RecordFacts, open_log
 from spark_connector.reading.partitions import RangesPartition
+from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Extent, Range, core_count, partition_count, split
 from spark_connector.reading.waiting import GrowthWaiter
 
@@ -40,14 +41,20 @@ _PLACES_MAX: Final = 4096
 class Tracker:
     """Bounds, offsets and their checks for the groups of one query; not thread-safe.
 
+    Args:
+        options: what to read.
+        pin_ms: how long what is planned is kept out of retention, where the options do not say.
+
     Attributes:
         groups: names of the logs, sorted; ``discover`` may add some.
         finder: looks for the groups of a pattern, None without one.
         policy: what is done about losses, and how many there were.
     """
 
-    def __init__(self, options: DLedgerOptions) -> None:
+    def __init__(self, options: DLedgerOptions, *, pin_ms: int = 0) -> None:
         self._options = options
+        self._pin_ms = pin_ms if options.pin_ms is None else options.pin_ms
+        self._pin = Pin(self._pin_ms)
         self._logs: dict[str, Log] = {}
         self._verified: dict[str, deque[GroupOffset]] = {}
         self._looked_at: dict[tuple[str, int], RecordFacts] = {}
@@ -267,7 +274,18 @@ class Tracker:
                 place = partial(self._place, first=view.first)
                 part = Range(group, start, end, view.commit, view.log)
                 extents.append(Extent(part, place(group, start), place(group, end)))
-        return [RangesPartition(pieces, number) for number, pieces in enumerate(self._split(extents, bounds))]
+        held_since = time.time()
+        for extent in extents:
+            self._pin.hold(self._logs[extent.part.group], extent.part.start)
+        return [
+            RangesPartition(pieces, number, self._pin_ms, held_since)
+            for number, pieces in enumerate(self._split(extents, bounds))
+        ]
+
+    def release(self) -> None:
+        """Lets retention delete again what was planned last."""
+        for group in self.groups:
+            self._pin.release(self._logs[group])
 
     def _split(self, extents: Sequence[Extent], bounds: Mapping[str, Bounds]) -> list[tuple[Range, ...]]:
         entries, nbytes = sum(extent.part.count for extent in extents), sum(extent.nbytes for extent in extents)

@@ -37,7 +37,7 @@ CHEAP = {
     "spark.databricks.delta.stats.collect": "false",
 }
 """It lives for seconds: compiling queries would take longer than running them."""
-_SMALL = {"fetchMaxBytes": "20000", "maxOffsetsPerTrigger": str(BATCH_INDEXES)}
+_SMALL = {"fetchMaxBytes": "20000", "maxOffsetsPerTrigger": str(BATCH_INDEXES), "pinFor": "1s"}
 
 
 def log_to_delta(spark: Any, run: dict[str, Any]) -> Any:
