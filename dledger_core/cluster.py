@@ -24,6 +24,8 @@ from dledger_core.server.node import STOP_WITH_STDIN
 __all__ = ["LocalCluster", "free_ports"]
 
 _PREFERRED_S: Final = 5.0
+START_S: Final = 120.0
+"""How long to wait for a leader: where many processes start at once, the first election takes its time."""
 
 
 class LocalCluster:
@@ -102,7 +104,7 @@ class LocalCluster:
     ) -> None:
         self.close()
 
-    def start(self, timeout_s: float = 30.0) -> None:
+    def start(self, timeout_s: float = START_S) -> None:
         """Starts all nodes and waits until every group has a leader, a preferred one if it comes soon."""
         try:
             for peer in self._peers:
@@ -126,7 +128,7 @@ class LocalCluster:
         if self._temporary:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def leader(self, group: str = "default", timeout_s: float = 30.0) -> str:
+    def leader(self, group: str = "default", timeout_s: float = START_S) -> str:
         """Returns the id of the group's leader; waits for one.
 
         Raises:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
 __all__ = ["LoopThread"]
 
 _T = TypeVar("_T")
+_LOG = logging.getLogger(__name__)
+END_S: Final = 10.0
+"""How long ``close`` waits for the thread. Closing uvloop's loop was seen, once, to wait for a socket without end."""
 
 
 class LoopThread:
@@ -40,7 +44,7 @@ class LoopThread:
             return None if self._closing else asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs ``last``, cancels whatever else is under way, and ends the thread. Repeatable."""
+        """Runs ``last``, cancels whatever else is under way, and ends the thread, if it ends soon. Repeatable."""
         with self._lock:
             if self._closing or self.is_current:
                 return
@@ -50,7 +54,9 @@ class LoopThread:
             ended.result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+            self._thread.join(END_S)
+            if self._thread.is_alive():
+                _LOG.warning("the thread %s has nothing left to do and does not end; going on", self._thread.name)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

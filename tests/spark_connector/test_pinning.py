@@ -92,7 +92,9 @@ def test_streams_pin_unless_they_are_told_not_to_and_batches_if_they_are_told_to
         client.append([b"x"])
     chosen = DLedgerOptions.for_reading({"peers": cluster.peers, "groups": "planned", **options})
     assert {part.pin_ms for part in DLedgerBatchReader(chosen).partitions()} == {batch_ms}  # type: ignore[attr-defined]
-    stream, start = planned_stream({"peers": cluster.peers, "groups": "planned", "startingOffsets": "earliest", **options})
+    stream, start = planned_stream(
+        {"peers": cluster.peers, "groups": "planned", "startingOffsets": "earliest", **options}
+    )
     parts = stream.partitions(start, stream.latestOffset(start, ReadAllAvailable()))
     assert {part.pin_ms for part in parts} == {stream_ms}  # type: ignore[attr-defined]
     stream.stop()
