@@ -16,7 +16,7 @@ __all__ = ["LoopThread"]
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 END_S: Final = 10.0
-"""How long ``close`` waits for the thread. Closing uvloop's loop was seen, once, to wait for a socket without end."""
+"""How long ``close`` waits for the thread: a socket that nobody closed can keep uvloop's loop from ending."""
 
 
 class LoopThread:

@@ -45,6 +45,7 @@ async def connect(
     loop = asyncio.get_running_loop()
     address = f"{host}:{port}"
     connection: Connection | None = None
+    handed_over = False
     try:
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
@@ -55,6 +56,7 @@ async def connect(
                 port,
             )
             await asyncio.shield(connection.accepted)
+        handed_over = True
     except DLedgerError as error:
         where = f"{error.where}, {address}" if error.where and address not in error.where else error.where or address
         raise type(error)(error.what, where, error.remedy, error.values) from None
@@ -63,7 +65,8 @@ async def connect(
         remedy = "check that the node runs and that the address is right"
         raise UnreachableError(f"cannot connect: {reason}", address, remedy) from None
     finally:
-        if connection is not None and not connection.version:
+        # Also if the caller gave up after hello was accepted and before this went on: nobody else knows of it.
+        if connection is not None and not handed_over:
             connection.abort()
     return connection
 

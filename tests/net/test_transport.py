@@ -337,3 +337,27 @@ def test_drained_ends_when_the_connection_breaks(run):
 
 def test_error_type_numbers_are_stable():
     assert (Type.HELLO, Type.HELLO_OK, Type.FAILURE) == (1, 2, 3)
+
+
+def test_a_caller_that_gives_up_just_when_hello_was_accepted_leaves_no_connection(run, monkeypatch):
+    """Nobody else knows of that connection: it would stay open, and keep a loop from being closed."""
+
+    async def main():
+        async with Echo() as node:
+            given_up = []
+            shield = asyncio.shield
+
+            def shield_and_give_up(accepted):
+                accepted.add_done_callback(lambda _: given_up.append(task.cancel()))  # before the task goes on
+                return shield(accepted)
+
+            monkeypatch.setattr(asyncio, "shield", shield_and_give_up)
+            task = asyncio.ensure_future(node.connect())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            monkeypatch.setattr(asyncio, "shield", shield)
+            assert given_up == [True]
+            await node.handlers[0].until(lambda: node.handlers[0].closed)
+            assert node.server.connections == set()
+
+    run(main())
