@@ -27,10 +27,11 @@ import click
 
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
+from jobs._audit.classic import CLASSIC_GROUP
 from jobs._audit.model import OTHER, Replica, Verdict
 from jobs._audit.options import Options, parse_age, parse_run_id
 from jobs._audit.run import Audit
-from jobs._audit.snapshot import STORE_GROUP, node_replicas, parse_replicas, store_replicas
+from jobs._audit.snapshot import STORE_GROUP, node_replicas, parse_replicas, stored_logs
 from jobs._cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -65,6 +66,8 @@ _EXAMPLES = """Examples:
   audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --report audit.html
   # store directories as they lie there, ours or a broker's
   audit_replicas.py --replica a=/data/n0/default/dledger-n0 --replica b=/data/n1/default/dledger-n1 --table audit
+  # the CommitLogs of a master and its slave: are they aligned, as an upgrade to DLedger needs them?
+  audit_replicas.py --replica master=/data/store/commitlog --replica slave=/mnt/slave/store/commitlog --table audit
   # every day: trust what was read within a week, but read a tenth of it again
   audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --skip-proven 7d
 """
@@ -73,7 +76,13 @@ _EXAMPLES = """Examples:
 @click.command(epilog=_EXAMPLES)
 @click.option("--peers", help="The servers: n0-host:port;n1-host:port;…")
 @click.option("--groups", help="Logs to audit, separated by commas; with --peers.  [default: default]")
-@click.option("--replica", "replicas", multiple=True, metavar="NAME=DIR", help="A store directory; at least two.")
+@click.option(
+    "--replica",
+    "replicas",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="A store, a classic CommitLog, or a broker's storePathRootDir with either or both; at least two.",
+)
 @click.option("--against", metavar="PEERS", help="Compare with the nodes of another cluster too, at common indexes.")
 @click.option("--table", metavar="DIR", help="Directory of the Delta tables; made if absent.")
 @click.option(
@@ -173,11 +182,10 @@ def _snapshot(
     else:
         if groups is not None:
             raise ConfigError("a store holds one group", "--groups", "leave it out with --replica")
-        opened = store_replicas(parse_replicas(stores))
-        found = {opened[0].group: opened}
+        found = stored_logs(parse_replicas(stores))
     if against is None:
         return found
-    if STORE_GROUP in found and peers is None:
+    if peers is None and {STORE_GROUP, CLASSIC_GROUP} & set(found):
         raise ConfigError("these stores do not record their group", "--against", "give --peers and --groups")
     return {group: (*here, *node_replicas(against, group, prefix=OTHER)) for group, here in found.items()}
 

@@ -21,7 +21,16 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 
-__all__ = ["BLANK_MAGIC", "ClassicFile", "Stop", "classic_files", "read_messages", "walk"]
+__all__ = [
+    "BLANK_MAGIC",
+    "ClassicFile",
+    "Stop",
+    "classic_files",
+    "message_batch",
+    "read_messages",
+    "stop_kind",
+    "walk",
+]
 
 BLANK_MAGIC: Final = -875286124
 """0xCBD43194; behind the length, unlike in a DLedger file."""
@@ -114,22 +123,31 @@ def read_messages(file: ClassicFile, batch_bytes: int = _BATCH_BYTES) -> Iterato
         at = begin + length
         ends.append(at)
         if at - first >= batch_bytes:
-            yield _batch(data, first, ends, file.position)
+            yield message_batch(data, first, ends, file.position)
             first, ends = at, []
     if ends:
-        yield _batch(data, first, ends, file.position)
-    yield Stop(file.position + at, _kind(data, at))
+        yield message_batch(data, first, ends, file.position)
+    yield Stop(file.position + at, stop_kind(data, at))
 
 
-def _batch(data: mmap.mmap, first: int, ends: list[int], base: int) -> pa.RecordBatch:
-    """Records lie one behind the other, so their bytes are the column's bytes."""
+def message_batch(data: mmap.mmap, first: int, ends: list[int], base: int) -> pa.RecordBatch:
+    """Returns columns ``position`` and ``body`` of records that lie one behind the other in a file's bytes.
+
+    Args:
+        data: the file.
+        first: where the first one begins.
+        ends: where each of them ends.
+        base: position of the file.
+    """
+    # One behind the other, so their bytes are the column's bytes.
     offsets = np.array([first, *ends], np.int64)
     buffers = [None, pa.py_buffer((offsets - first).astype(np.int32)), pa.py_buffer(data[first : ends[-1]])]
     bodies = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
     return pa.RecordBatch.from_pydict({"position": pa.array(offsets[:-1] + base), "body": bodies})
 
 
-def _kind(data: mmap.mmap, at: int) -> str:
+def stop_kind(data: mmap.mmap, at: int) -> str:
+    """Returns what lies where a walk ended: see ``Stop``."""
     rest = len(data) - at
     if rest < _HEAD.size:
         return "end" if not any(data[at:]) else "damaged"

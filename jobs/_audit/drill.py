@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.checksum import crc32_column
-from dledger_core.record import HEADER_BYTES
 from jobs._audit.limiter import RateLimiter
 from jobs._audit.model import Finding, Replica
 from jobs._audit.plan import Section, committed_end, runs_of
@@ -140,7 +139,7 @@ def _read(source: Source, start: int, end: int, bounds: tuple[int, int]) -> _Tab
             continue
         at = np.asarray(piece.column("index")) - low
         inside = (at >= 0) & (at < len(rows))
-        rows[at[inside]] = _fingerprints(piece)[inside]
+        rows[at[inside]] = _fingerprints(piece, source.header_bytes)[inside]
         nbytes += int(pc.sum(pc.binary_length(piece.column("body"))).as_py() or 0)
     present = rows["state"] == State.PRESENT
     falls = np.flatnonzero(present[:-1] & present[1:] & (rows["term"][:-1] > rows["term"][1:]))
@@ -148,14 +147,14 @@ def _read(source: Source, start: int, end: int, bounds: tuple[int, int]) -> _Tab
     return _Table(start, rows[start - low : end - low], gaps, nbytes)
 
 
-def _fingerprints(batch: pa.RecordBatch) -> Rows:
+def _fingerprints(batch: pa.RecordBatch, header_bytes: int) -> Rows:
     rows = np.zeros(batch.num_rows, _ENTRY)
     bodies = batch.column("body").to_pylist()
     lengths = np.fromiter(map(len, bodies), np.int64, len(bodies))
     rows["state"] = State.PRESENT
     for name in ("term", "magic", "position"):
         rows[name] = np.asarray(batch.column(name))
-    rows["size"] = lengths + HEADER_BYTES
+    rows["size"] = lengths + header_bytes
     rows["crc"] = crc32_column(b"".join(bodies), lengths)
     digests = b"".join(hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() for body in bodies)
     rows["digest"] = np.frombuffer(digests, f"V{_DIGEST_BYTES}")
@@ -213,6 +212,9 @@ def _evident(
         "agree": list(judgement.right),
         "disagree": list(judgement.replicas),
     }
+    places = {name: place for name, source in sources.items() if (place := source.place(index))}
+    if places:
+        shown["places"] = places
     present = [n for n, e in seen.items() if e.state is State.PRESENT]
     one, other = _pair(judgement, present)
     if one and other and seen[one].digest != seen[other].digest:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs._audit import plan
+from jobs._audit.classic import alignment, alignment_note
 from jobs._audit.drill import Drilled
 from jobs._audit.model import Class, Finding, Replica, Severity
 from jobs._audit.passes import Compared, RangeKey
@@ -95,17 +96,20 @@ def report_of(
         for side in (False, True)
         for finding in plan.end_findings([replica for replica in replicas if replica.other is side])
     ]
+    findings = merge_findings([*judged.found(group), *ends])
+    found_alignment = alignment(replicas, findings)
     return GroupReport(
         group=group,
         replicas=replicas,
         compared=plan.common_range(replicas),
         partly=partly,
         coverage=coverage_of(replicas, [(one.replica, one.entries, one.nbytes) for one in done]),
-        findings=tuple(merge_findings([*judged.found(group), *ends])),
+        findings=tuple(findings),
         incomplete=tuple(dict.fromkeys([*unreachable, *lonely, *_apart(parts, usable), *judged.reasons[group]])),
         cleared=judged.cleared[group],
         provenance=tuple(_provenance(one, run_id) for one in sorted(done, key=_order)),
-        notes=tuple(_notes(usable)),
+        notes=(*_notes(usable), *([alignment_note(found_alignment)] if found_alignment else [])),
+        alignment=found_alignment,
     )
 
 

@@ -125,6 +125,8 @@ class Replica:
         log_uuid: identity of the log, where there is one.
         role: role of a live node.
         data_bytes: about how many bytes it holds; 0 = unknown.
+        block_bytes: of a classic CommitLog: bytes that an index stands for; else 0.
+        end_position: of a classic CommitLog: where its last message ends.
     """
 
     group: str
@@ -140,6 +142,8 @@ class Replica:
     log_uuid: str | None = None
     role: str = ""
     data_bytes: int = 0
+    block_bytes: int = 0
+    end_position: int = 0
 
     @property
     def node(self) -> str:
@@ -171,7 +175,7 @@ class Replica:
         return {
             "name": self.name,
             "group": self.group,
-            "kind": "node" if self.live else "store",
+            "kind": "node" if self.live else "CommitLog" if self.block_bytes else "store",
             "where": self.path or self.peers,
             "reachable": self.reachable,
             "role": self.role or None,

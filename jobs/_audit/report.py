@@ -78,6 +78,7 @@ class GroupReport:
         cleared: suspects that a second look cleared.
         provenance: what coverage rests on: read now, by a run before, or proven on a date.
         notes: what else a reader should know.
+        alignment: of classic CommitLogs: whether they are equal to their ends.
     """
 
     group: str
@@ -90,6 +91,7 @@ class GroupReport:
     cleared: int = 0
     provenance: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    alignment: dict[str, Any] | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -108,6 +110,7 @@ class GroupReport:
             "cleared_by_second_look": self.cleared,
             "provenance": list(self.provenance),
             "notes": list(self.notes),
+            **({"alignment": self.alignment} if self.alignment is not None else {}),
         }
 
 

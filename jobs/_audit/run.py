@@ -177,7 +177,9 @@ class Audit:
                 judged.add_drilled(key[0], drilled)
                 self.drilled_bytes += drilled.read_bytes
         if full and not self.options.rate:
-            stores = [r for found in self.snapshot.values() for r in found if r.reachable and not r.live]
+            stores = [
+                r for found in self.snapshot.values() for r in found if r.reachable and not r.live and not r.block_bytes
+            ]
             for finding in index_pass(spark, stores):
                 judged.findings[finding.group].append(finding)
 

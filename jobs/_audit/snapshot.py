@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
+from jobs._audit.classic import check_kinds, classic_replicas, is_classic
 from jobs._audit.model import Replica
 
 if TYPE_CHECKING:
     from dledger_core.client import NodeStatus
 
-__all__ = ["STORE_GROUP", "node_replicas", "parse_replicas", "store_replicas"]
+__all__ = ["STORE_GROUP", "node_replicas", "parse_replicas", "store_replicas", "stored_logs"]
 
 STORE_GROUP: Final = "store"
 """Stands for the group of stores that do not record theirs (all of Java's)."""
@@ -45,12 +46,52 @@ def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
+def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[Replica, ...]]:
+    """Returns the replicas by group: of stores, of CommitLogs, or of brokers' folders, which may hold one of each.
+
+    Raises:
+        ConfigError: as ``store_replicas``.
+    """
+    parts = {name: _parts_of_broker(path) for name, path in folders.items()}
+    if not any(parts.values()):
+        replicas = store_replicas(folders)
+        return {replicas[0].group: replicas}
+    found: dict[str, tuple[Replica, ...]] = {}
+    for kind in ("commitlog", "store"):
+        held = {name: part[kind] for name, part in parts.items() if kind in part}
+        if held:
+            replicas = store_replicas(held)
+            group = replicas[0].group
+            missing = [
+                Replica(group=group, name=name, path=str(folders[name]), reachable=False, error=f"it has no {kind}")
+                for name in folders
+                if name not in held
+            ]
+            found[group] = (*replicas, *missing)
+    return found
+
+
+def _parts_of_broker(path: Path) -> dict[str, Path]:
+    """Returns what a broker's storePathRootDir holds: a CommitLog, a DLedger store, or, after an upgrade, both."""
+    if not path.is_dir() or is_classic(path) or (path / "data").is_dir():
+        return {}
+    stores = [store for store in path.glob("dledger-*") if (store / "data").is_dir()]
+    if len(stores) > 1:
+        raise ConfigError(f"{path} holds several stores", "--replica", "name one of them", {"stores": len(stores)})
+    parts = {"store": stores[0]} if stores else {}
+    return parts | ({"commitlog": path / "commitlog"} if is_classic(path / "commitlog") else {})
+
+
 def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
-    """Opens stores and returns what they hold.
+    """Opens stores, or classic CommitLogs, and returns what they hold.
 
     Raises:
         ConfigError: a directory is no store, or the stores belong to different logs.
     """
+    kinds = {name: is_classic(path) for name, path in stores.items()}
+    check_kinds(kinds)
+    if all(kinds.values()):
+        return classic_replicas(stores)
     replicas = tuple(_store_replica(name, path) for name, path in stores.items())
     for what, values in (
         ("groups", {r.name: r.group for r in replicas if r.group != STORE_GROUP}),

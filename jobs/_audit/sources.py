@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError
@@ -67,13 +67,22 @@ class RangeSeen:
 
 
 class Source(Protocol):
-    """One replica."""
+    """One replica.
+
+    Attributes:
+        header_bytes: of each record, beside its body.
+    """
+
+    header_bytes: int
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
         """Yields the aligned ranges of [start, end), in order and without holes."""
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         """Yields the entries of [start, end) with the columns of RECORD_SCHEMA, in order and without holes."""
+
+    def place(self, index: int) -> dict[str, Any]:
+        """Returns what else helps people to find an entry."""
 
 
 def read_past_damage(
@@ -125,11 +134,17 @@ def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterato
         if replica.live:
             client = Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS)
             yield _NodeSource(stack.enter_context(client), replica.node, limiter)
+        elif replica.block_bytes:
+            from jobs._audit.classic import ClassicSource
+
+            yield ClassicSource(replica, limiter)
         else:
             yield _StoreSource(stack.enter_context(open_store(replica.path)), limiter)
 
 
 class _NodeSource:
+    header_bytes = HEADER_BYTES
+
     def __init__(self, client: Client, node: str, limiter: RateLimiter | None) -> None:
         self._client = client
         self._node = node
@@ -155,6 +170,9 @@ class _NodeSource:
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)
 
+    def place(self, index: int) -> dict[str, Any]:
+        return {}
+
     def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         fetched = _patiently(
             lambda: self._client.records(start, end, node=self._node, max_bytes=READ_BYTES),
@@ -166,6 +184,8 @@ class _NodeSource:
 
 
 class _StoreSource:
+    header_bytes = HEADER_BYTES
+
     def __init__(self, reader: StoreReader, limiter: RateLimiter | None) -> None:
         self._reader = reader
         self._limiter = limiter
@@ -189,6 +209,9 @@ class _StoreSource:
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)
+
+    def place(self, index: int) -> dict[str, Any]:
+        return {}
 
     def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         batch = self._reader.read(start, end, max_bytes=READ_BYTES)

@@ -13,19 +13,17 @@ import pytest
 from dledger_core import open_store
 from dledger_core.errors import ConfigError
 from jobs._audit.drill import drill
-from jobs._audit.judged import judge_suspects
-from jobs._audit.model import Class, Finding, Replica
-from jobs._audit.passes import _digest_rows, _index_findings
-from jobs._audit.plan import DigestTask, Section, end_findings, sections
-from jobs._audit.ranges import RangeRow
-from jobs._audit.report import merge_findings, verdict_of
+from jobs._audit.model import Class
+from jobs._audit.passes import _index_findings
+from jobs._audit.plan import sections
+from jobs._audit.report import verdict_of
 from jobs._audit.snapshot import store_replicas
+from tests.jobs.auditing import audit, overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
 
 GOLDEN = Path(__file__).resolve().parents[1] / "storage" / "testdata"
 ENTRIES = 600
-SPAN = 128
 
 Stores = dict[str, Path]
 
@@ -45,40 +43,6 @@ def stores(tmp_path: Path) -> Stores:
     return copies
 
 
-def digests(replicas: tuple[Replica, ...]) -> dict[tuple[int, int], list[RangeRow]]:
-    found: dict[tuple[int, int], list[RangeRow]] = {}
-    for part in sections(replicas):
-        for replica in part.replicas:
-            for row in _digest_rows(DigestTask(replica, part.start, part.end, SPAN), "run"):
-                found.setdefault((row["start"], row["end"]), []).append(
-                    RangeRow(
-                        replica=row["replica"],
-                        content=row["content"],
-                        layout=row["layout"],
-                        damaged=len(row["damaged"]),
-                        problem=row["problem"],
-                        reason=row["reason"],
-                        index_wrong=tuple(zip(row["index_wrong"][::2], row["index_wrong"][1::2], strict=True)),
-                    )
-                )
-    return found
-
-
-def audit(stores: Stores) -> list[Finding]:
-    """What the job does, in one process."""
-    replicas = store_replicas(stores)
-    found = end_findings(replicas)
-    group = replicas[0].group
-    judged = judge_suspects({(group, start, end): rows for (start, end), rows in digests(replicas).items()})
-    assert not judged.reasons[group]
-    for _, start, end in judged.doubtful:
-        holders = tuple(r for r in replicas if r.first_index <= start and end <= r.end)
-        drilled = drill(Section(start, end, holders))
-        assert not drilled.unread
-        judged.add_drilled(group, drilled)
-    return merge_findings([*found, *judged.found(group)])
-
-
 def place_of(store: Path, index: int) -> tuple[Path, int]:
     """Returns the data file and the offset of a record."""
     with open_store(store) as reader:
@@ -86,12 +50,6 @@ def place_of(store: Path, index: int) -> tuple[Path, int]:
     files = sorted((store / "data").iterdir())
     file = max(path for path in files if int(path.name) <= position)
     return file, position - int(file.name)
-
-
-def overwrite(file: Path, offset: int, data: bytes) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        opened.write(data)
 
 
 def flip(store: Path, index: int, at: int = 48 + 3) -> None:

@@ -1,0 +1,246 @@
+"""Classic CommitLogs of a master and its slaves, and mixed logs: what is equal, what is not, are they aligned?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.classic_log import ClassicLog
+from jobs._audit.classic import BLOCK_BYTES, alignment, alignment_note
+from jobs._audit.model import Finding
+from jobs._audit.report import verdict_of
+from jobs._audit.snapshot import store_replicas, stored_logs
+from jobs._cli import run_job
+from jobs.audit_replicas import command
+from tests.jobs.auditing import audit, overwrite
+from tests.rocketmq.golden import MIXED, extract, messages
+
+Folders = dict[str, Path]
+FILE_BYTES = 131_072
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """What a real broker left that was upgraded from a CommitLog to DLedger."""
+    return extract(MIXED, "n0", tmp_path / "golden")
+
+
+@pytest.fixture
+def logs(root: Path, tmp_path: Path) -> Folders:
+    folders = {name: tmp_path / name for name in ("master", "slave")}
+    for folder in folders.values():
+        shutil.copytree(root / "commitlog", folder)
+    return folders
+
+
+@pytest.fixture
+def three(logs: Folders, tmp_path: Path) -> Folders:
+    shutil.copytree(logs["master"], tmp_path / "third")
+    return {**logs, "third": tmp_path / "third"}
+
+
+def message_at(logs: Folders, number: int) -> tuple[int, int]:
+    """Position and size of a message."""
+    with_sizes = [(at, len(body)) for at, body in messages(MIXED).items() if at < 2 * FILE_BYTES]
+    return with_sizes[number]
+
+
+def write(folder: Path, position: int, data: bytes) -> None:
+    overwrite(folder / f"{position // FILE_BYTES * FILE_BYTES:020}", position % FILE_BYTES, data)
+
+
+def byte(folder: Path, position: int) -> int:
+    return (folder / f"{position // FILE_BYTES * FILE_BYTES:020}").read_bytes()[position % FILE_BYTES]
+
+
+def flip(folder: Path, position: int) -> None:
+    write(folder, position, bytes([byte(folder, position) ^ 0x20]))
+
+
+def wipe_from(folder: Path, position: int) -> None:
+    """As if the slave had not been sent more."""
+    for file in sorted(folder.iterdir()):
+        base = int(file.name)
+        if base + FILE_BYTES > position:
+            at = max(0, position - base)
+            overwrite(file, at, bytes(FILE_BYTES - at))
+
+
+def aligned(logs: Folders, findings: list[Finding]) -> bool:
+    found = alignment(store_replicas(logs), findings)
+    assert found is not None
+    assert alignment_note(found).startswith("aligned" if found["aligned"] else "not aligned")
+    return bool(found["aligned"])
+
+
+def test_equal_logs_are_aligned(logs: Folders) -> None:
+    assert audit(logs) == []
+    assert aligned(logs, [])
+    (one, other) = store_replicas(logs)
+    assert (one.first_index, one.end) == (other.first_index, other.end)
+    last, size = message_at(logs, -1)
+    assert one.end_position >= last + size
+
+
+def body_of(folder: Path, position: int, size: int) -> int:
+    """Position of a byte in the middle of a message's body."""
+    (batch,) = ClassicLog(folder).messages(position, position + size)
+    record = batch.column("body")[0].as_py()
+    from dledger_core.rocketmq import decode_messages
+
+    body = decode_messages(batch.column("body"), ["body"]).column("body")[0].as_py()
+    return position + record.index(body) + len(body) // 2
+
+
+@pytest.mark.parametrize("number", [0, 40, -1])
+def test_a_flipped_byte_of_a_body_is_damage_on_that_replica(logs: Folders, number: int) -> None:
+    position, size = message_at(logs, number)
+    flip(logs["slave"], body_of(logs["slave"], position, size))
+    (found,) = audit(logs)
+    assert (found.kind.value, found.replica) == ("CORRUPT", "slave")
+    assert found.start * BLOCK_BYTES <= position
+    assert found.end * BLOCK_BYTES >= position + size or found.end == store_replicas(logs)[0].end
+    assert found.count <= size // BLOCK_BYTES + 2
+    place = found.evidence["places"]["slave"]
+    assert place["file"] == f"{position // FILE_BYTES * FILE_BYTES:020}"
+    assert found.evidence["agree"] == ["master"]
+    assert verdict_of([found], []) == "INCONSISTENT"
+    assert not aligned(logs, [found])
+
+
+def test_a_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, three: Folders) -> None:
+    position, _ = message_at(logs, 30)
+    flip(logs["slave"], position + 20)  # of the queue offset
+    (found,) = audit(logs)
+    assert (found.kind.value, found.replica) == ("DIVERGED_COMMITTED", "master,slave")
+    (found,) = audit(three)
+    assert (found.kind.value, found.replica) == ("DIVERGED_COMMITTED", "slave")
+    assert found.evidence["agree"] == ["master", "third"]
+    assert found.evidence["first_difference"]["offset"] == (position + 20) % BLOCK_BYTES
+    message = found.evidence["places"]["third"]["message"]
+    assert message["position"] <= position + 20
+    assert {"topic", "queue_id", "queue_offset", "msg_id"} <= set(message)
+
+
+def test_a_message_that_lies_elsewhere_is_damage(three: Folders) -> None:
+    position, _ = message_at(three, 50)
+    flip(three["slave"], position + 28 + 6)  # of its own position
+    (found,) = audit(three)
+    assert (found.kind.value, found.replica) == ("CORRUPT", "slave")
+
+
+def test_a_destroyed_head_is_damage_and_what_follows_is_compared_all_the_same(three: Folders) -> None:
+    position, _ = message_at(three, 20)
+    write(three["slave"], position, bytes(8))
+    later, size = message_at(three, 60)
+    assert later // FILE_BYTES == position // FILE_BYTES
+    flip(three["slave"], body_of(three["master"], later, size))
+    found = {(f.kind.value, f.replica, f.start) for f in audit(three)}
+    block = body_of(three["master"], later, size) // BLOCK_BYTES
+    assert {start for _, _, start in found} == {position // BLOCK_BYTES, block}
+    assert {name for _, name, _ in found} == {"slave"}
+
+
+@pytest.mark.parametrize("number", [30, -2])
+def test_a_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: int) -> None:
+    position, size = message_at(logs, number)
+    wipe_from(logs["slave"], position + size)
+    found = audit(logs)
+    assert {f.kind.value for f in found} <= {"LAGGING"}
+    assert verdict_of(found, []) == "CONSISTENT"
+    assert not aligned(logs, found)
+    ends = {replica.name: replica.end_position for replica in store_replicas(logs)}
+    assert ends["slave"] == position + size
+    assert f"slave by {ends['master'] - ends['slave']:,} bytes" in alignment_note(
+        alignment(store_replicas(logs), found) or {}
+    )
+
+
+def test_a_replica_that_deleted_its_oldest_file_is_compared_at_the_rest(logs: Folders) -> None:
+    (logs["slave"] / f"{0:020}").unlink()
+    (found,) = audit(logs)
+    assert (found.kind.value, found.replica, found.end * BLOCK_BYTES) == ("RETENTION_SKEW", "slave", FILE_BYTES)
+    assert aligned(logs, [found])
+
+
+def test_a_message_that_all_hold_damaged_is_found_too(logs: Folders) -> None:
+    position, size = message_at(logs, 10)
+    for folder in logs.values():
+        flip(folder, body_of(folder, position, size))
+    assert {(f.kind.value, f.replica) for f in audit(logs)} == {("CORRUPT", "master"), ("CORRUPT", "slave")}
+
+
+def test_nothing_is_changed(logs: Folders) -> None:
+    before = {path: path.read_bytes() for folder in logs.values() for path in folder.iterdir()}
+    audit(logs)
+    assert {path: path.read_bytes() for folder in logs.values() for path in folder.iterdir()} == before
+
+
+def rename_the_first(folder: Path) -> None:
+    (folder / f"{0:020}").rename(folder / f"{7:020}")
+
+
+def empty_all(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.write_bytes(b"")
+
+
+def delete_all(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (rename_the_first, "does not continue the file before"),
+        (empty_all, "does not continue the file before"),
+        (delete_all, "a CommitLog can be compared with CommitLogs only"),
+    ],
+)
+def test_folders_that_hold_no_log(logs: Folders, spoil: Callable[[Path], None], said: str) -> None:
+    spoil(logs["slave"])
+    with pytest.raises(ConfigError, match=said):
+        stored_logs(logs)
+
+
+def test_a_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "copy")
+    found = stored_logs({"a": root, "b": tmp_path / "copy"})
+    assert {len(replicas) for replicas in found.values()} == {2}
+    kinds = [replicas[0].to_json()["kind"] for replicas in found.values()]
+    assert kinds == ["CommitLog", "store"]
+    shutil.rmtree(tmp_path / "copy" / "commitlog")
+    found = stored_logs({"a": root, "b": tmp_path / "copy"})
+    missing = [r for replicas in found.values() for r in replicas if not r.reachable]
+    assert [(r.name, r.group, r.error) for r in missing] == [("b", "commitlog", "it has no commitlog")]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_the_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(root, tmp_path / "copy")
+    position, size = message_at({}, 5)
+    arguments = ["--replica", f"n0={root}", "--replica", f"n1={tmp_path / 'copy'}", "--table", str(tmp_path / "t")]
+
+    def run() -> tuple[int, dict[str, Any]]:
+        with pytest.raises(SystemExit) as stopped:
+            run_job(command, [*arguments, "--mode", "full", "--report", str(tmp_path / "page.html")])
+        return int(stopped.value.code or 0), json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    code, told = run()
+    assert (code, told["verdict"], told["findings"]) == (0, "CONSISTENT", [])
+    [classic] = [group for group in told["groups"] if group["group"] == "commitlog"]
+    assert classic["alignment"]["aligned"] is True
+    assert {part["percent"] for part in classic["coverage"].values()} == {100.0}
+    flip(tmp_path / "copy" / "commitlog", body_of(root / "commitlog", position, size))
+    code, told = run()
+    assert (code, told["verdict"]) == (1, "INCONSISTENT")
+    assert [(f["class"], f["replica"], f["group"]) for f in told["findings"]] == [("CORRUPT", "n1", "commitlog")]
+    assert "not aligned" in (tmp_path / "page.html").read_text()
