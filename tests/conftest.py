@@ -30,10 +30,14 @@ _before = pytest.StashKey[set[str]]()
 
 SPARK_CLASSES = CHECKOUT / ".venv" / "spark-classes.jsa"
 """Made by ``.ci/spark``; a JVM that does not find it, or cannot use it, starts without."""
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xlog:disable"
+JVM_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xlog:disable"
+    " -Dspark.python.authenticate.socketTimeout=300s"
+)
 """The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves, and so do a
 collector's own threads. Without that compiler the JVM would reserve a code cache of 48 MB only, which a whole run of
-Spark tests fills. What the JVM itself logs would go to stdout, where tests expect a command's output."""
+Spark tests fills. What the JVM itself logs would go to stdout, where tests expect a command's output. Spark gives a
+Python worker 15 s to connect, too few for many that start at once on a slow machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -44,8 +44,10 @@ class Pin:
 
     def renew(self, log: Log, start: int) -> None:
         """As ``hold``, if it is time; costs nothing otherwise."""
+        if not self._hold_ms:
+            return
         held_since = self._renewed.get(log.group, self._held_since)
-        if self._hold_ms and time.time() - held_since >= self._hold_ms / 1000 / _RENEWALS:
+        if time.time() - held_since >= self._hold_ms / 1000 / _RENEWALS:
             self.hold(log, start)
 
     def release(self, log: Log) -> None:

@@ -22,6 +22,8 @@ CHUNKS_MAX = 3
 class CountingLog:
     """A log of entries that each are a chunk and a batch; entries below ``first`` are gone."""
 
+    group = "default"
+
     def __init__(self, first: int = 0, fails_at: int = END) -> None:
         self.asked: list[int] = []
         self.given = 0
