@@ -22,6 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks"})
+OF_PROCESSES = ("integration", "spark", "notebook")
 RUN_MARK = "DLEDGER_TEST_RUN"
 """Every process started by the tests inherits this variable, so even one whose parent died is found."""
 
@@ -44,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("dledger")
     ci = os.environ.get("CI", "").lower() in {"1", "true"}
     group.addoption("--no-skips", action="store_true", default=ci, help="a skipped test fails (default under CI=true)")
+    group.addoption("--retries", type=int, default=0, help="how often a test of real processes may fail and try again")
     group.addoption("--no-leftovers", action="store_true", help="fail if the run leaves new files in the checkout")
 
 
@@ -65,6 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Count(config))
     if config.getoption("--no-leftovers"):
         config.stash[_before] = _files()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of processes may fail because the machine stands still for seconds; all others, and chaos, never may."""
+    retries = config.getoption("--retries")
+    for item in items:
+        may_stand_still = any(item.get_closest_marker(name) for name in OF_PROCESSES)
+        if retries and may_stand_still and item.path.parent.name != "chaos":
+            item.add_marker(pytest.mark.flaky(reruns=retries, reruns_delay=2))
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ ORPHAN = (
 
 def session(tmp_path: Path, test: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "conftest.py").write_text(
-        CONFTEST.read_text().replace("patience_s: float = 5.0", "patience_s: float = 0.3")
+        CONFTEST.read_text().replace("patience_s: float = 20.0", "patience_s: float = 0.3")
     )
     (tmp_path / "test_it.py").write_text(test)
     environment = {key: value for key, value in os.environ.items() if key != "CI"}
@@ -69,6 +69,35 @@ def test_an_orphaned_process_fails_the_run(tmp_path: Path, workers: list[str]) -
     pid = int(done.stdout.split("still running: pid ")[1].split(":")[0])
     psutil.Process(pid).kill()
     assert done.returncode == 1
+
+
+TWICE = """
+import pathlib, pytest
+pytestmark = [{mark}]
+def test_once_more():
+    runs = pathlib.Path(__file__).with_name("runs")
+    runs.touch()
+    runs.write_text(runs.read_text() + "x")
+    assert len(runs.read_text()) == 2
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("workers", [[], WORKERS], ids=["alone", "workers"])
+@pytest.mark.parametrize(
+    ("mark", "retries", "said"),
+    [
+        ("pytest.mark.integration", 1, "1 passed, 1 rerun"),
+        ("pytest.mark.integration", 0, "1 failed"),
+        ("", 1, "1 failed"),
+    ],
+)
+def test_only_tests_of_processes_are_tried_again(
+    tmp_path: Path, mark: str, retries: int, said: str, workers: list[str]
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = integration\n")
+    done = session(tmp_path, TWICE.format(mark=mark), "--retries", str(retries), *workers)
+    assert (done.returncode, said in done.stdout) == ("failed" in said, True), done.stdout
 
 
 def test_a_stray_file_fails_the_run(tmp_path: Path) -> None:
