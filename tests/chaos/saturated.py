@@ -2,8 +2,8 @@
 
 Two processes per core count as fast as they can, at the nodes' own priority; a client appends one entry after the
 other. An election shows as a higher term: heartbeats, or their answers, came later than an election timeout. Beside
-them a thread on each core sleeps and looks how late it wakes up: a core that stood still that long, or that was given
-to nobody else for that long, explains an election; one that did not puts it down to the nodes.
+them a thread on each core sleeps and looks how late it wakes up: a core that stood still for an election timeout, or
+that others had for so long, explains an election; if there was none, it was the nodes.
 """
 
 from __future__ import annotations

@@ -393,13 +393,15 @@ def escapes_scenarios(directory: Path, mutation: Mutation, noticed_by: str) -> s
 
 
 NOTICED_BY: Final = {
-    **dict.fromkeys(("a member gives up a log that needs no reset",), "test_resetting.py"),
-    **dict.fromkeys(("a late answer sends a piece of a reset again",), "test_resetting.py"),
-    **dict.fromkeys(("a candidate counts itself before its disk", "a transfer never ends"), "test_pitfalls.py"),
-    **dict.fromkeys(("a leader whose disk hangs stays",), "test_pitfalls.py"),
-    **dict.fromkeys(("answers of an older term count", "a stale leader is not told"), "test_paper_election.py"),
-    **dict.fromkeys(("a leader that hears nobody stays",), "test_paper_election.py"),
-    **dict.fromkeys(("candidates are heard while there is a leader",), "test_paper_election.py"),
+    "a member gives up a log that needs no reset": "test_resetting.py",
+    "a late answer sends a piece of a reset again": "test_resetting.py",
+    "a candidate counts itself before its disk": "test_pitfalls.py",
+    "a transfer never ends": "test_pitfalls.py",
+    "a leader whose disk hangs stays": "test_pitfalls.py",
+    "answers of an older term count": "test_paper_election.py",
+    "a stale leader is not told": "test_paper_election.py",
+    "a leader that hears nobody stays": "test_paper_election.py",
+    "candidates are heard while there is a leader": "test_paper_election.py",
     "a torn append time is believed": "test_torn_header.py",
     "a late attempt joins a committed transaction": "test_transactions.py",
     "a read does not check bodies": "test_damage.py",
@@ -420,10 +422,14 @@ NOTICED_BY: Final = {
 }
 """The tests that notice, as pytest is told them: to try all of the package takes long."""
 NOTICED_BY_SEED: Final = {
-    **dict.fromkeys(("old entries commit by counting", "an acknowledgement names the end of the log"), 1),
-    **dict.fromkeys(("a vote for a log that lacks entries", "two votes in one term"), 1),
-    **dict.fromkeys(("a lost answer is never asked for", "refusals do not move the probe"), 1),
-    **dict.fromkeys(("a new segment's name is not synced", "a repeat in flight is appended again"), 1),
+    "old entries commit by counting": 1,
+    "an acknowledgement names the end of the log": 1,
+    "a vote for a log that lacks entries": 1,
+    "two votes in one term": 1,
+    "a lost answer is never asked for": 1,
+    "refusals do not move the probe": 1,
+    "a new segment's name is not synced": 1,
+    "a repeat in flight is appended again": 1,
     "a read before anything of the term is committed": 2,
     "a repair takes damage near the end for a torn tail": 2,
     "a cut leaves control entries behind": 2,
