@@ -15,7 +15,7 @@ from dledger_core.convert.parts import ClassicPart, LogPart, Part
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
-from dledger_core.rocketmq.commit_log import classic_files
+from dledger_core.rocketmq.commit_log import classic_files, named_files
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import parse_properties, read_properties
 from dledger_core.storage.index_file import IndexFile
@@ -29,7 +29,6 @@ from dledger_core.storage.tables import LogTables
 __all__ = ["Kind", "Source", "locate_source", "open_source"]
 
 Kind = Literal["classic", "java-a", "java-b", "mixed", "dledger"]
-_NAME_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +199,7 @@ def locate_source(path: Path, commitlog: Path | None) -> tuple[Path | None, Path
 def _holds_segments(path: Path) -> bool:
     if not path.is_dir():
         return False
-    return any(len(p.name) == _NAME_DIGITS and p.name.isdecimal() and p.is_file() for p in path.iterdir())
+    return bool(named_files(path))
 
 
 def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> Source:

@@ -27,6 +27,7 @@ __all__ = [
     "Stop",
     "classic_files",
     "message_batch",
+    "named_files",
     "read_messages",
     "stop_kind",
     "walk",
@@ -73,6 +74,11 @@ class Stop:
     kind: str
 
 
+def named_files(folder: Path) -> list[Path]:
+    """Returns the files of a folder that are named by a position, as a CommitLog's are, by position."""
+    return sorted(p for p in folder.iterdir() if len(p.name) == _NAME_DIGITS and p.name.isdecimal() and p.is_file())
+
+
 def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
     """Returns the files of a CommitLog directory, by position.
 
@@ -82,8 +88,9 @@ def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
     folder = Path(directory)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no directory", "--commitlog", "name RocketMQ's commitlog directory")
-    names = sorted(p for p in folder.iterdir() if len(p.name) == _NAME_DIGITS and p.name.isdecimal() and p.is_file())
-    files = tuple(ClassicFile(str(path.absolute()), int(path.name), path.stat().st_size) for path in names)
+    files = tuple(
+        ClassicFile(str(path.absolute()), int(path.name), path.stat().st_size) for path in named_files(folder)
+    )
     if not files:
         raise ConfigError(f"{folder} holds no CommitLog file", "--commitlog", "name RocketMQ's commitlog directory")
     for before, after in pairwise(files):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dledger_core.digest import RangeDigest
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.classic_log import ClassicLog
+from dledger_core.rocketmq.commit_log import named_files
 from jobs._audit.model import Class, Finding, Replica, Severity
 from jobs._audit.plan import aligned
 from jobs._audit.sources import Gap, RangeSeen
@@ -37,12 +38,11 @@ __all__ = [
 CLASSIC_GROUP: Final = "commitlog"
 BLOCK_BYTES: Final = 1024
 _BLOCKS_PER_BATCH: Final = 4096
-_NAME_DIGITS: Final = 20
 
 
 def is_classic(folder: Path) -> bool:
     """Whether a folder holds files named as those of a CommitLog."""
-    return folder.is_dir() and any(len(f.name) == _NAME_DIGITS and f.name.isdecimal() for f in folder.iterdir())
+    return folder.is_dir() and bool(named_files(folder))
 
 
 def classic_replicas(folders: Mapping[str, Path]) -> tuple[Replica, ...]:
