@@ -40,6 +40,7 @@ __all__ = [
     "SYSTEM_JAVA",
     "check_running_java",
     "check_versions",
+    "delta_jars",
     "find_java",
     "spark_session",
 ]
@@ -231,14 +232,14 @@ def _add_delta_jars(given: Any) -> dict[str, str]:
         return {}
     except Py4JJavaError:
         pass
-    paths = _resolve_delta(jvm, given.get("spark.jars.repositories", ""), given.get("spark.jars.ivy", ""))
+    paths = delta_jars(jvm, given.get("spark.jars.repositories", ""), given.get("spark.jars.ivy", ""))
     for path in paths:
         loader.addURL(jvm.java.io.File(path).toURI().toURL())
     earlier = given.get("spark.jars", "")
     return {"spark.jars": ",".join(filter(None, [earlier, *paths]))}
 
 
-def _resolve_delta(jvm: Any, repositories: str, ivy: str) -> list[str]:
+def delta_jars(jvm: Any, repositories: str = "", ivy: str = "") -> list[str]:
     """Returns the paths of Delta's jars, fetched on first use.
 
     Raises:

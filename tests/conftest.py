@@ -30,15 +30,18 @@ _ran = pytest.StashKey[set[str]]()
 _before = pytest.StashKey[set[str]]()
 
 SPARK_CLASSES = CHECKOUT / ".venv" / "spark-classes.jsa"
-"""Made by ``.ci/spark``; a JVM that does not find it, or cannot use it, starts without."""
+DELTA_JARS = CHECKOUT / ".venv" / "delta-jars"
+"""Both made by ``.ci/spark``; a JVM that does not find them, or cannot use them, starts without."""
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xlog:disable"
     " -Dspark.python.authenticate.socketTimeout=300s"
+    " -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 )
 """The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves, and so do a
 collector's own threads. Without that compiler the JVM would reserve a code cache of 48 MB only, which a whole run of
-Spark tests fills. What the JVM itself logs would go to stdout, where tests expect a command's output. Spark gives a
-Python worker 15 s to connect, too few for many that start at once on a slow machine."""
+Spark tests fills. Nor does Spark compile its queries, which have few rows. What the JVM itself logs would go to stdout,
+where tests expect a command's output. Spark gives a Python worker 15 s to connect, too few for many that start at once
+on a slow machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[RUN_MARK] = uuid.uuid4().hex
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"{JVM_OPTIONS} -XX:SharedArchiveFile={SPARK_CLASSES}")
+    if DELTA_JARS.exists():
+        os.environ.setdefault("SPARK_DIST_CLASSPATH", DELTA_JARS.read_text().strip())
     # A shell's background job ignores Ctrl-C, and so would all processes that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

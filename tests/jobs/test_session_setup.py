@@ -19,6 +19,8 @@ from dledger_core.errors import ConfigError
 from jobs import _session, _settings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+AS_USERS = {name: value for name, value in os.environ.items() if name != "SPARK_DIST_CLASSPATH"}
+"""Without Delta's jars on the class path, where the tests' other JVMs have them."""
 SUBMIT = ["bash", str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
 
 
@@ -219,7 +221,7 @@ def probe(tmp_path: Path, program: Sequence[str], **environment: str) -> dict[st
         text=True,
         check=False,
         cwd=work,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
+        env={**AS_USERS, "PYSPARK_PYTHON": sys.executable, **environment},
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
@@ -260,7 +262,7 @@ def test_delta_that_cannot_be_fetched_is_one_line_without_ivys_report(tmp_path: 
         text=True,
         check=False,
         cwd=CHECKOUT,
-        env={**os.environ, "SPARK_SUBMIT_OPTS": options},
+        env={**AS_USERS, "SPARK_SUBMIT_OPTS": options},
         timeout=600,
     )
     assert done.returncode != 0
