@@ -49,10 +49,8 @@ def session(tmp_path: Path, test: str, *arguments: str) -> subprocess.CompletedP
         ("import pytest\npytest.skip('no Java', allow_module_level=True)\n", ["--no-skips"], 2, "1 error"),
         (SKIPPED, ["-k", "java"], 1, "no test ran"),
         (SKIPPED, ["-k", "nothing"], 5, "2 deselected"),
-        (SKIPPED, WORKERS, 0, "1 passed, 1 skipped"),
         (SKIPPED, [*WORKERS, "--no-skips"], 1, "1 failed, 1 passed"),
         (SKIPPED, [*WORKERS, "-k", "java"], 1, "no test ran"),
-        (SKIPPED, [*WORKERS, "-k", "nothing"], 5, "no tests ran"),
     ],
 )
 def test_skips_and_empty_runs_fail(tmp_path: Path, test: str, arguments: list[str], code: int, said: str) -> None:
@@ -61,11 +59,10 @@ def test_skips_and_empty_runs_fail(tmp_path: Path, test: str, arguments: list[st
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("workers", [[], WORKERS], ids=["alone", "workers"])
-def test_an_orphaned_process_fails_the_run(tmp_path: Path, workers: list[str]) -> None:
+def test_an_orphaned_process_fails_the_run(tmp_path: Path) -> None:
     import psutil
 
-    done = session(tmp_path, ORPHAN, *workers)
+    done = session(tmp_path, ORPHAN, *WORKERS)
     pid = int(done.stdout.split("still running: pid ")[1].split(":")[0])
     psutil.Process(pid).kill()
     assert done.returncode == 1
@@ -83,13 +80,12 @@ def test_once_more():
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("workers", [[], WORKERS], ids=["alone", "workers"])
 @pytest.mark.parametrize(
-    ("mark", "retries", "said"),
+    ("mark", "retries", "said", "workers"),
     [
-        ("pytest.mark.integration", 1, "1 passed, 1 rerun"),
-        ("pytest.mark.integration", 0, "1 failed"),
-        ("", 1, "1 failed"),
+        ("pytest.mark.integration", 1, "1 passed, 1 rerun", WORKERS),
+        ("pytest.mark.integration", 0, "1 failed", []),
+        ("", 1, "1 failed", []),
     ],
 )
 def test_only_tests_of_processes_are_tried_again(

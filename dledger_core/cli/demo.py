@@ -189,6 +189,7 @@ class _Demo:
         checks = {
             "every event in Delta exactly once": rows == distinct == self._events == report.events,
             "contents equal, in order": delta_hash == body_hash(messages["body"]),
+            "ingest stopped when told": ingested.get("exit_reason") == "stopped" and ingested["exit_code"] == 0,
             "consume queues dense": bool(rebuild.get("dense")) and rebuild.get("rows") == self._events,
             "replicas consistent": audit.get("verdict") == "CONSISTENT" and audit["exit_code"] == 0,
         }

@@ -1,4 +1,7 @@
-"""The demo on fewer events: real nodes, a real failover, real Spark and Delta, everything compared."""
+"""The demo on fewer events: real nodes, a real failover, real Spark and Delta, everything compared.
+
+It runs the three jobs as the plain scripts that they are, and ends the ingest with SIGTERM in mid-stream.
+"""
 
 from __future__ import annotations
 

@@ -219,35 +219,6 @@ def test_a_node_out_of_reach_makes_the_audit_incomplete(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_job_runs_as_a_plain_script(tmp_path: Path) -> None:
-    from tests.spark_connector.store_writer import StoreWriter
-
-    with StoreWriter(tmp_path / "made") as writer:
-        writer.append_numbers(100)
-    shutil.copytree(writer.path, tmp_path / "copy")
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(CHECKOUT / "jobs" / "audit_replicas.py"),
-            "--table",
-            str(tmp_path / "audit"),
-            "--replica",
-            f"a={writer.path}",
-            "--replica",
-            f"b={tmp_path / 'copy'}",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert (summary["verdict"], summary["compared"]) == ("CONSISTENT", {"start": 0, "end": 100})
-
-
-@pytest.mark.spark
-@pytest.mark.slow
 def test_sigterm_ends_the_job_cleanly(tmp_path: Path) -> None:
     from tests.spark_connector.store_writer import StoreWriter
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -220,23 +219,3 @@ def test_a_table_with_other_columns_is_left_as_it_is(
     assert len(err.strip().splitlines()) == 1
     assert sorted(table.rglob("*")) == before
     assert not (tmp_path / "checkpoint").exists()
-
-
-@pytest.mark.spark
-@pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_sigterm_finishes_the_batch_in_hand(spark: Any, cluster: Any, tmp_path: Path) -> None:
-    table = tmp_path / "table"
-    append(cluster, "b", b"b-030")
-    arguments = ["--peers", cluster.peers, "--groups", "b", "--table", str(table), "--trigger", "1 seconds"]
-    job = started(arguments, tmp_path)
-    try:
-        wait_for(job, lambda: bool(list((table / "_delta_log").glob("*1.json"))))
-        job.send_signal(signal.SIGTERM)
-        out, _ = job.communicate(timeout=400)
-    finally:
-        job.kill()
-        job.wait()
-    summary = json.loads(out.strip().splitlines()[-1])
-    assert (job.returncode, summary["status"], summary["exit_reason"]) == (0, "ok", "stopped")
-    assert summary["rows"] == len(in_table(spark, table)) > 0

@@ -41,7 +41,11 @@ MATRIX: dict[str, Steps] = {
         "log to log": "offset log written",
         "delta to log": "offset log written",
     },
-    "offset log written": dict.fromkeys(PIPELINES, "offset log written"),
+    "offset log written": {
+        "log to delta": "offset log written",
+        "log to log": "before the offset log",
+        "delta to log": "ended",
+    },
     "tasks running": dict.fromkeys(PIPELINES, "tasks running"),
     "tasks done": dict.fromkeys(PIPELINES, "tasks done"),
     "sink committed in one of two groups": {
@@ -50,16 +54,12 @@ MATRIX: dict[str, Steps] = {
         "delta to log": "sink committed",
     },
     "sink committed": {
-        "log to delta": "commit log refused",
-        "log to log": "sink committed",
-        "delta to log": "sink committed",
-    },
-    "commit log written": {
         "log to delta": "before the offset log",
-        "log to log": "before the offset log",
-        "delta to log": "ended",
+        "log to log": "sink committed",
+        "delta to log": "offset log written",
     },
 }
+"""Each query stands at each of its steps once; what comes before an offset log comes after a commit log."""
 WRITTEN_OFFSETS = 1
 """How far the offset log is ahead of the commit log where a micro-batch is under way."""
 
