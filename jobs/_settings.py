@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["AT_START", "DELTA_EXTENSION", "LOG_LEVEL", "TOLD_TWICE", "VERBOSE", "defaults_for", "is_local"]
+__all__ = [
+    "AT_START",
+    "DELTA_EXTENSION",
+    "LOG_LEVEL",
+    "TOLD_TWICE",
+    "VERBOSE",
+    "WITH_OUR_PATH",
+    "defaults_for",
+    "is_local",
+]
 
 DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOG_LEVEL: Final = "spark.log.level"
 AT_START: Final = {"spark.ui.showConsoleProgress": "false"}
 """For a JVM that Python starts: Spark takes it for a shell and would show bars there."""
+WITH_OUR_PATH: Final = {"spark.python.daemon.module": "spark_connector.daemon"}
+"""For a JVM that Python starts and that runs the tasks too: there Python workers find this project from the start."""
 VERBOSE: Final = {LOG_LEVEL: "WARN"}
 
 _EVERYWHERE: Final = {
