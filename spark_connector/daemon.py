@@ -16,7 +16,7 @@ import spark_connector.reading.stream_reader
 import spark_connector.source
 import spark_connector.writing.stream_writer  # noqa: F401 - what workers import
 
-__all__: list[str] = []
+__all__ = ["manager"]
 
 if __name__ == "__main__":
     gc.freeze()  # what is loaded stays in pages that all workers share

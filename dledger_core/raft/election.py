@@ -11,6 +11,7 @@ from dledger_core.raft.state import RaftState
 
 __all__ = [
     "campaign",
+    "doubt_leader",
     "handle_request_vote",
     "handle_request_vote_response",
     "handle_timeout_now",
@@ -41,6 +42,16 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
         _become_candidate(state, transfer=transfer)
     else:
         _become_pre_candidate(state)
+
+
+def doubt_leader(state: RaftState) -> None:
+    """Waits no longer than a part of the shortest timeout, because the connection to the leader broke.
+
+    A process that dies breaks all its connections at once, long before its silence is one. But a broken connection
+    proves nothing: others are asked first (pre-vote), and whoever still hears the leader refuses.
+    """
+    state.leader_id = None
+    state.hurry_election()
 
 
 def handle_timeout_now(state: RaftState, message: TimeoutNow) -> None:

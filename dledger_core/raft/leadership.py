@@ -142,12 +142,13 @@ def handle_append_entries_response(state: RaftState, message: AppendEntriesRespo
 
 
 def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> None:
-    """Takes note that a member follows, confirms reads, and looks for losses."""
+    """Takes note that a member follows, confirms reads, and looks for losses and for what could not be read before."""
     progress = state.progress.get(message.sender)
     if progress is None:
         return
     progress.active = True
-    if progress.heard_heartbeat(message.round, message.last_index, state.log.first_index):
+    lost = progress.heard_heartbeat(message.round, message.last_index, state.log.first_index)
+    if lost or progress.next_index <= state.log.last_index:
         state.send_due = True
     if state.reads.in_round:
         _confirm_reads(state)

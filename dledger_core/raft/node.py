@@ -144,7 +144,10 @@ class RawNode:
             self._state.become_follower(self._state.term, None)
 
     def report_unreachable(self, node_id: NodeId) -> None:
-        """Takes note that the connection to a member broke: what was on its way may be lost."""
+        """Takes note that the connection to a member broke: what was on its way may be lost, and it may be dead."""
+        if self._state.role is Role.FOLLOWER and node_id == self._state.leader_id:
+            election.doubt_leader(self._state)
+            return
         progress = self._state.progress.get(node_id)
         if progress is not None and progress.state is ProgressState.REPLICATE:
             progress.become_probe(Index(progress.match_index + 1))

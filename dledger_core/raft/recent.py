@@ -8,10 +8,13 @@ from typing import Final
 from dledger_core.ids import NO_INDEX, NO_TERM, Index
 from dledger_core.raft.batch import BATCHES_MAX, Batch
 
-__all__ = ["BATCH_OVERHEAD_BYTES", "RecentBatches"]
+__all__ = ["BATCHES_HELD_MAX", "BATCH_OVERHEAD_BYTES", "RecentBatches"]
 
 BATCH_OVERHEAD_BYTES: Final = 512
 """What a batch costs beside its payload, so that tiny batches stay bounded too."""
+BATCHES_HELD_MAX: Final = 4096
+"""How many durable batches are held at most: each is a handful of Python objects, and the more there are, the longer
+the garbage collector stops the node, in the end for an election timeout."""
 
 _DROPPED: Final = Batch(NO_INDEX, 1, NO_TERM, 0, None)
 
@@ -49,9 +52,11 @@ class RecentBatches:
             self.nbytes -= self._batches.pop().nbytes + BATCH_OVERHEAD_BYTES
 
     def evict(self, durable_index: Index) -> None:
-        """Drops the oldest durable batches while the bound is exceeded."""
+        """Drops the oldest durable batches while a bound is exceeded."""
         batches, head = self._batches, self._head
-        while self.nbytes > self._bytes_max and head < len(batches) and batches[head].last_index <= durable_index:
+        while head < len(batches) and batches[head].last_index <= durable_index:
+            if self.nbytes <= self._bytes_max and len(batches) - head <= BATCHES_HELD_MAX:
+                break
             self.nbytes -= batches[head].nbytes + BATCH_OVERHEAD_BYTES
             head += 1
         self._drop_head(head)

@@ -103,5 +103,8 @@ def run_saturated(minutes: float, directory: Path) -> int:
         f"p99 {gaps[int(len(gaps) * 0.99)]:.0f}, max {gaps[-1]:.0f}; "
         f"ms that a core let a sleeper wait at most: {', '.join(f'{1000 * most:.0f}' for most in late.values())}\n"
     )
+    if after != before:
+        sys.stdout.write(f"the nodes' logs: {directory}\n")
+        return 1
     shutil.rmtree(directory)
-    return int(after != before)
+    return 0

@@ -11,7 +11,7 @@ from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRun
 from dledger_core.raft.log import RaftLog
-from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, RecentBatches
+from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_HELD_MAX, RecentBatches
 from dledger_core.raft.runs import TermRuns
 from tests.support.memory_store import MemoryStore, log_of
 
@@ -197,6 +197,17 @@ def test_recent_batches_stay_bounded_and_keep_what_is_not_durable() -> None:
     assert len(recent) == 10
     assert recent.first_index == 990
     assert [b.first_index for b in recent.slice(Index(995), 250)] == [995, 996]
+
+
+def test_tiny_batches_in_memory_are_bounded_in_number() -> None:
+    """Each is a handful of Python objects: the garbage collector would stop the node for longer and longer."""
+    recent = RecentBatches(1 << 30)
+    for index in range(3 * BATCHES_HELD_MAX):
+        recent.append(Batch(Index(index), 1, Term(1), 100, None))
+    recent.evict(Index(BATCHES_HELD_MAX - 1))
+    assert recent.first_index == BATCHES_HELD_MAX, "what is not durable stays"
+    recent.evict(Index(3 * BATCHES_HELD_MAX - 1))
+    assert len(recent) == BATCHES_HELD_MAX
 
 
 class LogMachine(RuleBasedStateMachine):

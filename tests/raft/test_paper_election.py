@@ -292,6 +292,37 @@ def test_a_refusal_with_a_higher_term_brings_a_straggler_up() -> None:
     assert (member.role, member.term) == (Role.FOLLOWER, 7)
 
 
+def test_followers_whose_connections_to_the_leader_broke_elect_another_at_once() -> None:
+    """A process that dies breaks its connections: nobody waits for an election timeout then."""
+    group = Group.of(5)
+    group.elect(N0)
+    group.drop = lambda message: N0 in (message.sender, message.target)
+    followers = [group[node] for node in NODES[1:]]
+    for follower in followers:
+        follower.raw.report_unreachable(N0)
+        assert follower.raw.status().leader_id is None
+    for _ in range(3 + CONFIG.election_ticks_min // 4):
+        group.tick()
+    assert [follower.term for follower in followers] == [2] * 4
+    assert [follower.role for follower in followers].count(Role.LEADER) == 1
+
+
+def test_one_broken_connection_to_the_leader_replaces_nobody() -> None:
+    """It may be the network: the others still hear the leader and refuse."""
+    group = Group.of(3)
+    group.elect(N0)
+    group[N1].raw.report_unreachable(N0)
+    group[N2].raw.report_unreachable(N1)
+    group.drop = lambda message: {message.sender, message.target} == {N0, N1}
+    group.tick(CONFIG.election_ticks_min)
+    assert (group[N1].role, group[N1].term) == (Role.PRE_CANDIDATE, 1)
+    group.drop = lambda _: False
+    group.tick(CONFIG.heartbeat_ticks)
+    assert [group[node].role for node in NODES[:3]] == [Role.LEADER, Role.FOLLOWER, Role.FOLLOWER]
+    assert {group[node].raw.status().leader_id for node in NODES[:3]} == {N0}
+    assert {group[node].term for node in NODES[:3]} == {1}
+
+
 @pytest.mark.parametrize("pre", [True, False])
 def test_a_node_that_hears_a_leader_ignores_candidates(pre: bool) -> None:
     """Thesis 4.2.3: a RequestVote within the minimum election timeout of hearing a leader is ignored."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger_core.config import RaftConfig
+from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from dledger_core.raft import (
     AppendEntries,
@@ -349,6 +350,26 @@ def test_a_straggler_catches_up_from_memory_or_from_the_store(recent_bytes_max: 
     group.settle()
     assert group[N2].log_terms() == leader.log_terms()
     assert (leader.store.reads > 0) is (recent_bytes_max == 0)
+
+
+def test_what_could_not_be_read_is_sent_once_it_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, leader = replicating(small(recent_bytes_max=0, inflight_messages_max=1))
+    leader.raw.propose("x", 1, 1)
+    sent = leader.turn()
+    leader.raw.propose("y", 1, 1)
+    assert not only(leader.turn(), AppendEntries), "the window was not full"
+
+    def damaged(start: Index, max_bytes: int) -> tuple[Batch, ...]:
+        raise CorruptRecordError("a body does not have its CRC", "store", values={"start": start, "max": max_bytes})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leader.store, "read_batches", damaged)
+        group.deliver(sent)
+        group.settle()
+        group.tick(CONFIG.heartbeat_ticks)
+    assert leader.commit_index == leader.raw.status().last_index - 1
+    group.tick(CONFIG.heartbeat_ticks)
+    assert leader.commit_index == leader.raw.status().last_index
 
 
 def test_sending_starts_at_a_batch_boundary_wherever_the_hint_points() -> None:
