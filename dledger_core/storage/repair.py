@@ -110,19 +110,21 @@ def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Reco
         unmarked = ((headers["mark"] & np.uint64(TIME_MASK)) == 0) & (headers["index"] >= from_index)
         if bool(unmarked.any()):
             raise _misfit(damage, "they carry no append time", damage.start)
-    before, after = _term_before(reader, index, damage), None
-    if stop == damage.end:
-        header = reader.header_at(behind)
-        after = header[3] if header is not None and header[2] == stop else None
-    if int(headers["term"][0]) < before or (after is not None and int(headers["term"][-1]) > after):
+    before = _neighbours_term(reader, index, damage.start - 1)
+    after = _neighbours_term(reader, index, stop, behind) if stop == damage.end else None
+    terms = headers["term"]
+    if (before is not None and int(terms[0]) < before) or (after is not None and int(terms[-1]) > after):
         raise _misfit(damage, "their terms do not lie between those of the neighbours", damage.start)
     _check_witnesses(reader, index, damage, records)
 
 
-def _term_before(reader: RecordReader, index: IndexFile, damage: Damage) -> int:
-    row = index.read(damage.start - 1, damage.start)[0] if damage.start else None
-    header = reader.header_at(int(row["position"])) if row is not None else None
-    return header[3] if header is not None and header[2] == damage.start - 1 else 0
+def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: int | None = None) -> int | None:
+    """Term of an entry, if its row and its record agree: a header has no CRC, and may be damaged too."""
+    if at < 0:
+        return None
+    row = index.read(at, at + 1)[0]
+    header = reader.header_at(int(row["position"]) if position is None else position)
+    return header[3] if header is not None and header[2] == at and header[3] == int(row["term"]) else None
 
 
 def _check_witnesses(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:

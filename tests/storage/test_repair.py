@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
-from dledger_core.ids import Index
+from dledger_core.ids import Index, Position
 from dledger_core.record import Records
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.damage import Damage
@@ -279,6 +279,24 @@ def test_a_term_that_does_not_fit_is_never_written_though_no_row_speaks_against_
         with pytest.raises(CorruptRecordError, match="terms"):
             store.write_back(damage, forged(17, term=term), LAST)
     assert content(files, DATA, INDEX) == before
+
+
+@pytest.mark.parametrize(("neighbour", "term"), [(16, 9), (18, 0)])
+def test_a_neighbour_whose_term_is_damaged_too_speaks_against_nothing(neighbour: int, term: int) -> None:
+    files = WHOLE.files.clone()
+    file, at = data_file(files, WHOLE.positions[17])
+    file[at] ^= 1
+    file, at = data_file(files, WHOLE.positions[neighbour])
+    file[at + 16 : at + 24] = term.to_bytes(8, "big")
+    position = WHOLE.positions[17]
+    damage = Damage(
+        Index(17), Index(18), Position(position), WHOLE.positions[18] - position, str(DATA), "as a read found it"
+    )
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        store.prepare()
+        assert store.write_back(damage, WHOLE.fetch(damage), LAST) is None
+    assert repair(files) == [(neighbour, neighbour + 1)]
+    check_like_new(files)
 
 
 def test_nothing_above_the_checkpoint_is_damage() -> None:
