@@ -200,16 +200,22 @@ class Segments:
             self.write(at, [memoryview(_ZEROS)[:length]])
 
     def rewrite(self, position: int, end: int | None = None) -> None:
-        """Writes what lies at or behind ``position``, up to ``end``, once more, as it can be read; makes it durable."""
+        """Writes what lies at or behind ``position``, up to ``end``, once more, as it can be read; makes it durable.
+
+        Their sizes too: the sync that failed may have been the one of a new file.
+        """
         for base in self._bases:
-            if base + self.segment_bytes <= position or (end is not None and base >= end):
+            if base + self.segment_bytes <= position:
                 continue
             at, file = max(position - base, 0), self._file(base)
-            size = min(file.size(), self.segment_bytes, end - base if end is not None else self.segment_bytes)
-            while (at := file.next_data(at)) < size:
-                chunk = file.pread(min(_CHUNK_BYTES, size - at), at)
+            size = min(file.size(), self.segment_bytes)
+            stop = size if end is None else min(size, end - base)
+            while (at := file.next_data(at)) < stop:
+                chunk = file.pread(min(_CHUNK_BYTES, stop - at), at)
                 file.pwritev([chunk], at)
                 at += len(chunk)
+            if size == self.segment_bytes:
+                file.pwritev([file.pread(1, size - 1)], size - 1)
             file.datasync()
 
     def written_end(self, position: int) -> int:

@@ -221,7 +221,7 @@ REPAIR_MUTATIONS: dict[str, Mutation] = {
     ),
     "terms that do not fit are written over damage": (
         "storage/repair.py",
-        '    if int(headers["term"][0]) < before or (after is not None and int(headers["term"][-1]) > after):\n',
+        "    if (before is not None and int(terms[0]) < before) or (after is not None and int(terms[-1]) > after):\n",
         "    if False:\n",
     ),
     "a repair asks no second witness": (
@@ -438,13 +438,13 @@ NOTICED_BY_SEED: Final = {
     "the previous entry is not compared": 4,
     "what recovery found is not synced": 6,
     "a prefix is deleted before its tables are durable": 7,
-    "a late advance counts entries that were cut": 9,
+    "a late advance counts entries that were cut": 38,
     "a cut leaves durable_index alone": 9,
     "a follower commits what this message did not match": 10,
     "what a failed sync left in the page cache is believed": 18,
     "a reset forgets the tables": 22,
     "a batch ends where a row is lost": 23,
-    "a read is answered by old echoes": 158,
+    "a read is answered by old echoes": 95,
 }
 """The first seed that noticed, where it is not 0. After a change of the simulation it may be another: all are tried."""
 SCENARIOS: Final = SCENARIO_MUTATIONS | STORAGE_MUTATIONS | REPAIR_MUTATIONS

@@ -44,7 +44,7 @@ MATRIX: dict[str, Steps] = {
     "offset log written": {
         "log to delta": "offset log written",
         "log to log": "before the offset log",
-        "delta to log": "ended",
+        "delta to log": "offset log written",
     },
     "tasks running": dict.fromkeys(PIPELINES, "tasks running"),
     "tasks done": dict.fromkeys(PIPELINES, "tasks done"),
@@ -56,10 +56,11 @@ MATRIX: dict[str, Steps] = {
     "sink committed": {
         "log to delta": "before the offset log",
         "log to log": "sink committed",
-        "delta to log": "offset log written",
+        "delta to log": "ended",
     },
 }
-"""Each query stands at each of its steps once; what comes before an offset log comes after a commit log."""
+"""Each query stands at each of its steps; what comes before an offset log comes after a commit log. A query that has
+ended has read everything there is, so that is the last one's."""
 WRITTEN_OFFSETS = 1
 """How far the offset log is ahead of the commit log where a micro-batch is under way."""
 

@@ -21,6 +21,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 JOB = Path(__file__).with_name("distributed_job.py")
 BODIES = [f"body-{number:05}".encode() for number in range(30_000)]
 LARGE_BODIES = [b"%05d" % number + b"x" * 400 for number in range(4000)]
+BOTH_EXECUTORS = {
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task starts before both are there
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
+}
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -49,6 +55,10 @@ def new_log(cluster: Any, new_group: Any) -> Iterator[Callable[[], Any]]:
         yield lambda: stack.enter_context(Client(cluster.peers, new_group()))
 
 
+def confs(settings: dict[str, str]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
 def contents(log: Any) -> Counter[bytes]:
     end = max(node.visible_end for node in log.metadata().nodes)
     return Counter(log.read(0, end, consistency="linearizable")["body"].to_pylist())
@@ -59,7 +69,7 @@ def run_job(
 ) -> dict[str, Any]:
     """Submits the job and checks what it read and wrote; returns what it told."""
     source.append(BODIES)
-    options = ["--py-files", package, "--conf", "spark.executor.cores=1", *options]
+    options = ["--py-files", package, *confs(BOTH_EXECUTORS), *options]
     groups = [log.group for log in twice]
     peers = format_peers(source.peers)
     done = submit(directory, python, options, JOB, peers, source.group, target.group, directory, *groups)
@@ -80,8 +90,7 @@ def test_a_standalone_cluster_reads_streams_and_writes_and_of_two_attempts_of_a_
     source, target, large, once = (new_log() for _ in range(4))
     large.append(LARGE_BODIES)
     with standalone(scratch / "spark") as spark:
-        options = ["--master", spark.master]
-        options += [part for name, value in SPECULATION.items() for part in ("--conf", f"{name}={value}")]
+        options = ["--master", spark.master, *confs(SPECULATION)]
         told = run_job(spark.python, options, package, tmp_path / "driver", source, target, large, once)
     folders = {folder for folder in spark.workers for at, _, _ in told["tasks"] if Path(at).is_relative_to(folder)}
     assert folders == set(spark.workers)  # both took part

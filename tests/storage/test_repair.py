@@ -18,7 +18,7 @@ from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.damage import Damage
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.repair import StoreRepair
-from dledger_core.storage.segments import segment_name
+from dledger_core.storage.segments import Segments, segment_name
 from dledger_core.storage.suspect import mark_suspect, suspicion
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all
@@ -375,14 +375,20 @@ def store_with_a_tail() -> tuple[FaultyFiles, int]:
     return files, files.operations - before
 
 
-def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durable() -> None:
-    files, steps = store_with_a_tail()
+@pytest.mark.parametrize("bodies", [[b"c" * 30] * 3, [b"c" * 1900]], ids=["same file", "new file"])
+def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durable(bodies: list[bytes]) -> None:
+    files, _ = store_with_a_tail()
+    copy = files.clone()
+    log = CommitLog.open(STORE, group="g", node_id="n0", config=CONFIG, files=copy)
+    before = copy.operations
+    append(log, bodies)
+    steps = copy.operations - before
     for ahead in range(1, steps + 1):
         copy = files.clone()
         log = CommitLog.open(STORE, group="g", node_id="n0", config=CONFIG, files=copy)
         copy.fail_at = copy.operations + ahead
         with pytest.raises(DiskFailedError):
-            append(log, [b"c" * 30] * 3)
+            append(log, bodies)
         layout = Layout(STORE)
         assert "Input/output error" in (suspicion(copy, layout) or "")
         copy.kill()  # what the page cache holds can still be read
@@ -397,9 +403,23 @@ def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durabl
         copy.crash(0.0)
         found = open_log(copy, config=CONFIG)
         assert read_all(found) == held
-        assert len(held) in (6, 9)
+        assert len(held) in (6, 6 + len(bodies))
         assert suspicion(copy, layout) is None
         found.close()
+
+
+def test_a_file_whose_size_was_lost_in_a_failed_sync_has_it_again_once_it_is_rewritten() -> None:
+    files = FaultyFiles()
+    files.mkdir(DATA)
+    segments = Segments(files, DATA, 2048, (), write=True)
+    files.fail_at = files.operations + 4  # create, truncate twice, sync
+    with pytest.raises(OSError, match="Input/output"):
+        segments.create(0)
+    segments = Segments.load(files, DATA, 2048, write=True)
+    segments.rewrite(0, 0)
+    segments.sync_dir()
+    files.crash(0.0)
+    assert bytes(files.content(DATA / segment_name(0))) == bytes(2048)
 
 
 def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
