@@ -30,7 +30,7 @@ lint: $(READY)
 
 test: lint
 	@.ci/java .ci/spark
-	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 3 --retries 2 --no-leftovers --durations=30 --durations-min=4 $(ARGS)
+	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 2 --retries 2 --no-leftovers --durations=30 --durations-min=4 $(ARGS)
 
 check: lint
 	@.ci/java $(BIN)/python -m pytest -q -n 2 -m '$(QUICK)' $(ARGS)

@@ -7,33 +7,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dledger_core.config import format_peers
-from tests.spark_connector.spark_processes import make_package, make_python, standalone, submit
+from tests.spark_connector.spark_processes import Standalone, make_package, make_python, standalone, submit
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 JOB = Path(__file__).with_name("distributed_job.py")
+SPECULATION = Path(__file__).with_name("speculation_job.py")
 BODIES = [f"body-{number:05}".encode() for number in range(30_000)]
-LARGE_BODIES = [b"%05d" % number + b"x" * 400 for number in range(4000)]
-BOTH_EXECUTORS = {
-    "spark.executor.cores": "1",
-    "spark.cores.max": "2",
-    "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no task starts before both are there
-    "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
-}
-SPECULATION = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.multiplier": "1",
-    "spark.speculation.quantile": "0.5",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
-}
 
 
 @pytest.fixture(scope="module")
@@ -42,69 +27,83 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def spark_cluster(scratch: Path) -> Iterator[Standalone]:
+    with standalone(scratch / "spark") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def package(scratch: Path) -> Path:
     return make_package(scratch)
 
 
-@pytest.fixture
-def new_log(cluster: Any, new_group: Any) -> Iterator[Callable[[], Any]]:
-    """Makes clients of empty groups."""
-    from dledger_core import Client
-
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(Client(cluster.peers, new_group()))
-
-
-def confs(settings: dict[str, str]) -> list[str]:
-    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-
-
-def contents(log: Any) -> Counter[bytes]:
-    end = max(node.visible_end for node in log.metadata().nodes)
-    return Counter(log.read(0, end, consistency="linearizable")["body"].to_pylist())
-
-
 def run_job(
-    python: Path, options: list[Any], package: Path, directory: Path, source: Any, target: Any, *twice: Any
+    python: Path, master: str, package: Path, directory: Path, cluster: Any, log: Any, target: Any
 ) -> dict[str, Any]:
     """Submits the job and checks what it read and wrote; returns what it told."""
-    source.append(BODIES)
-    options = ["--py-files", package, *confs(BOTH_EXECUTORS), *options]
-    groups = [log.group for log in twice]
-    peers = format_peers(source.peers)
-    done = submit(directory, python, options, JOB, peers, source.group, target.group, directory, *groups)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    log.append(BODIES)
+    options = ["--master", master, "--py-files", package, "--conf", "spark.executor.cores=1"]
+    done = submit(directory, python, options, JOB, cluster.peers, log.group, target.group, directory)
+    assert done.returncode == 0, done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["read"] == [len(BODIES), sum(map(len, BODIES)), len(BODIES)]
-    assert contents(target) == Counter(b"streamed-" + body for body in BODIES) + Counter(
-        b"written-%d" % number for number in range(1000)
-    )
+    written = Counter(b"streamed-" + body for body in BODIES) + Counter(b"written-%d" % n for n in range(1000))
+    end = max(node.visible_end for node in target.metadata().nodes)
+    assert Counter(target.read(0, end, consistency="linearizable")["body"].to_pylist()) == written
     assert str(package.name) in told["driver"]
     return told
 
 
-def test_a_standalone_cluster_reads_streams_and_writes_and_of_two_attempts_of_a_task_one_counts(
-    scratch: Path, package: Path, new_log: Callable[[], Any], tmp_path: Path
+@pytest.fixture
+def target(cluster: Any, new_group: Any) -> Iterator[Any]:
+    from dledger_core import Client
+
+    with Client(cluster.peers, new_group()) as client:
+        yield client
+
+
+def test_a_standalone_cluster_reads_streams_and_writes(
+    spark_cluster: Standalone, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:
-    """Speculation: the first attempt has appended all its rows, and lives until the second one has won."""
-    source, target, large, once = (new_log() for _ in range(4))
-    large.append(LARGE_BODIES)
-    with standalone(scratch / "spark") as spark:
-        options = ["--master", spark.master, *confs(SPECULATION)]
-        told = run_job(spark.python, options, package, tmp_path / "driver", source, target, large, once)
-    folders = {folder for folder in spark.workers for at, _, _ in told["tasks"] if Path(at).is_relative_to(folder)}
-    assert folders == set(spark.workers)  # both took part
+    told = run_job(spark_cluster.python, spark_cluster.master, package, tmp_path / "driver", cluster, log, target)
+    folders = {
+        folder for folder in spark_cluster.workers for at, _, _ in told["tasks"] if Path(at).is_relative_to(folder)
+    }
+    assert folders == set(spark_cluster.workers)  # both took part
     for at, module, _ in told["tasks"]:
         assert Path(at, module).is_relative_to(at), "an executor has the connector from elsewhere"
-    assert told["attempts"] == ["attempt-0", "attempt-1"]
-    assert contents(once) == Counter(LARGE_BODIES)
-    assert max(n.lost_entries for n in once.metadata(space=True).nodes) > 1000, "the first attempt had appended nothing"
+
+
+def test_of_two_live_attempts_of_a_task_one_counts(
+    spark_cluster: Standalone, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
+) -> None:
+    """Speculation: the first attempt has appended all its rows, and lives until the second one has won."""
+    bodies = [b"%05d" % number + b"x" * 400 for number in range(4000)]
+    log.append(bodies)
+    settings = {
+        "spark.executor.cores": "1",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1",
+        "spark.speculation.quantile": "0.5",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    }
+    options: list[Any] = ["--master", spark_cluster.master, "--py-files", package]
+    options += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    driver = tmp_path / "driver"
+    done = submit(driver, spark_cluster.python, options, SPECULATION, cluster.peers, log.group, target.group, shared)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == {"attempts": ["attempt-0", "attempt-1"]}
+    status = max(target.metadata(space=True).nodes, key=lambda node: node.visible_end)
+    assert Counter(target.read(0, status.visible_end)["body"].to_pylist()) == Counter(bodies)
+    assert status.lost_entries > 1000, "the first attempt had not appended its rows"
 
 
 def test_local_cluster_reads_streams_and_writes(
-    scratch: Path, package: Path, new_log: Callable[[], Any], tmp_path: Path
+    scratch: Path, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:
     python = make_python(scratch / "local-cluster")
-    options = ["--master", "local-cluster[2,1,1024]"]
-    told = run_job(python, options, package, tmp_path / "driver", new_log(), new_log())
+    told = run_job(python, "local-cluster[2,1,1024]", package, tmp_path / "driver", cluster, log, target)
     assert len({pid for _, _, pid in told["tasks"]}) >= 2
