@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
-from jobs._settings import AT_START, DELTA_EXTENSION, LOG_LEVEL, TOLD_TWICE, WITH_OUR_PATH, defaults_for, is_local
+from jobs._settings import AT_START, DELTA_EXTENSION, LOG_LEVEL, TOLD_TWICE, defaults_for, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,7 +189,6 @@ def _start(app_name: str, settings: dict[str, str], fallbacks: dict[str, str]) -
             settings.setdefault("spark.master", os.environ["SPARK_MASTER"])
         if is_local(settings.get("spark.master", "local")):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            fallbacks = fallbacks | WITH_OUR_PATH
         # Only what the JVM must know at its start: the rest of what it then reports was given by the user.
         at_start = AT_START | settings
         SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(at_start.items())))
@@ -198,7 +197,7 @@ def _start(app_name: str, settings: dict[str, str], fallbacks: dict[str, str]) -
     if under_submit:
         settings = {key: value for key, value in settings.items() if key not in known}
     master = settings.get("spark.master") or known.get("spark.master", "local[*]")
-    chosen = {**fallbacks, **defaults_for(master, known)}
+    chosen = {**fallbacks, **defaults_for(master, known, started_here=not under_submit)}
     chosen = {key: value for key, value in chosen.items() if key not in known} | settings
     builder = SparkSession.builder.appName(app_name)
     for key, value in (chosen | _add_delta_jars(given)).items():

@@ -8,23 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = [
-    "AT_START",
-    "DELTA_EXTENSION",
-    "LOG_LEVEL",
-    "TOLD_TWICE",
-    "VERBOSE",
-    "WITH_OUR_PATH",
-    "defaults_for",
-    "is_local",
-]
+__all__ = ["AT_START", "DELTA_EXTENSION", "LOG_LEVEL", "TOLD_TWICE", "VERBOSE", "defaults_for", "is_local"]
 
 DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOG_LEVEL: Final = "spark.log.level"
 AT_START: Final = {"spark.ui.showConsoleProgress": "false"}
 """For a JVM that Python starts: Spark takes it for a shell and would show bars there."""
-WITH_OUR_PATH: Final = {"spark.python.daemon.module": "spark_connector.daemon"}
-"""For a JVM that Python starts and that runs the tasks too: there Python workers find this project from the start."""
 VERBOSE: Final = {LOG_LEVEL: "WARN"}
 
 _EVERYWHERE: Final = {
@@ -42,6 +31,8 @@ _ONE_MACHINE: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+# Started from here, a JVM that runs the tasks too has our path, so its Python workers find this project from the start.
+_ONE_MACHINE_STARTED_HERE: Final = {"spark.python.daemon.module": "spark_connector.daemon"}
 
 TOLD_TWICE: Final = (
     "org.apache.spark.util.Utils",
@@ -61,7 +52,15 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def defaults_for(master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings to add for a master; none that was given."""
-    wanted = _EVERYWHERE | (_ONE_MACHINE if is_local(master) else {})
+def defaults_for(master: str, given: Mapping[str, str], *, started_here: bool = False) -> dict[str, str]:
+    """Returns the settings to add for a master; none that was given.
+
+    Args:
+        master: Spark's, as it was found at last: an argument, the environment or ``spark-defaults.conf``.
+        given: what the user set.
+        started_here: this process has started the JVM, and not spark-submit.
+    """
+    wanted = dict(_EVERYWHERE)
+    if is_local(master):
+        wanted |= _ONE_MACHINE | (_ONE_MACHINE_STARTED_HERE if started_here else {})
     return {key: value for key, value in wanted.items() if key not in given}

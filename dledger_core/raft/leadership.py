@@ -147,8 +147,8 @@ def handle_heartbeat_response(state: RaftState, message: HeartbeatResponse) -> N
     if progress is None:
         return
     progress.active = True
-    lost = progress.heard_heartbeat(message.round, message.last_index, state.log.first_index)
-    if lost or progress.next_index <= state.log.last_index:
+    due = progress.heard_heartbeat(message.round, message.last_index, state.log.first_index)
+    if due or progress.next_index <= state.log.last_index:
         state.send_due = True
     if state.reads.in_round:
         _confirm_reads(state)

@@ -187,6 +187,17 @@ def test_settings_of_one_machine_are_for_local_masters_only() -> None:
         assert found["spark.sql.extensions"] == _settings.DELTA_EXTENSION
 
 
+@pytest.mark.parametrize(
+    ("master", "started_here", "ours"),
+    [("local[2]", True, True), ("local", False, False), ("spark://host:7077", True, False), ("yarn", False, False)],
+)
+def test_the_daemon_that_needs_our_path_runs_only_where_it_is_there(
+    master: str, started_here: bool, ours: bool
+) -> None:
+    found = _settings.defaults_for(master, {}, started_here=started_here)
+    assert ("spark.python.daemon.module" in found) is ours
+
+
 @given(st.sets(st.sampled_from(sorted(_settings.defaults_for("local", {})))), st.sampled_from(["local[1]", "yarn"]))
 def test_what_the_user_gave_is_never_among_our_defaults(names: set[str], master: str) -> None:
     found = _settings.defaults_for(master, dict.fromkeys(names, "mine"))
@@ -201,10 +212,9 @@ from pathlib import Path
 from jobs._session import spark_session
 names = {names!r}
 with spark_session("probe") as spark:
-    if {with_delta}:
-        spark.sql("create table kept using delta as select 1 as id")
+    spark.sql("create table kept using delta as select 1 as id")
     found = {{name: spark.conf.get(name, None) or spark.sparkContext.getConf().get(name) for name in names}}
-    found["rows"] = spark.table("kept").count() if {with_delta} else 0
+    found["rows"] = spark.table("kept").count()
     warehouse = Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
     assert warehouse.is_dir()
 print(json.dumps({{**found, "warehouse_left": warehouse.exists()}}))
@@ -212,8 +222,8 @@ print(json.dumps({{**found, "warehouse_left": warehouse.exists()}}))
 SEEN = ("spark.sql.shuffle.partitions", "spark.driver.host", "spark.ui.showConsoleProgress", "spark.log.level")
 
 
-def probe(tmp_path: Path, program: Sequence[str], *, with_delta: bool, **environment: str) -> dict[str, Any]:
-    (tmp_path / "probe.py").write_text(PROBE.format(checkout=str(CHECKOUT), names=SEEN, with_delta=with_delta))
+def probe(tmp_path: Path, program: Sequence[str], **environment: str) -> dict[str, Any]:
+    (tmp_path / "probe.py").write_text(PROBE.format(checkout=str(CHECKOUT), names=SEEN))
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -228,14 +238,14 @@ def probe(tmp_path: Path, program: Sequence[str], *, with_delta: bool, **environ
     assert done.returncode == 0, done.stderr
     assert not list(work.iterdir())
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert (found.pop("rows"), found.pop("warehouse_left")) == (int(with_delta), False)
+    assert (found.pop("rows"), found.pop("warehouse_left")) == (1, False)
     return found
 
 
 @pytest.mark.spark
 def test_spark_submit_with_settings_of_the_user(tmp_path: Path) -> None:
     given = ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=7", "--conf", "spark.log.level=FATAL"]
-    found = probe(tmp_path, [*SUBMIT, *given], with_delta=True)
+    found = probe(tmp_path, [*SUBMIT, *given])
     assert found == dict(zip(SEEN, ("7", "127.0.0.1", "false", "FATAL"), strict=True))
 
 
@@ -245,7 +255,7 @@ def test_plain_python_with_settings_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 9\nspark.master local[1]\n")
     arguments = "--conf spark.log.level=FATAL pyspark-shell"
     environment = {"SPARK_CONF_DIR": str(tmp_path / "conf"), "PYSPARK_SUBMIT_ARGS": arguments}
-    found = probe(tmp_path, [sys.executable], with_delta=False, **environment)
+    found = probe(tmp_path, [sys.executable], **environment)
     assert found == dict(zip(SEEN, ("9", "127.0.0.1", "false", "FATAL"), strict=True))
 
 
