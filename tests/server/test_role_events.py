@@ -256,7 +256,7 @@ def test_closing_ends_what_runs_and_starts_nothing_more(started):
     wait_until(lambda: Path("child").exists() and Path("child").read_text().strip())
     command(event(2))
     command.close()
-    assert not alive(int(Path("child").read_text()))
+    wait_until(lambda: not alive(int(Path("child").read_text())))
     command(event(3))
     command.close()
     assert len(told()) == 1
