@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from dledger_core.server.node import STOP_WITH_STDIN
 
 __all__ = ["LocalCluster", "free_ports"]
 
+_PORTS: Final = range(10_000, 32_768)
+"""Linux gives higher ones to outgoing connections."""
 _PREFERRED_S: Final = 5.0
 START_S: Final = 120.0
 """How long to wait for a leader: where many processes start at once, the first election takes its time."""
@@ -232,12 +235,23 @@ class LocalCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns so many different ports on which nothing listens now; another process may take them at any time."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Returns so many different ports on which nothing listens now; another process may take them at any time.
+
+    They lie below those that the system gives to outgoing connections: one of these could take a node's port while the
+    node is down, or before it has started.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = secrets.choice(_PORTS)
+        if port not in found and _is_free(port):
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -64,6 +64,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["mixed", "classic", "java-a", "java-b"])
 def test_every_damage_ends_in_a_line_and_a_code(sources: dict[str, Path], tmp_path: Path, name: str, kind: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from click.testing import CliRunner, Result
 from dledger_core import Client
 from dledger_core.cli import main
 from dledger_core.cli.settings import read_settings
+from dledger_core.cluster import free_ports
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.broker_conf import read_broker_conf
 from tests.rocketmq.golden import MIXED, extract, members
@@ -28,12 +28,9 @@ def broker(tmp_path: Path) -> Path:
     """The file of a golden broker, set to its unpacked store and to a free port."""
     extract(MIXED, "n0/commitlog", tmp_path)
     extract(MIXED, "n0/dledger-n0/data", tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     (content,) = members(MIXED, "broker-n0.conf").values()
     path = tmp_path / "broker.conf"
-    path.write_text(content.decode().replace("STORE", str(tmp_path / MIXED)).replace("42211", str(port)))
+    path.write_text(content.decode().replace("STORE", str(tmp_path / MIXED)).replace("42211", str(free_ports(1)[0])))
     return path
 
 

@@ -83,6 +83,7 @@ def oracle(golden: Path, name: str) -> dict[int, dict[str, Any]]:
         return {unit["commitLogOffset"]: unit for unit in found if unit["kind"] == "unit"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [MIXED, THREE])
 def test_messages_are_what_rocketmq_reads(golden: Path, name: str) -> None:
     units = oracle(golden, name)
@@ -292,6 +293,7 @@ def test_a_body_that_cannot_be_decompressed_says_so(tmp_path: Path) -> None:
     assert "cannot be decompressed" in text(tmp_path / "s", "--decode", "message")[1]
 
 
+@pytest.mark.slow
 def test_many_compressed_bodies_are_opened_in_pieces(tmp_path: Path) -> None:
     import zlib
 

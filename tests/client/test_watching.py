@@ -156,6 +156,7 @@ def served():
         loop.close()
 
 
+@pytest.mark.slow
 def test_it_works_without_asyncio():
     with served() as group, Client(group.peers) as client:
         changes = client.role_changes()

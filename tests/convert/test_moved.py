@@ -34,6 +34,7 @@ def map_of(store: Path) -> list[dict]:
     return json.loads((store / "meta/index-map.json").read_text())["runs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["A", "B"])
 @pytest.mark.parametrize("what", ["commitlog", "mixed", "mixed by option"])
 def test_a_broker_s_messages_know_their_new_places(tmp_path: Path, what: str, profile: str) -> None:

@@ -42,6 +42,7 @@ def bytes_of(files: FaultyFiles) -> dict[str, bytes]:
     return {str(path): bytes(inode.content) for path, inode in files.names.items() if path.name not in left_out}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "mixed"])
 @pytest.mark.parametrize("power_lost", [False, True])
 def test_crashed_at_every_operation(tmp_path: Path, name: str, power_lost: bool) -> None:

@@ -94,6 +94,7 @@ def test_a_running_broker_s_store(tmp_path: Path) -> None:
     assert converted(store.parent, tmp_path / "new").entries == 588
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["commitlog", "mixed", "java-a", "java-b", "dledger"])
 def test_a_source_is_not_even_opened_for_writing(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "from"

@@ -21,6 +21,7 @@ from dledger_core.cli.flights import FLIGHTS_COUNT, ORIGINS, flight_messages
 COMMAND = [sys.executable, "-m", "dledger_core.cli", "demo"]
 
 
+@pytest.mark.slow
 def test_the_flights_are_all_there_and_in_departure_order():
     messages = flight_messages()
     assert messages.num_rows == FLIGHTS_COUNT

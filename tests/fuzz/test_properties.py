@@ -72,6 +72,7 @@ def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_mutations_of_the_corpus_and_any_bytes(target: str) -> None:
     warm_up(target)

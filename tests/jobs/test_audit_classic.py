@@ -210,6 +210,7 @@ def test_folders_that_hold_no_log(logs: Folders, spoil: Callable[[Path], None], 
         stored_logs(logs)
 
 
+@pytest.mark.slow
 def test_a_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "copy")
     found = stored_logs({"a": root, "b": tmp_path / "copy"})

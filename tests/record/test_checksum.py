@@ -39,6 +39,7 @@ def test_whole_columns_are_checked(count: int, length: int, first: int, vary: bo
     assert checksum.first_mismatch(blob, lengths, crcs) == at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 3, 700_000])
 @pytest.mark.parametrize("length", [4, 1000, 700_000])
 def test_columns_larger_than_what_is_checked_at_once(first: int, length: int) -> None:

@@ -206,6 +206,7 @@ def test_more_requests_than_are_served_at_once_are_all_answered(monkeypatch: pyt
     run(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_take_its_answers_is_not_read_from() -> None:
     async def test(running: Running) -> None:
         running.group.write(bytes(1 << 20))

@@ -116,6 +116,7 @@ def test_random_bytes_are_rows_with_an_error(bodies: list[bytes | None]) -> None
     batch.validate(full=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(MESSAGE, min_size=1, max_size=3), st.data())
 def test_damaged_records_never_crash(rows: list[dict], data: st.DataObject) -> None:

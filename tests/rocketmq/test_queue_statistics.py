@@ -68,6 +68,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(MESSAGES, st.integers(1, 20))
 def test_it_is_what_counting_one_by_one_gives(given_: list[tuple[str, int, str | None, int, int]], size: int) -> None:
     topics, queues, tags, times, flags = (list(column) for column in zip(*given_, strict=True))

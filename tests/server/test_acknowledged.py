@@ -81,6 +81,7 @@ def test_no_acknowledgement_before_a_majority_has_flushed():
 # --- all nodes crash right then -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.0, 0.5])
 @pytest.mark.parametrize("slow", ["nobody", "leader", "follower"])
 def test_power_fails_everywhere_right_after_an_ack_and_nothing_acknowledged_is_lost(slow, keep):
@@ -123,6 +124,7 @@ def test_power_fails_at_any_file_operation_of_an_append(victims):
 # --- a step of the asynchronous path fails ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["leader", "follower"])
 def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(victim):
     for step in range(1, STEPS_MAX):
@@ -165,6 +167,7 @@ def test_after_a_failed_sync_a_node_acknowledges_and_writes_nothing_more():
     assert len(files.log) == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AppendEntries, AppendEntriesResponse])
 def test_any_lost_message_costs_time_and_nothing_else(kind):
     for victim in range(5):

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from dledger_core.client import Client, Producer
-from dledger_core.cluster import LocalCluster
+from dledger_core.cluster import LocalCluster, free_ports
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DLedgerError, IndexOutOfRangeError, SequenceConflictError, TransactionError
 from dledger_core.storage import open_store
@@ -271,12 +271,18 @@ def test_a_port_in_use_is_refused_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "d").exists()
 
 
+def test_ports_are_different_and_free_and_never_those_of_outgoing_connections():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_ports(1)[0]))
+        found = free_ports(500)
+        assert len(set(found)) == 500
+        assert taken.getsockname()[1] not in found
+    assert max(found) < 32_768  # where Linux begins with outgoing connections
+
+
 def test_a_store_that_is_open_is_refused(cluster):
     peers = cluster.peers
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    moved = f"n0-127.0.0.1:{port};{peers.split(';', 1)[1]}"
+    moved = f"n0-127.0.0.1:{free_ports(1)[0]};{peers.split(';', 1)[1]}"
     done = serve("--peers", moved, "--self-id", "n0", "--dir", cluster.directory)
     assert done.returncode == 3
     assert "another process" in one_line(done)
@@ -284,9 +290,7 @@ def test_a_store_that_is_open_is_refused(cluster):
 
 @pytest.mark.parametrize("case", ["foreign", "group", "node"])
 def test_a_directory_of_something_else_is_refused(tmp_path, case):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        peers = f"n0-127.0.0.1:{free.getsockname()[1]}"
+    peers = f"n0-127.0.0.1:{free_ports(1)[0]}"
     store = tmp_path / "default" / "dledger-n0"
     if case == "foreign":
         store.mkdir(parents=True)

@@ -232,6 +232,7 @@ def test_calling_it_takes_no_time_even_if_the_command_hangs(started):
     assert done.wait(120), "600 s each, if it waited"
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_killed_with_its_children_and_the_next_one_runs(started, caplog):
     command = started("sh", "-c", TELL + "[ $DLEDGER_TERM = 2 ] || { sleep 600 & echo $! >child; wait; }", limit_s=3)
     command(event(1))

@@ -44,6 +44,7 @@ def test_many_seeds(first: int) -> None:
         assert totals[what] > 0, f"no {what} in {CHUNK} seeds from {first} on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [

@@ -63,6 +63,7 @@ class Run:
             self.restart()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starting", ["earliest", "latest", '{"default": 5}'])
 @settings(max_examples=25, deadline=None)
 @given(steps, limits)

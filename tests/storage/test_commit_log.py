@@ -522,6 +522,7 @@ def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on:
         log.close()
 
 
+@pytest.mark.slow
 def test_reads_from_other_threads_while_the_log_grows_and_is_cut(tmp_path: Path) -> None:
     log = open_log(directory=tmp_path)
     append(log, [b"keep" * 10] * 50)

@@ -80,6 +80,7 @@ def flip(files: FaultyFiles, path: Path, offset: int, bit: int) -> None:
     files.content(path)[offset] ^= 1 << bit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("place", WHOLE.places)
 def test_any_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field: str) -> None:
@@ -106,6 +107,7 @@ def test_any_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field:
     log.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", WHOLE.places)
 def test_any_flipped_bit_of_a_row_is_mended_or_doubted(place: str) -> None:
     index = WHOLE.places[place]

@@ -95,6 +95,7 @@ def head() -> int:
     return next(index for index in range(1, WHOLE.end) if WHOLE.positions[index] % 2048 == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 17, head(), head() - 1, LAST], ids=["first", "middle", "head", "before", "last"])
 def test_every_byte_of_a_record(index: int) -> None:
     position, size = WHOLE.positions[index], int(WHOLE.log.read(index, index + 1, 1).sizes[0])
@@ -182,6 +183,7 @@ def test_damage_is_found_and_repaired_byte_for_byte(case: str, chunk: int | None
     check_like_new(files)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_damage_at_all(data: st.DataObject) -> None:

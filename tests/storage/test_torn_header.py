@@ -19,6 +19,7 @@ DATA = STORE / "data" / segment_name(0)
 TIMES = [1, 0x18BCFE50000, 0x18C00000000, 0x18BCFE56800, 0x18BCFE568FF]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("now_ms", TIMES)
 @pytest.mark.parametrize("kind", ["NOOP", "empty body", "empty body last"])
 def test_a_torn_time_is_a_torn_tail(kind: str, now_ms: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from dledger_core.client.channel import Channel
+from dledger_core.cluster import free_ports
 from dledger_core.config import Peer, RaftConfig, StorageConfig
 from dledger_core.control import Part, column_crc
 from dledger_core.ids import NodeId
@@ -36,14 +36,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def free_peers(count: int) -> tuple[Peer, ...]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", s.getsockname()[1]) for i, s in enumerate(sockets))
-    finally:
-        for each in sockets:
-            each.close()
+    return tuple(Peer(NodeId(f"n{i}"), "127.0.0.1", port) for i, port in enumerate(free_ports(count)))
 
 
 async def eventually(condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
