@@ -33,7 +33,7 @@ test: lint
 	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 2 --retries 2 --no-leftovers --durations=30 --durations-min=4 $(ARGS)
 
 check: lint
-	@.ci/java $(BIN)/python -m pytest -q -n 2 -m '$(QUICK)' $(ARGS)
+	@.ci/java $(BIN)/python -m pytest -q -n 4 -m '$(QUICK)' $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)

@@ -101,6 +101,7 @@ def test_messages_are_what_rocketmq_reads(golden: Path, name: str) -> None:
         assert (row["tags"], row["keys"]) == (unit["tags"], unit["keys"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["topic", "tags", "keys", "queue_id"])
 def test_filters_find_what_rocketmq_s_own_index_would(golden: Path, column: str) -> None:
     store = golden / THREE / "n0"

@@ -68,6 +68,7 @@ def test_a_malformed_answer_is_refused(fields):
     run(main())
 
 
+@pytest.mark.slow
 def test_a_silent_node_is_waited_for_once_and_heard_when_it_speaks_again():
     async def main():
         async with FakeGroup() as group, AsyncClient(group.peers) as client:

@@ -57,6 +57,7 @@ def test_a_read_ends_where_the_log_ends() -> None:
         read(node, 10, 11)
 
 
+@pytest.mark.slow
 def test_bytes_bound_a_read_and_what_is_under_way() -> None:
     node = Node(entries(100, size=952))
     assert len(read(node, 0, 100, max_bytes=10_000)) == 10

@@ -24,6 +24,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["A", "B"])
 @pytest.mark.parametrize(("name", "node"), STORES)
 def test_every_entry_stays_what_java_read(golden: Path, tmp_path: Path, name: str, node: str, profile: str) -> None:
@@ -61,6 +62,7 @@ def test_a_generation_a_store_that_was_stopped_in_order_is_copied_byte_by_byte(
     assert sorted((tmp_path / "new/checkpoint").read_text().splitlines()) == sorted(java["checkpoint"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["A", "B"])
 @pytest.mark.parametrize(("name", "node"), STORES)
 def test_the_log_goes_on(golden: Path, tmp_path: Path, name: str, node: str, profile: str) -> None:

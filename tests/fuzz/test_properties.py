@@ -34,6 +34,7 @@ def inputs() -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "path"), inputs())
 def test_the_corpus(target: str, path: Path) -> None:
     warm_up(target)

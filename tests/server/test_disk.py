@@ -141,6 +141,7 @@ _STEP = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(_STEP, max_size=12))
 def test_joined_writes_leave_what_single_ones_leave(steps):

@@ -200,6 +200,7 @@ def test_reads_and_digests_at_the_edges(tmp_path):
     run(main())
 
 
+@pytest.mark.slow
 def test_a_read_waits_once_for_its_commit_index_and_its_entries_together(tmp_path):
     """The commit index comes when half of the wait is over; what is asked for never does."""
 

@@ -251,6 +251,7 @@ def alive(pid):
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
+@pytest.mark.slow
 def test_closing_ends_what_runs_and_starts_nothing_more(started):
     command = started("sh", "-c", "trap '' TERM; " + TELL + "sleep 600 & echo $! >child; wait; wait")
     command(event(1))

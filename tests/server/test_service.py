@@ -197,6 +197,7 @@ def test_requests_of_one_connection_are_bounded_in_number(tmp_path):
     serve_one(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_answers_holds_little_and_hurts_nobody(tmp_path):
     async def work(group, client):
         big = bytes(4 << 20)[: (4 << 20) - 100]

@@ -13,6 +13,7 @@ MORE = range(10, 250)
 CHUNK = 20
 
 
+@pytest.mark.sim
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_few_seeds(seed: int) -> None:
     run_seed(seed)

@@ -23,6 +23,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.sim
 @pytest.mark.parametrize("seed", QUICK)
 def test_a_few_seeds(seed: int) -> None:
     run_whole_seed(seed)
@@ -63,6 +64,7 @@ def test_once_failed(seed: int) -> None:
     run_whole_seed(seed)
 
 
+@pytest.mark.sim
 def test_a_seed_replays_exactly() -> None:
     first, second = ReplicaSim(3), ReplicaSim(3)
     assert first.run() == second.run()

@@ -177,6 +177,7 @@ def start_with(tables: LogTables) -> LogStart:
     )
 
 
+@pytest.mark.slow
 def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
     files, tables = filled()
     start = start_with(tables)
