@@ -45,7 +45,7 @@ from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
 from jobs._rebuild.incremental import check_extendable, follow, owner_of
 from jobs._rebuild.losses import duplicates, read_consumers
-from jobs._rebuild.plan import RebuildPlan, plan_for
+from jobs._rebuild.plan import ALL_ENTRIES, RebuildPlan, plan_for
 from jobs._rebuild.slots import QueueFacts, facts_of, place, queues_of, runs_of
 from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
 from jobs._rebuild.units import IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
@@ -255,7 +255,7 @@ def _read(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
     if not plan.classic:
         return _read_entries(spark, plan)
     [group] = plan.ranges
-    rules = replace(plan.rules, header_bytes=0)
+    rules = replace(plan.rules, header_bytes=0, broker_end=ALL_ENTRIES, hidden=())
     classic = read_classic(spark, plan.classic, group, rules, closed=bool(plan.source))
     return classic.unionByName(_read_entries(spark, plan)) if plan.source else classic
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from pydantic.fields import FieldInfo
@@ -14,10 +15,17 @@ from pydantic.fields import FieldInfo
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import say, show_facts
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.convert import OLD_FILES, OldLog, Seal, begin_behind, read_old_log
+from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.broker_conf import read_broker_conf
 from dledger_core.server import run
+from dledger_core.server.config import ServerConfig
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.layout import Layout, open_identity
 
 __all__ = ["serve"]
+
+_QUIET_S: Final = 2.0
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -52,6 +60,7 @@ def _plain(value: Any) -> str:
         """printf 'peers = "n0-127.0.0.1:40911"\\nself-id = "n0"\\n' > n0.toml""",
         "dledger serve --config n0.toml --log-level debug",
         "dledger serve --broker-conf conf/dledger/broker-n0.conf --check",
+        "dledger serve --config n0.toml --commitlog /data/store/commitlog --check",
     )
 )
 @_setting_options
@@ -76,12 +85,72 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
         say(remark)
     settings = read_settings(config, flags, broker)
     server_config = settings.server_config()
+    old = _old_log(settings, server_config, check=check)
     if check:
-        show_facts({flag_of(name): _plain(value) for name, value in settings}, output)
+        shown = {flag_of(name): _plain(value) for name, value in settings}
+        show_facts(shown | ({} if old is None else {"commitlog-seal": str(old.seal)}), output)
         return
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    if old is not None:
+        _begin_behind(old, server_config)
     me = server_config.me
     facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
     run(server_config, lambda _node: show_facts(facts, output, "listening"))
+
+
+def _old_log(settings: ServeSettings, config: ServerConfig, *, check: bool) -> OldLog | None:
+    """Reads the CommitLog that the group is to go on behind; None if there is none, or if it has begun already."""
+    if settings.commitlog is None:
+        return None
+    if len(config.groups) != 1:
+        raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
+    group_directory = config.directory / config.groups[0]
+    store = group_directory / f"dledger-{config.self_id}"
+    if (
+        not check
+        and open_identity(OsFiles(), Layout(store), group=config.groups[0], node_id=config.self_id) is not None
+    ):
+        if not (group_directory / OLD_FILES).is_dir():
+            raise ConfigError(
+                "the store began without a CommitLog", "--commitlog", "leave it out", {"store": str(store)}
+            )
+        return None
+    seal = Seal.parse(settings.commitlog_seal) if settings.commitlog_seal is not None else None
+    old = read_old_log(settings.commitlog, seal.start if seal is not None else None, _reading())
+    if seal is not None and old.seal != seal:
+        remedy = "audit the copies of the log; copy the files from a node that has them whole"
+        values = {"found": str(old.seal), "sealed": str(seal)}
+        raise StoreMismatchError(
+            "the CommitLog is not the one that was sealed", str(settings.commitlog), remedy, values
+        )
+    if seal is None and len(config.peers) > 1 and not check:
+        raise ConfigError(
+            "nothing says that all nodes go on behind the same messages",
+            "--commitlog-seal",
+            "audit the copies of the log, see that --check shows one seal on all nodes, and give it to all of them",
+            {"seal": str(old.seal)},
+        )
+    return old
+
+
+def _begin_behind(old: OldLog, config: ServerConfig) -> None:
+    (group,) = config.groups
+    begin_behind(
+        old, config.directory / group, group=group, node_id=config.self_id, config=config.storage, on_bytes=_reading()
+    )
+    say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
+
+
+def _reading() -> Callable[[int, int], None]:
+    """Says how far a CommitLog was read, every two seconds."""
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _QUIET_S:
+            told = time.monotonic()
+            say(f"read {done >> 20:,} of {total >> 20:,} MiB of the CommitLog")
+
+    return tell

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import Bounds
 
-__all__ = ["RebuildPlan", "plan_for"]
+__all__ = ["ALL_ENTRIES", "RebuildPlan", "plan_for"]
 
-_ALL: Final = 1 << 62
+ALL_ENTRIES: Final = 1 << 62
+"""As ``broker_end``: a broker wrote everything."""
 _HEADER_BYTES: Final = 48
 
 
@@ -68,7 +69,7 @@ class RebuildPlan:
     @property
     def foreign(self) -> bool:
         """Whether a broker wrote all of the log, so that every entry ought to be a message."""
-        return self.rules.broker_end == _ALL
+        return self.rules.broker_end == ALL_ENTRIES
 
     def extent(self) -> dict[str, Any]:
         """What is read, for the summary."""
@@ -200,8 +201,8 @@ def _store_plan(
 
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
     with open_store(store) as reader:
-        if commitlog and reader.meta is not None:
-            raise ConfigError("the store was not written by a broker", "--commitlog", "leave it out")
+        if commitlog and reader.meta is not None and reader.meta.first_position == 0:
+            raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
         committed = -1 if reader.commit_index is None else int(reader.commit_index)
         if until == "committed" and reader.commit_index is None:
             remedy = "leave it out: the column committed is null where nothing is known"
@@ -212,7 +213,7 @@ def _store_plan(
         end, hidden = _visible(reader, first, end)
     rules = replace(
         rules,
-        broker_end=_ALL if meta is None else meta.broker_end_index,
+        broker_end=ALL_ENTRIES if meta is None else meta.broker_end_index,
         committed_end=committed + 1,
         hidden=hidden,
     )

@@ -1,0 +1,283 @@
+"""A group that goes on behind a classic CommitLog, laid out as RocketMQ lays out a broker's upgrade to DLedger.
+
+    DIR/GROUP/commitlog/00000000000000000000       the old files: links; the last one is a copy, closed by a BLANK
+    DIR/GROUP/dledger-ID/data/00000000001073741824 the log: index 0 lies where the old files end
+
+The old directory is only read. All nodes must go on from the same bytes, or positions would mean different messages on
+each of them: a ``Seal`` says which bytes they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+
+import pyarrow as pa
+
+from dledger_core.config import StorageConfig
+from dledger_core.convert.busy import check_broker_idle
+from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
+from dledger_core.rocketmq.classic_log import wrong_messages
+from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, read_messages
+from dledger_core.storage.files import Files, OsFiles
+from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
+from dledger_core.storage.log_meta import LogMeta, save_log_meta
+
+__all__ = ["OLD_FILES", "OldLog", "Seal", "begin_behind", "read_old_log"]
+
+OLD_FILES: Final = "commitlog"
+"""Folder of the old files beside a node's store."""
+_BLANK: Final = struct.Struct(">ii")
+_SEAL: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
+_DIGEST_CHARS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Which messages a CommitLog holds, and where: SHA-256 over its files as they are when they are closed.
+
+    Attributes:
+        start: position of the first file that counts; nodes may have deleted earlier ones.
+        end: position behind the last file.
+        digest: 32 hexadecimal digits.
+    """
+
+    start: int
+    end: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}-{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads what ``str`` gives; raises ConfigError."""
+        found = _SEAL.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(
+                f"{text!r} is no seal of a CommitLog",
+                "--commitlog-seal",
+                "copy it from what 'dledger serve --commitlog DIR --check' shows: START-END-DIGEST",
+            )
+        return cls(int(found[1]), int(found[2]), found[3])
+
+
+@dataclass(frozen=True, slots=True)
+class OldLog:
+    """A CommitLog that was read from end to end and is whole.
+
+    Attributes:
+        files: by position, all of one size, without empty ones at the end.
+        stop: where in the last file its messages end, relative to the file.
+        closed: a BLANK lies there.
+        seal: of what was asked for.
+    """
+
+    files: tuple[ClassicFile, ...]
+    stop: int
+    closed: bool
+    seal: Seal
+
+
+def read_old_log(
+    directory: Path, start: int | None = None, on_bytes: Callable[[int, int], None] | None = None
+) -> OldLog:
+    """Reads and checks a CommitLog whole; writes nothing.
+
+    Args:
+        directory: RocketMQ's ``commitlog`` folder; no broker may run on it.
+        start: the seal's first position; None = where the first file begins.
+        on_bytes: called now and then with the bytes read and the bytes there are.
+
+    Raises:
+        ConfigError: no such directory, files of different sizes, nothing in them, or ``start`` begins no file.
+        StoreBusyError: a broker runs there.
+        CorruptRecordError: a message is damaged, or a file ends in something else than messages do.
+    """
+    check_broker_idle(directory.resolve().parent)
+    files = _with_messages(classic_files(directory))
+    sizes = sorted({file.size for file in files})
+    if len(sizes) > 1:
+        found = {"sizes": ", ".join(map(str, sizes))}
+        raise ConfigError("its files differ in size", str(directory), "name a CommitLog that is whole", found)
+    begins = files[0].position if start is None else start
+    if begins not in {file.position for file in files}:
+        held = {"start": begins, "first": files[0].position}
+        raise ConfigError(f"no file begins at position {begins}", str(directory), "copy it from another node", held)
+    hasher, done = hashlib.sha256(), 0
+    stop = Stop(begins, "end")
+    for file in files:
+        counted = file.position >= begins
+        for found_here in read_messages(file):
+            if isinstance(found_here, Stop):
+                stop = found_here
+                continue
+            data = _checked(found_here, file)
+            done += len(data)
+            if counted:
+                hasher.update(data)
+            if on_bytes is not None:
+                on_bytes(done, len(files) * file.size)
+        _check_end(stop, file, last=file is files[-1])
+        if counted:
+            hasher.update(_BLANK.pack(file.end - stop.position, BLANK_MAGIC))
+    seal = Seal(begins, files[-1].end, hasher.hexdigest()[:_DIGEST_CHARS])
+    return OldLog(files, stop.position - files[-1].position, stop.kind == "blank", seal)
+
+
+def begin_behind(
+    old: OldLog,
+    group_directory: Path,
+    *,
+    group: str,
+    node_id: str,
+    config: StorageConfig,
+    on_bytes: Callable[[int, int], None] | None = None,
+    files: Files | None = None,
+) -> None:
+    """Lays out the old files and an empty store behind them; after a crash the same call goes on.
+
+    Args:
+        old: from ``read_old_log``.
+        group_directory: ``DIR/GROUP``.
+        group: the group.
+        node_id: the node.
+        config: of the store; data files are as large as those of the CommitLog.
+        on_bytes: as in ``read_old_log``, which reads again what an interrupted call had laid out.
+        files: the store's file system.
+
+    Raises:
+        StoreMismatchError: the directory holds another store, or other old files.
+        ConfigError: the files can be neither linked nor copied.
+    """
+    layout, files = Layout(group_directory / f"dledger-{node_id}"), files or OsFiles()
+    if open_identity(files, layout, group=group, node_id=node_id) is not None:
+        raise StoreMismatchError("the store has begun already", str(layout.root), "serve it as it is")
+    target = group_directory / OLD_FILES
+    try:
+        if not _lay_out(old, target, group_directory / f"{OLD_FILES}-{node_id}.part"):
+            _check_laid_out(read_old_log(target, old.seal.start, on_bytes), old, target)
+    except OSError as error:
+        refuse(error, target)
+    lock = lock_store(files, layout)
+    try:
+        segment_bytes = old.files[-1].size
+        config = replace(config, data_segment_bytes=segment_bytes)
+        meta = LogMeta(
+            profile=config.profile,
+            group=group,
+            node_id=node_id,
+            data_segment_bytes=segment_bytes,
+            index_segment_bytes=config.index_segment_bytes,
+            first_position=old.seal.end,
+        )
+        save_log_meta(files, layout.log_meta, meta)
+    finally:
+        lock.close()
+
+
+def _with_messages(files: tuple[ClassicFile, ...]) -> tuple[ClassicFile, ...]:
+    """Leaves out the files at the end that a broker made ahead and has not written to."""
+    count = len(files)
+    while count:
+        with Path(files[count - 1].path).open("rb") as opened:
+            if any(opened.read(_BLANK.size)):
+                return files[:count]
+        count -= 1
+    raise ConfigError("its files hold nothing", str(Path(files[0].path).parent), "start without --commitlog")
+
+
+def _checked(batch: pa.RecordBatch, file: ClassicFile) -> memoryview:
+    """Returns the bytes of a batch of messages, which lie one behind the other."""
+    wrong = wrong_messages(batch)
+    if wrong.any():
+        position = batch.column("position")[int(wrong.argmax())].as_py()
+        raise CorruptRecordError(
+            "a message's CRC, position or lengths are wrong",
+            file.path,
+            "audit the copies of the log, and copy the file from a node that has it whole",
+            {"position": position},
+        )
+    return memoryview(batch.column("body").buffers()[2])
+
+
+def _check_end(stop: Stop, file: ClassicFile, *, last: bool) -> None:
+    left = file.end - stop.position
+    if stop.kind == "blank" or (last and stop.kind == "end" and left >= _BLANK.size):
+        return
+    raise CorruptRecordError(
+        "a file of the CommitLog ends in neither messages nor a BLANK",
+        file.path,
+        "audit the copies of the log, and copy the file from a node that has it whole",
+        {"position": stop.position, "left": left},
+    )
+
+
+def _lay_out(old: OldLog, target: Path, part: Path) -> bool:
+    """Makes the folder of old files, durably; returns False if it is there.
+
+    It has its name only when it is whole. Nodes that share a directory may do this at the same time.
+    """
+    shutil.rmtree(part, ignore_errors=True)
+    if target.exists():
+        return False
+    part.mkdir(parents=True)
+    for file in old.files[:-1]:
+        _link(Path(file.path), part)
+    _copy(Path(old.files[-1].path), part)
+    if not old.closed:
+        _close(part / Path(old.files[-1].path).name, old)
+    _sync(part)
+    try:
+        part.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(part)
+        return False
+    _sync(target.parent)
+    return True
+
+
+def _check_laid_out(found: OldLog, old: OldLog, target: Path) -> None:
+    if found.seal != old.seal or not found.closed:
+        remedy = "name a CommitLog elsewhere and move these away, or copy them from a node that has begun"
+        raise StoreMismatchError("the old files that lie here are others, or not closed", str(target), remedy)
+
+
+def _link(source: Path, folder: Path) -> None:
+    """A broker never writes into a full file again, so one file can serve both directories."""
+    try:
+        (folder / source.name).hardlink_to(source)
+    except OSError:  # another file system, or one that knows no links
+        _copy(source, folder)
+
+
+def _copy(source: Path, folder: Path) -> None:
+    shutil.copyfile(source, folder / source.name)
+    _sync(folder / source.name)
+
+
+def _close(path: Path, old: OldLog) -> None:
+    """Writes the BLANK with which RocketMQ closes the last file before DLedger takes over."""
+    with path.open("r+b") as opened:
+        opened.seek(old.stop)
+        opened.write(_BLANK.pack(old.files[-1].size - old.stop, BLANK_MAGIC))
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

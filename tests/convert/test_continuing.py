@@ -1,0 +1,216 @@
+"""A new group behind an old CommitLog: the layout, what is refused, and that the old files stay as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import Client, LocalCluster
+from dledger_core.config import StorageConfig
+from dledger_core.convert import OLD_FILES, Seal, begin_behind, read_old_log
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.rocketmq.classic_log import ClassicLog
+from dledger_core.rocketmq.commit_log import read_messages
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.log_meta import load_log_meta
+from tests.convert.stores import entries
+from tests.convert.test_take_over import wait_for_all
+from tests.rocketmq.golden import MIXED, extract, messages
+
+FILE_BYTES = 131_072
+END = 2 * FILE_BYTES
+CONFIG = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 15)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """The CommitLog that a real broker closed when it was upgraded."""
+    return extract(MIXED, "n0/commitlog", tmp_path / "golden")
+
+
+@pytest.fixture
+def open_(closed: Path, tmp_path: Path) -> Path:
+    """The same as it was before: no BLANK yet, and a file made ahead."""
+    folder = shutil.copytree(closed, tmp_path / "broker" / "commitlog")
+    last = folder / f"{FILE_BYTES:020}"
+    data = bytearray(last.read_bytes())
+    data[stop_of(last) :] = bytes(FILE_BYTES - stop_of(last))
+    last.write_bytes(data)
+    (folder / f"{END:020}").write_bytes(bytes(FILE_BYTES))
+    return folder
+
+
+def stop_of(path: Path) -> int:
+    """Where the messages of a file end."""
+    (file,) = (f for f in ClassicLog(path.parent).files if f.path == str(path))
+    return list(read_messages(file))[-1].position - file.position
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def begin(folder: Path, directory: Path, node_id: str = "n0") -> None:
+    begin_behind(read_old_log(folder), directory / "g", group="g", node_id=node_id, config=CONFIG)
+
+
+def test_the_seal_is_the_same_before_and_after_the_last_file_is_closed(closed: Path, open_: Path) -> None:
+    before, after = read_old_log(open_), read_old_log(closed)
+    assert before.seal == after.seal == Seal.parse(str(after.seal))
+    assert (before.closed, after.closed) == (False, True)
+    assert (before.seal.start, before.seal.end) == (0, END)
+
+
+def test_a_seal_from_a_node_that_deleted_its_first_file(closed: Path, tmp_path: Path) -> None:
+    later = shutil.copytree(closed, tmp_path / "later")
+    (later / f"{0:020}").unlink()
+    seal = read_old_log(later).seal
+    assert seal.start == FILE_BYTES
+    assert read_old_log(closed, seal.start).seal == seal != read_old_log(closed).seal
+
+
+def test_what_is_laid_out_is_what_rocketmq_made_of_it(closed: Path, open_: Path, tmp_path: Path) -> None:
+    before = contents(open_)
+    begin(open_, tmp_path / "node")
+    target = tmp_path / "node" / "g" / OLD_FILES
+    assert contents(target) == contents(closed)
+    assert contents(open_) == before
+    assert (target / f"{0:020}").samefile(open_ / f"{0:020}")
+    meta = load_log_meta(OsFiles(), Layout(tmp_path / "node" / "g" / "dledger-n0").log_meta)
+    assert meta is not None
+    assert (meta.first_position, meta.first_index, meta.data_segment_bytes) == (END, 0, FILE_BYTES)
+
+
+def test_without_links_the_files_are_copied(open_: Path, closed: Path, tmp_path: Path, monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    begin(open_, tmp_path / "node")
+    assert contents(tmp_path / "node" / "g" / OLD_FILES) == contents(closed)
+
+
+@pytest.mark.parametrize("left", ["part", "old files"])
+def test_an_interrupted_begin_goes_on(open_: Path, closed: Path, tmp_path: Path, left: str) -> None:
+    group = tmp_path / "node" / "g"
+    if left == "part":
+        (group / f"{OLD_FILES}-n0.part").mkdir(parents=True)
+        (group / f"{OLD_FILES}-n0.part" / f"{0:020}").write_bytes(b"torn")
+    else:
+        shutil.copytree(closed, group / OLD_FILES)
+    begin(open_, tmp_path / "node")
+    assert sorted(path.name for path in group.iterdir()) == [OLD_FILES, "dledger-n0"]
+    assert contents(group / OLD_FILES) == contents(closed)
+
+
+def damage(folder: Path, case: str) -> None:
+    first, last = (folder / f"{position:020}" for position in (0, FILE_BYTES))
+    data = bytearray(first.read_bytes())
+    if case == "flip":
+        data[35] ^= 0xFF  # the last byte of the first message's physicalOffset
+        first.write_bytes(data)
+    elif case == "hole":
+        data[:8] = bytes(8)
+        first.write_bytes(data)
+    elif case == "sizes":
+        last.write_bytes(last.read_bytes()[:-1024])
+    elif case == "no room":
+        data = bytearray(last.read_bytes())
+        data[stop_of(last) :] = b"\x01" * (FILE_BYTES - stop_of(last))
+        last.write_bytes(data)
+    else:
+        for path in (first, last):
+            path.write_bytes(bytes(FILE_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("flip", CorruptRecordError),
+        ("hole", CorruptRecordError),
+        ("no room", CorruptRecordError),
+        ("sizes", ConfigError),
+        ("empty", ConfigError),
+    ],
+)
+def test_a_commitlog_that_is_not_whole_is_refused(
+    closed: Path, tmp_path: Path, case: str, error: type[DLedgerError]
+) -> None:
+    damage(closed, case)
+    with pytest.raises(error) as found:
+        begin(closed, tmp_path / "node")
+    assert found.value.remedy
+    assert not (tmp_path / "node").exists()
+
+
+def test_other_old_files_and_a_store_that_has_begun_are_refused(closed: Path, open_: Path, tmp_path: Path) -> None:
+    shutil.copytree(open_, tmp_path / "node" / "g" / OLD_FILES)
+    with pytest.raises(StoreMismatchError, match="others, or not closed"):
+        begin(closed, tmp_path / "node")
+    begin(closed, tmp_path / "other")
+    with pytest.raises(StoreMismatchError, match="begun"):
+        begin(closed, tmp_path / "other")
+
+
+@pytest.mark.parametrize("text", ["", "1-2", "0-10-xyz", "0-10-" + "A" * 32, "-1-10-" + "a" * 32])
+def test_what_is_no_seal(text: str) -> None:
+    with pytest.raises(ConfigError, match="seal"):
+        Seal.parse(text)
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", "n0", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_node_needs_the_seal_that_check_shows_and_keeps_to_it(open_: Path, tmp_path: Path) -> None:
+    given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
+    checked = serve(*given, "--check", "--format", "json")
+    assert (checked.returncode, str(read_old_log(open_).seal) in checked.stdout) == (0, True), checked.stderr
+    without = serve(*given)
+    assert (without.returncode, "--commitlog-seal" in without.stderr) == (3, True)
+    wrong = serve(*given, "--commitlog-seal", f"0-{END}-{'0' * 32}")
+    assert (wrong.returncode, "not the one that was sealed" in wrong.stderr) == (3, True)
+    several = serve(*given, "--group", "a,b")
+    assert (several.returncode, "one group" in several.stderr) == (3, True)
+    assert not (tmp_path / "node").exists()
+
+
+@pytest.mark.integration
+def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_path: Path) -> None:
+    directory, options = tmp_path / "nodes", {"commitlog": str(open_), "commitlog_seal": str(read_old_log(open_).seal)}
+    with LocalCluster(3, directory, **options) as cluster, Client(cluster.peers) as client:
+        result = client.append([b"behind the old log"] * 100)
+        assert client.records(0, 1).batch.column("position")[0].as_py() == END
+        cluster.kill("n2")
+        shutil.rmtree(cluster.store_path("n2"))
+        cluster.restart("n2")
+        last = client.append([b"with the new node"]).last_index
+        wait_for_all(client, last)
+        assert result.first_index > 0
+    stores = [entries(directory / "default" / f"dledger-n{n}") for n in range(3)]
+    assert stores[0] == stores[1] == stores[2]
+    assert min(stores[0])[0] == 0
+
+
+@pytest.mark.integration
+def test_positions_lead_from_the_old_log_into_the_new_one(open_: Path, tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path, commitlog=str(open_)) as cluster, Client(cluster.peers) as client:
+        client.append([b"behind the old log"])
+    near = max(messages(MIXED), key=lambda at: (at < END, at))
+    shown = dump(tmp_path / "default", "--from", f"@{near}")
+    assert [row["position"] for row in shown[:2]] == [near, END]
+    assert [row["index"] for row in shown[1:]] == [0, 1]
+
+
+def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "dledger_core.cli", "dump", str(directory), "--format", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
