@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core import Client, LocalCluster
-from dledger_core.rocketmq import encode_messages
+from dledger_core.rocketmq import decode_messages, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs._rebuild.units import UNIT_COLUMNS, EntryRules, run_batches, unit_batches
@@ -242,6 +242,31 @@ def test_dry_run_reads_the_extent_and_writes_nothing(tmp_path: Path, capsys: pyt
     code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"), "--dry-run")
     assert (code, summary["dry_run"], summary["start"], summary["end"]) == (0, True, 0, 229)
     assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broker's queues keep their offsets, and the same queues go on behind them."""
+    classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
+    old = [(at, body) for at, body in golden.messages(golden.MIXED).items() if at < 2 * 131_072]
+    last = decode_messages(pa.array([body for _, body in old]), ["topic", "queue_id", "queue_offset"]).to_pylist()[-1]
+    options = {"commitlog": str(classic), **PATIENT}
+    with LocalCluster(1, tmp_path / "nodes", **options) as cluster, Client(cluster.peers) as client:
+        client.append(encode_messages(last["topic"], last["queue_id"], [b"x", b"y"]))
+    store, table = tmp_path / "nodes" / "default" / "dledger-n0", tmp_path / "table"
+    code, summary = run(
+        capsys, "--store", str(store), "--commitlog", str(classic), "--table", str(table), "--files", str(tmp_path)
+    )
+    assert (code, summary["rows"], summary["dense"]) == (0, len(old) + 2, True)
+    rows = spark.read.format("delta").load(str(table)).orderBy("position").collect()
+    assert [row["position"] for row in rows[: len(old)]] == [at for at, _ in old]
+    behind = last["queue_offset"]
+    assert [row["queue_offset"] for row in rows[-3:]] == [behind, behind + 1, behind + 2]
+    assert [row["index"] for row in rows[-3:]] == [None, 1, 2]
+    code, summary = run(capsys, "--store", str(store), "--commitlog", str(tmp_path), "--table", str(table))
+    assert code == 3
 
 
 @pytest.mark.spark
