@@ -45,10 +45,10 @@ from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
 from jobs._rebuild.incremental import check_extendable, follow, owner_of
 from jobs._rebuild.losses import duplicates, read_consumers
-from jobs._rebuild.plan import ALL_ENTRIES, RebuildPlan, plan_for
+from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs._rebuild.slots import QueueFacts, facts_of, place, queues_of, runs_of
 from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
-from jobs._rebuild.units import IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
+from jobs._rebuild.units import ALL_ENTRIES, IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
 from jobs._session import spark_session
 from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable

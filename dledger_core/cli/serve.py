@@ -106,16 +106,12 @@ def _old_log(settings: ServeSettings, config: ServerConfig, *, check: bool) -> O
         return None
     if len(config.groups) != 1:
         raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
-    group_directory = config.directory / config.groups[0]
-    store = group_directory / f"dledger-{config.self_id}"
-    if (
-        not check
-        and open_identity(OsFiles(), Layout(store), group=config.groups[0], node_id=config.self_id) is not None
-    ):
-        if not (group_directory / OLD_FILES).is_dir():
-            raise ConfigError(
-                "the store began without a CommitLog", "--commitlog", "leave it out", {"store": str(store)}
-            )
+    (group,) = config.groups
+    store = config.store_path(group)
+    if not check and open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id) is not None:
+        if not (store.parent / OLD_FILES).is_dir():
+            found = {"store": str(store)}
+            raise ConfigError("the store began without a CommitLog", "--commitlog", "leave it out", found)
         return None
     seal = Seal.parse(settings.commitlog_seal) if settings.commitlog_seal is not None else None
     old = read_old_log(settings.commitlog, seal.start if seal is not None else None, _reading())
@@ -137,9 +133,8 @@ def _old_log(settings: ServeSettings, config: ServerConfig, *, check: bool) -> O
 
 def _begin_behind(old: OldLog, config: ServerConfig) -> None:
     (group,) = config.groups
-    begin_behind(
-        old, config.directory / group, group=group, node_id=config.self_id, config=config.storage, on_bytes=_reading()
-    )
+    store, node_id = config.store_path(group), config.self_id
+    begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())
     say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
 
 

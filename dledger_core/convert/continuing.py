@@ -9,9 +9,9 @@ each of them: a ``Seal`` says which bytes they are.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
-import os
 import re
 import shutil
 import struct
@@ -135,7 +135,7 @@ def read_old_log(
 
 def begin_behind(
     old: OldLog,
-    group_directory: Path,
+    store: Path,
     *,
     group: str,
     node_id: str,
@@ -147,7 +147,7 @@ def begin_behind(
 
     Args:
         old: from ``read_old_log``.
-        group_directory: ``DIR/GROUP``.
+        store: directory of the node's store, ``DIR/GROUP/dledger-ID``; the old files go beside it.
         group: the group.
         node_id: the node.
         config: of the store; data files are as large as those of the CommitLog.
@@ -158,24 +158,23 @@ def begin_behind(
         StoreMismatchError: the directory holds another store, or other old files.
         ConfigError: the files can be neither linked nor copied.
     """
-    layout, files = Layout(group_directory / f"dledger-{node_id}"), files or OsFiles()
+    layout, files = Layout(store), files or OsFiles()
     if open_identity(files, layout, group=group, node_id=node_id) is not None:
         raise StoreMismatchError("the store has begun already", str(layout.root), "serve it as it is")
-    target = group_directory / OLD_FILES
+    target = store.parent / OLD_FILES
     try:
-        if not _lay_out(old, target, group_directory / f"{OLD_FILES}-{node_id}.part"):
+        if not _lay_out(old, target, store.parent / f"{OLD_FILES}-{node_id}.part", files):
             _check_laid_out(read_old_log(target, old.seal.start, on_bytes), old, target)
     except OSError as error:
         refuse(error, target)
     lock = lock_store(files, layout)
     try:
-        segment_bytes = old.files[-1].size
-        config = replace(config, data_segment_bytes=segment_bytes)
+        config = replace(config, data_segment_bytes=old.files[-1].size)
         meta = LogMeta(
             profile=config.profile,
             group=group,
             node_id=node_id,
-            data_segment_bytes=segment_bytes,
+            data_segment_bytes=config.data_segment_bytes,
             index_segment_bytes=config.index_segment_bytes,
             first_position=old.seal.end,
         )
@@ -221,7 +220,7 @@ def _check_end(stop: Stop, file: ClassicFile, *, last: bool) -> None:
     )
 
 
-def _lay_out(old: OldLog, target: Path, part: Path) -> bool:
+def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
     """Makes the folder of old files, durably; returns False if it is there.
 
     It has its name only when it is whole. Nodes that share a directory may do this at the same time.
@@ -229,13 +228,13 @@ def _lay_out(old: OldLog, target: Path, part: Path) -> bool:
     shutil.rmtree(part, ignore_errors=True)
     if target.exists():
         return False
-    part.mkdir(parents=True)
+    files.mkdir(part)
     for file in old.files[:-1]:
-        _link(Path(file.path), part)
-    _copy(Path(old.files[-1].path), part)
+        _link(Path(file.path), part, files)
+    _copy(Path(old.files[-1].path), part, files)
     if not old.closed:
-        _close(part / Path(old.files[-1].path).name, old)
-    _sync(part)
+        _close(part / Path(old.files[-1].path).name, old, files)
+    files.sync_dir(part)
     try:
         part.rename(target)
     except OSError as error:
@@ -243,7 +242,7 @@ def _lay_out(old: OldLog, target: Path, part: Path) -> bool:
             raise
         shutil.rmtree(part)
         return False
-    _sync(target.parent)
+    files.sync_dir(target.parent)
     return True
 
 
@@ -253,31 +252,22 @@ def _check_laid_out(found: OldLog, old: OldLog, target: Path) -> None:
         raise StoreMismatchError("the old files that lie here are others, or not closed", str(target), remedy)
 
 
-def _link(source: Path, folder: Path) -> None:
+def _link(source: Path, folder: Path, files: Files) -> None:
     """A broker never writes into a full file again, so one file can serve both directories."""
     try:
         (folder / source.name).hardlink_to(source)
     except OSError:  # another file system, or one that knows no links
-        _copy(source, folder)
+        _copy(source, folder, files)
 
 
-def _copy(source: Path, folder: Path) -> None:
+def _copy(source: Path, folder: Path, files: Files) -> None:
     shutil.copyfile(source, folder / source.name)
-    _sync(folder / source.name)
+    with contextlib.closing(files.open(folder / source.name, write=True)) as copied:
+        copied.datasync()
 
 
-def _close(path: Path, old: OldLog) -> None:
+def _close(path: Path, old: OldLog, files: Files) -> None:
     """Writes the BLANK with which RocketMQ closes the last file before DLedger takes over."""
-    with path.open("r+b") as opened:
-        opened.seek(old.stop)
-        opened.write(_BLANK.pack(old.files[-1].size - old.stop, BLANK_MAGIC))
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with contextlib.closing(files.open(path, write=True)) as last:
+        last.pwritev([_BLANK.pack(old.files[-1].size - old.stop, BLANK_MAGIC)], old.stop)
+        last.datasync()

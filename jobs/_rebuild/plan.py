@@ -17,7 +17,7 @@ from jobs._rebuild.compare import check_compared
 from jobs._rebuild.files import FOLDER, check_target, whole_units
 from jobs._rebuild.incremental import check_trigger
 from jobs._rebuild.table import checked_table
-from jobs._rebuild.units import EntryRules
+from jobs._rebuild.units import ALL_ENTRIES, EntryRules
 from jobs._session import check_versions
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import Bounds
 
-__all__ = ["ALL_ENTRIES", "RebuildPlan", "plan_for"]
+__all__ = ["RebuildPlan", "plan_for"]
 
-ALL_ENTRIES: Final = 1 << 62
-"""As ``broker_end``: a broker wrote everything."""
 _HEADER_BYTES: Final = 48
 
 

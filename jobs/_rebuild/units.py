@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "ALL_ENTRIES",
     "IMPOSSIBLE",
     "OFFSET_MAX",
     "PENDING",
@@ -41,6 +42,8 @@ __all__ = [
     "unit_batches",
 ]
 
+ALL_ENTRIES: Final = 1 << 62
+"""An index that no log reaches: what holds below it holds everywhere."""
 RANGE_ENTRIES: Final = 1 << 18
 """Entries of one task, at most."""
 STRANGE: Final = "not_messages"
@@ -100,7 +103,7 @@ class EntryRules:
 
     Attributes:
         header_bytes: how far a message begins behind its entry's position; 0 in a classic CommitLog.
-        broker_end: a broker gave the queue offsets of messages of entries below; 2^62: of all.
+        broker_end: a broker gave the queue offsets of messages of entries below.
         committed_end: entries below are known to be committed; of the others nothing is known.
         multi_dispatch: messages are in the further queues that they name, too.
         hidden: ranges of entries that belong to transactions which did not win.
@@ -108,8 +111,8 @@ class EntryRules:
     """
 
     header_bytes: int = 48
-    broker_end: int = 1 << 62
-    committed_end: int = 1 << 62
+    broker_end: int = ALL_ENTRIES
+    committed_end: int = ALL_ENTRIES
     multi_dispatch: bool = True
     hidden: tuple[tuple[int, int], ...] = ()
     narrow: bool = False

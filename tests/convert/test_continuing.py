@@ -58,7 +58,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def begin(folder: Path, directory: Path, node_id: str = "n0") -> None:
-    begin_behind(read_old_log(folder), directory / "g", group="g", node_id=node_id, config=CONFIG)
+    store = directory / "g" / f"dledger-{node_id}"
+    begin_behind(read_old_log(folder), store, group="g", node_id=node_id, config=CONFIG)
 
 
 def test_the_seal_is_the_same_before_and_after_the_last_file_is_closed(closed: Path, open_: Path) -> None:
@@ -192,12 +193,31 @@ def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_pat
         cluster.kill("n2")
         shutil.rmtree(cluster.store_path("n2"))
         cluster.restart("n2")
+        cluster.restart("n1")  # with the same options, though its store has begun
         last = client.append([b"with the new node"]).last_index
         wait_for_all(client, last)
         assert result.first_index > 0
     stores = [entries(directory / "default" / f"dledger-n{n}") for n in range(3)]
     assert stores[0] == stores[1] == stores[2]
     assert min(stores[0])[0] == 0
+
+
+@pytest.mark.integration
+def test_a_node_that_comes_without_the_old_files_stops_and_writes_no_entry(open_: Path, tmp_path: Path) -> None:
+    seal = str(read_old_log(open_).seal)
+    with LocalCluster(3, tmp_path / "nodes", commitlog=str(open_), commitlog_seal=seal) as cluster:
+        with Client(cluster.peers) as client:
+            client.append([b"behind the old log"])
+        cluster.kill("n2")
+        shutil.rmtree(cluster.store_path("n2"))
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", "n2", "--peers", cluster.peers]
+        alone = tmp_path / "alone"
+        done = subprocess.run([*command, "--dir", str(alone)], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, "does not continue the log" in done.stderr) == (4, True), done.stderr
+    store = alone / "default" / "dledger-n2"
+    assert entries(store) == []
+    again = serve("--self-id", "n2", "--peers", "n2-127.0.0.1:1", "--dir", str(alone), "--commitlog", str(open_))
+    assert (again.returncode, "began without a CommitLog" in again.stderr) == (3, True)
 
 
 @pytest.mark.integration
