@@ -15,6 +15,9 @@ from dledger_core.net.protocol import Type
 from dledger_core.net.transport import Hello, serve
 from dledger_core.record import Columns, Records, encode
 
+SHORT_MS = 500
+"""For calls that are to run out of time: soon over, yet long enough to find a leader on a machine that stands still."""
+
 
 def run(main):
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -23,7 +23,7 @@ from dledger_core.errors import (
 )
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from tests.client.fake_group import FakeGroup, run
+from tests.client.fake_group import SHORT_MS, FakeGroup, run
 
 BODIES = [b"one", b"", b"three" * 10]
 
@@ -138,7 +138,7 @@ def test_a_dead_leader_is_replaced():
 
 def test_without_a_leader_the_timeout_ends_it():
     async def main():
-        async with FakeGroup(None) as group, AsyncClient(group.peers, timeout_ms=150) as client:
+        async with FakeGroup(None) as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             began = time.monotonic()
             with pytest.raises(NoLeaderError) as caught:
                 await client.append([b"x"])
@@ -151,11 +151,11 @@ def test_without_a_leader_the_timeout_ends_it():
 
 def test_nodes_that_point_at_each_other_do_not_spin():
     async def main():
-        async with FakeGroup(None) as group, AsyncClient(group.peers, timeout_ms=300) as client:
+        async with FakeGroup(None) as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             group.nodes.n0.names, group.nodes.n1.names, group.nodes.n2.names = "n1", "n2", "n0"
             with pytest.raises(NotLeaderError):
                 await client.append([b"x"])
-            assert len(group.asked(Type.APPEND)) < 60
+            assert len(group.asked(Type.APPEND)) < SHORT_MS / 5
 
     run(main())
 
@@ -164,7 +164,7 @@ def test_no_node_runs():
     async def main():
         async with FakeGroup() as group:
             peers = group.peers
-        async with AsyncClient(peers, timeout_ms=100) as client:
+        async with AsyncClient(peers, timeout_ms=SHORT_MS) as client:
             with pytest.raises(UnreachableError) as caught:
                 await client.append([b"x"])
             for node in group:
@@ -238,7 +238,7 @@ def test_an_unknown_outcome_is_resolved_with_a_producer(step):
 
 def test_an_unknown_outcome_stays_unknown_when_time_runs_out():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=200) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             dropped = ProposalDroppedError("dropped")
             group.nodes.n1.script[Type.APPEND] = ["drop", *[dropped] * 1000]
             with pytest.raises(RequestTimedOutError) as caught:
@@ -250,7 +250,7 @@ def test_an_unknown_outcome_stays_unknown_when_time_runs_out():
 
 def test_a_timeout_leaves_nothing_behind():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=100) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             group.nodes.n1.script[Type.APPEND] = ["ignore"]
             with pytest.raises(RequestTimedOutError, match="no answer in time"):
                 await client.append([b"x"])
@@ -407,7 +407,7 @@ def test_a_producer_goes_on_where_the_log_says():
 
 def test_calling_again_completes_an_append_whose_outcome_was_unknown():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=150) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             producer = AsyncProducer(client, "p")
             await producer.append([b"a"])
             group.nodes.n1.script[Type.APPEND] = ["apply and drop", *["ignore"] * 100]
@@ -424,7 +424,7 @@ def test_calling_again_completes_an_append_whose_outcome_was_unknown():
 @pytest.mark.parametrize(("step", "expected"), [("apply and drop", [0, 1]), ("drop", [0, 0])])
 def test_other_bodies_after_an_unknown_outcome_take_the_right_sequence(step, expected):
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=150) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             producer = AsyncProducer(client, "p")
             group.nodes.n1.script[Type.APPEND] = [step, *["ignore"] * 100]
             with pytest.raises(RequestTimedOutError):

@@ -11,7 +11,7 @@ from dledger_core.config import parse_peers
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import BadRequestError, ConfigError, RequestTimedOutError, UnreachableError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import run, running_group
+from tests.client.fake_group import SHORT_MS, run, running_group
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_threads_share_a_client(group):
 
 
 def test_errors_arrive_in_the_calling_thread(group):
-    with Client(group.peers, timeout_ms=100) as client:
+    with Client(group.peers, timeout_ms=SHORT_MS) as client:
         with pytest.raises(BadRequestError):
             client.append([])
         group.nodes.n1.script[Type.APPEND] = ["ignore"]

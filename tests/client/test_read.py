@@ -16,7 +16,7 @@ from dledger_core.errors import (
 )
 from dledger_core.net.protocol import Type
 from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
-from tests.client.fake_group import FakeGroup, run
+from tests.client.fake_group import SHORT_MS, FakeGroup, run
 
 
 def filled(group):
@@ -146,7 +146,7 @@ def test_the_last_good_replica_is_asked_again():
 )
 def test_what_all_replicas_say_is_raised(error, expected):
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=200) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             for node in group:
                 node.script[Type.READ] = [error] * 1000
             with pytest.raises(expected) as caught:
@@ -160,7 +160,7 @@ def test_no_replica_answers():
     async def main():
         async with FakeGroup() as group:
             peers = group.peers
-        async with AsyncClient(peers, timeout_ms=100) as client:
+        async with AsyncClient(peers, timeout_ms=SHORT_MS) as client:
             with pytest.raises(UnreachableError) as caught:
                 await client.read(0, 1)
             assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in group)
@@ -259,16 +259,16 @@ def test_tail_goes_on_for_ever():
 
 def test_a_long_poll_outlasts_the_timeout():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=100) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
 
             def answer_later(node, connection, frame):
                 header, payload = node.answer(frame)
                 send = {"r": frame.header["r"], **header}
-                asyncio.get_running_loop().call_later(0.3, lambda: connection.send(send, *payload))
+                asyncio.get_running_loop().call_later(2 * SHORT_MS / 1000, lambda: connection.send(send, *payload))
 
             for node in group:
                 node.script[Type.READ] = [answer_later]
-            found = await client.fetch(0, 10, wait_ms=1000)
+            found = await client.fetch(0, 10, wait_ms=4 * SHORT_MS)
             assert found.next_index == 0
             assert len(group.asked(Type.READ)) == 1
 

@@ -18,7 +18,7 @@ from dledger_core.client import AsyncClient, AsyncProducer, Client, Entry, Produ
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, RequestTimedOutError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, run, running_group
+from tests.client.fake_group import SHORT_MS, FakeGroup, run, running_group
 from tests.support.server_group import eventually
 
 KEY = TransactionId("query", 0, "run")
@@ -95,7 +95,7 @@ def test_a_cancelled_call_leaves_nothing_behind(name, how):
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("a long poll", "tail", "role_changes")])
 def test_a_call_that_timed_out_leaves_nothing_behind(name):
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=150) as client:
+        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             await client.append([b"first"])
             silent(group)
             idle = tasks()
@@ -180,7 +180,7 @@ def test_closing_while_threads_call_ends_every_call(group):
 
 def test_errors_of_one_thread_are_not_anothers(group):
     group.nodes.n1.script[Type.APPEND] = []
-    with Client(group.peers, timeout_ms=300) as client, ThreadPoolExecutor(4) as pool:
+    with Client(group.peers, timeout_ms=SHORT_MS) as client, ThreadPoolExecutor(4) as pool:
         client.append([b"first"])
         group.nodes.n1.script[Type.PRODUCER] = ["ignore"] * 100
         slow = [pool.submit(client.producer, "p") for _ in range(2)]
