@@ -59,6 +59,7 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[RUN_MARK] = uuid.uuid4().hex
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads in each of hundreds of processes
     os.environ.setdefault("JDK_JAVA_OPTIONS", f"{JVM_OPTIONS} -XX:SharedArchiveFile={SPARK_CLASSES}")
     if DELTA_JARS.exists():
         os.environ.setdefault("SPARK_DIST_CLASSPATH", DELTA_JARS.read_text().strip())

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dledger_core.errors import IndexOutOfRangeError
-from dledger_core.record import HEADER_BYTES
+from dledger_core.record import HEADER_BYTES, integers_of, time_at
 
 __all__ = ["Behind", "Rows", "measure_behind", "record_at"]
 
@@ -66,8 +66,8 @@ def measure_behind(start: int, end: int, rows: Rows, end_position: Callable[[int
             return Behind()
         batch, following = rows(start, min(end, start + reach))
         if batch.num_rows:
-            first, position, oldest = (batch.column(name)[0].as_py() for name in ("index", "position", "timestamp"))
-            return Behind(end - first, end_position(end - 1) - position, oldest)
+            first, position = (int(integers_of(batch.column(name))[0]) for name in ("index", "position"))
+            return Behind(end - first, end_position(end - 1) - position, time_at(batch.column("timestamp"), 0))
         if following <= start:
             break  # this replica cannot say more now
         start, reach = following, reach * 2
@@ -81,8 +81,10 @@ def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:
     Raises:
         IndexOutOfRangeError: the batch does not hold it.
     """
-    at = pc.index(batch.column("index"), index).as_py()
-    if at < 0:
+    found = np.flatnonzero(integers_of(batch.column("index")) == index)
+    if not len(found):
         raise IndexOutOfRangeError(f"index {index} is not in the log", where)
-    row = {name: batch.column(name)[at].as_py() for name in ("term", "position", "timestamp", "body")}
+    at = int(found[0])
+    row: dict[str, Any] = {name: int(integers_of(batch.column(name))[at]) for name in ("term", "position")}
+    row |= {"timestamp": time_at(batch.column("timestamp"), at), "body": batch.column("body")[at].as_py()}
     return row | {"end_position": row["position"] + HEADER_BYTES + len(row["body"])}

@@ -15,7 +15,7 @@ from dledger_core.errors import BadRequestError, IndexOutOfRangeError, ProtocolE
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, to_arrow
+from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, empty_batch, to_arrow
 
 __all__ = [
     "Consistency",
@@ -97,7 +97,7 @@ def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
 
 def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_records: bool) -> pa.RecordBatch:
     if not records.count:
-        return pa.RecordBatch.from_pylist([], RECORD_SCHEMA if as_records else READ_SCHEMA)
+        return empty_batch(RECORD_SCHEMA if as_records else READ_SCHEMA)
     if as_records:
         return to_arrow(records, magic=True)
     keep = records.headers["magic"] == MAGIC_DATA
@@ -105,7 +105,7 @@ def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_record
     if skip:
         keep &= ~_inside(np.arange(first, first + records.count), skip)
     if not keep.any():
-        return pa.RecordBatch.from_pylist([], READ_SCHEMA)
+        return empty_batch(READ_SCHEMA)
     return to_arrow(records, keep)
 
 

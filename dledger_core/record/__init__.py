@@ -19,7 +19,7 @@ entries in Python, except ``encode`` for a handful of them, where numpy's fixed 
 The module is pure: no I/O, no clock. All functions are thread-safe.
 """
 
-from dledger_core.record.arrow import to_arrow
+from dledger_core.record.arrow import empty_batch, integers_of, repeated, time_at, to_arrow
 from dledger_core.record.columns import Columns
 from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
@@ -59,10 +59,14 @@ __all__ = [
     "Payload",
     "Records",
     "description_batch",
+    "empty_batch",
     "encode",
     "index_records",
+    "integers_of",
     "key_of",
     "place",
+    "repeated",
     "slices_of",
+    "time_at",
     "to_arrow",
 ]

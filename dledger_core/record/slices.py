@@ -12,6 +12,8 @@ import pyarrow as pa
 __all__ = ["slices_of"]
 
 _INLINE_BYTES = 12
+_FEW = 16
+"""So many pieces are joined one by one sooner than Arrow is called."""
 
 _I64 = npt.NDArray[np.int64]
 
@@ -19,8 +21,8 @@ _I64 = npt.NDArray[np.int64]
 def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -> memoryview:
     """Returns the concatenation of pieces ``buffers[which[i]][starts[i]:starts[i] + lengths[i]]``.
 
-    One pass in C: the pieces become an Arrow ``binary_view`` that is cast to ``binary``. The caller has checked
-    that every piece lies inside its buffer; Arrow trusts the views.
+    One pass in C, but for a few: the pieces become an Arrow ``binary_view`` that is cast to ``binary``. The caller has
+    checked that every piece lies inside its buffer; Arrow trusts the views.
 
     Args:
         buffers: bytes-like objects, each below 2 GiB.
@@ -29,6 +31,8 @@ def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -
         starts: int64, shape (n,).
     """
     n = len(lengths)
+    if n <= _FEW:
+        return _joined(buffers, lengths, which, starts)
     views = np.zeros((n, 4), np.int32)
     views[:, 0] = lengths
     views[:, 2] = which
@@ -40,6 +44,13 @@ def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -
     array = pa.Array.from_buffers(pa.binary_view(), n, [None, pa.py_buffer(views), *arrow])
     data = array.cast(pa.large_binary()).buffers()[2]
     return memoryview(data)[: int(lengths.sum())] if data is not None else memoryview(b"")
+
+
+def _joined(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -> memoryview:
+    views = [memoryview(buffer) for buffer in buffers]
+    of = which.tolist() if isinstance(which, np.ndarray) else [int(which)] * len(lengths)
+    pieces = zip(of, starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return memoryview(b"".join([views[number][start:end] for number, start, end in pieces]))
 
 
 def _inline(views: Any, short: Any, buffers: Sequence[Any], which: Any, starts: _I64) -> None:

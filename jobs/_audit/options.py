@@ -32,7 +32,7 @@ class Options:
     mode: str = "digest"
     table: str | None = None
     skip_proven: timedelta | None = None
-    reread_percent: int = 10
+    reread_percent: int = 4
     resume: str | None = None
     rate: int | None = None
     report: str | None = None

@@ -24,8 +24,7 @@ h3 { font-size: 15px; margin: 20px 0 6px; }
 table { border-collapse: collapse; width: 100%; margin: 6px 0; }
 th, td { text-align: left; vertical-align: top; padding: 5px 12px 5px 0; border-bottom: 1px solid #e3e6eb; }
 th { color: #566072; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; } code, pre { font: 12.5px/1.45 ui-monospace, monospace; }
-pre { background: #f5f6f8; padding: 10px; border-radius: 6px; overflow-x: auto; margin: 6px 0; }
+td { overflow-wrap: anywhere; }
 .finding { border-left: 5px solid; padding: 2px 0 2px 14px; margin: 16px 0; } .finding p { margin: 3px 0; }
 .legend span { display: inline-block; margin-right: 16px; }
 .legend i { display: inline-block; width: 12px; height: 12px;
@@ -122,8 +121,7 @@ def _finding(finding: Finding) -> str:
     meaning, next_step = EXPLANATIONS[finding.kind]
     evidence = dict(finding.evidence)
     seen = evidence.pop("replicas", None)
-    lines = "\n".join(f"{name}: {json.dumps(value)}" for name, value in evidence.items())
-    shown = f"<pre>{escape(lines)}</pre>" if evidence else ""
+    shown = _evidence(evidence)
     if isinstance(seen, dict):
         rows = [(name, *_entry(one)) for name, one in seen.items()]
         shown = _table(("replica", "#term", "#position", "#size", "crc", "state"), rows) + shown
@@ -134,6 +132,34 @@ def _finding(finding: Finding) -> str:
         f"[{finding.start:,}, {finding.end:,}), {finding.count:,} {entries}</p>"
         f"<p>Meaning: {escape(meaning)}.</p><p>Next step: {escape(next_step)}.</p>{shown}</div>"
     )
+
+
+def _evidence(evidence: Mapping[str, Any]) -> str:
+    """Returns facts as rows; what is told of several things, as a table of them."""
+    plain = {name: value for name, value in evidence.items() if not isinstance(value, dict)}
+    shown = _table((), [(name, _said(value)) for name, value in plain.items()]) if plain else ""
+    for name, several in evidence.items():
+        if not isinstance(several, dict):
+            continue
+        if all(isinstance(one, dict) for one in several.values()):
+            columns = list(dict.fromkeys(key for one in several.values() for key in one))
+            rows = [(of, *(_said(one.get(key)) for key in columns)) for of, one in several.items()]
+            shown += _table((name, *columns), rows)
+        else:
+            shown += _table((name, ""), [(key, _said(value)) for key, value in several.items()])
+    return shown
+
+
+def _said(value: Any) -> str | None:
+    match value:
+        case bool() | dict():
+            return json.dumps(value)
+        case int():
+            return f"{value:,}"
+        case list():
+            return ", ".join(str(_said(one)) for one in value)
+        case _:
+            return None if value is None else str(value)
 
 
 def _entry(one: Mapping[str, Any]) -> tuple[object, ...]:

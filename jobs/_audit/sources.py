@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
+from dledger_core.digest import RangeDigest, RangeHasher
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError
 from dledger_core.record import HEADER_BYTES
 from jobs._audit.model import Replica
@@ -195,17 +195,16 @@ class _StoreSource:
             yield from read_past_damage(self._digest, first, stop, span)
 
     def _digest(self, start: int, end: int) -> tuple[list[RangeSeen], int]:
-        hasher, damaged, wrong = RangeHasher(start), [], list[int]()
+        hasher, wrong = RangeHasher(start), list[int]()
         at = start
         while at < end:
-            records = self._reader.records(at, end, READ_BYTES)
+            records = self._reader.records(at, end, READ_BYTES)  # raises where a CRC is wrong
             hasher.update(records)
-            damaged += damaged_indexes(records)
             wrong += self._reader.index_mismatches(records)
             at += records.count
             if self._limiter is not None:
                 self._limiter.take(records.nbytes)
-        return [RangeSeen(hasher.digest(), tuple(damaged), tuple(runs_of(wrong)))], end
+        return [RangeSeen(hasher.digest(), index_wrong=tuple(runs_of(wrong)))], end
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from dledger_core.record import READ_SCHEMA
+from dledger_core.record import READ_SCHEMA, empty_batch, repeated
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk, Log, open_log
@@ -30,7 +30,7 @@ _AHEAD: Final = 2
 """Chunks that are fetched ahead of the one that Spark takes."""
 _BATCH_BYTES_MIN: Final = 1 << 20
 _BATCH_BYTES_MAX: Final = 8 << 20
-_NOTHING: Final = pa.RecordBatch.from_pylist([], schema=READ_SCHEMA)
+_NOTHING: Final = empty_batch(READ_SCHEMA)
 
 
 @dataclass(init=False)
@@ -121,7 +121,7 @@ def _finished(
         pieces = iter([{name: batch.column(name) for name in names}])
     for columns in pieces:
         rows = len(columns["index"])
-        columns["group"] = pa.repeat(pa.scalar(part.group), rows)
+        columns["group"] = repeated(part.group, rows)
         if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
             columns["queue_offset"] = pa.nulls(rows, pa.int64())
         if "committed" in schema.names:  # true up to what a probe has proved

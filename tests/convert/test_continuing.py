@@ -193,7 +193,10 @@ def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_pat
         cluster.kill("n2")
         shutil.rmtree(cluster.store_path("n2"))
         cluster.restart("n2")
+        wait_for_all(client, result.last_index)
         cluster.restart("n1")  # with the same options, though its store has begun
+        wait_for_all(client, result.last_index)
+        cluster.leader()
         last = client.append([b"with the new node"]).last_index
         wait_for_all(client, last)
         assert result.first_index > 0

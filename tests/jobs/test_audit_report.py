@@ -68,6 +68,21 @@ def test_the_page_needs_nothing_else_and_takes_nothing_for_markup() -> None:
     assert "repair the range from the other replicas" in shown
 
 
+def test_evidence_is_tables_and_no_json() -> None:
+    places = {"slave": {"file": "<00>", "offset": 1029, "message": 1000}, "master": {"file": "01", "agree": ["a", "b"]}}
+    told = {"position": 12345, "known": None, "first_difference": {"offset": 5}, "places": places}
+    shown = drawn(replace(finding(Class.CORRUPT, "n1", 7, 8), evidence=told))
+    rows = re.findall(r"<tr>(.*?)</tr>", shown)
+    cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in rows]
+    assert ["position", "12,345"] in cells
+    assert ["known", "-"] in cells
+    assert ["offset", "5"] in cells
+    assert ["places", "file", "offset", "message", "agree"] in cells
+    assert ["slave", "&lt;00&gt;", "1,029", "1,000", "-"] in cells
+    assert ["master", "01", "-", "-", "a, b"] in cells
+    assert "&quot;" not in shown
+
+
 def test_the_picture_shows_each_replica_and_marks_each_finding() -> None:
     findings = [finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120)]
     svg = ElementTree.fromstring(picture((*HERE, AWAY), [Stretch(0, 50, frozenset({"n0"}), "read now")], findings))

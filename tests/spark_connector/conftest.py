@@ -26,7 +26,7 @@ def cluster() -> Iterator[Any]:
     """Three nodes that host all of GROUPS."""
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, tick_ms=100, **PATIENT) as running:
+    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, tick_ms=250, **PATIENT) as running:
         yield running
 
 
