@@ -34,7 +34,7 @@ classes: $(READY)
 # Checks take one core and so does the archive of Spark's classes: on a fresh clone they run side by side.
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 lint classes
-	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 2 --retries 2 --no-leftovers --durations=30 --durations-min=4 $(ARGS)
+	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 2 --retries 2 --rerun-show-tracebacks --no-leftovers --durations=30 --durations-min=4 $(ARGS)
 
 check: lint
 	@.ci/java $(BIN)/python -m pytest -q -n 4 -m '$(QUICK)' $(ARGS)

@@ -18,23 +18,24 @@ def running(profile: str) -> Iterator[JavaDLedger]:
         yield JavaDLedger(java, version)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def java_a() -> Iterator[JavaDLedger]:
     yield from running("A")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def java_b() -> Iterator[JavaDLedger]:
     yield from running("B")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def group_a(java_a: JavaDLedger, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
+    """Ends with the module: an idle group of three takes a tenth of a core."""
     with java_group(java_a, tmp_path_factory.mktemp("java-a")) as running:
         yield running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def group_b(java_b: JavaDLedger, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaGroup]:
     with java_group(java_b, tmp_path_factory.mktemp("java-b")) as running:
         yield running

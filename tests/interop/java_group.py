@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,5 +60,5 @@ def java_group(java: JavaDLedger, directory: Path) -> Iterator[JavaGroup]:
         group.leader()
         yield group
     finally:
-        for node in list(group.servers):
-            group.stop(node)
+        with ThreadPoolExecutor(3) as pool:  # each waits for its threads for seconds
+            list(pool.map(group.stop, list(group.servers)))
