@@ -21,7 +21,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if __package__ in (None, ""):  # started as a script: make the project importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -46,7 +46,7 @@ from jobs._rebuild.files import write_files
 from jobs._rebuild.incremental import check_extendable, follow, owner_of
 from jobs._rebuild.losses import duplicates, read_consumers
 from jobs._rebuild.plan import RebuildPlan, plan_for
-from jobs._rebuild.slots import QueueFacts, facts_of, place, queues_of, runs_of
+from jobs._rebuild.slots import QueueFacts, facts_of, place, place_straight, queues_of, runs_of
 from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
 from jobs._rebuild.units import ALL_ENTRIES, IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
 from jobs._session import spark_session
@@ -166,12 +166,13 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     live = "peers" in plan.source  # what came over the network is kept; a store is read a second time
     units = _read(spark, plan)
     units = units.persist(StorageLevel.MEMORY_AND_DISK) if live else units
-    runs = (runs_of(units) if live else _read(spark, replace(plan, rules=replace(plan.rules, narrow=True)))).persist()
+    runs = (runs_of(units) if live else _read(spark, plan, "runs")).persist()
     try:
         queues = queues_of(runs)
         facts = facts_of(queues)
         progress(f"{facts.units} units in {facts.queues} queues; writing the table")
-        rows = place(units, runs, queues, facts)
+        straight = not (live or facts.assigned or facts.tangled)
+        rows = _straight_rows(spark, plan) if straight else place(units, runs, queues, facts)
         # A plain overwrite would forget the table's clustering; replacing every row does not.
         rows.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(plan.table)
         found = _found(spark, plan, facts, _skipped(runs))
@@ -179,6 +180,11 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
         runs.unpersist()
         units.unpersist()
     return _outcome(plan, found)
+
+
+def _straight_rows(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
+    [group] = plan.ranges
+    return place_straight(_read(spark, plan, "straight"), group, plan.rules.committed_end)
 
 
 def _found(spark: SparkSession, plan: RebuildPlan, facts: QueueFacts, skipped: dict[str, Any]) -> dict[str, Any]:
@@ -251,7 +257,8 @@ def _extend(spark: SparkSession, plan: RebuildPlan, checkpoint: str) -> Outcome:
     return _outcome(plan, run_stoppable(spark, finish) | {"checkpoint": checkpoint, **ran})
 
 
-def _read(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
+def _read(spark: SparkSession, plan: RebuildPlan, wanted: Literal["units", "runs", "straight"] = "units") -> DataFrame:
+    plan = replace(plan, rules=replace(plan.rules, wanted=wanted))
     if not plan.classic:
         return _read_entries(spark, plan)
     [group] = plan.ranges

@@ -34,14 +34,15 @@ DELTA_JARS = CHECKOUT / ".venv" / "delta-jars"
 """Both made by ``.ci/spark``; a JVM that does not find them, or cannot use them, starts without."""
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -Xlog:disable"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     " -Dspark.python.authenticate.socketTimeout=300s"
     " -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 )
 """The JVMs of tests live for minutes: on two cores the optimising compiler takes more time than it saves, and so do a
 collector's own threads. Without that compiler the JVM would reserve a code cache of 48 MB only, which a whole run of
-Spark tests fills. Nor does Spark compile its queries, which have few rows. What the JVM itself logs would go to stdout,
-where tests expect a command's output. Spark gives a Python worker 15 s to connect, too few for many that start at once
-on a slow machine."""
+Spark tests fills. Nor does Spark compile its queries, which have few rows, and nothing verifies its bytecode. What the
+JVM itself logs would go to stdout, where tests expect a command's output. Spark gives a Python worker 15 s to connect,
+too few for many that start at once on a slow machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -153,6 +153,8 @@ class Records:
                         vars(self)["bodies"] = bodies.data
                     return None
             return checksum.first_mismatch(self.bodies, lengths, crcs)
+        if foreign.all():
+            return None
         actual = checksum.crc32_column(self.bodies, lengths)
         wrong = np.flatnonzero((actual != crcs) & ~foreign)
         return int(wrong[0]) if len(wrong) else None

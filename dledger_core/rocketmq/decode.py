@@ -158,10 +158,21 @@ class _Decoder:
         return self._pairs.values_of("KEYS")
 
     def _dispatch_queues(self) -> pa.Array:
-        return self._pairs.values_of("INNER_MULTI_DISPATCH")
+        return self._of_dispatch(layout.MULTI_DISPATCH)
 
     def _dispatch_offsets(self) -> pa.Array:
-        return self._pairs.values_of("INNER_MULTI_QUEUE_OFFSET")
+        return self._of_dispatch(layout.MULTI_QUEUE_OFFSET)
+
+    def _of_dispatch(self, name: str) -> pa.Array:
+        return self._pairs.values_of(name) if self._may_dispatch else pa.nulls(self.located.count, pa.string())
+
+    @cached_property
+    def _may_dispatch(self) -> bool:
+        """Whether any message may name further queues: few do, and to look for the word is cheaper than to cut all."""
+        if "_pairs" in vars(self):
+            return True
+        texts = join_pieces(self.located.data, self.located.properties, self.located.properties_bytes)
+        return layout.MULTI_DISPATCH.encode() in bytes(texts)
 
     def _properties(self) -> pa.Array:
         return self._pairs.to_map()

@@ -31,6 +31,8 @@ __all__ = [
     "MAGIC_V1",
     "MAGIC_V2",
     "MESSAGE_SCHEMA",
+    "MULTI_DISPATCH",
+    "MULTI_QUEUE_OFFSET",
     "NAME_END",
     "PHYSICAL_OFFSET_DELTA",
     "PROPERTY_END",
@@ -66,6 +68,9 @@ PHYSICAL_OFFSET_DELTA: Final = 48
 """A message's physical offset is its entry's position plus the entry's header."""
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+"""Properties that list a message's further queues, and its offsets there."""
 _SECOND, _MINUTE, _HOUR = 1000, 60_000, 3_600_000
 DELAY_LEVELS_MS: Final = (
     *(n * _SECOND for n in (1, 5, 10, 30)),

@@ -65,11 +65,13 @@ class Pairs:
             found = found[among[self.owners[found]]]
         for i, byte in enumerate(wanted):
             found = found[self.blob[self.starts[found] + i] == byte]
+        if not len(found):
+            return pa.nulls(self.count, pa.string())
         piece = np.full(self.count, -1, np.int64)
         piece[self.owners[found]] = found  # numpy keeps the last of equal targets, as Java's map does
         present = piece >= 0
-        begins = np.where(present, self.starts[piece] + len(wanted) if len(self.starts) else 0, 0)
-        lengths = np.where(present, self.ends[piece] - begins if len(self.ends) else 0, 0)
+        begins = np.where(present, self.starts[piece] + len(wanted), 0)
+        lengths = np.where(present, self.ends[piece] - begins, 0)
         return text_column(self.blob, begins, lengths, None if present.all() else present)
 
     def to_map(self) -> pa.MapArray:

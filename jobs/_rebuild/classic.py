@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
-from jobs._rebuild.units import RUN_SCHEMA, UNIT_ARROW, UNIT_SCHEMA, EntryRules, run_batches, unit_batches
+from jobs._rebuild.units import UNIT_ARROW, EntryRules, unit_batches, wanted_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +57,7 @@ def until_now(files: tuple[ClassicFile, ...]) -> tuple[ClassicFile, ...]:
 def read_classic(
     spark: SparkSession, files: tuple[ClassicFile, ...], group: str, rules: EntryRules, *, closed: bool
 ) -> DataFrame:
-    """Returns the units of the files, or their runs if ``rules`` are narrow; ``index`` is null, a classic log has none.
+    """Returns the units of the files, or what else ``rules`` want; ``index`` is null, a classic log has none.
 
     Args:
         spark: the session.
@@ -66,8 +66,7 @@ def read_classic(
         rules: how to read them.
         closed: a DLedger store follows, so the last file too must end with a BLANK.
     """
-    schema = RUN_SCHEMA if rules.narrow else UNIT_SCHEMA
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(_reader(files, group, rules, closed), schema)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(_reader(files, group, rules, closed), rules.schema)
 
 
 def _reader(
@@ -84,7 +83,7 @@ def _reader(
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from run_batches(units(number)) if rules.narrow else units(number)
+                yield from wanted_of(units(number), rules)
 
     return read
 

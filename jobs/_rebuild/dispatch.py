@@ -13,10 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["MULTI_DISPATCH", "expanded"]
-
-MULTI_DISPATCH: Final = b"INNER_MULTI_DISPATCH"
-"""Name of the property that lists further queues."""
+__all__ = ["expanded"]
 
 _SEPARATOR: Final = ","
 _NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"

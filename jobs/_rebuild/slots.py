@@ -23,7 +23,7 @@ from jobs._rebuild.units import RUN_SCHEMA, UNIT_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["QueueFacts", "facts_of", "place", "queues_of", "runs_of"]
+__all__ = ["QueueFacts", "facts_of", "place", "place_straight", "queues_of", "runs_of"]
 
 _QUEUE: Final = ["group", "topic", "queue_id"]
 _RUN: Final = [*_QUEUE, "part", "run"]
@@ -135,6 +135,20 @@ def place(
     for part in parts[1:]:
         placed = placed.unionByName(part)
     return placed
+
+
+def place_straight(units: DataFrame, group: str, committed_end: int) -> DataFrame:
+    """Returns the rows of the table for straight units: a broker gave all queue offsets, each once and going up.
+
+    Args:
+        units: columns of STRAIGHT_SCHEMA.
+        group: name the rows carry.
+        committed_end: entries below are known to be committed.
+    """
+    from pyspark.sql import functions as f
+
+    known = f.when(f.coalesce("index", f.lit(0)) < committed_end, f.lit(True))
+    return _straight(units.withColumns({"group": f.lit(group), "committed": known}))
 
 
 def _row(units: DataFrame, offset: Column, serves: Column, slot: Column) -> DataFrame:

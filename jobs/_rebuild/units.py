@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.rocketmq import consume_queue_columns
-from dledger_core.rocketmq.columns import rows_of
 from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
-from jobs._rebuild.dispatch import MULTI_DISPATCH, expanded
+from jobs._rebuild.dispatch import expanded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +31,7 @@ __all__ = [
     "PENDING",
     "RANGE_ENTRIES",
     "RUN_SCHEMA",
+    "STRAIGHT_SCHEMA",
     "STRANGE",
     "UNIT_ARROW",
     "UNIT_COLUMNS",
@@ -40,6 +40,7 @@ __all__ = [
     "read_store",
     "run_batches",
     "unit_batches",
+    "wanted_of",
 ]
 
 ALL_ENTRIES: Final = 1 << 62
@@ -83,6 +84,10 @@ UNIT_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, _, kind in (*_UNIT_F
 UNIT_ARROW: Final = pa.schema([(name, kind) for name, kind, _ in (*_UNIT_FIELDS, *_PLACE_FIELDS)])
 """UNIT_SCHEMA as Arrow has it."""
 
+_STRAIGHT: Final = tuple(name for name in UNIT_COLUMNS if name not in {"group", "committed"})
+STRAIGHT_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, _, kind in _UNIT_FIELDS if name in _STRAIGHT)
+"""A unit's columns without those that are one value, or follow from the index, and without its place."""
+
 _RUN_KEY: Final = ("group", "topic", "queue_id", "part", "run", "carried", "skipped")
 RUN_SCHEMA: Final = (
     "`group` string, topic string, queue_id int, part bigint, run bigint, carried boolean, skipped string, "
@@ -107,7 +112,8 @@ class EntryRules:
         committed_end: entries below are known to be committed; of the others nothing is known.
         multi_dispatch: messages are in the further queues that they name, too.
         hidden: ranges of entries that belong to transactions which did not win.
-        narrow: only what runs need is read.
+        wanted: what tasks return: whole units; runs of them, for which less is read; or straight units, for a log
+            whose queue offsets are all known and only go up.
     """
 
     header_bytes: int = 48
@@ -115,7 +121,12 @@ class EntryRules:
     committed_end: int = ALL_ENTRIES
     multi_dispatch: bool = True
     hidden: tuple[tuple[int, int], ...] = ()
-    narrow: bool = False
+    wanted: Literal["units", "runs", "straight"] = "units"
+
+    @property
+    def schema(self) -> str:
+        """Columns of what tasks return."""
+        return {"units": UNIT_SCHEMA, "runs": RUN_SCHEMA, "straight": STRAIGHT_SCHEMA}[self.wanted]
 
 
 def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
@@ -146,10 +157,9 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
 
 
 def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
-    wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
+    wanted = [*_NARROW, *(() if rules.wanted == "runs" else (name for name in _FACTS if name not in _NARROW))]
     bodies = entries.column("body")
-    dispatched = rules.multi_dispatch and _mentions(bodies, MULTI_DISPATCH)
-    columns = consume_queue_columns(bodies, [*wanted, *(_DISPATCH if dispatched else ())])
+    columns = consume_queue_columns(bodies, [*wanted, *(_DISPATCH if rules.multi_dispatch else ())])
     transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & TRANSACTION_MASK
     pending = pa.array((transaction != 0) & (transaction != TRANSACTION_COMMIT))
     skipped = pc.if_else(pending, PENDING, pa.scalar(None, pa.string()))
@@ -162,7 +172,7 @@ def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
     found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
     found |= {"committed": committed, "skipped": skipped}
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
-    if dispatched:
+    if rules.multi_dispatch:
         units, carried = expanded(units, carried)
     return _in_order(_possible(units, carried), carried, position[0].as_py())
 
@@ -178,11 +188,6 @@ def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
         pc.and_(pa.array(wrong), units.column("skipped").is_null()), IMPOSSIBLE, units.column("skipped")
     )
     return units.set_column(at, "skipped", marked)
-
-
-def _mentions(bodies: pa.Array, word: bytes) -> bool:
-    """Whether any of the bodies may hold a word: looking once is cheaper than parsing properties for it."""
-    return bool(rows_of(bodies).data.tobytes().find(word) >= 0)
 
 
 def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> pa.RecordBatch:
@@ -251,10 +256,27 @@ def run_batches(units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, names=[*_RUN_KEY, "first", "position", "units"])
 
 
+def wanted_of(units: Iterator[pa.RecordBatch], rules: EntryRules) -> Iterator[pa.RecordBatch]:
+    """Turns batches of units into what ``rules`` want."""
+    match rules.wanted:
+        case "units":
+            return units
+        case "runs":
+            return run_batches(units)
+        case "straight":
+            return map(_straight, units)
+
+
+def _straight(units: pa.RecordBatch) -> pa.RecordBatch:
+    skipped = units.column("skipped")
+    kept = units if skipped.null_count == len(skipped) else units.filter(skipped.is_null())
+    return kept.select(list(_STRAIGHT))
+
+
 def read_store(
     spark: SparkSession, options: dict[str, str], group: str, bounds: tuple[int, int], rules: EntryRules
 ) -> DataFrame:
-    """Returns the units of the entries of a store directory, or their runs if ``rules`` are narrow.
+    """Returns the units of the entries of a store directory, or what else ``rules`` want of them.
 
     Args:
         spark: the session.
@@ -267,8 +289,7 @@ def read_store(
     width = max(1, min(RANGE_ENTRIES, -(-(end - start) // max(1, spark.sparkContext.defaultParallelism))))
     tasks = -(-(end - start) // width)
     starts = spark.range(start, start + tasks * width, width, max(1, tasks))
-    schema = RUN_SCHEMA if rules.narrow else UNIT_SCHEMA
-    return starts.mapInArrow(_store_reader(options, group, width, end, rules), schema)
+    return starts.mapInArrow(_store_reader(options, group, width, end, rules), rules.schema)
 
 
 def _store_reader(
@@ -283,8 +304,7 @@ def _store_reader(
         for batch in batches:
             for first in batch.column(0).to_pylist():
                 part = Range(group, first, min(first + width, end))
-                units = unit_batches(_entries(log.chunk, part), rules)
-                yield from run_batches(units) if rules.narrow else units
+                yield from wanted_of(unit_batches(_entries(log.chunk, part), rules), rules)
 
     return read
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core.record import MAGIC_DATA
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
@@ -124,4 +125,7 @@ class StoreLog:
     def _read(self, part: Range, start: int) -> Chunk:
         batch = self._view.read(start, part.end, max_bytes=self._options.fetch_max_bytes)
         next_index = int(batch.column("index")[-1].as_py()) + 1
-        return Chunk(batch.filter(pc.equal(batch.column("magic"), 1)).drop_columns("magic"), next_index)
+        data = pc.equal(batch.column("magic"), MAGIC_DATA)
+        if data.false_count:  # a filter copies all bodies
+            batch = batch.filter(data)
+        return Chunk(batch.drop_columns("magic"), next_index)

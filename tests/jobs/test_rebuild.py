@@ -58,7 +58,7 @@ def test_runs_of_units() -> None:
     for rules, expected in (
         (EntryRules(), [(3, 2), (0, 1), (1, 2), (0, 1), (1, 1), (7, 1), (6, 1)]),
         (EntryRules(broker_end=3), [(3, 2), (0, 1), (0, 6)]),
-        (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (0, 6)]),
+        (EntryRules(broker_end=3, wanted="runs"), [(3, 2), (0, 1), (0, 6)]),
         (EntryRules(hidden=((0, 1), (3, 9))), [(4, 1), (0, 1)]),
     ):
         (runs,) = run_batches(unit_batches([entries(bodies)], rules))

@@ -233,6 +233,19 @@ def test_columns_sliced_chunked_large_and_empty() -> None:
     assert len(encode_messages("T", 0, [])) == 0
 
 
+@pytest.mark.parametrize("others", [[], ["topic"], ["keys", "tags_code"]], ids=",".join)
+def test_further_queues_are_found_whatever_else_is_read(others: list[str]) -> None:
+    lists = [("INNER_MULTI_DISPATCH", "%LMQ%a,b"), ("INNER_MULTI_QUEUE_OFFSET", "5,6")]
+    properties = [[("a", "INNER_MULTI")], lists, [*lists[:1], ("z", "y")], None]
+    bodies = encode_messages("T", 0, [b"INNER_MULTI_DISPATCH"] * 4, "tag", "key", properties)
+    names = ["dispatch_queues", "dispatch_offsets"]
+    found = consume_queue_columns(bodies, [*others, *names])
+    assert found.column(names[0]).to_pylist() == [None, "%LMQ%a,b", "%LMQ%a,b", None]
+    assert found.column(names[1]).to_pylist() == [None, "5,6", None, None]
+    none = consume_queue_columns(bodies.take(pa.array([0, 3])), [*others, *names])
+    assert [none.column(name).null_count for name in names] == [2, 2]
+
+
 def test_timestamps_out_of_range_are_null() -> None:
     record = encode_messages("T", 0, [b""], born_timestamp=2**62, store_timestamp=-1)
     (row,) = decode_messages(record, ["born_timestamp", "store_timestamp"]).to_pylist()
