@@ -21,8 +21,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+CONNECTOR = "spark_connector"
 WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks"})
 OF_PROCESSES = ("integration", "spark", "notebook")
+LONG = (*OF_PROCESSES, "sim", "slow")
 RUN_MARK = "DLEDGER_TEST_RUN"
 """Every process started by the tests inherits this variable, so even one whose parent died is found."""
 
@@ -77,7 +79,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of processes may fail because the machine stands still for seconds; all others, and chaos, never may."""
+    """Tests of processes may fail because the machine stands still for seconds; all others, and chaos, never may.
+
+    Those that share a Spark session come first, then files with long tests: so no worker is left with one at the end.
+    """
+    long = {item.path for item in items if any(item.get_closest_marker(name) for name in LONG)}
+    items.sort(key=lambda item: 0 if _shares_spark(item.path) else 1 if item.path in long else 2)
     retries = config.getoption("--retries")
     for item in items:
         may_stand_still = any(item.get_closest_marker(name) for name in OF_PROCESSES)
@@ -134,18 +141,22 @@ class _Count:
             self._config.stash[_ran].add(report.nodeid)
 
 
+def _shares_spark(path: Path) -> bool:
+    return path.parent.name in {CONNECTOR, *WITH_JVMS}
+
+
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
     """Gives workers whole files, all of the connector's tests to one, and all others that start JVMs to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
-        folder = Path(path).parent.name
-        if folder in WITH_JVMS:
-            return "jvm"
-        return folder if folder == "spark_connector" else path
+        if not _shares_spark(Path(path)):
+            return path
+        return "connector" if Path(path).parent.name == CONNECTOR else "jvm"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    config.option.loadscopereorder = False  # it would give away files with few tests last, and some take a minute
     return _ByFile(config, log)
 
 

@@ -45,6 +45,12 @@ def check_table(spark: Any, table: Path, name: str, summary: dict[str, Any]) -> 
     assert (summary["dense"], summary["duplicate_slots"]) == (True, summary["rows"] - len(expected))
     assert summary["skipped"]["not_messages"] == 0
     assert spark.sql(f"describe detail delta.`{table}`").first()["clusteringColumns"] == ["topic", "queue_id"]
+    logs = (table / "_delta_log").glob("*.json")
+    actions = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    bounded = {
+        name for action in actions if "add" in action for name in json.loads(action["add"]["stats"])["minValues"]
+    }
+    assert bounded == {"topic", "queue_id", "queue_offset", "position", "index", "store_timestamp", "msg_id"}
 
 
 def info(name: str, node: str) -> dict[str, Any]:

@@ -40,12 +40,12 @@ def test_the_same_log_through_both_protocols(tmp_path: Path) -> None:
 
 def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path) as group, java_client(group) as java:
+        # One node: of three, two followers may be enough, and the leader's own files do not hold the entry yet.
+        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group) as java:
             leader = await group.leader()
             request = AppendRequest(group="default", remote_id=leader, bodies=(b"a", b"bc"), is_batch=True)
             reply = await java._nodes.ask(request, AppendReply, 10)
             log = group.hosted(leader).replica.log
-            await eventually(lambda: log.last_index() >= reply.index)  # two followers were enough for the answer
             assert reply.position == log.position_of(reply.index)
             assert (reply.term, reply.leader_id) == (group.hosted(leader).replica.raft.status().term, leader)
             assert (await java.get(reply.index)).body == b"bc"
