@@ -1,15 +1,16 @@
 """Digests of ranges of entries: equal digests mean equal entries, whoever holds them.
 
 A range's ``content`` covers index, term, magic and body; its ``layout`` covers what may differ between stores that
-hold the same entries (position, mark, body CRC). Both are independent of how the range was read in pieces.
+hold the same entries (position, mark, body CRC). Both are independent of how the range was read in pieces. They are
+BLAKE3, which is as hard to forge as SHA-256 and several times faster.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+from blake3 import blake3
 
 from dledger_core import checksum
 from dledger_core.record import Records
@@ -37,27 +38,29 @@ class RangeHasher:
     def __init__(self, start: int) -> None:
         self._start = self._end = start
         self._nbytes = 0
-        self._heads, self._bodies, self._layout = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+        self._heads, self._bodies, self._layout = blake3(), blake3(), blake3()
 
-    def update(self, records: Records) -> None:
-        """Adds records; they continue the ones before."""
-        headers = records.headers
-        content = np.empty(records.count, _CONTENT)
+    def update(self, records: Records, first: int = 0, stop: int | None = None) -> None:
+        """Adds records, which continue the ones before; or only those from ``first`` to ``stop``, counted from 0."""
+        headers = records.headers[first:stop]
+        lengths = records.headers["length"]
+        begin = int(lengths[:first].sum(dtype=np.int64))
+        bodies = records.bodies[begin : begin + int(headers["length"].sum(dtype=np.int64))]
+        content = np.empty(len(headers), _CONTENT)
         for name in _CONTENT.names or ():
             content[name] = headers[name]
-        layout = np.empty(records.count, _LAYOUT)
+        layout = np.empty(len(headers), _LAYOUT)
         for name in _LAYOUT.names or ():
             layout[name] = headers[name]
-        bodies = records.bodies
         self._heads.update(content.tobytes())
         self._bodies.update(bodies)
         self._layout.update(layout.tobytes())
         self._nbytes += len(bodies)
-        self._end += records.count
+        self._end += len(headers)
 
     def digest(self) -> RangeDigest:
         """Returns the digest of what was added so far."""
-        content = hashlib.sha256(self._heads.digest() + self._bodies.digest()).digest()
+        content = blake3(self._heads.digest() + self._bodies.digest()).digest()
         return RangeDigest(self._start, self._end, self._nbytes, content, self._layout.digest())
 
 

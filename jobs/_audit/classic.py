@@ -6,11 +6,12 @@ two copies hold counts as committed, because a slave is only ever sent what its 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from blake3 import blake3
 
 from dledger_core.digest import RangeDigest
 from dledger_core.errors import ConfigError
@@ -92,7 +93,7 @@ class ClassicSource:
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
         for first, stop in aligned(start, end, span):
             low, high = self._positions(first, stop)
-            hasher = hashlib.sha256()
+            hasher = blake3()
             for piece in self._log.read(low, high):
                 hasher.update(piece)
                 self._took(len(piece))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dledger_core.errors import ConfigError
-from jobs._audit.model import OTHER, Replica
+from jobs._audit.compared import by_range
+from jobs._audit.model import Replica
 from jobs._audit.plan import SPAN_MAX, SPAN_MIN, Section
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 __all__ = ["Held", "History", "Proof", "chain_of", "held_rows", "identity", "load_history", "to_reread", "trusted"]
@@ -142,8 +144,8 @@ def held_rows(rows: DataFrame, replicas: Iterable[Replica], run_id: str) -> tupl
     return mine, {(row.group, row.replica, row.start, row.end) for row in keys}
 
 
-def load_history(rows: DataFrame, replicas: Sequence[Replica]) -> dict[str, History]:
-    """Returns by group what the newest digests of these replicas say about each range."""
+def load_history(rows: DataFrame, replicas: Sequence[Replica], oldest: datetime) -> dict[str, History]:
+    """Returns by group what the newest digests of these replicas, read since ``oldest``, say about each range."""
     from pyspark.sql import functions as F  # noqa: N812
 
     bad = (F.col("problem") != "") | (F.size("damaged") > 0) | (F.size("index_wrong") > 0)
@@ -151,32 +153,25 @@ def load_history(rows: DataFrame, replicas: Sequence[Replica]) -> dict[str, Hist
     known = F.concat_ws("|", "replica", F.coalesce("log_uuid", F.lit("")), "source")
     newest = (
         _of_replicas(rows, replicas)
+        .where(F.col("read_at") >= F.lit(oldest))
         .groupBy("group", "replica", known.alias("known"), "start", "end")
         .agg(F.max_by(seen, "read_at").alias("seen"))
-        .select("group", "known", "start", "end", F.col("replica").startswith(OTHER).alias("other"), "seen.*")
+        .select("group", "replica", "known", "start", "end", "seen.*")
     )
-    ranges = newest.groupBy("group", "start", "end").agg(
-        F.collect_set("known").alias("holders"),
-        (F.count_distinct("content") > 1).alias("differs"),
-        (F.count_distinct("layout", "other") > F.count_distinct("other")).alias("moved"),
-        F.max("bad").alias("bad"),
-        F.min("read_at").alias("first"),
-        F.max("read_at").alias("last"),
-        F.max("bytes").alias("nbytes"),
-    )
-    return _histories(ranges.collect())
+    return _histories(newest.toArrow())
 
 
-def _histories(rows: Iterable[Any]) -> dict[str, History]:
+def _histories(newest: pa.Table) -> dict[str, History]:
+    more = [("known", "list"), ("bad", "any"), ("bytes", "max"), ("read_at", "min"), ("read_at", "max")]
     proofs: dict[str, list[Proof]] = {}
     refuted: dict[str, list[tuple[int, int, datetime]]] = {}
-    for row in rows:  # Spark gives moments without a zone, in that of the machine
-        first, last = row["first"].astimezone(UTC), row["last"].astimezone(UTC)
-        if row.differs or row.moved or row.bad:
-            refuted.setdefault(row.group, []).append((row.start, row.end, last))
-        elif len(row.holders) > 1:
-            proof = Proof(row.start, row.end, frozenset(row.holders), first, row.nbytes)
-            proofs.setdefault(row.group, []).append(proof)
+    for row in by_range(newest, *more).to_pylist():
+        group, start, end, holders = row["group"], row["start"], row["end"], frozenset(row["known_list"])
+        first, last = row["read_at_min"].astimezone(UTC), row["read_at_max"].astimezone(UTC)
+        if row["differs"] or row["bad_any"]:
+            refuted.setdefault(group, []).append((start, end, last))
+        elif len(holders) > 1:
+            proofs.setdefault(group, []).append(Proof(start, end, holders, first, row["bytes_max"]))
     return {group: History(tuple(found), tuple(refuted.get(group, ()))) for group, found in proofs.items()}
 
 

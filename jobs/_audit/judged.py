@@ -10,9 +10,9 @@ from typing import Any
 
 from jobs._audit import plan
 from jobs._audit.classic import alignment, alignment_note
+from jobs._audit.compared import Compared, RangeKey
 from jobs._audit.drill import Drilled
 from jobs._audit.model import Class, Finding, Replica, Severity
-from jobs._audit.passes import Compared, RangeKey
 from jobs._audit.ranges import RangeRow, judge_range
 from jobs._audit.report import GroupReport, coverage_of, merge_findings
 

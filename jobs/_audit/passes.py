@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 
 from dledger_core.errors import DLedgerError
-from dledger_core.record import HEADER_BYTES
 from jobs._audit.drill import Drilled, drill
 from jobs._audit.limiter import RateLimiter
-from jobs._audit.model import OTHER, Class, Finding, Replica
+from jobs._audit.model import Class, Finding, Replica
 from jobs._audit.plan import DigestTask, Section, aligned, bundles
-from jobs._audit.ranges import RangeRow
 from jobs._audit.sources import Gap, RangeSeen, open_source
 from jobs._cli import progress
 
@@ -31,14 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
-    "Compared",
-    "RangeKey",
-    "bytes_read",
-    "compared_by_replica",
     "digest_pass",
     "drill_pass",
     "index_pass",
-    "suspect_ranges",
     "watched",
 ]
 
@@ -73,21 +66,6 @@ _TASKS_MAX: Final = 256
 _REPORT_EVERY_S: Final = 5.0
 
 _Work = TypeVar("_Work")
-RangeKey = tuple[str, int, int]
-"""(group, start, end)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """How much of a replica was compared with another one; which run read it, from when to when."""
-
-    group: str
-    replica: str
-    entries: int
-    nbytes: int
-    run_id: str = ""
-    first: datetime | None = None
-    last: datetime | None = None
 
 
 def digest_pass(
@@ -154,82 +132,6 @@ def _digests(task: DigestTask, limiter: RateLimiter | None) -> Iterator[RangeSee
                 done = seen.end if isinstance(seen, Gap) else seen.digest.end
     except DLedgerError as error:
         yield Gap(done, task.end, "unread", str(error))
-
-
-def suspect_ranges(ranges: DataFrame) -> dict[RangeKey, list[RangeRow]]:
-    """Returns the rows of those ranges that are not simply equal on all replicas."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    problem = (F.col("problem") != "") | (F.size("damaged") > 0) | (F.size("index_wrong") > 0)
-    other = F.col("replica").startswith(OTHER)  # the layout counts within a cluster alone
-    grouped = ranges.groupBy("group", "start", "end").agg(
-        (F.count_distinct("content", "layout", other) - F.count_distinct(other)).alias("differ"),
-        F.count_distinct("content").alias("kinds"),
-        F.max(problem).alias("problem"),
-        F.collect_list(
-            F.struct(
-                "replica", "content", "layout", F.size("damaged").alias("damaged"), "problem", "reason", "index_wrong"
-            )
-        ).alias("rows"),
-    )
-    found = {}
-    for row in grouped.where((F.col("kinds") > 1) | (F.col("differ") > 0) | F.col("problem")).collect():
-        rows = [
-            RangeRow(
-                replica=one.replica,
-                content=bytes(one.content),
-                layout=bytes(one.layout),
-                damaged=one.damaged,
-                problem=one.problem,
-                reason=one.reason,
-                index_wrong=tuple(zip(one.index_wrong[::2], one.index_wrong[1::2], strict=True)),
-            )
-            for one in row.rows
-        ]
-        found[row.group, row.start, row.end] = sorted(rows, key=lambda one: one.replica)
-    return found
-
-
-def compared_by_replica(ranges: DataFrame) -> list[Compared]:
-    """Returns how much of each replica was compared: ranges that at least two could read."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F  # noqa: N812
-
-    readable = ranges.where(F.col("problem").isin("", "damaged"))
-    together = Window.partitionBy("group", "start", "end")
-    rows = (
-        readable.withColumn("holders", F.count("*").over(together))
-        .where("holders > 1")
-        .groupBy("group", "replica", "run_id")
-        .agg(
-            F.sum(F.col("end") - F.col("start")).alias("entries"),
-            F.sum("bytes").alias("nbytes"),
-            F.min("read_at").alias("first"),
-            F.max("read_at").alias("last"),
-        )
-        .collect()
-    )
-    return [
-        Compared(
-            row.group,
-            row.replica,
-            row.entries,
-            row.nbytes,
-            row.run_id,
-            row["first"].astimezone(UTC),
-            row["last"].astimezone(UTC),
-        )
-        for row in rows
-    ]
-
-
-def bytes_read(ranges: DataFrame, run_id: str) -> dict[str, int]:
-    """Returns how many bytes of records this run's first pass read, by replica."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    size = F.col("bytes") + HEADER_BYTES * (F.col("end") - F.col("start"))
-    read = ranges.where((F.col("run_id") == run_id) & (F.col("problem") == "")).groupBy("replica")
-    return {row.replica: row.nbytes for row in read.agg(F.sum(size).alias("nbytes")).orderBy("replica").collect()}
 
 
 def drill_pass(spark: SparkSession, parts: Sequence[Section], rate: int | None = None) -> list[Drilled]:

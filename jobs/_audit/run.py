@@ -10,24 +10,17 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from dledger_core.errors import ConfigError
 from jobs._audit import plan, tables
+from jobs._audit.compared import Compared, RangeKey, bytes_read, compared_by_replica, of_ranges, suspect_ranges
 from jobs._audit.history import Proof, held_rows, load_history, to_reread, trusted
 from jobs._audit.judged import Judged, judge_suspects, report_of
 from jobs._audit.model import Replica
 from jobs._audit.options import Options
 from jobs._audit.page import page
-from jobs._audit.passes import (
-    Compared,
-    RangeKey,
-    bytes_read,
-    compared_by_replica,
-    digest_pass,
-    drill_pass,
-    index_pass,
-    suspect_ranges,
-    watched,
-)
+from jobs._audit.passes import digest_pass, drill_pass, index_pass, watched
 from jobs._audit.picture import Stretch
 from jobs._audit.report import GroupReport, merge_findings, summarize
 from jobs._cli import progress
@@ -37,8 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit"]
 
+_CHOSEN_SCHEMA: Final = pa.schema([("group", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
 TASKS_PER_CORE: Final = 4
-TASK_BYTES: Final = 1 << 29
+TASK_BYTES_MIN: Final = 1 << 26
+TASK_BYTES_MAX: Final = 1 << 29
+"""A task costs as much as reading some tens of megabytes; a large one says for long nothing of how far it is."""
 STEP_BYTES: Final = 16 << 30
 TASK_S: Final = 5
 STEP_S: Final = 30
@@ -71,23 +67,18 @@ class Audit:
         self._choose(parts)
         earlier = self._earlier(spark)
         self._skip_proven(earlier)
-        ranges = self._digests(spark, earlier).persist()
-        try:
-            with watched(spark, "digests"):
-                suspects = suspect_ranges(ranges)
-            judged = judge_suspects(suspects)
-            self._second_pass(spark, judged)
-            compared = compared_by_replica(ranges)
-            read = bytes_read(ranges, self.run_id)
-        finally:
-            ranges.unpersist()
+        with watched(spark, "digests"):
+            digests = self._digests(spark, earlier)
+        judged = judge_suspects(suspect_ranges(digests))
+        self._second_pass(spark, judged)
+        compared = compared_by_replica(digests)
         self.reports = [
             report_of(group, self.snapshot[group], parts[group], judged, self._done(group, compared), self.run_id)
             for group in self.snapshot
         ]
         if self.options.table is not None:
             self._write(spark)
-        return self._summary(read)
+        return self._summary(bytes_read(digests, self.run_id))
 
     def _choose(self, parts: dict[str, list[plan.Section]]) -> None:
         """Fixes the ranges to compare."""
@@ -118,13 +109,14 @@ class Audit:
         if earlier is None or self.options.skip_proven is None:
             return
         replicas = [replica for found in self.snapshot.values() for replica in found]
-        known = trusted(self.chosen, load_history(earlier, replicas), self.started_at - self.options.skip_proven)
+        oldest = self.started_at - self.options.skip_proven
+        known = trusted(self.chosen, load_history(earlier, replicas, oldest), oldest)
         again = to_reread(known, self.options.reread_percent)
         self.proven = {key: proof for key, proof in known.items() if key not in again}
         self.chosen = {key: part for key, part in self.chosen.items() if key not in self.proven}
         progress(f"{len(self.proven)} ranges were proven before, {len(self.chosen)} are read")
 
-    def _digests(self, spark: SparkSession, earlier: DataFrame | None) -> DataFrame:
+    def _digests(self, spark: SparkSession, earlier: DataFrame | None) -> pa.Table:
         """Reads what is not there yet and returns the digests of all ranges."""
         held: set[tuple[str, str, int, int]] = set()
         rows = None
@@ -135,23 +127,21 @@ class Audit:
         tasks = self._tasks(spark, held)
         resumes, rate = self.options.resume or "", self.options.rate
         if self.options.table is None:
-            return digest_pass(spark, tasks, self.run_id, resumes=resumes, rate=rate)
+            return digest_pass(spark, tasks, self.run_id, resumes=resumes, rate=rate).toArrow()
         nodes = len({task.replica.name for task in tasks})
         work = list(plan.steps(tasks, rate * STEP_S * nodes if rate else STEP_BYTES))
+        mine: list[pa.Table] = []
         for number, step in enumerate(work or [[]]):
             if len(work) > 1:
                 progress(f"step {number + 1} of {len(work)}")
-            with watched(spark, "digests"):
-                tables.write_ranges(
-                    digest_pass(spark, step, self.run_id, resumes=resumes, rate=rate), self.options.table
-                )
-        written = tables.read_ranges(spark, self.options.table)
-        assert written is not None
-        mine = written.where(written.run_id == self.run_id)
+            mine.append(digest_pass(spark, step, self.run_id, resumes=resumes, rate=rate).toArrow())
+            tables.write_ranges(spark, mine[-1], self.options.table)
         if rows is None:
-            return mine
-        wanted = spark.createDataFrame(list(self.chosen) or [("", 0, 0)], "group string, start long, end long")
-        return mine.unionByName(rows.join(wanted, ["group", "start", "end"], "left_semi").select(*mine.columns))
+            return pa.concat_tables(mine)
+        groups, starts, ends = zip(*self.chosen, strict=True) if self.chosen else ((), (), ())
+        wanted = pa.table({"group": groups, "start": starts, "end": ends}, _CHOSEN_SCHEMA)
+        held_ranges = of_ranges(rows.toArrow(), wanted).select(mine[0].column_names)
+        return pa.concat_tables([*mine, held_ranges.cast(mine[0].schema)])
 
     def _tasks(self, spark: SparkSession, held: set[tuple[str, str, int, int]]) -> list[plan.DigestTask]:
         cores = spark.sparkContext.defaultParallelism
@@ -161,8 +151,9 @@ class Audit:
             here = {one[1:] for one in held if one[0] == group}
             heaviest = max((replica.entry_bytes for replica in self.snapshot[group]), default=0)
             size = heaviest * sum(part.end - part.start for part in parts)
-            task_bytes = self.options.rate * TASK_S if self.options.rate else TASK_BYTES
-            tasks += plan.reading_tasks(parts, span, max(TASKS_PER_CORE * cores, int(size / task_bytes)), here)
+            most = self.options.rate * TASK_S if self.options.rate else TASK_BYTES_MAX
+            wanted = max(min(TASKS_PER_CORE * cores, int(size / TASK_BYTES_MIN)), int(size / most), 1)
+            tasks += plan.reading_tasks(parts, span, wanted, here)
         if held:
             progress(f"{len(held)} digests were read by run {self.options.resume}")
         return tasks

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Gap", "RangeSeen", "Source", "open_source", "read_past_damage"]
 
-READ_BYTES: Final = 4 << 20
+READ_BYTES: Final = 2 << 20
+RANGES_AT_ONCE: Final = 16
+"""So many ranges that cannot be read at all, as one was deleted meanwhile, count as one gap."""
 CLIENT_TIMEOUT_MS: Final = 20_000
 _PATIENCE_S: Final = 10.0
 _PAUSE_S: Final = 0.1
@@ -191,20 +193,27 @@ class _StoreSource:
         self._limiter = limiter
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
-        for first, stop in aligned(start, end, span):
-            yield from read_past_damage(self._digest, first, stop, span)
+        for first, stop in aligned(start, end, span * (1 if self._limiter else RANGES_AT_ONCE)):
+            yield from read_past_damage(lambda at, limit: self._digest(at, limit, span), first, stop, span)
 
-    def _digest(self, start: int, end: int) -> tuple[list[RangeSeen], int]:
-        hasher, wrong = RangeHasher(start), list[int]()
-        at = start
+    def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
+        """Digests whole ranges, of about as many bytes as one read returns."""
+        seen, wrong = list[RangeSeen](), list[int]()
+        hasher, at = RangeHasher(start), start
         while at < end:
             records = self._reader.records(at, end, READ_BYTES)  # raises where a CRC is wrong
-            hasher.update(records)
             wrong += self._reader.index_mismatches(records)
-            at += records.count
             if self._limiter is not None:
                 self._limiter.take(records.nbytes)
-        return [RangeSeen(hasher.digest(), index_wrong=tuple(runs_of(wrong)))], end
+            for first, stop in aligned(at, at + records.count, span):
+                hasher.update(records, first - at, stop - at)
+                if stop == end or stop % span == 0:
+                    mine = [index for index in wrong if index < stop]
+                    seen.append(RangeSeen(hasher.digest(), index_wrong=tuple(runs_of(mine))))
+                    hasher, wrong = RangeHasher(stop), wrong[len(mine) :]
+            at += records.count
+            end = min(end, at + -at % span)  # what is begun is finished, and nothing begun after that
+        return seen, at
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)

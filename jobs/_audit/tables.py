@@ -12,6 +12,7 @@ from jobs._audit.model import Finding
 from jobs._audit.report import GroupReport
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["RunFacts", "read_ranges", "write_findings", "write_ranges", "write_runs"]
@@ -36,10 +37,10 @@ class RunFacts:
     duration_s: float
 
 
-def write_ranges(ranges: DataFrame, directory: str) -> None:
+def write_ranges(spark: SparkSession, digests: pa.Table, directory: str) -> None:
     """Appends digests; each call is one commit, so what a killed run had finished is there."""
-    path = f"{directory}/audit_ranges"
-    ranges.repartition(1).write.format("delta").option("mergeSchema", "true").mode("append").save(path)
+    rows = spark.createDataFrame(digests).coalesce(1)
+    rows.write.format("delta").option("mergeSchema", "true").mode("append").save(f"{directory}/audit_ranges")
 
 
 def read_ranges(spark: SparkSession, directory: str) -> DataFrame | None:
@@ -55,12 +56,17 @@ def read_ranges(spark: SparkSession, directory: str) -> DataFrame | None:
 
 def write_findings(spark: SparkSession, directory: str, facts: RunFacts, findings: Sequence[Finding]) -> None:
     """Appends the findings of a run; the table is there even if there are none."""
+    from delta.tables import DeltaTable
+
+    path = f"{directory}/audit_findings"
+    if not findings and DeltaTable.isDeltaTable(spark, path):
+        return
     rows = [
         (facts.run_id, f.group, facts.started_at, f.kind.value, f.severity.value, f.replica, f.start, f.end, f.count,
          json.dumps(f.evidence))
         for f in findings
     ]  # fmt: skip
-    _append(spark, rows, _FINDINGS_SCHEMA, f"{directory}/audit_findings")
+    _append(spark, rows, _FINDINGS_SCHEMA, path)
 
 
 def write_runs(spark: SparkSession, directory: str, facts: RunFacts, reports: Sequence[GroupReport]) -> None:

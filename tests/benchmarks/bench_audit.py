@@ -2,14 +2,13 @@
 
 Three equal stores of ours with 1 KB entries are written and read once, so they lie in the page cache. Then the whole
 job in ``digest`` mode, from its snapshot to its tables, is run ``--rounds`` times in one session, whose start is not
-counted; after each, once more with ``--skip-proven``. Beside it what the two cores could do at best: SHA-256 of as many
+counted; after each, once more with ``--skip-proven``. Beside it what the two cores could do at best: BLAKE3 of as many
 bytes and their CRC, in two processes, from memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
 import shutil
@@ -20,6 +19,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from dledger_core import checksum
 from dledger_core.config import StorageConfig
@@ -50,10 +51,10 @@ def write_store(path: Path, node: str, nbytes: int) -> None:
 
 
 def hash_blocks(blocks: int) -> None:
-    """SHA-256 and CRC-32 of so many blocks of 1 MiB."""
+    """BLAKE3 and CRC-32 of so many blocks of 1 MiB."""
     block = os.urandom(MIB)
     for _ in range(blocks):
-        hashlib.sha256(block).digest()
+        blake3(block).digest()
         checksum.crc32(block)
 
 

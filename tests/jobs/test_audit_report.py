@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from jobs._audit.compared import Compared
 from jobs._audit.judged import Judged, judge_suspects, report_of
 from jobs._audit.model import Class, Finding, Replica
 from jobs._audit.page import page
-from jobs._audit.passes import Compared
 from jobs._audit.picture import Stretch, picture
 from jobs._audit.plan import sections
 from jobs._audit.ranges import RangeRow

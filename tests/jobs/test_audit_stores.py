@@ -12,13 +12,14 @@ import pytest
 
 from dledger_core import open_store
 from dledger_core.errors import ConfigError
+from jobs._audit import sources
 from jobs._audit.drill import drill
 from jobs._audit.model import Class
 from jobs._audit.passes import _index_findings
 from jobs._audit.plan import sections
 from jobs._audit.report import verdict_of
 from jobs._audit.snapshot import store_replicas
-from tests.jobs.auditing import audit, overwrite
+from tests.jobs.auditing import SPAN, audit, digests, overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
 
@@ -112,6 +113,17 @@ def test_equal_stores_have_no_findings(stores: Stores) -> None:
     replicas = store_replicas(stores)
     assert all(drill(part).findings == () for part in sections(replicas))
     assert [finding for replica in replicas for finding in _index_findings(replica)] == []
+
+
+@pytest.mark.parametrize("read_bytes", [1, 3000, 40_000, 1 << 20])
+def test_digests_do_not_depend_on_the_size_of_a_read(
+    stores: Stores, read_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = store_replicas(stores)
+    expected = digests(replicas).drop("read_at")
+    assert expected.num_rows == 3 * -(-ENTRIES // SPAN)
+    monkeypatch.setattr(sources, "READ_BYTES", read_bytes)
+    assert digests(replicas).drop("read_at") == expected
 
 
 @pytest.mark.parametrize(
