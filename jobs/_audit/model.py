@@ -107,6 +107,11 @@ EXPLANATIONS: Final = {
     ),
 }
 
+CLUSTERS_DIFFER: Final = (
+    "the two clusters hold different entries at this index; each of them agrees within itself",
+    "see by the evidence which cluster is right; what follows may only be shifted, by an entry that one of them lacks",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
@@ -213,9 +218,18 @@ class Finding:
         """How bad it is."""
         return SEVERITIES[self.kind]
 
+    @property
+    def explanation(self) -> tuple[str, str]:
+        """What it means, and what to do next."""
+        right = self.evidence.get("agree", ())
+        whole = self.kind in (Class.DIVERGED_COMMITTED, Class.DIVERGED_UNKNOWN) and right
+        if whole and all(name.startswith(OTHER) for name in self.replica.split(",")):
+            return EXPLANATIONS[self.kind] if any(name.startswith(OTHER) for name in right) else CLUSTERS_DIFFER
+        return EXPLANATIONS[self.kind]
+
     def to_json(self) -> dict[str, Any]:
         """Returns the map of the JSON summary."""
-        meaning, next_step = EXPLANATIONS[self.kind]
+        meaning, next_step = self.explanation
         return {
             "class": self.kind.value,
             "severity": self.severity.value,

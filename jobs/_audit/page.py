@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from jobs._audit.model import EXPLANATIONS, Finding
+from jobs._audit.model import Finding
 from jobs._audit.picture import COLORS, Stretch, picture
 from jobs._audit.report import GroupReport
 
@@ -118,7 +118,7 @@ def _group(report: GroupReport, stretches: Sequence[Stretch]) -> list[str]:
 
 
 def _finding(finding: Finding) -> str:
-    meaning, next_step = EXPLANATIONS[finding.kind]
+    meaning, next_step = finding.explanation
     evidence = dict(finding.evidence)
     seen = evidence.pop("replicas", None)
     shown = _evidence(evidence)

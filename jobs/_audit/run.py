@@ -67,8 +67,7 @@ class Audit:
         self._choose(parts)
         earlier = self._earlier(spark)
         self._skip_proven(earlier)
-        with watched(spark, "digests"):
-            digests = self._digests(spark, earlier)
+        digests = self._digests(spark, earlier)
         judged = judge_suspects(suspect_ranges(digests))
         self._second_pass(spark, judged)
         compared = compared_by_replica(digests)
@@ -127,14 +126,16 @@ class Audit:
         tasks = self._tasks(spark, held)
         resumes, rate = self.options.resume or "", self.options.rate
         if self.options.table is None:
-            return digest_pass(spark, tasks, self.run_id, resumes=resumes, rate=rate).toArrow()
+            with watched(spark, "digests"):
+                return digest_pass(spark, tasks, self.run_id, resumes=resumes, rate=rate).toArrow()
         nodes = len({task.replica.name for task in tasks})
         work = list(plan.steps(tasks, rate * STEP_S * nodes if rate else STEP_BYTES))
         mine: list[pa.Table] = []
         for number, step in enumerate(work or [[]]):
             if len(work) > 1:
                 progress(f"step {number + 1} of {len(work)}")
-            mine.append(digest_pass(spark, step, self.run_id, resumes=resumes, rate=rate).toArrow())
+            with watched(spark, "digests"):
+                mine.append(digest_pass(spark, step, self.run_id, resumes=resumes, rate=rate).toArrow())
             tables.write_ranges(spark, mine[-1], self.options.table)
         if rows is None:
             return pa.concat_tables(mine)

@@ -1,7 +1,8 @@
 """Who is right at one index: the entries that the replicas hold there, compared. Pure.
 
 A majority of the readable entries is right. Above what is known to be committed the highest term is right, however few
-hold it: an entry of a later term can only be there if the earlier term's entry was never committed.
+hold it: an entry of a later term can only be there if the earlier term's entry was never committed. Two clusters are
+not voted on together if each agrees within itself: neither outvotes the other, and their terms have nothing in common.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from jobs._audit.model import Class
+from jobs._audit.model import OTHER, Class
 
 __all__ = ["NOTHING", "Judgement", "Seen", "State", "judge"]
 
@@ -86,20 +87,34 @@ def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
     """
     present = {name: entry for name, entry in seen.items() if entry.state is State.PRESENT}
     right, wrong = _divide(present, committed=committed)
-    found = [Judgement(Class.CORRUPT, (n,), right) for n, e in seen.items() if e.state is State.DAMAGED]
-    found += [Judgement(Class.INDEX_GAP, (n,), right) for n, e in seen.items() if e.state is State.MISSING]
+    here, there = _sides(present)
+    apart = bool(wrong and here and there)
+
+    def agreeing(name: str) -> tuple[str, ...]:
+        return (there if name.startswith(OTHER) else here) if apart else right
+
+    found = [Judgement(Class.CORRUPT, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.DAMAGED]
+    found += [Judgement(Class.INDEX_GAP, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.MISSING]
     if not wrong:
         if present and all(entry.irregular for entry in present.values()):
             found += [Judgement(Class.TERM_REGRESSION, (name,)) for name in present]
         return found
-    if not right:
+    if apart or not right:
         kind = Class.DIVERGED_COMMITTED if committed else Class.DIVERGED_UNKNOWN
-        return [*found, Judgement(kind, tuple(wrong))]
+        return [*found, Judgement(kind, there, here) if apart else Judgement(kind, tuple(wrong))]
     right_term = present[right[0]].term
     found += [
         Judgement(_class_of(entry, right_term, committed=committed), (name,), right) for name, entry in wrong.items()
     ]
     return found
+
+
+def _sides(present: Mapping[str, Seen]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the replicas of two clusters that differ and agree within themselves; nobody if it is not so."""
+    here = tuple(name for name in present if not name.startswith(OTHER))
+    there = tuple(name for name in present if name.startswith(OTHER))
+    agreed = all(len({present[name].content for name in side}) == 1 for side in (here, there))
+    return (here, there) if agreed else ((), ())
 
 
 def _divide(present: Mapping[str, Seen], *, committed: bool) -> tuple[tuple[str, ...], dict[str, Seen]]:

@@ -169,6 +169,47 @@ def test_judge(seen: tuple[Seen, ...], committed: bool, expected: list[str]) -> 
     assert sorted(f"{j.kind} {','.join(j.replicas)} by {''.join(j.right)}" for j in found) == sorted(expected)
 
 
+TWO_CLUSTERS = ("a", "b", "other/a", "other/b", "other/c")
+
+
+@pytest.mark.parametrize(
+    ("seen", "committed", "expected"),
+    [
+        ((X1, X1, X1, X1, X1), True, []),
+        # More replicas there make them no more right, nor does a later term.
+        ((X1, X1, Y1, Y1, Y1), True, ["DIVERGED_COMMITTED other/a,other/b,other/c by a,b"]),
+        ((X1, X1, X2, X2, X2), False, ["DIVERGED_UNKNOWN other/a,other/b,other/c by a,b"]),
+        ((X1, BAD, Y1, Y1, UNREAD), True, ["CORRUPT b by a", "DIVERGED_COMMITTED other/a,other/b by a"]),
+        # The other cluster decides where ours does not agree.
+        ((X1, Y1, Y1, Y1, Y1), True, ["DIVERGED_COMMITTED a by b,other/a,other/b,other/c"]),
+        ((X1, X1, X1, Y1, X1), True, ["DIVERGED_COMMITTED other/b by a,b,other/a,other/c"]),
+    ],
+)
+def test_judge_two_clusters(seen: tuple[Seen, ...], committed: bool, expected: list[str]) -> None:
+    found = judge(dict(zip(TWO_CLUSTERS, seen, strict=True)), committed=committed)
+    assert sorted(f"{j.kind} {','.join(j.replicas)} by {','.join(j.right)}" for j in found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "agree", "clusters"),
+    [
+        ("other/a,other/b", ["a", "b"], True),
+        ("other/b", ["a", "b"], True),
+        ("other/b", ["a", "b", "other/a"], False),
+        ("a", ["b", "other/a"], False),
+        ("a,b", [], False),
+    ],
+)
+def test_clusters_that_differ_are_not_told_to_rebuild_a_replica(
+    replicas: str, agree: list[str], clusters: bool
+) -> None:
+    evidence = {"agree": agree}
+    one = Finding(
+        kind=Class.DIVERGED_COMMITTED, group="g", replica=replicas, start=0, end=1, count=1, evidence=evidence
+    )
+    assert ("rebuild" not in one.to_json()["next_step"]) == clusters
+
+
 # --- ranges -------------------------------------------------------------------------------------------------------
 
 
