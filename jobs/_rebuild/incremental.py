@@ -1,8 +1,9 @@
 """Keeps a table of consume queues up to date: a stream over the log, each micro-batch one Delta transaction.
 
-A queue goes on behind the highest offset in the very version of the table that the micro-batch extends. The
-transaction carries the query's id and the micro-batch's number, so one that is run again after a crash writes nothing.
-The table remembers the query's id: with another checkpoint it would hold messages twice, so that is refused.
+A queue goes on behind the highest offset in the very version of the table that the micro-batch extends; each commit
+says where the queues end. The transaction carries the query's id and the micro-batch's number, so one that is run
+again after a crash writes nothing. The table remembers the query's id: with another checkpoint it would hold messages
+twice, so that is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
 from jobs._cli import progress, stop_requests
+from jobs._rebuild.queue_ends import ENDS_SCHEMA, Ends, advanced, ends_at, to_metadata
 from jobs._rebuild.slots import facts_of, place, queues_of, runs_of
 from jobs._rebuild.units import UNIT_SCHEMA, EntryRules, unit_batches
 
@@ -31,7 +33,6 @@ OWNER: Final = "dledger.rebuild.query"
 _INTERVAL: Final = re.compile(r"^\d+(\.\d+)?\s*(milliseconds?|seconds?|minutes?|hours?)$")
 _POLL_S: Final = 1
 _STOP_PATIENCE_S: Final = 30
-_QUEUE: Final = ["group", "topic", "queue_id"]
 
 
 def check_trigger(trigger: str) -> None:
@@ -139,11 +140,10 @@ def extend(
         ConfigError: the table belongs to another query, or is gone; or queue offsets of a broker come in pieces.
     """
     from pyspark import StorageLevel
-    from pyspark.sql import functions as f
 
     spark = entries.sparkSession
     _check_owner(spark, table, query, number, make_table)
-    before = _at_version(spark, table)
+    ends, before = ends_at(spark, table)
     units = entries.mapInArrow(partial(unit_batches, rules=rules), UNIT_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
     runs = runs_of(units).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -153,13 +153,19 @@ def extend(
             return
         if facts.units > facts.assigned:
             _check_first(before, runs)
-        bases = before.groupBy(*_QUEUE).agg((f.max("queue_offset") + 1).alias("base"))
+        bases = spark.createDataFrame([(*queue, end) for queue, end in ends.items()], ENDS_SCHEMA)
         placed = place(units, runs, queues, facts, bases)
-        writer = placed.write.format("delta").mode("append")
-        writer.option("txnAppId", query).option("txnVersion", str(number)).save(table)
+        counted = queues.select("group", "topic", "queue_id", "high", "fresh").collect()
+        _append(placed, table, query, number, advanced(ends, (row.asDict() for row in counted)))
     finally:
         runs.unpersist()
         units.unpersist()
+
+
+def _append(placed: DataFrame, table: str, query: str, number: int, ends: Ends) -> None:
+    writer = placed.write.format("delta").mode("append").option("txnAppId", query).option("txnVersion", str(number))
+    metadata = to_metadata(ends)
+    (writer if metadata is None else writer.option("userMetadata", metadata)).save(table)
 
 
 def _check_owner(
@@ -190,12 +196,3 @@ def _check_first(before: DataFrame, runs: DataFrame) -> None:
     if before.where(f.col("position") < begin[0]).limit(1).count():
         remedy = "rebuild it as a whole, without --checkpoint"
         raise ConfigError("a broker's queue offsets come after entries that are in the table", "--checkpoint", remedy)
-
-
-def _at_version(spark: SparkSession, table: str) -> DataFrame:
-    """The table as its latest version is now, whatever is written meanwhile."""
-    from delta.tables import DeltaTable
-
-    latest = DeltaTable.forPath(spark, table).history(1).select("version").first()
-    assert latest is not None
-    return spark.read.format("delta").option("versionAsOf", latest[0]).load(table)

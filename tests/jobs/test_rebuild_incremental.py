@@ -13,7 +13,9 @@ from dledger_core import Client, LocalCluster
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
+from jobs._rebuild import queue_ends
 from jobs._rebuild.incremental import extend
+from jobs._rebuild.queue_ends import Ends, advanced, from_history, to_metadata
 from jobs._rebuild.table import make_table
 from jobs._rebuild.units import EntryRules
 from tests.support.patience import PATIENT
@@ -54,6 +56,74 @@ def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) ->
         counts[key] += 1
     with pytest.raises(ConfigError, match="was not made with this checkpoint"):
         extend(batch, 0, "another query", table, make_table, OURS)
+
+
+def commit(metadata: str | None, operation: str = "WRITE") -> dict[str, str | None]:
+    return {"operation": operation, "userMetadata": metadata}
+
+
+ENDS: Ends = {("g", "T", 0): 3, ("g", "%RETRY%ü", 7): 1 << 40}
+
+
+@pytest.mark.parametrize(
+    ("commits", "known"),
+    [
+        ([commit(to_metadata(ENDS))], True),
+        ([commit(None, "OPTIMIZE"), commit("by hand", "VACUUM END"), commit(to_metadata(ENDS))], True),
+        ([commit(None, "DELETE"), commit(to_metadata(ENDS))], False),
+        ([commit(None), commit(to_metadata(ENDS))], False),
+        ([commit('{"other": 1}'), commit(to_metadata(ENDS))], False),
+        ([commit("[]"), commit(to_metadata(ENDS))], False),
+        ([commit(None, "OPTIMIZE")], False),
+        ([], False),
+    ],
+)
+def test_the_last_commit_that_changed_rows_says_where_queues_end(
+    commits: list[dict[str, str | None]], known: bool
+) -> None:
+    assert from_history(commits) == (ENDS if known else None)
+
+
+def test_ends_go_on_behind_what_a_broker_gave() -> None:
+    queues: list[dict[str, Any]] = [
+        {"group": "g", "topic": "T", "queue_id": 0, "high": 0, "fresh": 2},
+        {"group": "g", "topic": "T", "queue_id": 1, "high": 9, "fresh": 0},
+        {"group": "h", "topic": "T", "queue_id": 0, "high": 4, "fresh": 1},
+    ]
+    assert advanced(ENDS, queues) == ENDS | {("g", "T", 0): 5, ("g", "T", 1): 9, ("h", "T", 0): 5}
+
+
+def test_very_many_queues_are_not_written_into_each_commit() -> None:
+    assert to_metadata({("g", "T", number): 1 for number in range(20_001)}) is None
+
+
+def test_each_commit_says_where_the_queues_end(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is read for it only after somebody else changed its rows."""
+    table, reads = str(tmp_path / "table"), list[int]()
+    read = queue_ends._read
+    monkeypatch.setattr(queue_ends, "_read", lambda rows: reads.append(1) or read(rows))
+
+    def add(number: int, ids: list[int]) -> None:
+        bodies = encode_messages("T", ids, [b"x"] * len(ids)).to_pylist()
+        entries = [("g", 100 * number + i, 10_000 * number + i * 100, body) for i, body in enumerate(bodies)]
+        extend(spark.createDataFrame(entries, _ENTRIES), number, "query", table, make_table, OURS)
+
+    def ends() -> Ends:
+        known, rows = queue_ends.ends_at(spark, table)
+        assert known == read(rows)
+        return known
+
+    add(0, [0, 1, 0])
+    assert len(reads) == 1  # nobody has said anything of the empty table
+    add(1, [1, 2])
+    spark.sql(f"OPTIMIZE delta.`{table}`")
+    add(2, [0])
+    assert ends() == {("g", "T", 0): 3, ("g", "T", 1): 2, ("g", "T", 2): 1}
+    assert len(reads) == 1
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE queue_id = 0 AND queue_offset = 2")
+    add(3, [0])
+    assert len(reads) == 2
+    assert ends() == {("g", "T", 0): 3, ("g", "T", 1): 2, ("g", "T", 2): 1}
 
 
 @pytest.mark.integration
