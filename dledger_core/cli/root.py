@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import traceback
 from typing import Any
 
 import click
 
+from dledger_core.cli.termination import termination_unwinds
 from dledger_core.errors import DLedgerError, InvariantViolationError
 
 __all__ = ["EXIT_FINDING", "EXIT_INCOMPLETE", "EXIT_INTERRUPTED", "EXIT_STORAGE", "EXIT_USAGE", "main"]
@@ -84,12 +84,8 @@ class _Root(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Runs the command and exits."""
-        # SIGTERM unwinds like Ctrl-C, so that whoever stops us also gets the cleaning up.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with termination_unwinds():
             code = self._run(*args, **extra)
-        finally:
-            signal.signal(signal.SIGTERM, before)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -15,10 +15,11 @@ from pydantic.fields import FieldInfo
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import say, show_facts
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.cli.termination import is_terminated
 from dledger_core.convert import OLD_FILES, OldLog, Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.broker_conf import read_broker_conf
-from dledger_core.server import run
+from dledger_core.server import NodeServer, run
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout, open_identity
@@ -97,7 +98,15 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
         _begin_behind(old, server_config)
     me = server_config.me
     facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
-    run(server_config, lambda _node: show_facts(facts, output, "listening"))
+
+    def started(node: NodeServer) -> None:
+        show_facts(facts, output, "listening")
+        if is_terminated():
+            node.stop()
+
+    if is_terminated():
+        raise KeyboardInterrupt
+    run(server_config, started)
 
 
 def _old_log(settings: ServeSettings, config: ServerConfig, *, check: bool) -> OldLog | None:

@@ -213,7 +213,12 @@ def soon(condition, timeout_s=120.0):
 
 def ended(process):
     """Returns exit code and stderr of a process that is about to end."""
-    _, stderr = process.communicate(timeout=120)
+    try:
+        _, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()  # tests that follow are not to blame
+        process.communicate()
+        raise
     return process.returncode, stderr.decode()
 
 
