@@ -24,6 +24,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 CONNECTOR = "spark_connector"
 WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks"})
 OF_PROCESSES = ("integration", "spark", "notebook")
+OF_SOCKETS = frozenset({"client", "net", "remoting", "server"})
+"""Folders whose tests have real timers and connections, though all in one process."""
 LONG = (*OF_PROCESSES, "sim", "slow")
 RUN_MARK = "DLEDGER_TEST_RUN"
 """Every process started by the tests inherits this variable, so even one whose parent died is found."""
@@ -79,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of processes may fail because the machine stands still for seconds; all others, and chaos, never may.
+    """Tests of processes or sockets may fail because the machine stands still for seconds; no others, nor chaos.
 
     Those that share a Spark session come first, then files with long tests: so no worker is left with one at the end.
     """
@@ -88,6 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     retries = config.getoption("--retries")
     for item in items:
         may_stand_still = any(item.get_closest_marker(name) for name in OF_PROCESSES)
+        may_stand_still |= item.path.parent.name in OF_SOCKETS
         if retries and may_stand_still and item.path.parent.name != "chaos":
             item.add_marker(pytest.mark.flaky(reruns=retries, reruns_delay=2))
 

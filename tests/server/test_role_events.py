@@ -42,11 +42,12 @@ class WatchedGroup(ServerGroup):
 
     def __init__(self, *arguments, on_role=None, **options):
         super().__init__(*arguments, **options)
+        self.started = {}
         self.events = []
         self.on_role = on_role or self.events.append
 
     async def start(self, node_id, **options):
-        node = NodeServer(self.config(node_id, **options), self.on_role)
+        node = self.started[node_id] = NodeServer(self.config(node_id, **options), self.on_role)
         await node.start()
         self.nodes[node_id] = node
         return node
@@ -62,7 +63,7 @@ def test_every_change_is_told_and_a_leader_once_it_can_serve(tmp_path):
         async with WatchedGroup(tmp_path, on_role=lambda each: told.append((each, ready(each)))) as cluster:
 
             def ready(each):
-                return cluster.hosted(each.node_id).replica.leader_ready
+                return cluster.started[each.node_id].hosted["default"].replica.leader_ready  # perhaps starting still
 
             first = await cluster.leader()
             await cluster.stop(first)
