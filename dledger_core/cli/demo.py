@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -69,7 +67,7 @@ def demo(keep: Path | None, events: int, seconds: float, output: Format) -> int 
     Delta are compared with the events, the consume queues rebuilt, and the three replicas audited.
     """
     check_session()
-    with _directory(keep) as directory, _terminate_as_interrupt():
+    with _directory(keep) as directory:
         facts = _Demo(directory, events, seconds).run()
     failed = [name for name, ok in facts["checks"].items() if not ok]
     if output == "json":
@@ -259,20 +257,6 @@ def _show_logs(folder: Path) -> None:
         lines = log.read_text(errors="replace").splitlines()[-30:]
         click.echo(f"--- {log.name}", err=True)
         click.echo("\n".join(lines), err=True)
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Makes SIGTERM clean up like Ctrl-C."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _progress() -> Progress:
