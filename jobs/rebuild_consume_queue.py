@@ -18,17 +18,15 @@ classic CommitLog have no index.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a script: make the project importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import click
 
-from dledger_core.errors import ConfigError, StoreMismatchError
+from dledger_core.errors import ConfigError
 from jobs._cli import (
     EXIT_FINDING,
     EXIT_OK,
@@ -40,15 +38,16 @@ from jobs._cli import (
     verbose_option,
 )
 from jobs._failures import naming_all_nodes
-from jobs._rebuild.classic import DAMAGED, read_classic
+from jobs._rebuild.classic import DAMAGED
 from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
 from jobs._rebuild.incremental import check_extendable, follow, owner_of
 from jobs._rebuild.losses import duplicates, read_consumers
 from jobs._rebuild.plan import RebuildPlan, plan_for
-from jobs._rebuild.slots import QueueFacts, facts_of, place, place_straight, queues_of, runs_of
+from jobs._rebuild.slots import QueueFacts
 from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
-from jobs._rebuild.units import ALL_ENTRIES, IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, read_store, unit_batches
+from jobs._rebuild.units import IMPOSSIBLE, PENDING, STRANGE
+from jobs._rebuild.whole import Whole
 from jobs._session import spark_session
 from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
@@ -155,44 +154,19 @@ def command(**options: Any) -> Outcome:
 
 def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     """Runs the rebuild in a session; the table is replaced in one Delta transaction."""
-    from pyspark import StorageLevel
-
     if owner_of(spark, plan.table) is not None:
         remedy = "give its --checkpoint, or name another table"
         raise ConfigError(f"{plan.table} is kept up to date by a stream", "--table", remedy)
     make_table(spark, plan.table)
     for group, (start, end) in plan.ranges.items():
         progress(f"reading group {group}: entries {start} to {end}, {len(plan.classic)} classic files")
-    live = "peers" in plan.source  # what came over the network is kept; a store is read a second time
-    units = _read(spark, plan)
-    units = units.persist(StorageLevel.MEMORY_AND_DISK) if live else units
-    runs = (runs_of(units) if live else _read(spark, plan, "runs")).persist()
-    try:
-        queues = queues_of(runs)
-        facts = facts_of(queues)
-        progress(f"{facts.units} units in {facts.queues} queues; writing the table")
-        straight = not (live or facts.assigned or facts.tangled)
-        rows = _straight_rows(spark, plan) if straight else place(units, runs, queues, facts)
-        # A plain overwrite would forget the table's clustering; replacing every row does not.
-        rows.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(plan.table)
-        found = _found(spark, plan, facts, _skipped(runs))
-    finally:
-        runs.unpersist()
-        units.unpersist()
-    return _outcome(plan, found)
-
-
-def _straight_rows(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
-    [group] = plan.ranges
-    return place_straight(_read(spark, plan, "straight"), group, plan.rules.committed_end)
+    with Whole(spark, plan) as whole:
+        facts = whole.write()
+        return _outcome(plan, _found(spark, plan, facts, _skipped(whole.runs)))
 
 
 def _found(spark: SparkSession, plan: RebuildPlan, facts: QueueFacts, skipped: dict[str, Any]) -> dict[str, Any]:
-    """What the summary says; the table is counted anew, for the log may have changed under the job."""
-    written = read_table(spark, plan.table).count()
-    if written != facts.units:
-        counts = {"found": facts.units, "written": written}
-        raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
+    """What the summary says."""
     found = {
         "rows": facts.units,
         "slots": facts.slots,
@@ -255,31 +229,6 @@ def _extend(spark: SparkSession, plan: RebuildPlan, checkpoint: str) -> Outcome:
         return found | _explained(spark, plan, tangled=found["duplicate_slots"] > 0)
 
     return _outcome(plan, run_stoppable(spark, finish) | {"checkpoint": checkpoint, **ran})
-
-
-def _read(spark: SparkSession, plan: RebuildPlan, wanted: Literal["units", "runs", "straight"] = "units") -> DataFrame:
-    plan = replace(plan, rules=replace(plan.rules, wanted=wanted))
-    if not plan.classic:
-        return _read_entries(spark, plan)
-    [group] = plan.ranges
-    rules = replace(plan.rules, header_bytes=0, broker_end=ALL_ENTRIES, hidden=())
-    classic = read_classic(spark, plan.classic, group, rules, closed=bool(plan.source))
-    return classic.unionByName(_read_entries(spark, plan)) if plan.source else classic
-
-
-def _read_entries(spark: SparkSession, plan: RebuildPlan) -> DataFrame:
-    if "path" in plan.source:
-        [(group, bounds)] = plan.ranges.items()
-        return read_store(spark, plan.source, group, bounds, plan.rules)
-    import json
-
-    from spark_connector import register
-
-    register(spark)
-    starts, ends = ({group: bounds[i] for group, bounds in plan.ranges.items()} for i in (0, 1))
-    options = {**plan.source, "startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
-    entries = spark.read.format("dledger").options(**options).load().select("group", "index", "position", "body")
-    return entries.mapInArrow(partial(unit_batches, rules=plan.rules), UNIT_SCHEMA)
 
 
 def _outcome(plan: RebuildPlan, found: dict[str, Any]) -> Outcome:

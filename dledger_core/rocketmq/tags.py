@@ -25,6 +25,15 @@ def java_hash(texts: Any) -> IntArray:
     Args:
         texts: an Arrow string column.
     """
+    if not isinstance(texts, pa.StringArray) or not len(texts):
+        return _hash_each(texts)
+    kinds = texts.dictionary_encode()  # tags are few and come often
+    codes = np.append(_hash_each(kinds.dictionary), 0)
+    rows: IntArray = np.asarray(kinds.indices.fill_null(len(codes) - 1), np.int64)
+    return np.take(codes, rows)
+
+
+def _hash_each(texts: Any) -> IntArray:
     rows = rows_of(texts, "texts")
     lengths = rows.lengths if rows.present is None else np.where(rows.present, rows.lengths, 0)
     if not len(rows.data) or not lengths.any():

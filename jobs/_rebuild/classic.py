@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
-from jobs._rebuild.units import UNIT_ARROW, EntryRules, unit_batches, wanted_of
+from jobs._rebuild.tasks import Product
+from jobs._rebuild.units import UNIT_ARROW, EntryRules, unit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,22 +56,30 @@ def until_now(files: tuple[ClassicFile, ...]) -> tuple[ClassicFile, ...]:
 
 
 def read_classic(
-    spark: SparkSession, files: tuple[ClassicFile, ...], group: str, rules: EntryRules, *, closed: bool
+    spark: SparkSession,
+    files: tuple[ClassicFile, ...],
+    group: str,
+    rules: EntryRules,
+    product: Product,
+    *,
+    closed: bool,
 ) -> DataFrame:
-    """Returns the units of the files, or what else ``rules`` want; ``index`` is null, a classic log has none.
+    """Returns what tasks make of the messages in the files; ``index`` is null, a classic log has none.
 
     Args:
         spark: the session.
         files: from ``classic_files``.
         group: name the rows carry.
         rules: how to read them.
+        product: what of them.
         closed: a DLedger store follows, so the last file too must end with a BLANK.
     """
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(_reader(files, group, rules, closed), rules.schema)
+    read = _reader(files, group, replace(rules, narrow=product.narrow), product, closed)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, product.schema)
 
 
 def _reader(
-    files: tuple[ClassicFile, ...], group: str, rules: EntryRules, closed: bool
+    files: tuple[ClassicFile, ...], group: str, rules: EntryRules, product: Product, closed: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def units(number: int) -> Iterator[pa.RecordBatch]:
         last = number == len(files) - 1 and not closed
@@ -83,7 +92,7 @@ def _reader(
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from wanted_of(units(number), rules)
+                yield from product.make(units(number))
 
     return read
 

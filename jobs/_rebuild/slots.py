@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from jobs._rebuild.units import RUN_SCHEMA, UNIT_COLUMNS
+from jobs._rebuild.runs import RUN_SCHEMA
+from jobs._rebuild.units import UNIT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["QueueFacts", "facts_of", "place", "place_straight", "queues_of", "runs_of"]
+__all__ = ["QueueFacts", "facts_of", "first_offsets", "place", "queues_of", "runs_of"]
 
 _QUEUE: Final = ["group", "topic", "queue_id"]
 _RUN: Final = [*_QUEUE, "part", "run"]
@@ -66,23 +67,26 @@ def queues_of(runs: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    first, end, units = f.col("first"), f.col("first") + f.col("units"), f.col("units")
-    told = runs.where("skipped is null and carried")
+    # What was not told has no bounds: it sorts first, and no maximum sees it.
+    bounds = {"low": f.col("first"), "high": f.col("first") + f.col("units")}
+    told = {name: f.when(f.col("carried"), bound) for name, bound in bounds.items()}
     earlier = Window.partitionBy(*_QUEUE).orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
-    lower = Window.partitionBy(*_QUEUE).orderBy("first", "position").rowsBetween(Window.unboundedPreceding, -1)
-    spans = told.withColumn("before", f.max(end).over(earlier)).withColumn("below", f.max(end).over(lower))
-    new = f.greatest(f.lit(0), end - f.greatest(first, f.coalesce("below", first)))
-    carried = spans.groupBy(*_QUEUE).agg(
-        f.sum("units").alias("told"),
-        f.sum(new).alias("slots"),
-        f.min("first").alias("low"),
-        f.max(end).alias("high"),
-        f.coalesce(f.bool_or(first < f.col("before")), f.lit(False)).alias("tangled"),
+    lower = Window.partitionBy(*_QUEUE).orderBy("low", "position").rowsBetween(Window.unboundedPreceding, -1)
+    spans = runs.where("skipped is null").withColumns(told)
+    spans = spans.withColumn("before", f.max("high").over(earlier)).withColumn("below", f.max("high").over(lower))
+    low, high = f.col("low"), f.col("high")
+    new = f.when(f.col("carried"), f.greatest(f.lit(0), high - f.greatest(low, f.coalesce("below", low))))
+    numbers = {
+        "told": f.sum(f.when(f.col("carried"), f.col("units"))),
+        "fresh": f.sum(f.when(~f.col("carried"), f.col("units"))),
+        "slots": f.sum(new),
+        "high": f.max(high),
+    }
+    return spans.groupBy(*_QUEUE).agg(
+        f.min(low).alias("low"),
+        f.coalesce(f.bool_or(low < f.col("before")), f.lit(False)).alias("tangled"),
+        *(f.coalesce(number, f.lit(0)).alias(name) for name, number in numbers.items()),
     )
-    fresh = runs.where("skipped is null and not carried").groupBy(*_QUEUE).agg(f.sum(units).alias("fresh"))
-    both = carried.join(fresh, _QUEUE, "full_outer")
-    numbers = {name: f.coalesce(f.col(name), f.lit(0)) for name in ("told", "fresh", "slots", "high")}
-    return both.withColumns({**numbers, "tangled": f.coalesce("tangled", f.lit(False))})
 
 
 def facts_of(queues: DataFrame) -> QueueFacts:
@@ -137,20 +141,6 @@ def place(
     return placed
 
 
-def place_straight(units: DataFrame, group: str, committed_end: int) -> DataFrame:
-    """Returns the rows of the table for straight units: a broker gave all queue offsets, each once and going up.
-
-    Args:
-        units: columns of STRAIGHT_SCHEMA.
-        group: name the rows carry.
-        committed_end: entries below are known to be committed.
-    """
-    from pyspark.sql import functions as f
-
-    known = f.when(f.coalesce("index", f.lit(0)) < committed_end, f.lit(True))
-    return _straight(units.withColumns({"group": f.lit(group), "committed": known}))
-
-
 def _row(units: DataFrame, offset: Column, serves: Column, slot: Column) -> DataFrame:
     placed = units.withColumns({"queue_offset": offset, "broker_serves": serves, "rebuild_slot": slot})
     return placed.select(*UNIT_COLUMNS, "broker_serves", "rebuild_slot")
@@ -162,8 +152,11 @@ def _straight(units: DataFrame) -> DataFrame:
     return _row(units, f.col("queue_offset"), f.lit(True), f.col("queue_offset"))
 
 
-def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataFrame | None) -> DataFrame:
-    """Offsets go on behind the table's, and behind those that a broker gave."""
+def first_offsets(runs: DataFrame, queues: DataFrame, bases: DataFrame | None = None) -> DataFrame:
+    """Returns for each queue and part of the log the offset that the queue's first unit in the part would get.
+
+    Offsets go on behind the table's, and behind those that a broker gave. Columns: the queue's, ``part``, ``base``.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -178,8 +171,13 @@ def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataF
     if bases is not None:
         known = known.join(bases, _QUEUE, "left")
         base = f.greatest("high", f.coalesce("base", f.lit(0)))
-    known = known.select(*_QUEUE, "part", (base + f.col("before") - f.col("told_here")).alias("base"))
-    placed = units.join(known, [*_QUEUE, "part"], "left")
+    return known.select(*_QUEUE, "part", (base + f.col("before") - f.col("told_here")).alias("base"))
+
+
+def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataFrame | None) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    placed = units.join(first_offsets(runs, queues, bases), [*_QUEUE, "part"], "left")
     changed = f.raise_error(f.lit("the log was read in other batches the second time"))
     offset = f.coalesce(f.col("base"), changed.cast("bigint")) + f.col("number")
     return _row(placed, offset, f.lit(True), offset)

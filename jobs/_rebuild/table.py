@@ -6,21 +6,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
 from jobs._directories import check_table, local_path
-from jobs._rebuild.units import UNIT_COLUMNS, UNIT_SCHEMA
+from jobs._rebuild.units import SEARCHED, UNIT_COLUMNS, UNIT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TABLE_COLUMNS", "TABLE_SCHEMA", "checked_table", "kept_in", "make_table", "read_table", "table_facts"]
+__all__ = [
+    "PROPERTIES",
+    "TABLE_COLUMNS",
+    "TABLE_SCHEMA",
+    "checked_table",
+    "kept_in",
+    "make_table",
+    "read_table",
+    "table_facts",
+]
 
 TABLE_COLUMNS: Final = (*UNIT_COLUMNS, "broker_serves", "rebuild_slot")
 TABLE_SCHEMA: Final = (
     ", ".join(UNIT_SCHEMA.split(", ")[: len(UNIT_COLUMNS)]) + ", broker_serves boolean, rebuild_slot bigint"
 )
 
-_STATISTICS: Final = "delta.dataSkippingStatsColumns"
-_SEARCHED: Final = ("topic", "queue_id", "queue_offset", "position", "index", "store_timestamp", "msg_id")
-"""Columns by whose least and greatest values files are skipped; for others these would cost time and skip little."""
+PROPERTIES: Final = {"delta.dataSkippingStatsColumns": ",".join(SEARCHED)}
+"""Of a table that was rebuilt as a whole."""
 
 
 def checked_table(table: str) -> str:
@@ -42,7 +50,7 @@ def make_table(spark: SparkSession, table: str, properties: dict[str, str] | Non
         return
     schema = spark.createDataFrame([], TABLE_SCHEMA).schema
     builder = DeltaTable.createIfNotExists(spark).location(table).addColumns(schema)
-    for name, value in ((_STATISTICS, ",".join(_SEARCHED)), *(properties or {}).items()):
+    for name, value in (PROPERTIES | (properties or {})).items():
         builder = builder.property(name, value)
     builder.clusterBy("topic", "queue_id").execute()
 

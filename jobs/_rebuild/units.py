@@ -7,10 +7,10 @@ batch: nothing is collected, and nothing sorts the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,32 +21,22 @@ from dledger_core.rocketmq import consume_queue_columns
 from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
 from jobs._rebuild.dispatch import expanded
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 __all__ = [
     "ALL_ENTRIES",
     "IMPOSSIBLE",
     "OFFSET_MAX",
     "PENDING",
-    "RANGE_ENTRIES",
-    "RUN_SCHEMA",
-    "STRAIGHT_SCHEMA",
+    "SEARCHED",
     "STRANGE",
     "UNIT_ARROW",
     "UNIT_COLUMNS",
     "UNIT_SCHEMA",
     "EntryRules",
-    "read_store",
-    "run_batches",
     "unit_batches",
-    "wanted_of",
 ]
 
 ALL_ENTRIES: Final = 1 << 62
 """An index that no log reaches: what holds below it holds everywhere."""
-RANGE_ENTRIES: Final = 1 << 18
-"""Entries of one task, at most."""
 STRANGE: Final = "not_messages"
 PENDING: Final = "prepared_or_rolled_back"
 IMPOSSIBLE: Final = "impossible_queue_offsets"
@@ -79,22 +69,14 @@ _PLACE_FIELDS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
 )
 UNIT_COLUMNS: Final = tuple(name for name, _, _ in _UNIT_FIELDS)
 """Columns that a unit brings into the table."""
+SEARCHED: Final = ("topic", "queue_id", "queue_offset", "position", "index", "store_timestamp", "msg_id")
+"""Columns by whose least and greatest values files are skipped; for others these would cost time and skip little."""
 UNIT_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, _, kind in (*_UNIT_FIELDS, *_PLACE_FIELDS))
 """Columns of ``unit_batches``; ``skipped`` is null for a unit, else why the entry is none."""
 UNIT_ARROW: Final = pa.schema([(name, kind) for name, kind, _ in (*_UNIT_FIELDS, *_PLACE_FIELDS)])
 """UNIT_SCHEMA as Arrow has it."""
 
-_STRAIGHT: Final = tuple(name for name in UNIT_COLUMNS if name not in {"group", "committed"})
-STRAIGHT_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, _, kind in _UNIT_FIELDS if name in _STRAIGHT)
-"""A unit's columns without those that are one value, or follow from the index, and without its place."""
-
-_RUN_KEY: Final = ("group", "topic", "queue_id", "part", "run", "carried", "skipped")
-RUN_SCHEMA: Final = (
-    "`group` string, topic string, queue_id int, part bigint, run bigint, carried boolean, skipped string, "
-    "first bigint, position bigint, units bigint"
-)
-"""A run of units: ``first`` is its first queue offset, ``position`` of its first unit, ``units`` how many there are."""
-
+_FEW: Final = 1 << 15
 _FACTS: Final = ("queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id", "born_timestamp")
 _NARROW: Final = ("topic", "queue_id", "queue_offset", "sys_flag", "error")
 _DISPATCH: Final = ("dispatch_queues", "dispatch_offsets")
@@ -112,8 +94,7 @@ class EntryRules:
         committed_end: entries below are known to be committed; of the others nothing is known.
         multi_dispatch: messages are in the further queues that they name, too.
         hidden: ranges of entries that belong to transactions which did not win.
-        wanted: what tasks return: whole units; runs of them, for which less is read; or straight units, for a log
-            whose queue offsets are all known and only go up.
+        narrow: only what says where units stand in their queues is read; the other columns are null.
     """
 
     header_bytes: int = 48
@@ -121,12 +102,7 @@ class EntryRules:
     committed_end: int = ALL_ENTRIES
     multi_dispatch: bool = True
     hidden: tuple[tuple[int, int], ...] = ()
-    wanted: Literal["units", "runs", "straight"] = "units"
-
-    @property
-    def schema(self) -> str:
-        """Columns of what tasks return."""
-        return {"units": UNIT_SCHEMA, "runs": RUN_SCHEMA, "straight": STRAIGHT_SCHEMA}[self.wanted]
+    narrow: bool = False
 
 
 def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
@@ -157,24 +133,34 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
 
 
 def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
-    wanted = [*_NARROW, *(() if rules.wanted == "runs" else (name for name in _FACTS if name not in _NARROW))]
+    wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
     bodies = entries.column("body")
     columns = consume_queue_columns(bodies, [*wanted, *(_DISPATCH if rules.multi_dispatch else ())])
-    transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & TRANSACTION_MASK
-    pending = pa.array((transaction != 0) & (transaction != TRANSACTION_COMMIT))
-    skipped = pc.if_else(pending, PENDING, pa.scalar(None, pa.string()))
-    skipped = pc.if_else(columns.column("error").is_valid(), STRANGE, skipped)
     index = entries.column("index")
     below: _Ints = np.asarray(index.fill_null(0))
-    committed = pc.if_else(pa.array(below < rules.committed_end), pa.scalar(True), pa.scalar(None, pa.bool_()))
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
     found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
     found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
-    found |= {"committed": committed, "skipped": skipped}
+    found |= {"committed": _true_or_null(below < rules.committed_end), "skipped": _why_none(columns)}
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
     if rules.multi_dispatch:
         units, carried = expanded(units, carried)
     return _in_order(_possible(units, carried), carried, position[0].as_py())
+
+
+def _true_or_null(known: _Bools) -> pa.Array:
+    return pa.array(known, mask=~known)
+
+
+def _why_none(columns: pa.RecordBatch) -> pa.Array:
+    """Why an entry is no unit, by what its message says; null for those that are."""
+    errors = columns.column("error")
+    transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & TRANSACTION_MASK
+    pending = (transaction != 0) & (transaction != TRANSACTION_COMMIT)
+    if errors.null_count == len(errors) and not pending.any():
+        return pa.nulls(len(errors), pa.string())
+    skipped = pc.if_else(pa.array(pending), PENDING, pa.scalar(None, pa.string()))
+    return pc.if_else(errors.is_valid(), STRANGE, skipped)
 
 
 def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
@@ -223,7 +209,7 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     if not len(rows):
         return number, run
     codes = _queue_codes(units)[rows]
-    order = np.argsort(codes, kind="stable")
+    order = np.argsort(codes.astype(np.int16) if codes.max() < _FEW else codes, kind="stable")  # few: a radix sort
     rows, codes = rows[order], codes[order]
     offsets, told = np.asarray(units.column("queue_offset").fill_null(0))[rows], carried[rows]
     begins = np.ones(len(rows), np.bool_)
@@ -244,75 +230,3 @@ def _queue_codes(units: pa.RecordBatch) -> _Ints:
     topics = units.column("topic").fill_null("").dictionary_encode()
     ids = units.column("queue_id").fill_null(0).dictionary_encode()
     return np.asarray(topics.indices, np.int64) * max(len(ids.dictionary), 1) + np.asarray(ids.indices, np.int64)
-
-
-def run_batches(units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Sums batches of units up to their runs; what is skipped, to one row for each reason."""
-    for batch in units:
-        table = pa.Table.from_batches([batch]).group_by(list(_RUN_KEY), use_threads=False)
-        sums = table.aggregate([("queue_offset", "min"), ("position", "min"), ("position", "count")])
-        names = [*_RUN_KEY, "queue_offset_min", "position_min", "position_count"]
-        columns = [sums.column(name).combine_chunks() for name in names]
-        yield pa.RecordBatch.from_arrays(columns, names=[*_RUN_KEY, "first", "position", "units"])
-
-
-def wanted_of(units: Iterator[pa.RecordBatch], rules: EntryRules) -> Iterator[pa.RecordBatch]:
-    """Turns batches of units into what ``rules`` want."""
-    match rules.wanted:
-        case "units":
-            return units
-        case "runs":
-            return run_batches(units)
-        case "straight":
-            return map(_straight, units)
-
-
-def _straight(units: pa.RecordBatch) -> pa.RecordBatch:
-    skipped = units.column("skipped")
-    kept = units if skipped.null_count == len(skipped) else units.filter(skipped.is_null())
-    return kept.select(list(_STRAIGHT))
-
-
-def read_store(
-    spark: SparkSession, options: dict[str, str], group: str, bounds: tuple[int, int], rules: EntryRules
-) -> DataFrame:
-    """Returns the units of the entries of a store directory, or what else ``rules`` want of them.
-
-    Args:
-        spark: the session.
-        options: options of the data source, with ``path``.
-        group: name the rows carry.
-        bounds: indexes [start, end).
-        rules: how to read them.
-    """
-    start, end = bounds
-    width = max(1, min(RANGE_ENTRIES, -(-(end - start) // max(1, spark.sparkContext.defaultParallelism))))
-    tasks = -(-(end - start) // width)
-    starts = spark.range(start, start + tasks * width, width, max(1, tasks))
-    return starts.mapInArrow(_store_reader(options, group, width, end, rules), rules.schema)
-
-
-def _store_reader(
-    options: dict[str, str], group: str, width: int, end: int, rules: EntryRules
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from spark_connector.options import DLedgerOptions
-        from spark_connector.reading.logs import open_log
-        from spark_connector.reading.planning import Range
-
-        log = open_log(DLedgerOptions.for_reading(options))
-        for batch in batches:
-            for first in batch.column(0).to_pylist():
-                part = Range(group, first, min(first + width, end))
-                yield from wanted_of(unit_batches(_entries(log.chunk, part), rules), rules)
-
-    return read
-
-
-def _entries(chunk: Callable[..., Any], part: Any) -> Iterator[pa.RecordBatch]:
-    at = part.start
-    while at < part.end:
-        found = chunk(part, at, 0)
-        at = found.next_index
-        if found.batch.num_rows:
-            yield found.batch.append_column("group", pa.repeat(pa.scalar(part.group), found.batch.num_rows))

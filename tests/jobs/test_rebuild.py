@@ -13,7 +13,8 @@ from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import decode_messages, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.plan import RebuildPlan, plan_for
-from jobs._rebuild.units import UNIT_COLUMNS, EntryRules, run_batches, unit_batches
+from jobs._rebuild.runs import run_batches
+from jobs._rebuild.units import UNIT_COLUMNS, EntryRules, unit_batches
 from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import write_broker_store
 from tests.rocketmq import golden
@@ -58,7 +59,7 @@ def test_runs_of_units() -> None:
     for rules, expected in (
         (EntryRules(), [(3, 2), (0, 1), (1, 2), (0, 1), (1, 1), (7, 1), (6, 1)]),
         (EntryRules(broker_end=3), [(3, 2), (0, 1), (0, 6)]),
-        (EntryRules(broker_end=3, wanted="runs"), [(3, 2), (0, 1), (0, 6)]),
+        (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (0, 6)]),
         (EntryRules(hidden=((0, 1), (3, 9))), [(4, 1), (0, 1)]),
     ):
         (runs,) = run_batches(unit_batches([entries(bodies)], rules))

@@ -1,0 +1,190 @@
+"""The table's data files, written by the very tasks that decode the messages.
+
+Rows that go to Spark to be written there cost more than reading and decoding them. So where a task knows all that a row
+holds, it writes Parquet itself and returns the ``add`` action of Delta's protocol. Until the driver commits these the
+files are in no table; those that are left over are what ``VACUUM`` removes, as with Spark's own writer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dledger_core.errors import StoreMismatchError
+from jobs._rebuild.runs import RUN_SCHEMA, runs_in
+from jobs._rebuild.tasks import Product
+from jobs._rebuild.units import SEARCHED, UNIT_ARROW, UNIT_COLUMNS
+
+__all__ = ["TABLE_ARROW", "Bases", "DataFile", "files_at", "rows_of"]
+
+Bases = Mapping[int, Mapping[tuple[str, int], int]]
+"""For each part of the log and (topic, queue id) in it: the queue offset of the part's first unit of that queue."""
+
+TABLE_ARROW: Final = pa.schema(
+    [*(UNIT_ARROW.field(name) for name in UNIT_COLUMNS), ("broker_serves", pa.bool_()), ("rebuild_slot", pa.int64())]
+)
+"""Columns of the table, in its order."""
+
+_WRITTEN_SCHEMA: Final = f"{RUN_SCHEMA}, file string"
+_WRITTEN_ARROW: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("group", "topic")),
+        ("queue_id", pa.int32()),
+        *((name, pa.int64()) for name in ("part", "run")),
+        ("carried", pa.bool_()),
+        ("skipped", pa.string()),
+        *((name, pa.int64()) for name in ("first", "position", "units")),
+        ("file", pa.string()),
+    ]
+)
+_REPEATED: Final = ["group", "topic", "queue_id", "size", "tags_code", "keys"]
+"""Columns that a dictionary makes smaller."""
+_ROW_GROUP_ROWS: Final = 1 << 17
+_ROW_GROUP_BYTES: Final = 32 << 20
+
+
+def files_at(stem: str, bases: Bases | None = None) -> Product:
+    """Tasks write their rows to files; returned are runs, and for each file a row with only ``file``.
+
+    Args:
+        stem: how the paths of all files begin.
+        bases: where queue offsets begin that are assigned; None: messages carry theirs, and runs are wanted too.
+    """
+    return Product(_WRITTEN_SCHEMA, partial(_write, stem=stem, bases=bases))
+
+
+def _write(units: Iterator[pa.RecordBatch], stem: str, bases: Bases | None) -> Iterator[pa.RecordBatch]:
+    with DataFile(stem) as file:
+        for batch in units:
+            file.append(rows_of(batch, bases or {}))
+            if bases is None:
+                runs = runs_in(batch)
+                nothing = pa.nulls(runs.num_rows, pa.string())
+                yield pa.RecordBatch.from_arrays([*runs.columns, nothing], schema=_WRITTEN_ARROW)
+        added = file.finish()
+    if added is not None:
+        yield pa.RecordBatch.from_pylist([{"file": added}], _WRITTEN_ARROW)
+
+
+def rows_of(units: pa.RecordBatch, bases: Bases) -> pa.RecordBatch:
+    """Returns a batch of units as rows of the table, without what is skipped: a running broker serves each of them."""
+    skipped = units.column("skipped")
+    kept = units if skipped.null_count == len(skipped) else units.filter(skipped.is_null())
+    offset = kept.column("queue_offset")
+    if not pc.all(kept.column("carried"), min_count=0).as_py():
+        offset = _assigned(kept, bases)
+    columns = [offset if name == "queue_offset" else kept.column(name) for name in UNIT_COLUMNS]
+    serves = pa.repeat(pa.scalar(True), kept.num_rows)
+    return pa.RecordBatch.from_arrays([*columns, serves, offset], schema=TABLE_ARROW)
+
+
+def _assigned(units: pa.RecordBatch, bases: Bases) -> pa.Array:
+    """Raises StoreMismatchError where the log was read in other batches before."""
+    part = units.column("part")[0].as_py()
+    topics, ids = (units.column(name).dictionary_encode() for name in ("topic", "queue_id"))
+    codes = np.asarray(topics.indices, np.int64) * len(ids.dictionary) + np.asarray(ids.indices, np.int64)
+    _, first, of_row = np.unique(codes, return_index=True, return_inverse=True)
+    queues = units.select(["topic", "queue_id"]).take(pa.array(first)).to_pylist()
+    begins = [bases.get(part, {}).get((queue["topic"], queue["queue_id"])) for queue in queues]
+    if None in begins:
+        raise StoreMismatchError(
+            "the log was read in other batches the second time", f"position {part}", "run it again"
+        )
+    offset = pa.array(np.array(begins, np.int64)[of_row] + np.asarray(units.column("number")))
+    return pc.if_else(units.column("carried"), units.column("queue_offset"), offset)
+
+
+class DataFile:
+    """One Parquet file, made with its first row; removed again unless ``finish`` was reached. For one thread."""
+
+    def __init__(self, stem: str) -> None:
+        self._path = Path(f"{stem}-{uuid.uuid4()}.snappy.parquet")
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.RecordBatch] = []
+        self._rows = self._nbytes = 0
+        self._finished = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._writer is not None and not self._finished:
+            self._writer.close()
+            self._path.unlink(missing_ok=True)
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """Adds rows with the columns of TABLE_ARROW; a row group is written when there are enough."""
+        self._held.append(rows)
+        self._rows += rows.num_rows
+        self._nbytes += rows.nbytes
+        if self._rows >= _ROW_GROUP_ROWS or self._nbytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def finish(self) -> str | None:
+        """Ends the file; returns Delta's ``add`` action as JSON, None if there was no row."""
+        self._flush()
+        if self._writer is None:
+            return None
+        self._writer.close()
+        self._finished = True
+        found = self._path.stat()
+        add = {
+            "path": self._path.name,
+            "partitionValues": {},
+            "size": found.st_size,
+            "modificationTime": int(time.time() * 1000),
+            "dataChange": True,
+            "stats": json.dumps(_statistics(pq.read_metadata(self._path)), ensure_ascii=False),
+        }
+        return json.dumps({"add": add}, ensure_ascii=False)
+
+    def _flush(self) -> None:
+        table = pa.Table.from_batches(self._held, TABLE_ARROW)
+        self._held, self._rows, self._nbytes = [], 0, 0
+        if not table.num_rows:
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._path,
+                TABLE_ARROW,
+                compression="snappy",
+                use_dictionary=_REPEATED,
+                write_statistics=list(SEARCHED),
+                store_schema=False,
+            )
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _statistics(file: pq.FileMetaData) -> dict[str, Any]:
+    """What Delta skips files by, of the columns in SEARCHED: summed up over the row groups."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for column in (number for number in range(file.num_columns) if file.schema.column(number).name in SEARCHED):
+        groups = [file.row_group(number).column(column).statistics for number in range(file.num_row_groups)]
+        name = file.schema.column(column).name
+        nulls[name] = sum(group.null_count for group in groups)
+        some = [group for group in groups if group.num_values]
+        if some and all(group.has_min_max for group in some):
+            least[name] = _plain(min(group.min for group in some))
+            greatest[name] = _plain(max(group.max for group in some))
+    return {"numRecords": file.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def _plain(value: Any) -> Any:
+    """Times as Delta writes them, to the millisecond, which is what messages hold."""
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+    return value

@@ -1,0 +1,172 @@
+"""The whole table in one transaction: read, place, write.
+
+Where tasks can write the table's files themselves, a broker's store is read only once: they write each message under
+the offset that it carries, as if offsets only went up, and say what runs there are. If these tell that a queue is
+tangled, the files are thrown away and Spark places the units; else they are committed. In our own logs offsets are
+assigned, so runs come first, and then tasks write. What came over the network is kept and placed by Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from dledger_core.errors import StoreMismatchError
+from jobs._cli import progress
+from jobs._rebuild.classic import read_classic
+from jobs._rebuild.data_files import Bases, files_at
+from jobs._rebuild.replacement import Replacement, rows_in
+from jobs._rebuild.slots import QueueFacts, facts_of, first_offsets, place, queues_of, runs_of
+from jobs._rebuild.table import read_table
+from jobs._rebuild.tasks import RUNS, UNITS, Product, read_store
+from jobs._rebuild.units import ALL_ENTRIES, UNIT_SCHEMA, unit_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jobs._rebuild.plan import RebuildPlan
+
+__all__ = ["Whole"]
+
+_BASES_MAX: Final = 100_000
+"""Offsets that are sent to each task; a log with more parts and queues is placed by Spark."""
+
+
+class Whole:
+    """Reads a log and writes its table; a context manager, for what is kept in between.
+
+    Attributes:
+        runs: of all units, once ``write`` has returned.
+    """
+
+    def __init__(self, spark: SparkSession, plan: RebuildPlan) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._kept: list[DataFrame] = []
+        self._replacement: Replacement | None = None
+
+    def __enter__(self) -> Whole:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kept in self._kept:
+            kept.unpersist()
+        if self._replacement is not None:
+            self._replacement.discard()
+
+    def write(self) -> QueueFacts:
+        """Replaces all rows of the table.
+
+        Raises:
+            StoreMismatchError: the log changed in the meantime.
+        """
+        live = "peers" in self._plan.source
+        self._replacement = replacement = None if live else Replacement.begin(self._spark, self._plan.table)
+        if replacement is None:
+            return self._by_spark(live)
+        if self._plan.foreign:
+            return self._in_one_pass(replacement)
+        return self._in_two_passes(replacement)
+
+    def _in_one_pass(self, replacement: Replacement) -> QueueFacts:
+        """A broker gave all queue offsets."""
+        written = self._keep(self._read(files_at(replacement.stem)))
+        self.runs = written.where("file is null")
+        queues = queues_of(self.runs)
+        facts = facts_of(queues)
+        if facts.tangled:
+            replacement.discard()
+            self._place(self._read(UNITS), queues, facts)
+        else:
+            self._commit(replacement, _files(written), facts)
+        return facts
+
+    def _in_two_passes(self, replacement: Replacement) -> QueueFacts:
+        self.runs = self._keep(self._read(RUNS))
+        queues = queues_of(self.runs)
+        facts = facts_of(queues)
+        bases = None if facts.tangled else _bases(first_offsets(self.runs, queues))
+        if bases is None:
+            self._place(self._read(UNITS), queues, facts)
+        else:
+            _say(facts)
+            self._commit(replacement, _files(self._read(files_at(replacement.stem, bases))), facts)
+        return facts
+
+    def _by_spark(self, live: bool) -> QueueFacts:
+        """What came over the network is kept; a store is read a second time."""
+        units = self._keep(self._read(UNITS)) if live else self._read(UNITS)
+        self.runs = self._keep(runs_of(units) if live else self._read(RUNS))
+        queues = queues_of(self.runs)
+        facts = facts_of(queues)
+        self._place(units, queues, facts)
+        return facts
+
+    def _commit(self, replacement: Replacement, files: list[str], facts: QueueFacts) -> None:
+        _check(facts, rows_in(files), self._plan)
+        replacement.commit(files)
+
+    def _place(self, units: DataFrame, queues: DataFrame, facts: QueueFacts) -> None:
+        _say(facts)
+        rows = place(units, self.runs, queues, facts)
+        # A plain overwrite would forget the table's clustering; replacing every row does not.
+        rows.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(self._plan.table)
+        _check(facts, read_table(self._spark, self._plan.table).count(), self._plan)
+
+    def _keep(self, rows: DataFrame) -> DataFrame:
+        from pyspark import StorageLevel
+
+        self._kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
+        return self._kept[-1]
+
+    def _read(self, product: Product) -> DataFrame:
+        plan, spark = self._plan, self._spark
+        if "peers" in plan.source:
+            return self._read_servers()
+        [(group, bounds)] = plan.ranges.items()
+        rules = replace(plan.rules, header_bytes=0, broker_end=ALL_ENTRIES, hidden=())
+        parts = []
+        if plan.classic:
+            parts.append(read_classic(spark, plan.classic, group, rules, product, closed=bool(plan.source)))
+        if plan.source:
+            parts.append(read_store(spark, plan.source, group, bounds, plan.rules, product))
+        return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+
+    def _read_servers(self) -> DataFrame:
+        from spark_connector import register
+
+        register(self._spark)
+        starts, ends = ({group: bounds[i] for group, bounds in self._plan.ranges.items()} for i in (0, 1))
+        options = {**self._plan.source, "startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+        entries = self._spark.read.format("dledger").options(**options).load()
+        entries = entries.select("group", "index", "position", "body")
+        return entries.mapInArrow(partial(unit_batches, rules=self._plan.rules), UNIT_SCHEMA)
+
+
+def _files(written: DataFrame) -> list[str]:
+    return [row["file"] for row in written.where("file is not null").select("file").collect()]
+
+
+def _bases(offsets: DataFrame) -> Bases | None:
+    """Returns them as tasks look them up; None if they are too many to be sent along."""
+    found = offsets.limit(_BASES_MAX + 1).toArrow()
+    if found.num_rows > _BASES_MAX:
+        return None
+    bases: dict[int, dict[tuple[str, int], int]] = {}
+    columns = (found.column(name).to_pylist() for name in ("part", "topic", "queue_id", "base"))
+    for part, topic, queue_id, base in zip(*columns, strict=True):
+        bases.setdefault(part, {})[topic, queue_id] = base
+    return bases
+
+
+def _say(facts: QueueFacts) -> None:
+    progress(f"{facts.units} units in {facts.queues} queues; writing the table")
+
+
+def _check(facts: QueueFacts, written: int, plan: RebuildPlan) -> None:
+    """Raises StoreMismatchError where the table does not hold what was counted: the log changed under the job."""
+    if written != facts.units:
+        counts = {"found": facts.units, "written": written}
+        raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
