@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dledger_core.errors import StoreMismatchError
-from jobs._rebuild.runs import RUN_SCHEMA, runs_in
+from jobs._rebuild.runs import RUN_ARROW, RUN_SCHEMA, runs_in
 from jobs._rebuild.tasks import Product
-from jobs._rebuild.units import SEARCHED, UNIT_ARROW, UNIT_COLUMNS
+from jobs._rebuild.units import SEARCHED, UNIT_ARROW, UNIT_COLUMNS, queue_codes
 
 __all__ = ["TABLE_ARROW", "Bases", "DataFile", "files_at", "rows_of"]
 
@@ -38,19 +38,12 @@ TABLE_ARROW: Final = pa.schema(
 """Columns of the table, in its order."""
 
 _WRITTEN_SCHEMA: Final = f"{RUN_SCHEMA}, file string"
-_WRITTEN_ARROW: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in ("group", "topic")),
-        ("queue_id", pa.int32()),
-        *((name, pa.int64()) for name in ("part", "run")),
-        ("carried", pa.bool_()),
-        ("skipped", pa.string()),
-        *((name, pa.int64()) for name in ("first", "position", "units")),
-        ("file", pa.string()),
-    ]
-)
+_WRITTEN_ARROW: Final = RUN_ARROW.append(pa.field("file", pa.string()))
 _REPEATED: Final = ["group", "topic", "queue_id", "size", "tags_code", "keys"]
 """Columns that a dictionary makes smaller."""
+_ASCENDING: Final = dict.fromkeys(("queue_offset", "position", "index", "rebuild_slot"), "DELTA_BINARY_PACKED")
+_ENCODINGS: Final = {**_ASCENDING, "msg_id": "DELTA_BYTE_ARRAY"}
+"""Of columns in which a value is like the one before: a tenth of the bytes, in less time."""
 _ROW_GROUP_ROWS: Final = 1 << 17
 _ROW_GROUP_BYTES: Final = 32 << 20
 
@@ -93,9 +86,7 @@ def rows_of(units: pa.RecordBatch, bases: Bases) -> pa.RecordBatch:
 def _assigned(units: pa.RecordBatch, bases: Bases) -> pa.Array:
     """Raises StoreMismatchError where the log was read in other batches before."""
     part = units.column("part")[0].as_py()
-    topics, ids = (units.column(name).dictionary_encode() for name in ("topic", "queue_id"))
-    codes = np.asarray(topics.indices, np.int64) * len(ids.dictionary) + np.asarray(ids.indices, np.int64)
-    _, first, of_row = np.unique(codes, return_index=True, return_inverse=True)
+    _, first, of_row = np.unique(queue_codes(units), return_index=True, return_inverse=True)
     queues = units.select(["topic", "queue_id"]).take(pa.array(first)).to_pylist()
     begins = [bases.get(part, {}).get((queue["topic"], queue["queue_id"])) for queue in queues]
     if None in begins:
@@ -161,6 +152,7 @@ class DataFile:
                 TABLE_ARROW,
                 compression="snappy",
                 use_dictionary=_REPEATED,
+                column_encoding=_ENCODINGS,
                 write_statistics=list(SEARCHED),
                 store_schema=False,
             )

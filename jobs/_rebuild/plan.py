@@ -193,22 +193,22 @@ def _store_plan(
     store: str, commitlog: str | None, until: str, rules: EntryRules, written: dict[str, Any]
 ) -> RebuildPlan:
     """The plan for a store directory, which a classic CommitLog may precede."""
-    from dledger_core import open_store
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import open_log
+    from spark_connector.reading.store_log import fresh_view
 
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
-    with open_store(store) as reader:
-        if commitlog and reader.meta is not None and reader.meta.first_position == 0:
-            raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
-        committed = -1 if reader.commit_index is None else int(reader.commit_index)
-        if until == "committed" and reader.commit_index is None:
-            remedy = "leave it out: the column committed is null where nothing is known"
-            raise ConfigError("the store records no commit index", "--until", remedy)
-        first, last, meta = int(reader.first_index), int(reader.last_index), reader.meta
-        vouched = reader.vouched_index
-        end = min(last, committed) + 1 if until == "committed" else last + 1
-        end, hidden = _visible(reader, first, end)
+    reader = fresh_view(store)
+    if commitlog and reader.meta is not None and reader.meta.first_position == 0:
+        raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
+    committed = -1 if reader.commit_index is None else int(reader.commit_index)
+    if until == "committed" and reader.commit_index is None:
+        remedy = "leave it out: the column committed is null where nothing is known"
+        raise ConfigError("the store records no commit index", "--until", remedy)
+    first, last, meta = int(reader.first_index), int(reader.last_index), reader.meta
+    vouched = reader.vouched_index
+    end = min(last, committed) + 1 if until == "committed" else last + 1
+    end, hidden = _visible(reader, first, end)
     rules = replace(
         rules,
         broker_end=ALL_ENTRIES if meta is None else meta.broker_end_index,

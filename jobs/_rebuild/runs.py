@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
-__all__ = ["RUN_SCHEMA", "run_batches", "runs_in"]
+from jobs._rebuild.units import UNIT_ARROW, queue_codes, stable_order
+
+__all__ = ["RUN_ARROW", "RUN_SCHEMA", "run_batches", "runs_in"]
 
 _KEY: Final = ("group", "topic", "queue_id", "part", "run", "carried", "skipped")
-_SAME: Final = ("group", "part")
-_VARIES: Final = tuple(name for name in _KEY if name not in _SAME)
 RUN_SCHEMA: Final = (
     "`group` string, topic string, queue_id int, part bigint, run bigint, carried boolean, skipped string, "
     "first bigint, position bigint, units bigint"
 )
-"""A run of units: ``first`` is its first queue offset, ``position`` of its first unit, ``units`` how many there are."""
+"""A run: its first unit's queue offset, ``first`` (if carried), its ``position``, and how many ``units`` there are."""
+RUN_ARROW: Final = pa.schema(
+    [
+        *(UNIT_ARROW.field(name) for name in _KEY),
+        *((name, pa.int64()) for name in ("first", "position", "units")),
+    ]
+)
+"""RUN_SCHEMA as Arrow has it."""
 
 
 def run_batches(units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -26,11 +34,30 @@ def run_batches(units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def runs_in(units: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the runs in one batch of units, all of one group and part."""
-    table = pa.Table.from_batches([units.select([*_VARIES, "queue_offset", "position"])])
-    sums = table.group_by(list(_VARIES), use_threads=False).aggregate(
+    skipped = units.column("skipped")
+    if skipped.null_count == len(skipped):
+        return _runs(units)
+    others = _skipped_runs(units.filter(skipped.is_valid()))
+    return pa.concat_batches([_runs(units.filter(skipped.is_null())), others])
+
+
+def _runs(units: pa.RecordBatch) -> pa.RecordBatch:
+    """Within a run neither the key nor the order changes: its first unit tells all but the length."""
+    codes, run = queue_codes(units), np.asarray(units.column("run"))
+    order = stable_order(codes)
+    codes, run = codes[order], run[order]
+    changes = np.flatnonzero((codes[1:] != codes[:-1]) | (run[1:] != run[:-1])) + 1
+    begins = np.concatenate([np.zeros(min(1, len(order)), np.int64), changes])
+    first = units.select([*_KEY, "queue_offset", "position"]).take(pa.array(order[begins]))
+    lengths = np.diff(np.append(begins, len(order)))
+    return pa.RecordBatch.from_arrays([*first.columns, pa.array(lengths)], schema=RUN_ARROW)
+
+
+def _skipped_runs(units: pa.RecordBatch) -> pa.RecordBatch:
+    table = pa.Table.from_batches([units.select([*_KEY, "queue_offset", "position"])])
+    sums = table.group_by(list(_KEY), use_threads=False).aggregate(
         [("queue_offset", "min"), ("position", "min"), ("position", "count")]
     )
-    same = {name: pa.repeat(units.column(name)[0], sums.num_rows) for name in _SAME}
-    columns = [same[name] if name in same else sums.column(name).combine_chunks() for name in _KEY]
-    columns += [sums.column(name).combine_chunks() for name in ("queue_offset_min", "position_min", "position_count")]
-    return pa.RecordBatch.from_arrays(columns, names=[*_KEY, "first", "position", "units"])
+    names = [*_KEY, "queue_offset_min", "position_min", "position_count"]
+    columns = [sums.column(name).combine_chunks() for name in names]
+    return pa.RecordBatch.from_arrays(columns, schema=RUN_ARROW)

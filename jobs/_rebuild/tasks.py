@@ -18,6 +18,8 @@ __all__ = ["RUNS", "UNITS", "Product", "read_store"]
 
 _RANGE_ENTRIES: Final = 1 << 18
 """Entries of one task, at most."""
+_BATCH: Final = {"fetchMaxBytes": str(16 << 20)}
+"""A batch costs some 3 ms, however many messages it has: with 4 MB of 1 KB messages that is a third of the time."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def _store_reader(
         from spark_connector.reading.logs import open_log
         from spark_connector.reading.planning import Range
 
-        log = open_log(DLedgerOptions.for_reading(options))
+        log = open_log(DLedgerOptions.for_reading(options | _BATCH))
         for batch in batches:
             for first in batch.column(0).to_pylist():
                 part = Range(group, first, min(first + width, end))

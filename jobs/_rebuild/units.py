@@ -32,6 +32,8 @@ __all__ = [
     "UNIT_COLUMNS",
     "UNIT_SCHEMA",
     "EntryRules",
+    "queue_codes",
+    "stable_order",
     "unit_batches",
 ]
 
@@ -208,8 +210,8 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     run[others] = others - np.arange(len(others))
     if not len(rows):
         return number, run
-    codes = _queue_codes(units)[rows]
-    order = np.argsort(codes.astype(np.int16) if codes.max() < _FEW else codes, kind="stable")  # few: a radix sort
+    codes = queue_codes(units)[rows]
+    order = stable_order(codes)
     rows, codes = rows[order], codes[order]
     offsets, told = np.asarray(units.column("queue_offset").fill_null(0))[rows], carried[rows]
     begins = np.ones(len(rows), np.bool_)
@@ -225,7 +227,13 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     return number, run
 
 
-def _queue_codes(units: pa.RecordBatch) -> _Ints:
+def stable_order(codes: _Ints) -> _Ints:
+    """Returns the rows sorted by code, those of one code in their order; for few codes in linear time."""
+    few = len(codes) and codes.max() < _FEW
+    return np.argsort(codes.astype(np.int16) if few else codes, kind="stable")
+
+
+def queue_codes(units: pa.RecordBatch) -> _Ints:
     """A number for each unit's queue; rows that are none get any."""
     topics = units.column("topic").fill_null("").dictionary_encode()
     ids = units.column("queue_id").fill_null(0).dictionary_encode()
