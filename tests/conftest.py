@@ -1,6 +1,6 @@
 """What holds for every test run: no silent skips under CI, at least one test, no process and no file left behind.
 
-A run on several workers (``-n 2``) gives a worker whole files; the tests that start JVMs stay together, in two groups,
+A run on several workers (``-n 3``) gives a worker whole files; the tests that start JVMs stay together, in two groups,
 because they share a Spark session.
 """
 

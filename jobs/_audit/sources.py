@@ -129,8 +129,12 @@ def read_past_damage(
 
 @contextmanager
 def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterator[Source]:
-    """Opens a replica for one task; ``limiter`` is told of all bytes read."""
-    from dledger_core import Client, open_store
+    """Opens a replica for one task; ``limiter`` is told of all bytes read.
+
+    A process keeps its view of a store: to open one that Java wrote means to walk through its last files, gigabytes.
+    """
+    from dledger_core import Client
+    from spark_connector.reading.store_log import fresh_view
 
     with ExitStack() as stack:
         if replica.live:
@@ -141,7 +145,7 @@ def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterato
 
             yield ClassicSource(replica, limiter)
         else:
-            yield _StoreSource(stack.enter_context(open_store(replica.path)), limiter)
+            yield _StoreSource(fresh_view(replica.path), limiter)
 
 
 class _NodeSource:

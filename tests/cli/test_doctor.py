@@ -18,6 +18,8 @@ from dledger_core.cli import doctor as module
 from dledger_core.cli import main
 from dledger_core.cluster import LocalCluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from dledger_core.net.protocol import Type
 from tests.client.fake_group import SHORT_MS, FakeGroup, run, running_group
 from tests.support.server_group import eventually
 
+pytestmark = pytest.mark.slow
+
 KEY = TransactionId("query", 0, "run")
 CALLS = {
     "append": lambda client: client.append([b"x"]),

@@ -171,6 +171,7 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.integration
 def test_a_node_needs_the_seal_that_check_shows_and_keeps_to_it(open_: Path, tmp_path: Path) -> None:
     given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
     checked = serve(*given, "--check", "--format", "json")

@@ -7,10 +7,12 @@ import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dledger_core import open_store
+import dledger_core
+from dledger_core import StoreReader, open_store
 from dledger_core.errors import ConfigError
 from jobs._audit import sources
 from jobs._audit.drill import drill
@@ -19,6 +21,7 @@ from jobs._audit.passes import _index_findings
 from jobs._audit.plan import sections
 from jobs._audit.report import verdict_of
 from jobs._audit.snapshot import store_replicas
+from jobs._audit.sources import RangeSeen, open_source
 from tests.jobs.auditing import SPAN, audit, digests, overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
@@ -275,3 +278,23 @@ def test_a_flipped_byte_in_a_java_store_shows_by_comparison(java: Callable[[str]
     assert (found.replica, found.start, found.count) == ("n2", 20, 1)
     assert found.evidence["first_difference"]["offset"] == 3
     assert verdict_of([found], []) == ("INCONSISTENT" if recorded else "INCOMPLETE")
+
+
+def test_a_process_looks_through_the_end_of_a_store_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java's stores do not say where they end, and a task that walks through gigabytes to find out costs seconds."""
+    (replica,) = store_replicas({"n0": stores["n0"]})
+    earlier = []
+
+    def noting(path: Path, **given: Any) -> StoreReader:
+        earlier.append(given["since"])
+        return open_store(path, **given)
+
+    monkeypatch.setattr(dledger_core, "open_store", noting)
+    views = []
+    for _ in range(2):
+        with open_source(replica) as source:
+            views.append([seen.digest for seen in source.digests(0, ENTRIES, SPAN) if isinstance(seen, RangeSeen)])
+    assert earlier[0] is None
+    assert earlier[1] is not None
+    assert views[0] == views[1]
+    assert views[0][-1].end == ENTRIES
