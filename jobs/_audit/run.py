@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Audit"]
 
 _CHOSEN_SCHEMA: Final = pa.schema([("group", pa.string()), ("start", pa.int64()), ("end", pa.int64())])
-TASKS_PER_CORE: Final = 4
+TASKS_PER_CORE: Final = 1  # of each replica, and there are two at least
 TASK_BYTES_MIN: Final = 1 << 26
 TASK_BYTES_MAX: Final = 1 << 29
 """A task costs as much as reading some tens of megabytes; a large one says for long nothing of how far it is."""
