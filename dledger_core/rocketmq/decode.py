@@ -265,7 +265,7 @@ _NUMBERS: Final[dict[str, tuple[str, int]]] = {
 
 
 def _timestamps(millis: IntArray) -> pa.Array:
-    sane = np.abs(millis) < _YEAR_10000_MS
+    sane = (millis > -_YEAR_10000_MS) & (millis < _YEAR_10000_MS)
     if sane.all():
         return pa.array(millis * 1000).cast(_TIMESTAMP)
     return pa.array(np.where(sane, millis, 0) * 1000, mask=~sane).cast(_TIMESTAMP)

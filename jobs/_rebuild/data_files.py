@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,7 @@ TABLE_ARROW: Final = pa.schema(
 
 _WRITTEN_SCHEMA: Final = f"{RUN_SCHEMA}, file string"
 _WRITTEN_ARROW: Final = RUN_ARROW.append(pa.field("file", pa.string()))
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _REPEATED: Final = ["group", "topic", "queue_id", "size", "tags_code", "keys"]
 """Columns that a dictionary makes smaller."""
 _ASCENDING: Final = dict.fromkeys(("queue_offset", "position", "index", "rebuild_slot"), "DELTA_BINARY_PACKED")
@@ -161,22 +162,27 @@ class DataFile:
 
 def _statistics(file: pq.FileMetaData) -> dict[str, Any]:
     """What Delta skips files by, of the columns in SEARCHED: summed up over the row groups."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
+    found: dict[str, Any] = {"numRecords": file.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     for column in (number for number in range(file.num_columns) if file.schema.column(number).name in SEARCHED):
-        groups = [file.row_group(number).column(column).statistics for number in range(file.num_row_groups)]
         name = file.schema.column(column).name
-        nulls[name] = sum(group.null_count for group in groups)
+        groups = [file.row_group(number).column(column).statistics for number in range(file.num_row_groups)]
+        found["nullCount"][name] = sum(group.null_count for group in groups)
         some = [group for group in groups if group.num_values]
-        if some and all(group.has_min_max for group in some):
-            least[name] = _plain(min(group.min for group in some))
-            greatest[name] = _plain(max(group.max for group in some))
-    return {"numRecords": file.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+        if not some or not all(group.has_min_max for group in some):
+            continue
+        if TABLE_ARROW.field(name).type == pa.timestamp("us", tz="UTC"):
+            bounds = [_time(min(group.min_raw for group in some)), _time(max(group.max_raw for group in some))]
+        else:
+            bounds = [min(group.min for group in some), max(group.max for group in some)]
+        if None not in bounds:
+            found["minValues"][name], found["maxValues"][name] = bounds
+    return found
 
 
-def _plain(value: Any) -> Any:
-    """Times as Delta writes them, to the millisecond, which is what messages hold."""
-    if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
-    return value
+def _time(micros: int) -> str | None:
+    """As Delta writes times, to the millisecond, which is what messages hold; None before year 1."""
+    try:
+        time_ = _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return None
+    return time_.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"

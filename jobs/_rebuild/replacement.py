@@ -35,7 +35,7 @@ class Replacement:
     def __init__(self, spark: SparkSession, transaction: Any, directory: str) -> None:
         self._spark = spark
         self._transaction = transaction
-        self._committed = False
+        self._offered = False
         self.stem = f"{directory}/part-{uuid.uuid4()}"
 
     @classmethod
@@ -68,8 +68,8 @@ class Replacement:
         nothing = jvm.scala.Option.empty()
         mode = jvm.org.apache.spark.sql.SaveMode.Overwrite
         operation = getattr(jvm, f"{_DELTA}.DeltaOperations$Write")(mode, *[nothing] * _OPTIONAL)
+        self._offered = True  # from here on they may be in the table, even where Delta reports a failure
         self._transaction.commit(jvm.PythonUtils.toSeq(actions), operation)
-        self._committed = True
 
     def _before(self) -> list[Any]:
         """What the table has. To find that out takes Delta a second, so a table that its checksum calls empty is."""
@@ -80,9 +80,9 @@ class Replacement:
         return list(snapshot.allFiles().collectAsList())
 
     def discard(self) -> None:
-        """Deletes all files unless they were committed; what cannot be deleted is left to ``VACUUM``."""
+        """Deletes all files unless ``commit`` was called; what cannot be deleted is left to ``VACUUM``."""
         stem = Path(self.stem)
-        for path in () if self._committed else stem.parent.glob(f"{stem.name}-*"):
+        for path in () if self._offered else stem.parent.glob(f"{stem.name}-*"):
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -72,6 +72,7 @@ class Whole:
 
     def _in_one_pass(self, replacement: Replacement) -> QueueFacts:
         """A broker gave all queue offsets."""
+        progress("reading and writing the table in one pass")
         written = self._keep(self._read(files_at(replacement.stem)))
         self.runs = written.where("file is null")
         queues = queues_of(self.runs)
@@ -91,7 +92,7 @@ class Whole:
         if bases is None:
             self._place(self._read(UNITS), queues, facts)
         else:
-            _say(facts)
+            progress(f"{facts.units} units in {facts.queues} queues; writing the table")
             self._commit(replacement, _files(self._read(files_at(replacement.stem, bases))), facts)
         return facts
 
@@ -105,11 +106,12 @@ class Whole:
         return facts
 
     def _commit(self, replacement: Replacement, files: list[str], facts: QueueFacts) -> None:
+        progress(f"{facts.units} units in {facts.queues} queues; committing {len(files)} files")
         _check(facts, rows_in(files), self._plan)
         replacement.commit(files)
 
     def _place(self, units: DataFrame, queues: DataFrame, facts: QueueFacts) -> None:
-        _say(facts)
+        progress(f"{facts.units} units in {facts.queues} queues; Spark writes the table")
         rows = place(units, self.runs, queues, facts)
         # A plain overwrite would forget the table's clustering; replacing every row does not.
         rows.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(self._plan.table)
@@ -159,10 +161,6 @@ def _bases(offsets: DataFrame) -> Bases | None:
     for part, topic, queue_id, base in zip(*columns, strict=True):
         bases.setdefault(part, {})[topic, queue_id] = base
     return bases
-
-
-def _say(facts: QueueFacts) -> None:
-    progress(f"{facts.units} units in {facts.queues} queues; writing the table")
 
 
 def _check(facts: QueueFacts, written: int, plan: RebuildPlan) -> None:

@@ -103,6 +103,19 @@ def test_a_file_and_what_deltas_log_says_of_it(tmp_path: Path, monkeypatch: pyte
     assert bounds["store_timestamp"] == ("2023-11-14T22:13:20.123Z", "2023-11-14T22:13:20.128Z")
 
 
+@pytest.mark.parametrize("millis", [-(10**14), 253_402_300_799_999])
+def test_times_that_no_calendar_has_leave_the_bounds_out(tmp_path: Path, millis: int) -> None:
+    with DataFile(str(tmp_path / "part")) as file:
+        file.append(rows_of(units(messages([0, 0], store_timestamp=[1_700_000_000_123, millis])), {}))
+        action = file.finish()
+    assert action is not None
+    stats = json.loads(json.loads(action)["add"]["stats"])
+    if millis > 0:
+        assert stats["maxValues"]["store_timestamp"] == "9999-12-31T23:59:59.999Z"
+    else:
+        assert stats["minValues"].keys() == stats["maxValues"].keys() == set(SEARCHED) - {"store_timestamp"}
+
+
 def test_a_file_is_made_with_its_first_row_and_gone_if_it_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,9 +204,15 @@ def test_a_replacement_is_one_transaction(spark: Any, tmp_path: Path) -> None:
         assert unused is not None
         with pytest.raises(Exception, match=r"(?i)concurrent"):
             late.commit([unused])
-        late.discard()
         first.discard()
-        assert len(written_files(Path(table))) == round_ + 1
+        late.discard()  # what was offered to Delta is left alone, whatever it said
+        unused_one = Replacement.begin(spark, table)
+        assert unused_one is not None
+        with DataFile(unused_one.stem) as file:
+            file.append(rows_of(units(messages([9] * 6)), {}))
+            file.finish()
+        unused_one.discard()
+        assert len(written_files(Path(table))) == 2 * (round_ + 1)
     history = spark.sql(f"describe history delta.`{table}`").collect()
     assert [row["operation"] for row in history] == ["WRITE", "WRITE", "CREATE TABLE"]
     assert spark.read.format("delta").load(table).where("queue_offset = 0").count() == 0

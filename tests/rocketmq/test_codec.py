@@ -246,8 +246,9 @@ def test_further_queues_are_found_whatever_else_is_read(others: list[str]) -> No
     assert [none.column(name).null_count for name in names] == [2, 2]
 
 
-def test_timestamps_out_of_range_are_null() -> None:
-    record = encode_messages("T", 0, [b""], born_timestamp=2**62, store_timestamp=-1)
+@pytest.mark.parametrize("born", [2**62, -(2**63), 253_402_300_800_000])  # the second's absolute value is no number
+def test_timestamps_out_of_range_are_null(born: int) -> None:
+    record = encode_messages("T", 0, [b""], born_timestamp=born, store_timestamp=-1)
     (row,) = decode_messages(record, ["born_timestamp", "store_timestamp"]).to_pylist()
     assert row["born_timestamp"] is None
     assert row["store_timestamp"].timestamp() == -0.001
