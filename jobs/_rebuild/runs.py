@@ -17,7 +17,7 @@ RUN_SCHEMA: Final = (
     "`group` string, topic string, queue_id int, part bigint, run bigint, carried boolean, skipped string, "
     "first bigint, position bigint, units bigint"
 )
-"""A run: its first unit's queue offset, ``first`` (if carried), its ``position``, and how many ``units`` there are."""
+"""A run: its lowest queue offset, ``first``, the ``position`` of its first unit, and how many ``units`` there are."""
 RUN_ARROW: Final = pa.schema(
     [
         *(UNIT_ARROW.field(name) for name in _KEY),
@@ -42,15 +42,17 @@ def runs_in(units: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _runs(units: pa.RecordBatch) -> pa.RecordBatch:
-    """Within a run neither the key nor the order changes: its first unit tells all but the length."""
+    """Within a run the key does not change: its first unit tells it, and where the run begins."""
     codes, run = queue_codes(units), np.asarray(units.column("run"))
     order = stable_order(codes)
     codes, run = codes[order], run[order]
     changes = np.flatnonzero((codes[1:] != codes[:-1]) | (run[1:] != run[:-1])) + 1
     begins = np.concatenate([np.zeros(min(1, len(order)), np.int64), changes])
-    first = units.select([*_KEY, "queue_offset", "position"]).take(pa.array(order[begins]))
+    key = units.select(_KEY).take(pa.array(order[begins]))
+    position = units.column("position").take(pa.array(order[begins]))
+    lowest = np.minimum.reduceat(np.asarray(units.column("queue_offset"))[order], begins) if len(begins) else begins
     lengths = np.diff(np.append(begins, len(order)))
-    return pa.RecordBatch.from_arrays([*first.columns, pa.array(lengths)], schema=RUN_ARROW)
+    return pa.RecordBatch.from_arrays([*key.columns, pa.array(lowest), position, pa.array(lengths)], schema=RUN_ARROW)
 
 
 def _skipped_runs(units: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ assigned, so runs come first, and then tasks write. What came over the network i
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -44,17 +45,13 @@ class Whole:
     def __init__(self, spark: SparkSession, plan: RebuildPlan) -> None:
         self._spark = spark
         self._plan = plan
-        self._kept: list[DataFrame] = []
-        self._replacement: Replacement | None = None
+        self._resources = ExitStack()
 
     def __enter__(self) -> Whole:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for kept in self._kept:
-            kept.unpersist()
-        if self._replacement is not None:
-            self._replacement.discard()
+        self._resources.close()
 
     def write(self) -> QueueFacts:
         """Replaces all rows of the table.
@@ -63,9 +60,10 @@ class Whole:
             StoreMismatchError: the log changed in the meantime.
         """
         live = "peers" in self._plan.source
-        self._replacement = replacement = None if live else Replacement.begin(self._spark, self._plan.table)
+        replacement = None if live else Replacement.begin(self._spark, self._plan.table)
         if replacement is None:
             return self._by_spark(live)
+        self._resources.callback(replacement.discard)
         if self._plan.foreign:
             return self._in_one_pass(replacement)
         return self._in_two_passes(replacement)
@@ -120,8 +118,8 @@ class Whole:
     def _keep(self, rows: DataFrame) -> DataFrame:
         from pyspark import StorageLevel
 
-        self._kept.append(rows.persist(StorageLevel.MEMORY_AND_DISK))
-        return self._kept[-1]
+        self._resources.callback(rows.unpersist)
+        return rows.persist(StorageLevel.MEMORY_AND_DISK)
 
     def _read(self, product: Product) -> DataFrame:
         plan, spark = self._plan, self._spark

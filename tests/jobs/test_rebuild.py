@@ -58,13 +58,13 @@ def test_runs_of_units() -> None:
     bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=offsets).to_pylist()
     for rules, expected in (
         (EntryRules(), [(3, 2), (0, 1), (1, 2), (0, 1), (1, 1), (7, 1), (6, 1)]),
-        (EntryRules(broker_end=3), [(3, 2), (0, 1), (None, 6)]),
-        (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (None, 6)]),
+        (EntryRules(broker_end=3), [(3, 2), (0, 1), (0, 6)]),
+        (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (0, 6)]),
         (EntryRules(hidden=((0, 1), (3, 9))), [(4, 1), (0, 1)]),
     ):
         (runs,) = run_batches(unit_batches([entries(bodies)], rules))
         rows = sorted(runs.to_pylist(), key=lambda row: row["position"])
-        assert [(row["first"] if row["carried"] else None, row["units"]) for row in rows] == expected
+        assert [(row["first"], row["units"]) for row in rows] == expected
         assert [row["run"] for row in rows] == list(range(len(expected)))
 
 
