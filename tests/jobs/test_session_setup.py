@@ -212,7 +212,7 @@ from pathlib import Path
 from jobs._session import spark_session
 names = {names!r}
 with spark_session("probe") as spark:
-    spark.sql("create table kept using delta as select 1 as id")
+    spark.sql("create table kept using {table_format} as select 1 as id")
     found = {{name: spark.conf.get(name, None) or spark.sparkContext.getConf().get(name) for name in names}}
     found["rows"] = spark.table("kept").count()
     warehouse = Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
@@ -222,8 +222,9 @@ print(json.dumps({{**found, "warehouse_left": warehouse.exists()}}))
 SEEN = ("spark.sql.shuffle.partitions", "spark.driver.host", "spark.ui.showConsoleProgress", "spark.log.level")
 
 
-def probe(tmp_path: Path, program: Sequence[str], **environment: str) -> dict[str, Any]:
-    (tmp_path / "probe.py").write_text(PROBE.format(checkout=str(CHECKOUT), names=SEEN))
+def probe(tmp_path: Path, program: Sequence[str], table_format: str, environment: dict[str, str]) -> dict[str, Any]:
+    text = PROBE.format(checkout=str(CHECKOUT), names=SEEN, table_format=table_format)
+    (tmp_path / "probe.py").write_text(text)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     done = subprocess.run(
@@ -232,7 +233,7 @@ def probe(tmp_path: Path, program: Sequence[str], **environment: str) -> dict[st
         text=True,
         check=False,
         cwd=work,
-        env={**AS_USERS, "PYSPARK_PYTHON": sys.executable, **environment},
+        env={**environment, "PYSPARK_PYTHON": sys.executable},
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
@@ -245,7 +246,7 @@ def probe(tmp_path: Path, program: Sequence[str], **environment: str) -> dict[st
 @pytest.mark.spark
 def test_spark_submit_with_settings_of_the_user(tmp_path: Path) -> None:
     given = ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=7", "--conf", "spark.log.level=FATAL"]
-    found = probe(tmp_path, [*SUBMIT, *given])
+    found = probe(tmp_path, [*SUBMIT, *given], "delta", AS_USERS)
     assert found == dict(zip(SEEN, ("7", "127.0.0.1", "false", "FATAL"), strict=True))
 
 
@@ -254,8 +255,8 @@ def test_plain_python_with_settings_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.sql.shuffle.partitions 9\nspark.master local[1]\n")
     arguments = "--conf spark.log.level=FATAL pyspark-shell"
-    environment = {"SPARK_CONF_DIR": str(tmp_path / "conf"), "PYSPARK_SUBMIT_ARGS": arguments}
-    found = probe(tmp_path, [sys.executable], **environment)
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYSPARK_SUBMIT_ARGS": arguments}
+    found = probe(tmp_path, [sys.executable], "parquet", environment)
     assert found == dict(zip(SEEN, ("9", "127.0.0.1", "false", "FATAL"), strict=True))
 
 

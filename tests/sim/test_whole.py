@@ -11,7 +11,7 @@ import pytest
 from tests.support.replica_sim import ReplicaSim, run_whole_seed
 
 QUICK = range(4)
-MORE = range(4, 104)
+MORE = range(4, 64)
 CHUNK = 10
 
 

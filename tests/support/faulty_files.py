@@ -50,6 +50,11 @@ class Inode:
     def fail_sync(self) -> None:
         self.pending = []
 
+    def clone(self) -> Inode:
+        twin = Inode()
+        twin.content, twin.durable, twin.pending = bytearray(self.content), bytearray(self.durable), [*self.pending]
+        return twin
+
     def crash(self, chance: random.Random, keep: float) -> None:
         for offset, data in self.pending:
             if data is None:
@@ -177,9 +182,24 @@ class FaultyFiles:
 
     def clone(self) -> FaultyFiles:
         """Returns a copy that nobody has open."""
-        twin = copy.deepcopy(self)
+        twins: dict[int, Inode] = {}
+
+        def twin_of(inode: Inode) -> Inode:
+            if id(inode) not in twins:
+                twins[id(inode)] = inode.clone()
+            return twins[id(inode)]
+
+        twin = copy.copy(self)
+        twin.chance = copy.copy(self.chance)
         twin.generation += 1
-        twin.locks.clear()
+        twin.locks = set()
+        twin.names = {path: twin_of(inode) for path, inode in self.names.items()}
+        twin.durable_names = {path: twin_of(inode) for path, inode in self.durable_names.items()}
+        twin.pending_names = {
+            folder: [(path, inode and twin_of(inode)) for path, inode in changes]
+            for folder, changes in self.pending_names.items()
+        }
+        twin.directories, twin.log = set(self.directories), [*self.log]
         return twin
 
     def content(self, path: Path) -> bytearray:
@@ -222,8 +242,10 @@ class FaultyFiles:
     def listdir(self, path: Path) -> list[str] | None:
         if path not in self.directories:
             return None
-        inside = {p.relative_to(path).parts[0] for p in (*self.names, *self.directories) if path in p.parents}
-        return sorted(inside)
+        folder = path.parts
+        depth = len(folder)
+        inside = (p.parts for p in (*self.names, *self.directories))
+        return sorted({parts[depth] for parts in inside if len(parts) > depth and parts[:depth] == folder})
 
     def mkdir(self, path: Path) -> None:
         self.directories.update((path, *path.parents))
