@@ -6,25 +6,53 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
 
 from jobs._audit.model import Finding
 from jobs._audit.report import GroupReport
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RunFacts", "read_ranges", "write_findings", "write_ranges", "write_runs"]
+__all__ = ["RunFacts", "append", "read_ranges", "write_findings", "write_ranges", "write_runs"]
 
-_RUNS_SCHEMA: Final = (
-    "run_id string, group string, started_at timestamp, duration_s double, mode string, verdict string,"
-    " compared_start long, compared_end long, entries_compared long, bytes_compared long, findings long, report string"
+_WHOSE: Final = [("run_id", pa.string()), ("group", pa.string())]
+_RUNS_SCHEMA: Final = pa.schema(
+    [
+        *_WHOSE,
+        ("started_at", pa.timestamp("us", tz="UTC")),
+        ("duration_s", pa.float64()),
+        ("mode", pa.string()),
+        ("verdict", pa.string()),
+        ("compared_start", pa.int64()),
+        ("compared_end", pa.int64()),
+        ("entries_compared", pa.int64()),
+        ("bytes_compared", pa.int64()),
+        ("findings", pa.int64()),
+        ("report", pa.string()),
+    ]
 )
-_FINDINGS_SCHEMA: Final = (
-    "run_id string, group string, found_at timestamp, class string, severity string, replica string, start long,"
-    " end long, count long, evidence string"
+_FINDINGS_SCHEMA: Final = pa.schema(
+    [
+        *_WHOSE,
+        ("found_at", pa.timestamp("us", tz="UTC")),
+        ("class", pa.string()),
+        ("severity", pa.string()),
+        ("replica", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("count", pa.int64()),
+        ("evidence", pa.string()),
+    ]
 )
+
+
+_WRITER: Final = 2
+_EVERYWHERE: Final = {"appendOnly", "invariants"}
+"""Delta's protocol: the version of a writer that a new table asks for, and what that stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +67,7 @@ class RunFacts:
 
 def write_ranges(spark: SparkSession, digests: pa.Table, directory: str) -> None:
     """Appends digests; each call is one commit, so what a killed run had finished is there."""
-    rows = spark.createDataFrame(digests).coalesce(1)
-    rows.write.format("delta").option("mergeSchema", "true").mode("append").save(f"{directory}/audit_ranges")
+    append(spark, digests, f"{directory}/audit_ranges")
 
 
 def read_ranges(spark: SparkSession, directory: str) -> DataFrame | None:
@@ -56,17 +83,15 @@ def read_ranges(spark: SparkSession, directory: str) -> DataFrame | None:
 
 def write_findings(spark: SparkSession, directory: str, facts: RunFacts, findings: Sequence[Finding]) -> None:
     """Appends the findings of a run; the table is there even if there are none."""
-    from delta.tables import DeltaTable
-
     path = f"{directory}/audit_findings"
-    if not findings and DeltaTable.isDeltaTable(spark, path):
+    if not findings and _is_there(spark, path):
         return
     rows = [
         (facts.run_id, f.group, facts.started_at, f.kind.value, f.severity.value, f.replica, f.start, f.end, f.count,
          json.dumps(f.evidence))
         for f in findings
     ]  # fmt: skip
-    _append(spark, rows, _FINDINGS_SCHEMA, path)
+    append(spark, _table(rows, _FINDINGS_SCHEMA), path)
 
 
 def write_runs(spark: SparkSession, directory: str, facts: RunFacts, reports: Sequence[GroupReport]) -> None:
@@ -77,8 +102,61 @@ def write_runs(spark: SparkSession, directory: str, facts: RunFacts, reports: Se
          len(r.findings), json.dumps(r.to_json()))
         for r in reports
     ]  # fmt: skip
-    _append(spark, rows, _RUNS_SCHEMA, f"{directory}/audit_runs")
+    append(spark, _table(rows, _RUNS_SCHEMA), f"{directory}/audit_runs")
 
 
-def _append(spark: SparkSession, rows: list[tuple[Any, ...]], schema: str, path: str) -> None:
-    spark.createDataFrame(rows, schema).coalesce(1).write.format("delta").mode("append").save(path)
+def append(spark: SparkSession, rows: pa.Table, path: str) -> None:
+    """Appends a few rows in one commit, and makes the table if it is absent.
+
+    In a file system of this machine without Spark, which takes half a second for it, and ten where it has not written
+    to Delta before. Spark writes elsewhere, and where a table asks more of its writers than others know of.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    place = _place(spark, path)
+    if place is None or not _append_here(rows, place):
+        frame = spark.createDataFrame(rows).coalesce(1)
+        frame.write.format("delta").option("mergeSchema", "true").mode("append").save(path)
+
+
+def _append_here(rows: pa.Table, place: Path) -> bool:
+    """Returns False, with nothing written, where only Spark may write."""
+    try:
+        from deltalake import DeltaTable, write_deltalake
+        from deltalake.exceptions import DeltaError
+    except ModuleNotFoundError:
+        return False
+    try:
+        if DeltaTable.is_deltatable(str(place)) and not _is_plain(DeltaTable(place).protocol()):
+            return False
+        write_deltalake(place, rows, mode="append", schema_mode="merge")
+    except DeltaError as error:
+        raise OSError(f"{place} cannot be written: {error}") from error
+    return True
+
+
+def _is_plain(protocol: Any) -> bool:
+    """Whether a table asks no more of its writers than Delta does of all."""
+    asked = protocol.writer_features
+    return bool(protocol.min_writer_version <= _WRITER if asked is None else set(asked) <= _EVERYWHERE)
+
+
+def _is_there(spark: SparkSession, path: str) -> bool:
+    from delta.tables import DeltaTable
+
+    place = _place(spark, path)
+    return DeltaTable.isDeltaTable(spark, path) if place is None else (place / "_delta_log").is_dir()
+
+
+def _place(spark: SparkSession, path: str) -> Path | None:
+    """Where Spark would write, if that is in a file system of this machine."""
+    jvm: Any = spark._jvm
+    given = jvm.org.apache.hadoop.fs.Path(path)
+    found = given.getFileSystem(spark._jsc.hadoopConfiguration()).makeQualified(given).toUri()
+    return Path(found.getPath()) if found.getScheme() == "file" else None
+
+
+def _table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema)
