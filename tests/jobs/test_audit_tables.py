@@ -1,4 +1,4 @@
-"""An audit's tables are written without Spark where they lie on this machine, and readers cannot tell the difference."""
+"""An audit's tables are written without Spark where they lie on this machine; readers cannot tell the difference."""
 
 from __future__ import annotations
 
