@@ -1,23 +1,24 @@
-"""What earlier runs read: which ranges need not be read again. Pure, except for the two queries at the end."""
+"""What earlier runs read: which ranges need not be read again. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dledger_core.errors import ConfigError
 from jobs._audit.compared import by_range
 from jobs._audit.model import Replica
 from jobs._audit.plan import SPAN_MAX, SPAN_MIN, Section
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
+__all__ = ["Held", "History", "Proof", "chain_of", "held", "histories", "identity", "to_reread", "trusted"]
 
-__all__ = ["Held", "History", "Proof", "chain_of", "held_rows", "identity", "load_history", "to_reread", "trusted"]
-
+_OF_REPLICA: Final = ["group", "replica", "known", "start", "end"]
+_SEEN: Final = ["content", "layout", "bytes", "read_at"]
 _RESUMES_MAX: Final = 100
 Key = tuple[str, int, int]
 Held = tuple[str, str, int, int]
@@ -133,32 +134,22 @@ def chain_of(resumes: Mapping[str, str], run_id: str) -> list[str]:
     return chain
 
 
-def held_rows(rows: DataFrame, replicas: Iterable[Replica], run_id: str) -> tuple[DataFrame, set[Held]]:
-    """Returns the digests that a killed run and those before it read of these very replicas, and their keys."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    resumes = {row.run_id: row.resumes for row in rows.select("run_id", "resumes").distinct().collect()}
-    chain = chain_of(resumes, run_id)
-    mine = _of_replicas(rows, replicas).where(F.col("run_id").isin(chain) & F.col("problem").isin("", "damaged"))
-    keys = mine.select("group", "replica", "start", "end").distinct().collect()
-    return mine, {(row.group, row.replica, row.start, row.end) for row in keys}
+def held(digests: pa.Table, replicas: Iterable[Replica]) -> tuple[pa.Table, set[Held]]:
+    """Returns which of the digests are of these very replicas and could be read, and their keys."""
+    mine = _of_replicas(digests, replicas)
+    mine = mine.filter(pc.is_in(mine["problem"], pa.array(["", "damaged"]))).drop_columns("known")
+    keys = mine.select(["group", "replica", "start", "end"]).to_pydict().values()
+    return mine, set(zip(*keys, strict=True))
 
 
-def load_history(rows: DataFrame, replicas: Sequence[Replica], oldest: datetime) -> dict[str, History]:
-    """Returns by group what the newest digests of these replicas, read since ``oldest``, say about each range."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    bad = (F.col("problem") != "") | (F.size("damaged") > 0) | (F.size("index_wrong") > 0)
-    seen = F.struct("content", "layout", "bytes", "read_at", bad.alias("bad"))
-    known = F.concat_ws("|", "replica", F.coalesce("log_uuid", F.lit("")), "source")
-    newest = (
-        _of_replicas(rows, replicas)
-        .where(F.col("read_at") >= F.lit(oldest))
-        .groupBy("group", "replica", known.alias("known"), "start", "end")
-        .agg(F.max_by(seen, "read_at").alias("seen"))
-        .select("group", "replica", "known", "start", "end", "seen.*")
-    )
-    return _histories(newest.toArrow())
+def histories(digests: pa.Table, replicas: Iterable[Replica]) -> dict[str, History]:
+    """Returns by group what the newest digests of these replicas say about each range."""
+    rows = _of_replicas(digests, replicas)
+    wrong = pc.add(*(pc.fill_null(pc.list_value_length(rows[name]), 0) for name in ("damaged", "index_wrong")))
+    bad = pc.or_(pc.not_equal(rows["problem"], ""), pc.greater(wrong, 0))
+    rows = rows.select([*_OF_REPLICA, *_SEEN]).append_column("bad", bad).sort_by("read_at")
+    newest = rows.group_by(_OF_REPLICA, use_threads=False).aggregate([(name, "last") for name in (*_SEEN, "bad")])
+    return _histories(newest.rename_columns([name.removesuffix("_last") for name in newest.column_names]))
 
 
 def _histories(newest: pa.Table) -> dict[str, History]:
@@ -175,8 +166,9 @@ def _histories(newest: pa.Table) -> dict[str, History]:
     return {group: History(tuple(found), tuple(refuted.get(group, ()))) for group, found in proofs.items()}
 
 
-def _of_replicas(rows: DataFrame, replicas: Iterable[Replica]) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    known = F.concat_ws("|", "replica", F.coalesce("log_uuid", F.lit("")), "source")
-    return rows.where(known.isin([identity(replica) for replica in replicas if replica.reachable]))
+def _of_replicas(digests: pa.Table, replicas: Iterable[Replica]) -> pa.Table:
+    """Returns the rows of replicas that can be reached, with the column ``known``: their identities."""
+    logs = pc.fill_null(digests["log_uuid"], "")
+    known = pc.binary_join_element_wise(digests["replica"], logs, digests["source"], "|")
+    wanted = pa.array([identity(replica) for replica in replicas if replica.reachable], pa.string())
+    return digests.append_column("known", known).filter(pc.is_in(known, wanted))

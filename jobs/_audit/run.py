@@ -15,7 +15,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from jobs._audit import plan, tables
 from jobs._audit.compared import Compared, RangeKey, bytes_read, compared_by_replica, of_ranges, suspect_ranges
-from jobs._audit.history import Proof, held_rows, load_history, to_reread, trusted
+from jobs._audit.history import Held, Proof, chain_of, held, histories, to_reread, trusted
 from jobs._audit.judged import Judged, judge_suspects, report_of
 from jobs._audit.model import Replica
 from jobs._audit.options import Options
@@ -26,7 +26,7 @@ from jobs._audit.report import GroupReport, merge_findings, summarize
 from jobs._cli import progress
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 __all__ = ["Audit"]
 
@@ -93,37 +93,37 @@ class Audit:
                 for start, end in plan.aligned(part.start, part.end, span):
                     self.chosen[group, start, end] = plan.Section(start, end, part.replicas)
 
-    def _earlier(self, spark: SparkSession) -> DataFrame | None:
+    def _earlier(self, spark: SparkSession) -> tables.Ranges | None:
         """Returns the digests of earlier runs, if this one needs them."""
         options = self.options
         if options.table is None or not (options.resume or options.skip_proven):
             return None
-        rows = tables.read_ranges(spark, options.table)
-        if rows is None and options.resume:
+        earlier = tables.read_ranges(spark, options.table)
+        if earlier is None and options.resume:
             raise ConfigError(f"{options.table} records no run to go on with", "--resume", "leave it out")
-        return rows
+        return earlier
 
-    def _skip_proven(self, earlier: DataFrame | None) -> None:
+    def _skip_proven(self, earlier: tables.Ranges | None) -> None:
         """Takes out of the plan what was proven equal not long ago, but for the share whose turn it is."""
         if earlier is None or self.options.skip_proven is None:
             return
         replicas = [replica for found in self.snapshot.values() for replica in found]
         oldest = self.started_at - self.options.skip_proven
-        known = trusted(self.chosen, load_history(earlier, replicas, oldest), oldest)
+        known = trusted(self.chosen, histories(earlier.since(oldest), replicas), oldest)
         again = to_reread(known, self.options.reread_percent)
         self.proven = {key: proof for key, proof in known.items() if key not in again}
         self.chosen = {key: part for key, part in self.chosen.items() if key not in self.proven}
         progress(f"{len(self.proven)} ranges were proven before, {len(self.chosen)} are read")
 
-    def _digests(self, spark: SparkSession, earlier: DataFrame | None) -> pa.Table:
+    def _digests(self, spark: SparkSession, earlier: tables.Ranges | None) -> pa.Table:
         """Reads what is not there yet and returns the digests of all ranges."""
-        held: set[tuple[str, str, int, int]] = set()
+        there: set[Held] = set()
         rows = None
         if earlier is not None and self.options.resume:
             replicas = [replica for found in self.snapshot.values() for replica in found]
-            rows, held = held_rows(earlier, replicas, self.options.resume)
-            held = {one for one in held if (one[0], one[2], one[3]) in self.chosen}
-        tasks = self._tasks(spark, held)
+            rows, there = held(earlier.of_runs(chain_of(earlier.resumed(), self.options.resume)), replicas)
+            there = {one for one in there if (one[0], one[2], one[3]) in self.chosen}
+        tasks = self._tasks(spark, there)
         resumes, rate = self.options.resume or "", self.options.rate
         if self.options.table is None:
             with watched(spark, "digests"):
@@ -141,22 +141,22 @@ class Audit:
             return pa.concat_tables(mine)
         groups, starts, ends = zip(*self.chosen, strict=True) if self.chosen else ((), (), ())
         wanted = pa.table({"group": groups, "start": starts, "end": ends}, _CHOSEN_SCHEMA)
-        held_ranges = of_ranges(rows.toArrow(), wanted).select(mine[0].column_names)
+        held_ranges = of_ranges(rows, wanted).select(mine[0].column_names)
         return pa.concat_tables([*mine, held_ranges.cast(mine[0].schema)])
 
-    def _tasks(self, spark: SparkSession, held: set[tuple[str, str, int, int]]) -> list[plan.DigestTask]:
+    def _tasks(self, spark: SparkSession, there: set[Held]) -> list[plan.DigestTask]:
         cores = spark.sparkContext.defaultParallelism
         tasks: list[plan.DigestTask] = []
         for group, span in self.spans.items():
             parts = [part for key, part in self.chosen.items() if key[0] == group]
-            here = {one[1:] for one in held if one[0] == group}
+            here = {one[1:] for one in there if one[0] == group}
             heaviest = max((replica.entry_bytes for replica in self.snapshot[group]), default=0)
             size = heaviest * sum(part.end - part.start for part in parts)
             most = self.options.rate * TASK_S if self.options.rate else TASK_BYTES_MAX
             wanted = max(min(TASKS_PER_CORE * cores, int(size / TASK_BYTES_MIN)), int(size / most), 1)
             tasks += plan.reading_tasks(parts, span, wanted, here)
-        if held:
-            progress(f"{len(held)} digests were read by run {self.options.resume}")
+        if there:
+            progress(f"{len(there)} digests were read by run {self.options.resume}")
         return tasks
 
     def _second_pass(self, spark: SparkSession, judged: Judged) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jobs._audit.model import Finding
 from jobs._audit.report import GroupReport
 
 if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["RunFacts", "append", "read_ranges", "write_findings", "write_ranges", "write_runs"]
+__all__ = ["Ranges", "RunFacts", "append", "read_ranges", "write_findings", "write_ranges", "write_runs"]
 
 _WHOSE: Final = [("run_id", pa.string()), ("group", pa.string())]
 _RUNS_SCHEMA: Final = pa.schema(
@@ -50,6 +53,9 @@ _FINDINGS_SCHEMA: Final = pa.schema(
 )
 
 
+Condition = tuple[str, datetime | list[str]]
+"""A column, and the least value or all the values that it may have."""
+
 _WRITER: Final = 2
 _EVERYWHERE: Final = {"appendOnly", "invariants"}
 """Delta's protocol: the version of a writer that a new table asks for, and what that stands for."""
@@ -70,15 +76,60 @@ def write_ranges(spark: SparkSession, digests: pa.Table, directory: str) -> None
     append(spark, digests, f"{directory}/audit_ranges")
 
 
-def read_ranges(spark: SparkSession, directory: str) -> DataFrame | None:
-    """Returns the digests of all runs; None if there are none, or only those of a version that recorded less."""
-    from delta.tables import DeltaTable
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The digests of all runs, as they were when this was made; the columns are ``passes.RANGES_SCHEMA``'s.
 
+    Attributes:
+        select: returns the columns (all of them: None) of the rows in which one column is at least a value, or among
+            several (None: of all rows).
+    """
+
+    select: Callable[[list[str] | None, Condition | None], pa.Table]
+
+    def resumed(self) -> dict[str, str]:
+        """Returns which run each run went on with; an empty string for none."""
+        rows = self.select(["run_id", "resumes"], None)
+        return dict(zip(rows["run_id"].to_pylist(), rows["resumes"].to_pylist(), strict=True))
+
+    def of_runs(self, run_ids: Sequence[str]) -> pa.Table:
+        """Returns what some runs read."""
+        return self.select(None, ("run_id", list(run_ids)))
+
+    def since(self, oldest: datetime) -> pa.Table:
+        """Returns what was read since then."""
+        return self.select(None, ("read_at", oldest))
+
+
+def read_ranges(spark: SparkSession, directory: str) -> Ranges | None:
+    """Returns the digests of all runs; None if there are none, or only those of a version that recorded less."""
     path = f"{directory}/audit_ranges"
-    if not DeltaTable.isDeltaTable(spark, path):
+    if not _is_there(spark, path):
         return None
-    rows = spark.read.format("delta").load(path)
-    return rows if "resumes" in rows.columns else None
+    here = _open_here(_place(spark, path))
+    if here is not None:
+        names, select = here.schema.names, partial(_select_here, here)
+    else:
+        frame = spark.read.format("delta").load(path)
+        names, select = frame.columns, partial(_select_by_spark, frame)
+    return Ranges(select) if "resumes" in names else None
+
+
+def _select_here(rows: Dataset, columns: list[str] | None, where: Condition | None) -> pa.Table:
+    if where is None:
+        return rows.to_table(columns)
+    column, value = where
+    given = pc.field(column)
+    if isinstance(value, datetime):
+        return rows.to_table(columns, filter=given >= pa.scalar(value, pa.timestamp("us", tz="UTC")))
+    return rows.to_table(columns, filter=given.isin(pa.array(value, pa.string())))
+
+
+def _select_by_spark(rows: DataFrame, columns: list[str] | None, where: Condition | None) -> pa.Table:
+    if where is not None:
+        column, value = where
+        rows = rows.where(rows[column] >= value if isinstance(value, datetime) else rows[column].isin(value))
+    return (rows if columns is None else rows.select(columns)).toArrow()
 
 
 def write_findings(spark: SparkSession, directory: str, facts: RunFacts, findings: Sequence[Finding]) -> None:
@@ -136,10 +187,25 @@ def _append_here(rows: pa.Table, place: Path) -> bool:
     return True
 
 
+def _open_here(place: Path | None) -> Dataset | None:
+    """Returns a table's rows; None where only Spark may read them."""
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ModuleNotFoundError:
+        return None
+    try:
+        table = None if place is None else DeltaTable(place)
+        return table.to_pyarrow_dataset() if table is not None and _is_plain(table.protocol()) else None
+    except DeltaError as error:
+        raise OSError(f"{place} cannot be read: {error}") from error
+
+
 def _is_plain(protocol: Any) -> bool:
-    """Whether a table asks no more of its writers than Delta does of all."""
+    """Whether a table asks no more of its readers and writers than Delta does of all."""
     asked = protocol.writer_features
-    return bool(protocol.min_writer_version <= _WRITER if asked is None else set(asked) <= _EVERYWHERE)
+    plain = protocol.min_writer_version <= _WRITER if asked is None else set(asked) <= _EVERYWHERE
+    return bool(plain and protocol.min_reader_version == 1)
 
 
 def _is_there(spark: SparkSession, path: str) -> bool:

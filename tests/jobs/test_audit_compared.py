@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from jobs._audit.compared import bytes_read, compared_by_replica, of_ranges, suspect_ranges
-from jobs._audit.history import Proof, _histories
+from jobs._audit.history import History, Proof, held, histories
+from jobs._audit.model import Replica
 from jobs._audit.passes import _ARROW_SCHEMA
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -83,26 +84,44 @@ def test_rows_of_some_ranges_keep_their_order_and_their_lists() -> None:
     assert found["damaged"].to_pylist() == [[1], []]
 
 
-def seen(known: str, start: int = 0, **more: Any) -> dict[str, Any]:
-    usual = row(known, start) | {"known": f"{known}||/{known}", "bad": False} | more
-    return {name: usual[name] for name in _SEEN.names}
+def seen(replica: str, start: int = 0, **more: Any) -> dict[str, Any]:
+    return row(replica, start, source=f"/{replica}") | more
 
 
-_SEEN = pa.schema(
-    [
-        *(_ARROW_SCHEMA.field(name) for name in ("group", "replica")),
-        ("known", pa.string()),
-        *(_ARROW_SCHEMA.field(name) for name in ("start", "end", "content", "layout", "bytes", "read_at")),
-        ("bad", pa.bool_()),
-    ]
-)
+def known(digests: list[dict[str, Any]], *replicas: str) -> History:
+    sources = [Replica(group="g", name=name, path=f"/{name}", last_index=999, end=1000) for name in replicas]
+    return histories(table(*digests), sources).get("g", History())
 
 
-def test_the_newest_digests_prove_or_refute() -> None:
+def test_digests_prove_or_refute() -> None:
     rows = [seen("a"), seen("b", read_at=LATER)]
     rows += [seen("a", 100), seen("b", 100, content=b"C", read_at=LATER)]
-    rows += [seen("a", 200, bad=True), seen("b", 200)]
+    rows += [seen("a", 200, damaged=[7]), seen("b", 200)]
     rows += [seen("a", 300)]
-    history = _histories(pa.Table.from_pylist(rows, _SEEN))["g"]
+    rows += [seen("a", 400), seen("b", 400, problem="unread", content=b"", layout=b"")]
+    rows += [seen("a", 500, index_wrong=[501, 502]), seen("b", 500)]
+    history = known(rows, "a", "b")
     assert history.proofs == (Proof(0, 100, frozenset({"a||/a", "b||/b"}), NOW, 1000),)
-    assert sorted(history.refuted) == [(100, 200, LATER), (200, 300, NOW)]
+    assert sorted(history.refuted) == [(100, 200, LATER), (200, 300, NOW), (400, 500, NOW), (500, 600, NOW)]
+
+
+@pytest.mark.parametrize(("first", "then", "proven"), [(b"c", b"C", False), (b"C", b"c", True)])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_newest_digest_of_a_replica_counts(first: bytes, then: bytes, proven: bool, in_order: bool) -> None:
+    rows = [seen("a"), seen("b", content=first), seen("b", content=then, read_at=LATER)]
+    history = known(rows if in_order else rows[::-1], "a", "b")
+    assert len(history.proofs) == proven
+
+
+def test_other_stores_and_other_replicas_prove_nothing() -> None:
+    rows = [seen("a"), seen("b", source="/elsewhere"), seen("b", log_uuid="another"), seen("c"), seen("a", 100)]
+    assert histories(table(*rows), [Replica(group="g", name=name, path=f"/{name}") for name in "ab"]) == {}
+    assert len(known([*rows, seen("b", log_uuid=None)], "a", "b").proofs) == 1
+    assert histories(table(), []) == {}
+
+
+def test_what_a_killed_run_read_is_held_if_it_could_be_read() -> None:
+    rows = [seen("a"), seen("b", damaged=[7], problem="damaged"), seen("c"), seen("a", 100, problem="unread")]
+    mine, keys = held(table(*rows), [Replica(group="g", name=name, path=f"/{name}") for name in "ab"])
+    assert keys == {("g", "a", 0, 100), ("g", "b", 0, 100)}
+    assert mine == table(*rows[:2])

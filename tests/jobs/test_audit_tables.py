@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,35 @@ def test_what_cannot_be_written_says_so(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file/table cannot be written"):
         tables.append(spark, ROWS, str(tmp_path / "file" / "table"))
+
+
+def test_ranges_are_the_same_whoever_reads_them(
+    spark: Any, by_spark: Callable[[pa.Table, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = NOW + timedelta(hours=1)
+    first = ROWS.slice(0, 2).append_column("resumes", pa.array(["", "a"]))
+    second = first.set_column(4, "read_at", pa.array([later, later], pa.timestamp("us", tz="UTC")))
+    for rows in (first, second.set_column(0, "run_id", pa.array(["b", "b"]))):
+        tables.write_ranges(spark, rows, str(tmp_path))
+
+    def seen() -> list[Any]:
+        ranges = tables.read_ranges(spark, str(tmp_path))
+        assert ranges is not None
+        found = [ranges.of_runs(["a", "b"]), ranges.of_runs([]), ranges.since(later), ranges.since(NOW)]
+        return [ranges.resumed(), *(sorted(map(repr, rows.to_pylist())) for rows in found)]
+
+    here = seen()
+    assert (here[0], [len(rows) for rows in here[1:]]) == ({"a": "", "ü": "a", "b": "a"}, [3, 0, 2, 4])
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    assert seen() == here
+
+
+def test_there_may_be_no_ranges_to_go_on_from(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tables.read_ranges(spark, str(tmp_path)) is None
+    tables.write_ranges(spark, ROWS, str(tmp_path))  # of a version that did not record which run a run goes on with
+    assert tables.read_ranges(spark, str(tmp_path)) is None
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    assert tables.read_ranges(spark, str(tmp_path)) is None
 
 
 def test_findings_have_a_table_even_if_there_are_none(spark: Any, tmp_path: Path) -> None:
