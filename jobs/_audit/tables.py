@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,6 +57,8 @@ _FINDINGS_SCHEMA: Final = pa.schema(
 Condition = tuple[str, datetime | list[str]]
 """A column, and the least value or all the values that it may have."""
 
+_SIMPLE: Final = re.compile(r"[\w/ .,:@+=~-]*")
+"""Delta-rs takes a path for a URL where it has ``%``, ``[`` or others."""
 _WRITER: Final = 2
 _EVERYWHERE: Final = {"appendOnly", "invariants"}
 """Delta's protocol: the version of a writer that a new table asks for, and what that stands for."""
@@ -212,15 +215,16 @@ def _is_there(spark: SparkSession, path: str) -> bool:
     from delta.tables import DeltaTable
 
     place = _place(spark, path)
-    return DeltaTable.isDeltaTable(spark, path) if place is None else (place / "_delta_log").is_dir()
+    return DeltaTable.isDeltaTable(spark, path) if place is None else any(place.glob("_delta_log/0*"))
 
 
-def _place(spark: SparkSession, path: str) -> Path | None:
-    """Where Spark would write, if that is in a file system of this machine."""
+def _place(spark: SparkSession, table: str) -> Path | None:
+    """Where Spark would write, if that is in a file system of this machine and has a simple name."""
     jvm: Any = spark._jvm
-    given = jvm.org.apache.hadoop.fs.Path(path)
+    given = jvm.org.apache.hadoop.fs.Path(table)
     found = given.getFileSystem(spark._jsc.hadoopConfiguration()).makeQualified(given).toUri()
-    return Path(found.getPath()) if found.getScheme() == "file" else None
+    path = str(found.getPath())
+    return Path(path) if found.getScheme() == "file" and _SIMPLE.fullmatch(path) else None
 
 
 def _table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:

@@ -100,6 +100,14 @@ def test_spark_writes_where_nothing_else_can(spark: Any, tmp_path: Path, monkeyp
     assert engines(str(tmp_path / "table")) == ["Apache-Spark"]
 
 
+@pytest.mark.parametrize("name", ["a%20b", "[x]", "a|b"])
+def test_spark_writes_where_others_would_write_elsewhere(spark: Any, name: str, tmp_path: Path) -> None:
+    tables.write_findings(spark, str(tmp_path / name), FACTS, [])
+    tables.write_findings(spark, str(tmp_path / name), FACTS, [])
+    assert engines(str(tmp_path / name / "audit_findings")) == ["Apache-Spark"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_what_cannot_be_written_says_so(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file/table cannot be written"):
