@@ -92,7 +92,7 @@ class Ranges:
 
     def resumed(self) -> dict[str, str]:
         """Returns which run each run went on with; an empty string for none."""
-        rows = self.select(["run_id", "resumes"], None)
+        rows = self.select(["run_id", "resumes"], None).group_by(["run_id", "resumes"]).aggregate([])
         return dict(zip(rows["run_id"].to_pylist(), rows["resumes"].to_pylist(), strict=True))
 
     def of_runs(self, run_ids: Sequence[str]) -> pa.Table:
