@@ -21,6 +21,7 @@ __all__ = [
     "TimeSpec",
     "choice",
     "count",
+    "directories",
     "flag",
     "group_name",
     "group_names",
@@ -139,6 +140,15 @@ def message_tags(value: str) -> tuple[str, ...]:
     """Tags, separated by RocketMQ's ``||`` or by commas, or as a JSON list; ``*`` is no filter, as in RocketMQ."""
     found = _listed(value, r"\|\||,", "tag")
     return () if found == ("*",) else found
+
+
+def directories(value: str) -> tuple[str, ...]:
+    """Directories, separated by commas or as a JSON list; absolute, for they count on other machines too."""
+    found = _listed(value, ",", "directory path")
+    relative = [name for name in found if not Path(name).is_absolute()]
+    if relative:
+        raise ValueError(f"{relative[0]!r} is not an absolute path")
+    return found
 
 
 def _listed(value: str, separator: str, what: str) -> tuple[str, ...]:

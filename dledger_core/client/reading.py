@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.client.results import DigestReport, Entry, Fetch
@@ -15,7 +14,7 @@ from dledger_core.errors import BadRequestError, IndexOutOfRangeError, ProtocolE
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, empty_batch, to_arrow
+from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, empty_batch, inside, to_arrow
 
 __all__ = [
     "Consistency",
@@ -103,21 +102,13 @@ def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_record
     keep = records.headers["magic"] == MAGIC_DATA
     skip = header.get("skip")
     if skip:
-        keep &= ~_inside(np.arange(first, first + records.count), skip)
+        try:
+            keep &= ~inside(np.arange(first, first + records.count), skip)
+        except (TypeError, ValueError, OverflowError):
+            raise ProtocolError("field 'skip' is malformed", "header") from None
     if not keep.any():
         return empty_batch(READ_SCHEMA)
     return to_arrow(records, keep)
-
-
-def _inside(indexes: npt.NDArray[np.int64], ranges: Any) -> npt.NDArray[np.bool_]:
-    """Returns which indexes lie in one of the half-open ranges, which are sorted and do not overlap."""
-    try:
-        bounds = np.array(ranges, np.int64).reshape(-1, 2)
-    except (TypeError, ValueError, OverflowError):
-        raise ProtocolError("field 'skip' is malformed", "header") from None
-    place = np.searchsorted(bounds[:, 0], indexes, side="right") - 1
-    inside: npt.NDArray[np.bool_] = (place >= 0) & (indexes < bounds[np.maximum(place, 0), 1])
-    return inside
 
 
 def entry_of(batch: pa.RecordBatch, row: int) -> Entry:

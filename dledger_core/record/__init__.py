@@ -38,6 +38,7 @@ from dledger_core.record.layout import (
     TIME_MASK,
     place,
 )
+from dledger_core.record.ranges import inside
 from dledger_core.record.records import Payload, Records, index_records
 from dledger_core.record.slices import slices_of
 
@@ -62,6 +63,7 @@ __all__ = [
     "empty_batch",
     "encode",
     "index_records",
+    "inside",
     "integers_of",
     "key_of",
     "place",

@@ -238,16 +238,8 @@ def _visible(reader: StoreReader, first: int, end: int) -> tuple[int, tuple[tupl
 
     They stop at the oldest transaction that is open, and leave out entries of those that did not win.
     """
-    from dledger_core.record import MAGIC_CONTROL
-    from dledger_core.storage.files import OsFiles
-    from dledger_core.storage.layout import Layout
-    from dledger_core.storage.prefix import load_tables
+    from spark_connector.reading.visible import losers_of, visible_end
 
-    if reader.meta is None:
-        return end, ()
-    tables = load_tables(OsFiles(), Layout(reader.path), reader.meta)
-    for index, time_ms, magic, body in reader.control_entries(tables.applied_index + 1, int(reader.last_index) + 1):
-        if magic == MAGIC_CONTROL:
-            tables.apply(index, time_ms, body)
-    shown = int(tables.transactions.visible_end(end))
-    return shown, tuple(sorted(tables.transactions.losers(first, shown)))
+    known_end = int(reader.last_index) + 1
+    shown = min(end, visible_end(reader, known_end))
+    return shown, tuple(losers_of(reader, first, shown, known_end))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dledger_core.record import inside
 from dledger_core.rocketmq import consume_queue_columns
 from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
 from jobs._rebuild.dispatch import expanded
@@ -127,10 +128,7 @@ def _by_group(entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.RecordBatch:
     if not hidden or not entries.num_rows:
         return entries
-    index = np.asarray(entries.column("index"))
-    bounds = np.array(hidden, np.int64)
-    before = np.searchsorted(bounds[:, 0], index, side="right") - 1
-    lost = (before >= 0) & (index < bounds[np.maximum(before, 0), 1])
+    lost = inside(np.asarray(entries.column("index")), hidden)
     return entries.filter(pa.array(~lost)) if lost.any() else entries
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from dledger_core import Client
     from dledger_core.client import Fetch
+    from spark_connector.reading.local_stores import LocalStores
 
 __all__ = [
     "Bounds",
@@ -191,6 +192,11 @@ class ServerLog:
         self._options = options
         self._reached = False
         self._serving: str | None = None
+        self._local: LocalStores | None = None
+        if options.local_stores:
+            from spark_connector.reading.local_stores import LocalStores
+
+            self._local = LocalStores(options, group)
 
     @property
     def _client(self) -> Client:
@@ -253,7 +259,11 @@ class ServerLog:
         self._client.pin(name, start, seconds)
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
-        """Reads one chunk, trying one replica after the other until the time is used up."""
+        """Reads one chunk: from a store on this machine, or from one replica after the other until the time is up."""
+        if self._local is not None:
+            found = self._local.chunk(part, start)
+            if found is not None:
+                return found
         order = _ReplicaOrder(self._options, self._client, replica, self._serving)
         deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
         hopeful = False

@@ -12,14 +12,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import pyarrow.compute as pc
-
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
-from dledger_core.record import MAGIC_DATA
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
 from spark_connector.reading.planning import Range
+from spark_connector.reading.visible import read_chunk, visible_end
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader
@@ -71,13 +69,21 @@ class StoreLog:
         """Looks at the store anew, so a live one is seen to grow.
 
         What a store records as committed is a lower bound, and Java's generation B records nothing; read_uncommitted
-        reads what lies behind it too.
+        reads what lies behind it too, and what open transactions hide.
         """
         self._view = view = fresh_view(self._options.path)
-        unbounded = view.commit_index is None or self._options.isolation == "read_uncommitted"
-        last = view.last_index if unbounded else view.commit_index
-        assert last is not None
-        return Bounds(first=max(0, view.first_index), end=last + 1, commit=-1, log=view.log_uuid)
+        end = self._committed_end(view)
+        shown = view.last_index + 1 if self._uncommitted else visible_end(view, end)
+        return Bounds(first=max(0, view.first_index), end=shown, commit=-1, log=view.log_uuid)
+
+    @property
+    def _uncommitted(self) -> bool:
+        return self._options.isolation == "read_uncommitted"
+
+    @staticmethod
+    def _committed_end(view: StoreReader) -> int:
+        """Returns the end of what the store records as committed; of all that it holds if it records nothing."""
+        return (view.last_index if view.commit_index is None else view.commit_index) + 1
 
     def record(self, index: int) -> RecordFacts:
         """Reads the record at ``index``."""
@@ -123,9 +129,5 @@ class StoreLog:
             raise RetentionError.of(part.group, start, self._view.first_index, part.end) from error
 
     def _read(self, part: Range, start: int) -> Chunk:
-        batch = self._view.read(start, part.end, max_bytes=self._options.fetch_max_bytes)
-        next_index = int(batch.column("index")[-1].as_py()) + 1
-        data = pc.equal(batch.column("magic"), MAGIC_DATA)
-        if data.false_count:  # a filter copies all bodies
-            batch = batch.filter(data)
-        return Chunk(batch.drop_columns("magic"), next_index)
+        known_end = None if self._uncommitted else self._committed_end(self._view)
+        return read_chunk(self._view, part, start, self._options.fetch_max_bytes, known_end=known_end)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dledger_core import control
 from dledger_core.config import StorageConfig
@@ -49,9 +49,10 @@ class StoreWriter:
     def end(self) -> int:
         return self._log.last_index() + 1
 
-    def append(self, bodies: Sequence[bytes], *, noop: bool = False) -> None:
-        """Appends one batch, led by a control entry if ``noop``."""
-        payload = Payload(Columns.from_bodies(bodies), control=control.pack({}) if noop else None)
+    def append(self, bodies: Sequence[bytes], *, noop: bool = False, entry: dict[str, Any] | None = None) -> None:
+        """Appends one batch, led by a control entry if ``noop`` or if one is given."""
+        led = control.pack(entry or {}) if noop or entry is not None else None
+        payload = Payload(Columns.from_bodies(bodies) if bodies else None, control=led)
         batch = Batch(Index(self.end), payload.count, Term(self.term), payload.nbytes, payload)
         self._log.stage(batch, next(_times))
         self._log.persist(HardState(Term(self.term), None), None, [batch])
@@ -60,3 +61,14 @@ class StoreWriter:
     def append_numbers(self, count: int, text: str = "body") -> None:
         """Appends ``count`` entries whose bodies tell their index."""
         self.append([f"{text}-{index}".encode() for index in range(self.end, self.end + count)])
+
+    def append_attempt(self, count: int, *, batch: int, run: str = "r1") -> control.Part:
+        """Appends ``count`` numbered entries as part of a transaction of the query ``q``."""
+        first = self.end + 1
+        bodies = [f"body-{index}".encode() for index in range(first, first + count)]
+        self.append(bodies, entry={"k": "attempt", "q": "q", "b": batch, "r": run, "a": "uuid", "n": count, "c": 7})
+        return control.Part(first, first + count - 1, count, 7)
+
+    def commit(self, *parts: control.Part, batch: int, run: str = "r1") -> None:
+        """Commits a transaction of the query ``q``."""
+        self.append([], entry={"k": "commit", "q": "q", "b": batch, "r": run, "parts": [list(part) for part in parts]})

@@ -108,3 +108,38 @@ def test_tasks_share_a_view_and_see_what_was_appended_since(tmp_path: Path) -> N
         new = DLedgerBatchReader(DLedgerOptions.for_reading(given))
         assert indexes(new, new.partitions()) == list(range(200))
         assert indexes(old, planned) == list(range(100))
+
+
+def test_what_lost_and_what_is_open_is_left_out(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as store:
+        fixed = {"path": str(store.path), "pollMs": "1"}
+        stream = DLedgerStreamReader(DLedgerOptions.for_reading(fixed | {"startingOffsets": "earliest"}))
+        engine = Engine()
+        store.append_numbers(10)
+        lost = store.append_attempt(3000, batch=0)
+        won = store.append_attempt(5, batch=0)
+        engine.start(stream)
+        engine.start(stream)
+        assert engine.read == list(range(10)), "a transaction is open"
+        store.commit(won, batch=0)
+        behind = store.end
+        store.append_numbers(3)
+        opened = store.append_attempt(5, batch=1)
+        store.append_numbers(2)
+        whole, every = range(won.first, won.last + 1), range(behind, behind + 3)
+        hidden = [*range(lost.first, lost.last + 1)], [*range(opened.first, opened.last + 3)]
+        for _ in range(3):
+            engine.start(stream)
+        assert engine.read == [*range(10), *whole, *every]
+        for isolation, expected in (
+            ("read_committed", engine.read),
+            (
+                "read_uncommitted",
+                [*range(10), *hidden[0], *whole, *every, *hidden[1]],
+            ),
+        ):
+            reader = DLedgerBatchReader(DLedgerOptions.for_reading(fixed | {"isolation": isolation}))
+            assert indexes(reader, reader.partitions()) == expected
+        store.commit(batch=1)  # none of its parts won: they are lost, and what was behind them is seen
+        reader = DLedgerBatchReader(DLedgerOptions.for_reading(fixed))
+        assert indexes(reader, reader.partitions()) == [*engine.read, opened.last + 1, opened.last + 2]

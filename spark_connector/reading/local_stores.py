@@ -1,0 +1,93 @@
+"""Stores of a group's nodes on the machine of a task: read as files, so that no byte goes through a server.
+
+The servers say what is to be read; a store on this machine serves a range only if its own record of what is committed
+covers it, and only bytes that pass their checks. Whatever it cannot serve is asked of the servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dledger_core.config import parse_peers
+from dledger_core.errors import DLedgerError
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.logs import Chunk
+from spark_connector.reading.planning import Range
+from spark_connector.reading.visible import read_chunk, unseen
+
+if TYPE_CHECKING:
+    from dledger_core import StoreReader
+
+__all__ = ["LocalStores"]
+
+_UNSEEN_MAX: Final = 1 << 23
+"""Control entries are looked for in so many entries' index rows at most (32 B each): servers know them."""
+
+_views: dict[tuple[int, str], StoreReader] = {}
+_log = logging.getLogger("spark_connector")
+
+
+class LocalStores:
+    """Where stores of a group's replicas may lie on this machine. Used by one thread at a time."""
+
+    def __init__(self, options: DLedgerOptions, group: str) -> None:
+        wanted = options.read_from.removeprefix("node:") if options.read_from.startswith("node:") else None
+        nodes = [str(peer.node_id) for peer in parse_peers(options.peers) if options.local_stores]
+        self._options = options
+        self._hides = options.isolation == "read_committed"
+        self._paths = [
+            str(Path(directory) / group / f"dledger-{node}")
+            for directory in options.local_stores
+            for node in nodes
+            if wanted in (None, node)
+        ]
+
+    def chunk(self, part: Range, start: int) -> Chunk | None:
+        """Returns entries from ``start`` on as ``Log.chunk`` does, or None if no store here serves them."""
+        for path in self._paths:
+            try:
+                view = self._view(path, part)
+                if view is not None and view.first_index <= start:
+                    known_end = _committed_end(view) if self._hides else None
+                    return read_chunk(view, part, start, self._options.fetch_max_bytes, known_end=known_end)
+            except (DLedgerError, OSError) as error:
+                _views.pop((os.getpid(), path), None)  # what is wrong may be the view: files come and go
+                self._paths = [other for other in self._paths if other != path]
+                _log.warning("%s does not serve index %d, other replicas are asked: %s", path, start, error)
+        return None
+
+    def _view(self, path: str, part: Range) -> StoreReader | None:
+        """Returns a view that covers the range, the one that is kept if it does; None if there is none."""
+        from dledger_core import open_store
+
+        # Behind ``min_commit`` lies no outcome of a transaction that has entries in the range.
+        end = max(part.end, part.min_commit + 1)
+        key = (os.getpid(), path)
+        view = _views.get(key)
+        if view is None or _committed_end(view) < end:
+            if _recorded_end(path) < end:
+                return None
+            view = _views[key] = open_store(path, since=view)
+        same = part.log is not None and (view.log_uuid, view.group) == (part.log, part.group)
+        if not same or _committed_end(view) < end:
+            return None
+        return None if self._hides and unseen(view, _committed_end(view)) > _UNSEEN_MAX else view
+
+
+def _committed_end(view: StoreReader) -> int:
+    return -1 if view.commit_index is None else view.commit_index + 1
+
+
+def _recorded_end(path: str) -> int:
+    """Returns the end of what a store says is committed, without opening it; -1 where none is, or it is suspect."""
+    from dledger_core.storage.checkpoint import load_checkpoint
+    from dledger_core.storage.files import OsFiles
+    from dledger_core.storage.layout import Layout
+    from dledger_core.storage.suspect import suspicion
+
+    files, layout = OsFiles(), Layout(Path(path))
+    found = load_checkpoint(files, layout.checkpoint)
+    return -1 if found is None or suspicion(files, layout) is not None else found.commit_index + 1
