@@ -182,6 +182,11 @@ _EXAMPLES = """Examples:
     "--max-bytes-per-trigger", type=click.IntRange(min=1), help="At most this many bytes of the logs in a micro-batch."
 )
 @click.option(
+    "--local-stores",
+    metavar="DIR[,DIR]",
+    help="Where nodes on the executors' machines keep their stores: read as files there.",
+)
+@click.option(
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
     show_default=True,
@@ -210,6 +215,7 @@ def command(
     trigger: str,
     max_offsets_per_trigger: int | None,
     max_bytes_per_trigger: int | None,
+    local_stores: str | None,
     fail_on_data_loss: bool,
     retry_for: int,
     lag: LagOutputs,
@@ -219,6 +225,8 @@ def command(
 ) -> Outcome:
     """Streams logs into a Delta table, each entry exactly once."""
     check_versions()
+    limits = {"maxOffsetsPerTrigger": max_offsets_per_trigger, "maxBytesPerTrigger": max_bytes_per_trigger}
+    given = limits | {"localStores": local_stores}
     source = {
         "peers": peers,
         "groups": ",".join(parse_groups(groups)),
@@ -227,11 +235,8 @@ def command(
         "failOnDataLoss": str(fail_on_data_loss).lower(),
         "fetchRetryMs": str(retry_for * 1000),
         **java,
+        **{name: str(value) for name, value in given.items() if value is not None},
     }
-    if max_offsets_per_trigger is not None:
-        source["maxOffsetsPerTrigger"] = str(max_offsets_per_trigger)
-    if max_bytes_per_trigger is not None:
-        source["maxBytesPerTrigger"] = str(max_bytes_per_trigger)
     plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger, lag=lag)
     available = _check(plan)
     if dry_run:

@@ -80,7 +80,7 @@ class DLedgerOptions:
         tags: with ``decode``: only messages with one of these tags; empty = all.
         on_decode_error: a body that is no message is a row with the column ``error`` set, or fails the query.
         isolation: read_committed leaves out losing and open transactions.
-        fetch_max_bytes: bytes of one read, and so of one Arrow batch.
+        fetch_max_bytes: bytes of one read, and so of one Arrow batch; None = 4 MiB from servers, 8 MiB from files.
         fetch_timeout_ms: how long one request may take.
         fetch_retry_ms: how long a failing read or append is tried again, on this and other replicas.
         poll_ms: how long an idle stream waits at the server for new entries.
@@ -118,7 +118,7 @@ class DLedgerOptions:
     tags: tuple[str, ...] = ()
     on_decode_error: str = "column"
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    fetch_max_bytes: int = 4 << 20
+    fetch_max_bytes: int | None = None
     fetch_timeout_ms: int = 10_000
     fetch_retry_ms: int = 60_000
     poll_ms: int = 500
@@ -128,6 +128,10 @@ class DLedgerOptions:
     safety_lag_ms: int = 10_000
     commit_probe: bool = False
     groups_given: bool = False
+
+    def read_bytes(self, *, files: bool = False) -> int:
+        """Returns the bytes of one read, from servers or from files: these give large reads at less cost."""
+        return self.fetch_max_bytes or (8 << 20 if files else 4 << 20)
 
     def selects(self, group: str) -> bool:
         """Whether a group of this name belongs to the query."""

@@ -99,7 +99,7 @@ class JavaLog:
     def _chunk(self, part: Range, start: int) -> Chunk:
         try:
             found = self._client.fetch(
-                start, part.end, max_bytes=self._options.fetch_max_bytes, isolation="read_uncommitted"
+                start, part.end, max_bytes=self._options.read_bytes(), isolation="read_uncommitted"
             )
         except IndexOutOfRangeError as error:
             first = int(error.values.get("first_index", -1))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dledger_core.config import parse_peers
-from dledger_core.errors import DLedgerError
+from dledger_core.errors import DLedgerError, StoreMismatchError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk
 from spark_connector.reading.planning import Range
@@ -52,7 +52,7 @@ class LocalStores:
                 view = self._view(path, part)
                 if view is not None and view.first_index <= start:
                     known_end = _committed_end(view) if self._hides else None
-                    return read_chunk(view, part, start, self._options.fetch_max_bytes, known_end=known_end)
+                    return read_chunk(view, part, start, self._options.read_bytes(files=True), known_end=known_end)
             except (DLedgerError, OSError) as error:
                 _views.pop((os.getpid(), path), None)  # what is wrong may be the view: files come and go
                 self._paths = [other for other in self._paths if other != path]
@@ -67,14 +67,19 @@ class LocalStores:
         end = max(part.end, part.min_commit + 1)
         key = (os.getpid(), path)
         view = _views.get(key)
-        if view is None or _committed_end(view) < end:
-            if _recorded_end(path) < end:
+        if view is None or _committed_end(view) < end or not _is_of(view, part):
+            if part.log is None or _recorded_end(path) < end:
                 return None
             view = _views[key] = open_store(path, since=view)
-        same = part.log is not None and (view.log_uuid, view.group) == (part.log, part.group)
-        if not same or _committed_end(view) < end:
+            if not _is_of(view, part):
+                raise StoreMismatchError("it is a store of another log", path, "name the directory of this cluster")
+        if _committed_end(view) < end or (self._hides and unseen(view, _committed_end(view)) > _UNSEEN_MAX):
             return None
-        return None if self._hides and unseen(view, _committed_end(view)) > _UNSEEN_MAX else view
+        return view
+
+
+def _is_of(view: StoreReader, part: Range) -> bool:
+    return (view.log_uuid, view.group) == (part.log, part.group)
 
 
 def _committed_end(view: StoreReader) -> int:

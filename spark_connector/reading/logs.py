@@ -295,7 +295,7 @@ class ServerLog:
         work = self._client.in_loop.fetch(
             start,
             part.end,
-            max_bytes=self._options.fetch_max_bytes,
+            max_bytes=self._options.read_bytes(),
             node=node,
             isolation=self._options.isolation,
             wait_ms=_LAG_MS,

@@ -33,7 +33,7 @@ _AHEAD: Final = 2
 """Chunks that are fetched ahead of the one that Spark takes."""
 _BATCH_BYTES_MIN: Final = 1 << 20
 _BATCH_BYTES_MAX: Final = 8 << 20
-_KEPT_BYTES: Final = 64 << 20
+_KEPT_BYTES: Final = 32 << 20
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 """From glibc's malloc.h."""

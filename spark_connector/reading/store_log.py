@@ -130,4 +130,4 @@ class StoreLog:
 
     def _read(self, part: Range, start: int) -> Chunk:
         known_end = None if self._uncommitted else self._committed_end(self._view)
-        return read_chunk(self._view, part, start, self._options.fetch_max_bytes, known_end=known_end)
+        return read_chunk(self._view, part, start, self._options.read_bytes(files=True), known_end=known_end)

@@ -76,7 +76,7 @@ def test_what_is_recorded_as_committed_is_served_in_chunks(store: StoreWriter) -
 def test_what_a_store_cannot_vouch_for_is_left_to_the_servers(store: StoreWriter, part: Range) -> None:
     local = stores(store)
     assert local.chunk(part, 0) is None
-    assert found(local.chunk(asked(50), 0)) == list(range(50))
+    assert found(stores(store).chunk(asked(50), 0)) == list(range(50))
     store.append_numbers(100)
     if part.log == "log-1":
         assert found(local.chunk(part, 0)) == list(range(part.end)), "it is seen to grow"
@@ -94,6 +94,17 @@ def test_a_store_of_another_group_in_the_groups_place_does_not_serve(tmp_path: P
         other.path.parent.rename(tmp_path / "default")
         options = DLedgerOptions.for_reading({"peers": PEERS, "localStores": str(tmp_path)})
         assert LocalStores(options, "default").chunk(asked(10), 0) is None
+
+
+def test_a_store_that_was_replaced_by_one_of_another_log_is_seen(store: StoreWriter, tmp_path: Path) -> None:
+    assert found(stores(store).chunk(asked(50), 0)) == list(range(50))
+    with StoreWriter(tmp_path / "others", uuid="log-2") as other:
+        other.append_numbers(100)
+        store.path.parent.rename(tmp_path / "old")
+        other.path.parent.rename(store.path.parent)
+        assert stores(store).chunk(asked(101), 0) is None
+        assert found(stores(store).chunk(asked(50, log="log-2"), 0)) == list(range(50))
+        assert stores(store).chunk(asked(50), 0) is None
 
 
 def test_a_suspect_store_does_not_serve(store: StoreWriter) -> None:
