@@ -148,6 +148,8 @@ def directories(value: str) -> tuple[str, ...]:
     relative = [name for name in found if not Path(name).is_absolute()]
     if relative:
         raise ValueError(f"{relative[0]!r} is not an absolute path")
+    if "\0" in value or any("\0" in name for name in found):
+        raise ValueError("a path cannot hold a NUL")
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStores"]
 
-_UNSEEN_MAX: Final = 1 << 23
+_UNSEEN_MAX: Final = 1 << 24
 """Control entries are looked for in so many entries' index rows at most (32 B each): servers know them."""
 
-_views: dict[tuple[int, str], StoreReader] = {}
+_KEPT_S: Final = 60.0
+"""A view is kept so long: deleted files take space on the disk as long as it holds them."""
+
+_views: dict[tuple[int, str], tuple[float, StoreReader]] = {}
 _log = logging.getLogger("spark_connector")
 
 
@@ -44,6 +48,8 @@ class LocalStores:
             for node in nodes
             if wanted in (None, node)
         ]
+        if self._paths:
+            _let_go_of_old_views()
 
     def chunk(self, part: Range, start: int) -> Chunk | None:
         """Returns entries from ``start`` on as ``Log.chunk`` does, or None if no store here serves them."""
@@ -65,17 +71,28 @@ class LocalStores:
 
         # Behind ``min_commit`` lies no outcome of a transaction that has entries in the range.
         end = max(part.end, part.min_commit + 1)
+        if part.log is None or (self._hides and part.min_commit < 0):
+            return None
         key = (os.getpid(), path)
-        view = _views.get(key)
+        view = _views[key][1] if key in _views else None
         if view is None or _committed_end(view) < end or not _is_of(view, part):
-            if part.log is None or _recorded_end(path) < end:
+            if _recorded_end(path) < end:
                 return None
-            view = _views[key] = open_store(path, since=view)
+            view = open_store(path, since=view)
+            _views[key] = (time.monotonic(), view)
             if not _is_of(view, part):
                 raise StoreMismatchError("it is a store of another log", path, "name the directory of this cluster")
-        if _committed_end(view) < end or (self._hides and unseen(view, _committed_end(view)) > _UNSEEN_MAX):
+        known_end = _committed_end(view)
+        if self._hides and unseen(view, known_end) > _UNSEEN_MAX:
+            _log.info("%s is not read as files: its last %d entries hold no control entry", path, _UNSEEN_MAX)
             return None
-        return view
+        return view if known_end >= end else None
+
+
+def _let_go_of_old_views() -> None:
+    oldest = time.monotonic() - _KEPT_S
+    for key in [key for key, (opened, _) in list(_views.items()) if opened < oldest]:
+        _views.pop(key, None)
 
 
 def _is_of(view: StoreReader, part: Range) -> bool:

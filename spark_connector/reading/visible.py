@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.record import MAGIC_CONTROL, MAGIC_DATA, READ_SCHEMA, empty_batch, inside
+from dledger_core.ids import Index
+from dledger_core.record import MAGIC_CONTROL, MAGIC_DATA, READ_SCHEMA, TIME_MASK, empty_batch, inside
 from spark_connector.reading.logs import Chunk
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ __all__ = ["losers_of", "read_chunk", "unseen", "visible_end"]
 
 _SKIPPED_MIN: Final = 1024
 """A read ends before so many entries that are not wanted; fewer are read and dropped."""
+_WALK_BYTES: Final = 8 << 20
 _NOTHING: Final = empty_batch(READ_SCHEMA)
 
 
@@ -40,25 +43,48 @@ class _Known:
         assert view.meta is not None
         self.tables: LogTables = load_tables(OsFiles(), Layout(view.path), view.meta)
         self.log_uuid = view.log_uuid
-        self.seen = max(self.tables.applied_index + 1, view.first_index)
+        self.seen = self.loaded = max(self.tables.applied_index + 1, view.first_index)
 
     def serves(self, view: StoreReader) -> bool:
-        """Whether nothing of the log is missing between what was looked at and what the view holds."""
-        return self.log_uuid == view.log_uuid and view.first_index <= self.seen <= view.last_index + 1
+        """Whether nothing of the log is missing between what was looked at and what the view holds.
+
+        A snapshot may be newer than the view: outcomes that it knows ahead do no harm.
+        """
+        known = self.seen <= max(view.last_index + 1, self.loaded)
+        return self.log_uuid == view.log_uuid and view.first_index <= self.seen and known
 
     def extend(self, view: StoreReader, end: int) -> None:
         for index, time_ms, magic, body in view.control_entries(self.seen, end):
+            if magic == MAGIC_DATA:  # its row is missing in the index, which each such entry is searched for
+                self._walk(view, index, end)
+                break
             if magic == MAGIC_CONTROL:
                 self.tables.apply(index, time_ms, body)
         self.seen = max(self.seen, end)
 
+    def _walk(self, view: StoreReader, start: int, end: int) -> None:
+        """Looks at the records themselves."""
+        while start < end:
+            records = view.records(start, end, _WALK_BYTES)
+            for at in np.flatnonzero(records.headers["magic"] == MAGIC_CONTROL).tolist():
+                one = records.slice(at, at + 1)
+                time_ms = int(one.headers["mark"][0]) & TIME_MASK
+                self.tables.apply(Index(start + at), time_ms, bytes(one.bodies))
+            start += records.count
+
 
 _known: dict[tuple[int, str], _Known] = {}
+_guesses: WeakKeyDictionary[StoreReader, _Known] = WeakKeyDictionary()
+"""Of views of which more was asked than is known to be committed: that may still be replaced by something else."""
 _lock = threading.Lock()
 
 
-def _known_of(view: StoreReader) -> _Known:
-    """Returns what is known of the store; the caller holds the lock."""
+def _known_of(view: StoreReader, end: int) -> _Known:
+    """Returns what is known of the store, to be extended to ``end``; the caller holds the lock."""
+    if view.commit_index is None or end > view.commit_index + 1:
+        if view not in _guesses:
+            _guesses[view] = _Known(view)
+        return _guesses[view]
     key = (os.getpid(), str(view.path))
     known = _known.get(key)
     if known is None or not known.serves(view):
@@ -68,7 +94,7 @@ def _known_of(view: StoreReader) -> _Known:
 
 def _tables(view: StoreReader, end: int) -> LogTables:
     """Returns the tables as of ``end`` or later; the caller holds the lock."""
-    known = _known_of(view)
+    known = _known_of(view, end)
     known.extend(view, end)
     return known.tables
 
@@ -76,7 +102,7 @@ def _tables(view: StoreReader, end: int) -> LogTables:
 def unseen(view: StoreReader, end: int) -> int:
     """Returns in how many entries before ``end`` control entries are still to be looked for; see ``visible_end``."""
     with _lock:
-        return 0 if view.meta is None else max(0, end - _known_of(view).seen)
+        return 0 if view.meta is None else max(0, end - _known_of(view, end).seen)
 
 
 def visible_end(view: StoreReader, end: int) -> int:

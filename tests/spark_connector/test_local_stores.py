@@ -40,10 +40,8 @@ def stores(store: StoreWriter, **more: str) -> LocalStores:
     return LocalStores(DLedgerOptions.for_reading(given), "default")
 
 
-def asked(
-    end: int, start: int = 0, *, min_commit: int = -1, log: str | None = "log-1", group: str = "default"
-) -> Range:
-    return Range(group, start, end, min_commit, log)
+def asked(end: int, start: int = 0, *, min_commit: int = 0, log: str | None = "log-1") -> Range:
+    return Range("default", start, end, min_commit, log)
 
 
 def found(chunk: Chunk | None) -> list[int]:
@@ -70,15 +68,22 @@ def test_what_is_recorded_as_committed_is_served_in_chunks(store: StoreWriter) -
         asked(50, min_commit=100),
         asked(50, log="log-2"),
         asked(50, log=None),
+        asked(50, min_commit=-1),
     ],
-    ids=["behind the commit index", "outcomes behind the commit index", "another log", "a log without identity"],
+    ids=[
+        "behind the commit index",
+        "outcomes behind the commit index",
+        "another log",
+        "no identity",
+        "outcomes unknown",
+    ],
 )
 def test_what_a_store_cannot_vouch_for_is_left_to_the_servers(store: StoreWriter, part: Range) -> None:
     local = stores(store)
     assert local.chunk(part, 0) is None
     assert found(stores(store).chunk(asked(50), 0)) == list(range(50))
     store.append_numbers(100)
-    if part.log == "log-1":
+    if part.log == "log-1" and part.min_commit >= 0:
         assert found(local.chunk(part, 0)) == list(range(part.end)), "it is seen to grow"
 
 
@@ -139,6 +144,16 @@ def test_attempts_that_lost_are_left_out_unless_they_are_wanted(store: StoreWrit
     assert found(stores(store, isolation="read_uncommitted").chunk(part, 98)) == both
 
 
+def test_views_do_not_hold_files_for_long(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(stores(store).chunk(asked(50), 0)) == list(range(50))
+    key = next(key for key in local_stores._views if key[1] == str(store.path))
+    stores(store)
+    assert key in local_stores._views
+    monkeypatch.setattr(local_stores, "_KEPT_S", 0.0)
+    stores(store)
+    assert key not in local_stores._views
+
+
 def test_too_long_a_search_for_outcomes_is_left_to_the_servers(
     store: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +170,7 @@ def test_too_long_a_search_for_outcomes_is_left_to_the_servers(
         ({"peers": PEERS, "readFrom": "follower"}, "with readFrom=follower it does nothing"),
         ({"peers": PEERS, "localStores": "stores"}, "'stores' is not an absolute path"),
         ({"peers": PEERS, "localStores": " "}, "names no directory"),
+        ({"peers": PEERS, "localStores": '["/a\\u0000"]'}, "cannot hold a NUL"),
         ({"peers": PEERS, "protocol": "dledger-java"}, "with protocol=dledger-java it does nothing"),
     ],
 )
