@@ -32,6 +32,8 @@ RUN_MARK = "DLEDGER_TEST_RUN"
 
 _ran = pytest.StashKey[set[str]]()
 _before = pytest.StashKey[set[str]]()
+_failed = pytest.StashKey[dict[str, float]]()
+_remarks = pytest.StashKey[list[str]]()
 
 SPARK_CLASSES = CHECKOUT / ".venv" / "spark-classes.jsa"
 DELTA_JARS = CHECKOUT / ".venv" / "delta-jars"
@@ -75,6 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("patient", deadline=None)
     hypothesis.settings.load_profile("patient")
     config.stash[_ran] = set()
+    config.stash[_failed] = {}
+    config.stash[_remarks] = []
     config.pluginmanager.register(_Count(config))
     if config.getoption("--no-leftovers"):
         config.stash[_before] = _files()
@@ -134,7 +138,7 @@ def _encodable(data: Any) -> Any:
 
 
 class _Count:
-    """Counts tests that ran; reports of workers reach only the process that leads them."""
+    """Notes which tests ran and when tries failed; reports of workers reach only the process that leads them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -142,6 +146,8 @@ class _Count:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and not report.skipped:
             self._config.stash[_ran].add(report.nodeid)
+        if report.outcome in ("failed", "rerun"):
+            self._config.stash[_failed][report.nodeid] = report.stop
 
 
 def _shares_spark(path: Path) -> bool:
@@ -182,19 +188,25 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _stop_spark()
     if _is_worker(config):
         return  # the process that leads the workers looks when they are gone
+    remarks = config.stash[_remarks]
+    remarks += [f"ended, a failed try had left it: {process}" for process in _end_what_failed_tries_left(config)]
     problems = [f"still running: {process}" for process in _processes_left()]
     if _before in config.stash:
         problems += [f"left behind: {path}" for path in sorted(_files() - config.stash[_before])]
     if exitstatus == pytest.ExitCode.OK and not config.stash[_ran]:
         problems.append("no test ran: all were skipped")
-    if problems:
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.write_line("")
-            for problem in problems:
-                reporter.write_line(problem, red=True)
-        if exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    remarks += problems
+    if problems and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
+    """Last, because a log is often kept by its end alone: what failed the run, and what had to be tried again."""
+    yield
+    again = sorted({report.nodeid for report in terminalreporter.getreports("rerun")})
+    for remark in [*(f"tried again: {test}" for test in again), *config.stash[_remarks]]:
+        terminalreporter.write_line(remark, red=True)
 
 
 def _files() -> set[str]:
@@ -218,7 +230,22 @@ def _stop_spark() -> None:
     gateway.proc.wait(timeout=120)
 
 
-def _processes_left(patience_s: float = 20.0) -> list[str]:
+def _end_what_failed_tries_left(config: pytest.Config) -> list[str]:
+    """A test that fails half-way need not tidy up; one that passes must, whatever its first try did."""
+    ended = []
+    for process in _marked():
+        try:
+            test = process.environ().get("PYTEST_CURRENT_TEST", "").rsplit(" (", 1)[0]
+            if process.create_time() <= config.stash[_failed].get(test, 0.0):
+                ended.append(_describe(process))
+                for one in (*process.children(recursive=True), process):
+                    one.kill()
+        except psutil.Error:
+            continue
+    return ended
+
+
+def _processes_left(patience_s: float = 60.0) -> list[str]:
     """Processes of this run that outlive it; those that are just ending get a moment."""
     deadline = time.monotonic() + patience_s
     left = _marked()

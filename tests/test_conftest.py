@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ ORPHAN = (
 
 def session(tmp_path: Path, test: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "conftest.py").write_text(
-        CONFTEST.read_text().replace("patience_s: float = 20.0", "patience_s: float = 0.3")
+        CONFTEST.read_text().replace("patience_s: float = 60.0", "patience_s: float = 0.3")
     )
     (tmp_path / "test_it.py").write_text(test)
     environment = {key: value for key, value in os.environ.items() if key != "CI"}
@@ -66,6 +67,37 @@ def test_an_orphaned_process_fails_the_run(tmp_path: Path) -> None:
     pid = int(done.stdout.split("still running: pid ")[1].split(":")[0])
     psutil.Process(pid).kill()
     assert done.returncode == 1
+
+
+LEFT_BY_A_FAILED_TRY = """
+import pathlib, pytest, subprocess, sys
+pytestmark = [pytest.mark.integration]
+def test_once_more():
+    before = pathlib.Path(__file__).with_name("before")
+    first = not before.exists()
+    if first or {always}:
+        before.touch()
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(child.pid)
+    assert not first
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("always", "code"), [(False, 0), (True, 1)])
+def test_what_a_failed_try_leaves_is_ended_and_told(tmp_path: Path, always: bool, code: int) -> None:
+    import psutil
+
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = integration\n")
+    test = LEFT_BY_A_FAILED_TRY.format(always=always)
+    done = session(tmp_path, test, "--retries", "1", *WORKERS)
+    (ended,) = re.findall(r"^ended, a failed try had left it: pid (\d+): ", done.stdout, re.MULTILINE)
+    running = re.findall(r"^still running: pid (\d+): ", done.stdout, re.MULTILINE)
+    for pid in running:
+        psutil.Process(int(pid)).kill()
+    assert (done.returncode, len(running)) == (code, code), done.stdout
+    assert not psutil.pid_exists(int(ended)) or psutil.Process(int(ended)).status() == psutil.STATUS_ZOMBIE
+    assert "tried again: test_it.py::test_once_more" in done.stdout.splitlines()[-3 - code :]
 
 
 TWICE = """
