@@ -162,7 +162,7 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
         progress(f"reading group {group}: entries {start} to {end}, {len(plan.classic)} classic files")
     with Whole(spark, plan) as whole:
         facts = whole.write()
-        return _outcome(plan, _found(spark, plan, facts, _skipped(whole.runs)))
+        return _outcome(plan, _found(spark, plan, facts, _skipped(whole.runs, whole.skipped)))
 
 
 def _found(spark: SparkSession, plan: RebuildPlan, facts: QueueFacts, skipped: dict[str, Any]) -> dict[str, Any]:
@@ -180,12 +180,9 @@ def _found(spark: SparkSession, plan: RebuildPlan, facts: QueueFacts, skipped: d
     return found | _explained(spark, plan, tangled=facts.tangled > 0)
 
 
-def _skipped(runs: DataFrame) -> dict[str, Any]:
+def _skipped(runs: DataFrame, counts: dict[str, int]) -> dict[str, Any]:
     """How many entries are no units, and where: the first 100 places of what is no message."""
     from pyspark.sql import functions as f
-
-    rows = runs.where("skipped is not null").groupBy("skipped").agg(f.sum("units").alias("units")).collect()
-    counts = {row["skipped"]: row["units"] for row in rows}
 
     def places(reason: str) -> list[int]:
         found = runs.where(f.col("skipped") == reason).select("position").orderBy("position").limit(_PLACES_MAX)

@@ -170,11 +170,11 @@ class _Comparison:
         """The new offsets are right: where the message is, the next of its queue, the CRC over it."""
         new = located_in(records.bodies, piece.starts, piece.lengths)
         positions = records.headers["position"].astype(np.int64)[new.rows]
-        same = ~moved | (new.read(">i8", PHYSICAL_OFFSET_AT) == positions + PHYSICAL_OFFSET_DELTA)
+        same = ~moved | (new.number("physical_offset") == positions + PHYSICAL_OFFSET_DELTA)
         if self._plan.assigns_offsets:
             old = located_in(piece.bodies, piece.starts, piece.lengths)
             given = self._queues.assign(old, broker_numbered(self._plan, numbers, old))
-            same &= new.read(">i8", QUEUE_OFFSET_AT) == given
+            same &= new.number("queue_offset") == given
         if not bool(same.all()):
             raise self._differs(int(new.rows[np.argmin(same)]), "a wrong offset")
         if len(np.setdiff1d(signed, own_crc_rows(new))):

@@ -63,7 +63,7 @@ class QueueCounters:
             kept: which of them keep the offset they carry; the others get the next one of their queue. Prepared and
                 rollback messages are in no queue and get 0, as a broker gives them.
         """
-        offsets: _I64 = located.read(">i8", QUEUE_OFFSET_AT).astype(np.int64)
+        offsets: _I64 = located.number("queue_offset")
         kinds = located.sys_flags & layout.TRANSACTION_MASK
         queued = (kinds == 0) | (kinds == layout.TRANSACTION_COMMIT)
         offsets[~queued & ~kept] = 0
@@ -90,7 +90,7 @@ def _queues(located: Located, rows: _I64) -> tuple[_I64, dict[int, tuple[bytes, 
     """Returns a code of the queue of each of ``rows``, and the queue of each code."""
     lengths = located.topic_bytes[rows]
     topics = binary_column(join_pieces(located.data, located.topic[rows], lengths), lengths).dictionary_encode()
-    ids = pa.array(located.read(">i4", 12)[rows]).dictionary_encode()
+    ids = pa.array(located.number("queue_id")[rows]).dictionary_encode()
     width = max(len(ids.dictionary), 1)
     codes = np.asarray(topics.indices).astype(np.int64) * width + np.asarray(ids.indices).astype(np.int64)
     names, numbers = topics.dictionary.to_pylist(), ids.dictionary.to_pylist()

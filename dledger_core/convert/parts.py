@@ -118,7 +118,7 @@ class ClassicPart:
             return row, str(located.reason_texts()[row])
         blob = join_pieces(located.data, located.body, located.body_bytes)
         crcs = crc32_column(memoryview(blob), located.body_bytes) & np.uint32(layout.BODY_CRC_MASK)
-        wrong = np.flatnonzero(crcs != located.read(">i4", 8).astype(np.uint32))
+        wrong = np.flatnonzero(crcs != located.number("body_crc").astype(np.uint32))
         return (int(wrong[0]), "its body does not match its CRC") if len(wrong) else None
 
     def _check_stop(self, file: ClassicFile, stop: Stop) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.checksum import Buffer, crc32_column
-from dledger_core.convert.messages import PHYSICAL_OFFSET_AT, located_in, patch
+from dledger_core.convert.messages import located_in, patch
 from dledger_core.convert.pieces import Piece
 from dledger_core.convert.plan import Plan
 from dledger_core.convert.progress import Progress
@@ -70,7 +70,7 @@ def may_move(plan: Plan, piece: Piece, located: Located) -> npt.NDArray[np.bool_
     if plan.assigns_offsets:
         return np.ones(located.count, np.bool_)
     delta = PHYSICAL_OFFSET_DELTA if piece.name == "log" else 0
-    said: npt.NDArray[Any] = located.read(">i8", PHYSICAL_OFFSET_AT)
+    said: npt.NDArray[Any] = located.number("physical_offset")
     return np.asarray(said == piece.positions[located.rows] + delta)
 
 

@@ -25,7 +25,6 @@ from dledger_core.rocketmq.records import locate
 __all__ = ["ClassicLog", "wrong_messages"]
 
 _CHUNK_BYTES: Final = 1 << 20
-_BODY_CRC, _PHYSICAL_OFFSET = 8, 28
 _CRC_MASK: Final = 0x7FFF_FFFF
 """RocketMQ keeps a CRC-32 as a positive int."""
 
@@ -156,7 +155,7 @@ def wrong_messages(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     bodies = join_pieces(located.data, located.body, located.body_bytes)
     crcs = checksum.crc32_column(bodies, located.body_bytes) & _CRC_MASK
     positions = np.asarray(batch.column("position"))[located.rows]
-    bad = crcs != located.read(">i4", _BODY_CRC).astype(np.uint32)
-    bad |= located.read(">i8", _PHYSICAL_OFFSET) != positions
+    bad = crcs != located.number("body_crc").astype(np.uint32)
+    bad |= located.number("physical_offset") != positions
     wrong[located.rows[bad]] = True
     return wrong

@@ -6,7 +6,7 @@ lie somewhere in a buffer. Callers check that pieces and fields lie inside the b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = [
     "constant_column",
     "field",
     "join_pieces",
+    "pieces_at",
     "rows_of",
     "text_column",
 ]
@@ -53,6 +54,10 @@ class Rows:
     starts: IntArray
     lengths: IntArray
     present: BoolArray | None
+
+    def without_head(self, count: int) -> Rows:
+        """Returns the rows without their first ``count`` bytes; what is shorter gets a length below 0."""
+        return replace(self, starts=self.starts + count, lengths=self.lengths - count) if count else self
 
 
 def rows_of(array: Any, name: str = "bodies") -> Rows:
@@ -85,6 +90,11 @@ def field(data: Bytes, dtype: str, at: IntArray) -> npt.NDArray[Any]:
     """Returns the numbers of ``dtype`` that begin at the byte offsets ``at``, in native byte order."""
     kind = np.dtype(dtype)
     return _everywhere(data, kind)[at].astype(kind.newbyteorder("="), copy=False)
+
+
+def pieces_at(data: Bytes, width: int, at: IntArray) -> Bytes:
+    """Returns ``width`` bytes from each of the byte offsets ``at`` on, shape (n, width); a copy."""
+    return field(data, f"V{width}", at).view(np.uint8).reshape(len(at), width)
 
 
 def _everywhere(data: Bytes, kind: np.dtype[Any]) -> npt.NDArray[Any]:

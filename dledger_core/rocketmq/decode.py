@@ -64,6 +64,7 @@ def consume_queue_columns(
     columns: Sequence[str] | None = None,
     *,
     delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
+    skip_bytes: int = 0,
 ) -> pa.RecordBatch:
     """Returns only what a consume queue is made of, several times faster than ``decode_messages``.
 
@@ -71,9 +72,10 @@ def consume_queue_columns(
         bodies: as in ``decode_messages``.
         columns: which columns of QUEUE_FACTS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
         delay_levels_ms: the broker's ``messageDelayLevel``.
+        skip_bytes: where in each row its message begins: whole entries need not be cut to get at their bodies.
     """
     names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
-    return _decode(bodies, QUEUE_FACTS_SCHEMA, names, delay_levels_ms)
+    return _decode(bodies, QUEUE_FACTS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes)
 
 
 def _decode(
@@ -82,12 +84,13 @@ def _decode(
     columns: Sequence[str] | None,
     delay_levels_ms: Sequence[int],
     opened_bytes_max: int | None = None,
+    skip_bytes: int = 0,
 ) -> pa.RecordBatch:
     names = schema.names if columns is None else list(columns)
     unknown = sorted(set(names) - set(schema.names))
     if unknown:
         raise BadRequestError(f"no such column: {', '.join(unknown)}", "columns", f"use {', '.join(schema.names)}")
-    decoder = _Decoder(locate(rows_of(bodies)), delay_levels_ms, opened_bytes_max)
+    decoder = _Decoder(locate(rows_of(bodies).without_head(skip_bytes)), delay_levels_ms, opened_bytes_max)
     arrays = [decoder.column(name) for name in names if name != "error"]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(n) for n in names if n != "error"]))
     if not decoder.located.complete:
@@ -118,8 +121,7 @@ class _Decoder:
     def column(self, name: str) -> pa.Array:
         number = _NUMBERS.get(name)
         if number is not None:
-            dtype, at = number
-            return pa.array(self.located.read(dtype, at))
+            return pa.array(self.located.number(number))
         make: Callable[[], pa.Array] = getattr(self, "_" + name)
         return make()
 
@@ -181,10 +183,10 @@ class _Decoder:
         return pa.array(self.located.sys_flags)
 
     def _born_timestamp(self) -> pa.Array:
-        return _timestamps(self.located.read(">i8", 40))
+        return _timestamps(self.located.number("born_timestamp"))
 
     def _store_timestamp(self) -> pa.Array:
-        return _timestamps(self.located.read(">i8", self.located.store_timestamp))
+        return _timestamps(self.located.number("store_timestamp"))
 
     def _born_host(self) -> pa.Array:
         return self._host(self.located.born_host, layout.BORN_IPV6)
@@ -198,20 +200,15 @@ class _Decoder:
     def _msg_id(self) -> pa.Array:
         located = self.located
         ipv6 = (located.sys_flags & layout.STORE_IPV6) != 0
-        return message_ids(located.data, located.store_host, ipv6, located.starts)
-
-    def _reconsume_times(self) -> pa.Array:
-        return pa.array(self.located.read(">i4", self.located.tail))
-
-    def _prepared_transaction_offset(self) -> pa.Array:
-        return pa.array(self.located.read(">i8", self.located.tail + 4))
+        offsets = np.ascontiguousarray(located.heads["physical_offset"]).view(np.uint8).reshape(-1, 8)
+        return message_ids(located.data, located.store_host, ipv6, offsets)
 
     def _tags_code(self) -> pa.Array:
         codes = java_hash(self._tag_texts)
         scheduled = np.asarray(pc.equal(self._topics, layout.SCHEDULE_TOPIC))
         if scheduled.any():
             levels = self._pairs.values_of("DELAY", scheduled)
-            stored = self.located.read(">i8", self.located.store_timestamp)
+            stored = self.located.number("store_timestamp")
             times, delayed = delivery_times(levels, stored, self._delay_levels_ms)
             codes = np.where(delayed, times, codes)
         return pa.array(codes)
@@ -252,20 +249,24 @@ class _Decoder:
         return opened
 
 
-_NUMBERS: Final[dict[str, tuple[str, int]]] = {
-    "store_size": (">i4", 0),
-    "size": (">i4", 0),
-    "body_crc": (">i4", 8),
-    "queue_id": (">i4", 12),
-    "flag": (">i4", 16),
-    "queue_offset": (">i8", 20),
-    "physical_offset": (">i8", 28),
+_NUMBERS: Final = {"store_size": "size"} | {
+    name: name
+    for name in (
+        "size",
+        "body_crc",
+        "queue_id",
+        "flag",
+        "queue_offset",
+        "physical_offset",
+        "reconsume_times",
+        "prepared_transaction_offset",
+    )
 }
-"""Columns that are a number at a fixed offset."""
+"""Columns that are a number in the head, and its name there."""
 
 
 def _timestamps(millis: IntArray) -> pa.Array:
     sane = (millis > -_YEAR_10000_MS) & (millis < _YEAR_10000_MS)
     if sane.all():
-        return pa.array(millis * 1000).cast(_TIMESTAMP)
-    return pa.array(np.where(sane, millis, 0) * 1000, mask=~sane).cast(_TIMESTAMP)
+        return pa.array(millis * 1000).view(_TIMESTAMP)
+    return pa.array(np.where(sane, millis, 0) * 1000, mask=~sane).view(_TIMESTAMP)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import struct
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.errors import BadRequestError
-from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, field
+from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, field, pieces_at
 
 __all__ = ["message_ids", "pack_host", "read_hosts"]
 
@@ -58,28 +58,28 @@ def pack_host(text: str) -> bytes:
         raise BadRequestError(problem, "host", "write 127.0.0.1:10911 or [::1]:10911") from None
 
 
-def message_ids(data: Bytes, store_host: IntArray, ipv6: BoolArray, starts: IntArray) -> pa.StringArray:
-    """Returns RocketMQ's offset message ids: upper-case hex of store host and physical offset."""
-    n = len(starts)
-    host_bytes = 20 if ipv6.any() else 8
-    text: Any = np.empty((n, host_bytes + 8), np.uint16)
+def message_ids(data: Bytes, store_host: IntArray, ipv6: BoolArray, physical_offset: Bytes) -> pa.StringArray:
+    """Returns RocketMQ's offset message ids: upper-case hex of store host and physical offset.
+
+    Args:
+        data: what holds the hosts.
+        store_host: where each of them begins.
+        ipv6: which of them have 20 bytes instead of 8.
+        physical_offset: its bytes as stored, shape (n, 8).
+    """
+    if not ipv6.any():
+        ids = np.hstack([pieces_at(data, 8, store_host), physical_offset])
+        return _texts(ids, np.full(len(ids), 32, np.int32))
+    ids = np.empty((len(store_host), 28), np.uint8)
     narrow = ~ipv6
-    text[narrow, :8] = _HEX[_take(data, store_host[narrow], 8)]
-    text[narrow, 8:16] = _HEX[_take(data, starts[narrow] + 28, 8)]
-    if host_bytes == 8:
-        lengths = np.full(n, 32, np.int32)
-        blob = text
-    else:
-        text[ipv6, :20] = _HEX[_take(data, store_host[ipv6], 20)]
-        text[ipv6, 20:] = _HEX[_take(data, starts[ipv6] + 28, 8)]
-        lengths = np.where(ipv6, 56, 32).astype(np.int32)
-        blob = text[np.arange(28) < (lengths // 2)[:, None]]
-    offsets = np.zeros(n + 1, np.int32)
+    ids[narrow, :16] = np.hstack([pieces_at(data, 8, store_host[narrow]), physical_offset[narrow]])
+    ids[ipv6] = np.hstack([pieces_at(data, 20, store_host[ipv6]), physical_offset[ipv6]])
+    bytes_of = np.where(ipv6, 28, 16)
+    return _texts(ids[np.arange(28) < bytes_of[:, None]], (2 * bytes_of).astype(np.int32))
+
+
+def _texts(ids: Bytes, lengths: npt.NDArray[np.int32]) -> pa.StringArray:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(blob))]
-    return pa.Array.from_buffers(pa.string(), n, buffers)
-
-
-def _take(data: Bytes, at: IntArray, width: int) -> Any:
-    pieces = field(data, f"V{width}", at)
-    return pieces.view(np.uint8).reshape(len(at), width)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_HEX.take(ids))]
+    return pa.Array.from_buffers(pa.string(), len(lengths), buffers)

@@ -27,6 +27,7 @@ __all__ = [
     "COMPRESSION_SHIFT",
     "CONSUME_QUEUE_SCHEMA",
     "DELAY_LEVELS_MS",
+    "HEAD",
     "IPV6_EXTRA",
     "MAGIC_V1",
     "MAGIC_V2",
@@ -81,6 +82,27 @@ DELAY_LEVELS_MS: Final = (
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One slot of a consume queue file."""
+
+HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">i4"),
+        ("body_crc", ">i4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_timestamp", ">i8"),
+        ("born_host", "V8"),
+        ("store_timestamp", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"),
+        ("body_bytes", ">i4"),
+    ]
+)
+"""What comes before the body of a message whose hosts are IPv4."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 

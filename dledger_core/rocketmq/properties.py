@@ -151,9 +151,18 @@ def parse_properties(data: Bytes, starts: IntArray, lengths: IntArray) -> Pairs:
     piece_ends = np.flatnonzero(blob == PROPERTY_END)
     piece_starts = np.empty_like(piece_ends)
     piece_starts[:1], piece_starts[1:] = 0, piece_ends[:-1] + 1
-    first = np.zeros(len(lengths) + 1, np.int64)
-    first[1:] = np.searchsorted(piece_ends, totals)
-    return Pairs(blob, piece_starts, piece_ends, first)
+    return Pairs(blob, piece_starts, piece_ends, _first_pieces(piece_ends, totals))
+
+
+def _first_pieces(piece_ends: IntArray, totals: IntArray) -> IntArray:
+    """Returns the number of each text's first piece, and the number of all; a text ends before ``totals[i]``."""
+    first = np.zeros(len(totals) + 1, np.int64)
+    last = np.zeros(int(totals[-1]) + 1 if len(totals) else 1, np.bool_)
+    last[totals] = True
+    numbers = np.flatnonzero(last[piece_ends + 1]) + 1
+    # Texts without a byte end where the one before does, so there are fewer ends than texts: then each is looked up.
+    first[1:] = numbers if len(numbers) == len(totals) else np.searchsorted(piece_ends, totals)
+    return first
 
 
 def build_properties(

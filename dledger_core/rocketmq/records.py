@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.rocketmq import layout
-from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, Rows, field
+from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, Rows, field, pieces_at
 
 __all__ = ["Located", "locate"]
 
 _BORN_HOST: Final = 48
+_STORE_TIMESTAMP: Final = 56
+_TAIL: Final = 72
 _REASONS: Final = (
     "",
     "null",
@@ -39,9 +41,9 @@ class Located:
         reasons: uint8, shape (n,): 0 for a row that passed, else what is wrong (``reason_text``).
         starts: begin of the record.
         sizes: bytes of the record.
+        heads: dtype HEAD: what comes before the body; of IPv6 hosts it has only a part.
         sys_flags: int32.
-        store_timestamp: begin of what follows the born host.
-        tail: begin of what follows the store host.
+        store_host: begin of the store host.
         body: begin of the body; body_bytes its length.
         topic: begin of the topic; topic_bytes its length.
         properties: begin of the properties; properties_bytes their length.
@@ -52,9 +54,9 @@ class Located:
     reasons: npt.NDArray[np.uint8]
     starts: IntArray
     sizes: IntArray
+    heads: npt.NDArray[Any]
     sys_flags: npt.NDArray[np.int32]
-    store_timestamp: IntArray
-    tail: IntArray
+    store_host: IntArray
     body: IntArray
     body_bytes: IntArray
     topic: IntArray
@@ -77,14 +79,10 @@ class Located:
         """Begin of the born host."""
         return self.starts + _BORN_HOST
 
-    @property
-    def store_host(self) -> IntArray:
-        """Begin of the store host."""
-        return self.store_timestamp + 8
-
-    def read(self, dtype: str, at: IntArray | int) -> npt.NDArray[Any]:
-        """Returns a number of each record, at absolute offsets or at one offset relative to its begin."""
-        return field(self.data, dtype, self.starts + at if isinstance(at, int) else at)
+    def number(self, name: str) -> npt.NDArray[Any]:
+        """Returns a field of each head, in native byte order; a copy."""
+        column = self.heads[name]
+        return column.astype(column.dtype.newbyteorder("="))
 
     def reason_texts(self) -> list[str | None]:
         """What is wrong with each row of the column, None for a row that passed."""
@@ -120,10 +118,12 @@ def locate(rows: Rows) -> Located:
     if rows.present is not None:
         sieve.drop(~rows.present, 1)
     sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
-    magics = field(data, ">i4", sieve.starts + 4)
+    # One look at the record instead of one per field: most of them wait for memory.
+    sieve.columns["heads"] = pieces_at(data, layout.HEAD.itemsize, sieve.starts).view(layout.HEAD)[:, 0]
+    magics = sieve.heads["magic"]
     sieve.columns["wide"] = magics == layout.MAGIC_V2
     sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)
-    sieve.drop(field(data, ">i4", sieve.starts) != sieve.sizes, 4)
+    sieve.drop(sieve.heads["size"] != sieve.sizes, 4)
     _locate_hosts(data, sieve)
     _locate_lengths(data, sieve)
     columns = sieve.columns
@@ -132,27 +132,31 @@ def locate(rows: Rows) -> Located:
 
 
 def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
-    flags = field(data, ">i4", sieve.starts + 36)
+    flags = sieve.heads["sys_flag"].astype(np.int32)
+    born = layout.IPV6_EXTRA * ((flags & layout.BORN_IPV6) != 0)
+    both = born + layout.IPV6_EXTRA * ((flags & layout.STORE_IPV6) != 0)
     sieve.columns["sys_flags"] = flags
-    born = np.where(flags & layout.BORN_IPV6, 20, 8) if (flags & layout.BORN_IPV6).any() else 8
-    store = np.where(flags & layout.STORE_IPV6, 20, 8) if (flags & layout.STORE_IPV6).any() else 8
-    sieve.columns["store_timestamp"] = sieve.starts + _BORN_HOST + born
-    sieve.columns["tail"] = sieve.store_timestamp + 8 + store
-    sieve.columns["body"] = sieve.tail + 16
+    sieve.columns["store_host"] = sieve.starts + born + _STORE_TIMESTAMP + 8
+    sieve.columns["body"] = sieve.starts + both + layout.HEAD.itemsize
     sieve.columns["end"] = sieve.starts + sieve.sizes
     sieve.drop(sieve.body + 3 > sieve.end, 2)
+    shifted = np.flatnonzero(sieve.body - sieve.starts != layout.HEAD.itemsize)
+    if len(shifted):
+        heads = sieve.heads.view(np.uint8).reshape(-1, layout.HEAD.itemsize)
+        heads[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = pieces_at(data, 8, sieve.store_host[shifted] - 8)
+        width = layout.HEAD.itemsize - _TAIL
+        heads[shifted, _TAIL:] = pieces_at(data, width, sieve.body[shifted] - width)
 
 
 def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:
     """A length is read only where it lies inside the record, and used only if what it counts does too."""
-    sieve.columns["body_bytes"] = field(data, ">i4", sieve.body - 4).astype(np.int64)
-    width = np.where(sieve.wide, 2, 1)
-    after = sieve.body + sieve.body_bytes + width + 2
-    sieve.drop((sieve.body_bytes < 0) | (after > sieve.end), 5)
-    sieve.columns["topic"] = sieve.body + sieve.body_bytes + np.where(sieve.wide, 2, 1)
+    sieve.columns["body_bytes"] = sieve.heads["body_bytes"].astype(np.int64)
+    sieve.columns["topic"] = sieve.body + sieve.body_bytes + 1 + sieve.wide
+    sieve.drop((sieve.body_bytes < 0) | (sieve.topic + 2 > sieve.end), 5)
     narrow = field(data, ">i1", sieve.topic - 1).astype(np.int64)
     # the byte before a V1 topic length is inside the record too, so reading it as two bytes is harmless
-    sieve.columns["topic_bytes"] = np.where(sieve.wide, field(data, ">i2", sieve.topic - 2), narrow)
+    some = sieve.wide.any()
+    sieve.columns["topic_bytes"] = np.where(sieve.wide, field(data, ">i2", sieve.topic - 2), narrow) if some else narrow
     sieve.drop((sieve.topic_bytes < 0) | (sieve.topic + sieve.topic_bytes + 2 > sieve.end), 6)
     sieve.columns["properties"] = sieve.topic + sieve.topic_bytes + 2
     sieve.columns["properties_bytes"] = field(data, ">i2", sieve.properties - 2).astype(np.int64)

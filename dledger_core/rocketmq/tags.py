@@ -29,8 +29,8 @@ def java_hash(texts: Any) -> IntArray:
         return _hash_each(texts)
     kinds = texts.dictionary_encode()  # tags are few and come often
     codes = np.append(_hash_each(kinds.dictionary), 0)
-    rows: IntArray = np.asarray(kinds.indices.fill_null(len(codes) - 1), np.int64)
-    return np.take(codes, rows)
+    rows = kinds.indices.fill_null(len(codes) - 1) if kinds.indices.null_count else kinds.indices
+    return np.take(codes, np.asarray(rows))
 
 
 def _hash_each(texts: Any) -> IntArray:

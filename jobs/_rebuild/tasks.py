@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 
+from dledger_core.record import MAGIC_DATA
 from jobs._rebuild.runs import RUN_SCHEMA, run_batches
-from jobs._rebuild.units import UNIT_SCHEMA, EntryRules, unit_batches
+from jobs._rebuild.units import RECORD, UNIT_SCHEMA, EntryRules, unit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dledger_core.record import Records
+    from spark_connector.reading.planning import Range
+    from spark_connector.reading.store_log import StoreLog
+
 __all__ = ["RUNS", "UNITS", "Product", "read_store"]
 
-_RANGE_ENTRIES: Final = 1 << 18
-"""Entries of one task, at most."""
-_BATCH: Final = {"fetchMaxBytes": str(16 << 20), "isolation": "read_uncommitted"}
-"""A batch costs some 3 ms, however many messages it has: with 4 MB of 1 KB messages that is a third of the time. The
-plan has said which entries are hidden: whatever a log does meanwhile, all passes leave out the same."""
+_RANGE_ENTRIES: Final = 1 << 20
+"""Entries of one task, at most. Each task costs some 100 ms, most of it in jobs that look at what it returned."""
+_READ_BYTES: Final = 16 << 20
+"""A batch costs some 2 ms, however many messages it has; what is larger no longer fits the processor's caches."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,9 @@ def read_store(
         product: what of them.
     """
     start, end = bounds
-    width = max(1, min(_RANGE_ENTRIES, -(-(end - start) // max(1, spark.sparkContext.defaultParallelism))))
+    cores = max(1, spark.sparkContext.defaultParallelism)
+    rounds = -(-(end - start) // (cores * _RANGE_ENTRIES))
+    width = max(1, -(-(end - start) // max(1, cores * rounds)))  # all cores end at about the same time
     tasks = -(-(end - start) // width)
     starts = spark.range(start, start + tasks * width, width, max(1, tasks))
     return starts.mapInArrow(_store_reader(options, group, width, end, rules, product), product.schema)
@@ -74,22 +81,35 @@ def _store_reader(
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from spark_connector.options import DLedgerOptions
-        from spark_connector.reading.logs import open_log
         from spark_connector.reading.planning import Range
+        from spark_connector.reading.store_log import StoreLog
 
-        log = open_log(DLedgerOptions.for_reading(options | _BATCH))
+        log = StoreLog(DLedgerOptions.for_reading(options))
         for batch in batches:
             for first in batch.column(0).to_pylist():
                 part = Range(group, first, min(first + width, end))
-                yield from product.make(unit_batches(_entries(log.chunk, part), rules))
+                yield from product.make(unit_batches(_entries(log, part), rules))
 
     return read
 
 
-def _entries(chunk: Callable[..., Any], part: Any) -> Iterator[pa.RecordBatch]:
+def _entries(log: StoreLog, part: Range) -> Iterator[pa.RecordBatch]:
     at = part.start
     while at < part.end:
-        found = chunk(part, at, 0)
-        at = found.next_index
-        if found.batch.num_rows:
-            yield found.batch.append_column("group", pa.repeat(pa.scalar(part.group), found.batch.num_rows))
+        records = log.records(part, at, _READ_BYTES)
+        at += records.count
+        yield _entry_batch(records, part.group)
+
+
+def _entry_batch(records: Records, group: str) -> pa.RecordBatch:
+    """The data entries with their headers: to cut out the bodies would copy all of them."""
+    headers = records.headers
+    offsets = pa.py_buffer(np.append(records.starts, records.nbytes).astype(np.int32))
+    columns = {
+        "group": pa.repeat(pa.scalar(group), records.count),
+        "index": pa.array(headers["index"].astype(np.int64)),
+        "position": pa.array(headers["position"].astype(np.int64)),
+        RECORD: pa.Array.from_buffers(pa.binary(), records.count, [None, offsets, pa.py_buffer(records.data)]),
+    }
+    batch, data = pa.RecordBatch.from_pydict(columns), headers["magic"] == MAGIC_DATA
+    return batch if data.all() else batch.filter(pa.array(data))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.record import inside
+from dledger_core.record import HEADER_BYTES, inside
 from dledger_core.rocketmq import consume_queue_columns
 from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
 from jobs._rebuild.dispatch import expanded
@@ -27,6 +27,7 @@ __all__ = [
     "IMPOSSIBLE",
     "OFFSET_MAX",
     "PENDING",
+    "RECORD",
     "SEARCHED",
     "STRANGE",
     "UNIT_ARROW",
@@ -44,6 +45,8 @@ STRANGE: Final = "not_messages"
 PENDING: Final = "prepared_or_rolled_back"
 IMPOSSIBLE: Final = "impossible_queue_offsets"
 """Why an entry is no unit."""
+RECORD: Final = "record"
+"""A column of whole entries: their headers, and behind these their bodies."""
 OFFSET_MAX: Final = (1 << 63) // UNIT.itemsize - 1
 """The last slot whose place in a queue is a 64-bit number."""
 
@@ -109,7 +112,12 @@ class EntryRules:
 
 
 def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
-    """Turns batches of entries (group, index, position, body) into batches of units: a row per entry, or per queue."""
+    """Turns batches of entries into batches of units: a row per entry, or per queue.
+
+    Args:
+        batches: columns group, index, position, and body or RECORD.
+        rules: how to read them.
+    """
     for batch in batches:
         for entries in _by_group(batch):
             shown = _shown(entries, rules.hidden)
@@ -134,10 +142,14 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
 
 def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
     wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
-    bodies = entries.column("body")
-    columns = consume_queue_columns(bodies, [*wanted, *(_DISPATCH if rules.multi_dispatch else ())])
+    whole = RECORD in entries.schema.names
+    columns = consume_queue_columns(
+        entries.column(RECORD if whole else "body"),
+        [*wanted, *(_DISPATCH if rules.multi_dispatch else ())],
+        skip_bytes=HEADER_BYTES if whole else 0,
+    )
     index = entries.column("index")
-    below: _Ints = np.asarray(index.fill_null(0))
+    below = _numbers(index)
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
     found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
     found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
@@ -155,7 +167,7 @@ def _true_or_null(known: _Bools) -> pa.Array:
 def _why_none(columns: pa.RecordBatch) -> pa.Array:
     """Why an entry is no unit, by what its message says; null for those that are."""
     errors = columns.column("error")
-    transaction = np.asarray(columns.column("sys_flag").fill_null(0)) & TRANSACTION_MASK
+    transaction = _numbers(columns.column("sys_flag")) & TRANSACTION_MASK
     pending = (transaction != 0) & (transaction != TRANSACTION_COMMIT)
     if errors.null_count == len(errors) and not pending.any():
         return pa.nulls(len(errors), pa.string())
@@ -165,7 +177,7 @@ def _why_none(columns: pa.RecordBatch) -> pa.Array:
 
 def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
     """Marks messages whose queue offset no consume queue can hold: it would not fit a file's name."""
-    offsets = np.asarray(units.column("queue_offset").fill_null(0))
+    offsets = _numbers(units.column("queue_offset"))
     wrong = carried & ((offsets < 0) | (offsets > OFFSET_MAX))
     if not wrong.any():
         return units
@@ -211,7 +223,7 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     codes = queue_codes(units)[rows]
     order = stable_order(codes)
     rows, codes = rows[order], codes[order]
-    offsets, told = np.asarray(units.column("queue_offset").fill_null(0))[rows], carried[rows]
+    offsets, told = _numbers(units.column("queue_offset"))[rows], carried[rows]
     begins = np.ones(len(rows), np.bool_)
     begins[1:] = codes[1:] != codes[:-1]
     breaks = begins.copy()
@@ -233,6 +245,12 @@ def stable_order(codes: _Ints) -> _Ints:
 
 def queue_codes(units: pa.RecordBatch) -> _Ints:
     """A number for each unit's queue; rows that are none get any."""
-    topics = units.column("topic").fill_null("").dictionary_encode()
-    ids = units.column("queue_id").fill_null(0).dictionary_encode()
-    return np.asarray(topics.indices, np.int64) * max(len(ids.dictionary), 1) + np.asarray(ids.indices, np.int64)
+    topics = _numbers(units.column("topic").dictionary_encode().indices)
+    ids = _numbers(units.column("queue_id"))
+    least = int(ids.min(initial=0))
+    return topics * (int(ids.max(initial=0)) - least + 1) + (ids - least)
+
+
+def _numbers(column: pa.Array) -> _Ints:
+    """The column as 64-bit numbers, 0 where it is null."""
+    return np.asarray(column.fill_null(0) if column.null_count else column).astype(np.int64, copy=False)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from dledger_core.errors import StoreMismatchError
 from jobs._cli import progress
-from jobs._rebuild.classic import read_classic
+from jobs._rebuild.classic import DAMAGED, read_classic
 from jobs._rebuild.data_files import Bases, files_at
 from jobs._rebuild.replacement import Replacement, rows_in
 from jobs._rebuild.slots import QueueFacts, facts_of, first_offsets, place, queues_of, runs_of
 from jobs._rebuild.table import read_table
 from jobs._rebuild.tasks import RUNS, UNITS, Product, read_store
-from jobs._rebuild.units import ALL_ENTRIES, UNIT_SCHEMA, unit_batches
+from jobs._rebuild.units import ALL_ENTRIES, IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, unit_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Whole"]
 
+_REASONS: Final = (STRANGE, IMPOSSIBLE, PENDING, DAMAGED)
 _BASES_MAX: Final = 100_000
 """Offsets that are sent to each task; a log with more parts and queues is placed by Spark."""
 
@@ -40,12 +41,14 @@ class Whole:
 
     Attributes:
         runs: of all units, once ``write`` has returned.
+        skipped: then, too: how many entries are no units, for each reason.
     """
 
     def __init__(self, spark: SparkSession, plan: RebuildPlan) -> None:
         self._spark = spark
         self._plan = plan
         self._resources = ExitStack()
+        self.skipped: dict[str, int] = {}
 
     def __enter__(self) -> Whole:
         return self
@@ -77,21 +80,25 @@ class Whole:
         facts = facts_of(queues)
         if facts.tangled:
             replacement.discard()
+            self.skipped, _ = _ended(written)
             self._place(self._read(UNITS), queues, facts)
         else:
-            self._commit(replacement, _files(written), facts)
+            self.skipped, files = _ended(written)
+            self._commit(replacement, files, facts)
         return facts
 
     def _in_two_passes(self, replacement: Replacement) -> QueueFacts:
         self.runs = self._keep(self._read(RUNS))
         queues = queues_of(self.runs)
         facts = facts_of(queues)
+        self.skipped, _ = _ended(self.runs)
         bases = None if facts.tangled else _bases(first_offsets(self.runs, queues))
         if bases is None:
             self._place(self._read(UNITS), queues, facts)
         else:
             progress(f"{facts.units} units in {facts.queues} queues; writing the table")
-            self._commit(replacement, _files(self._read(files_at(replacement.stem, bases))), facts)
+            written = self._read(files_at(replacement.stem, bases))
+            self._commit(replacement, [row["file"] for row in written.select("file").collect()], facts)
         return facts
 
     def _by_spark(self, live: bool) -> QueueFacts:
@@ -100,6 +107,7 @@ class Whole:
         self.runs = self._keep(runs_of(units) if live else self._read(RUNS))
         queues = queues_of(self.runs)
         facts = facts_of(queues)
+        self.skipped, _ = _ended(self.runs)
         self._place(units, queues, facts)
         return facts
 
@@ -145,8 +153,15 @@ class Whole:
         return entries.mapInArrow(partial(unit_batches, rules=self._plan.rules), UNIT_SCHEMA)
 
 
-def _files(written: DataFrame) -> list[str]:
-    return [row["file"] for row in written.where("file is not null").select("file").collect()]
+def _ended(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
+    """Looks once through what tasks returned: how many entries are no units, for each reason, and files written."""
+    from pyspark.sql import functions as f
+
+    files = f.collect_list("file") if "file" in rows.columns else f.array()
+    counts = {reason: f.sum(f.when(f.col("skipped") == reason, f.col("units"))) for reason in _REASONS}
+    row = rows.agg(files.alias("files"), *(count.alias(reason) for reason, count in counts.items())).first()
+    assert row is not None
+    return {reason: row[reason] or 0 for reason in _REASONS}, row["files"]
 
 
 def _bases(offsets: DataFrame) -> Bases | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from spark_connector.errors import OptionError, RetentionError
@@ -21,9 +22,11 @@ from spark_connector.reading.visible import read_chunk, visible_end
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader
+    from dledger_core.record import Records
 
 __all__ = ["StoreLog", "fresh_view"]
 
+_T = TypeVar("_T")
 _LOOK_EVERY_S: Final = 0.1
 _NAMED_MAX: Final = 4
 
@@ -117,17 +120,24 @@ class StoreLog:
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads ``fetchMaxBytes`` at most, but one entry at least; looks anew where the view does not serve."""
+        return self._reading(self._chunk, part, start)
+
+    def records(self, part: Range, start: int, max_bytes: int) -> Records:
+        """Reads records as they lie on disk, of control entries and attempts that lost, too; otherwise as ``chunk``."""
+        return self._reading(lambda part, start: self._view.records(start, part.end, max_bytes), part, start)
+
+    def _reading(self, read: Callable[[Range, int], _T], part: Range, start: int) -> _T:
         try:
-            return self._read(part, start)
+            return read(part, start)
         except (IndexOutOfRangeError, CorruptRecordError):
             self._view = fresh_view(self._options.path)
         try:
-            return self._read(part, start)
+            return read(part, start)
         except IndexOutOfRangeError as error:
             if start >= self._view.first_index:
                 raise
             raise RetentionError.of(part.group, start, self._view.first_index, part.end) from error
 
-    def _read(self, part: Range, start: int) -> Chunk:
+    def _chunk(self, part: Range, start: int) -> Chunk:
         known_end = None if self._uncommitted else self._committed_end(self._view)
         return read_chunk(self._view, part, start, self._options.read_bytes(files=True), known_end=known_end)

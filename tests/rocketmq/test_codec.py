@@ -22,6 +22,7 @@ from dledger_core.rocketmq import (
     java_hash,
     tags_code,
 )
+from dledger_core.rocketmq.layout import QUEUE_FACTS_SCHEMA
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
 VALUE = st.text(st.characters(codec="utf-8", exclude_characters="\x02"), min_size=1, max_size=20)
@@ -244,6 +245,20 @@ def test_further_queues_are_found_whatever_else_is_read(others: list[str]) -> No
     assert found.column(names[1]).to_pylist() == [None, "5,6", None, None]
     none = consume_queue_columns(bodies.take(pa.array([0, 3])), [*others, *names])
     assert [none.column(name).null_count for name in names] == [2, 2]
+
+
+@given(st.lists(st.one_of(MESSAGE, st.binary(max_size=100)), max_size=6), st.integers(0, 60))
+def test_a_message_may_begin_behind_the_begin_of_its_row(given_rows: list[dict | bytes], skip: int) -> None:
+    bodies = [row if isinstance(row, bytes) else encode_messages(**columns_of([row]))[0].as_py() for row in given_rows]
+    shifted = pa.array([b"\xff" * skip + body for body in bodies], pa.binary())
+    expected = consume_queue_columns(pa.array(bodies, pa.binary()), QUEUE_FACTS_SCHEMA.names)
+    assert consume_queue_columns(shifted, QUEUE_FACTS_SCHEMA.names, skip_bytes=skip).equals(expected)
+
+
+def test_rows_that_end_before_their_message_begins_are_no_messages() -> None:
+    found = consume_queue_columns(pa.array([b"", b"short", None], pa.binary()), skip_bytes=48)
+    assert found.column("error").null_count == 0
+    assert found.column("topic").null_count == 3
 
 
 @pytest.mark.parametrize("born", [2**62, -(2**63), 253_402_300_800_000])  # the second's absolute value is no number
