@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
-from jobs._settings import AT_START, DELTA_EXTENSION, LOG_LEVEL, TOLD_TWICE, defaults_for, is_local
+from jobs._settings import AT_START, DELTA_EXTENSION, JVM_OPTIONS, LOG_LEVEL, TOLD_TWICE, defaults_for, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -187,11 +187,13 @@ def _start(app_name: str, settings: dict[str, str], fallbacks: dict[str, str]) -
     if not under_submit:
         if "SPARK_MASTER" in os.environ:
             settings.setdefault("spark.master", os.environ["SPARK_MASTER"])
-        if is_local(settings.get("spark.master", "local")):
+        local = is_local(settings.get("spark.master", "local"))
+        if local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Only what the JVM must know at its start: the rest of what it then reports was given by the user.
         at_start = AT_START | settings
-        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(at_start.items())))
+        with _java_options(JVM_OPTIONS if local else ""):
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(at_start.items())))
     given = SparkConf()
     known = dict(given.getAll())
     if under_submit:
@@ -206,6 +208,20 @@ def _start(app_name: str, settings: dict[str, str], fallbacks: dict[str, str]) -
     if LOG_LEVEL not in known | settings:
         _quieten(spark)
     return spark
+
+
+@contextmanager
+def _java_options(options: str) -> Iterator[None]:
+    """Gives ``options`` to a JVM that starts now, before all that the user gave, which so wins."""
+    name = "SPARK_SUBMIT_OPTS"
+    given = os.environ.get(name)
+    os.environ[name] = " ".join(filter(None, [options, given]))
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if given is not None:
+            os.environ[name] = given
 
 
 def _quieten(spark: SparkSession) -> None:

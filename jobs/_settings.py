@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["AT_START", "DELTA_EXTENSION", "LOG_LEVEL", "TOLD_TWICE", "VERBOSE", "defaults_for", "is_local"]
+__all__ = [
+    "AT_START",
+    "DELTA_EXTENSION",
+    "JVM_OPTIONS",
+    "LOG_LEVEL",
+    "TOLD_TWICE",
+    "VERBOSE",
+    "defaults_for",
+    "is_local",
+]
 
 DELTA_EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 LOG_LEVEL: Final = "spark.log.level"
@@ -31,6 +40,18 @@ _ONE_MACHINE: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+_LATER: Final = 20
+_TIER4: Final = {
+    "InvocationThreshold": 5_000,
+    "MinInvocationThreshold": 600,
+    "CompileThreshold": 15_000,
+    "BackEdgeThreshold": 40_000,
+}
+"""After how many calls, or turns of a loop, HotSpot's optimising compiler begins by default."""
+JVM_OPTIONS: Final = " ".join(f"-XX:Tier4{name}={count * _LATER}" for name, count in _TIER4.items())
+"""For a JVM that Python starts on one machine, and that lives for one job: optimising what plans this job took a third
+of a core all the time. Loops over rows run often enough to be optimised all the same."""
+
 # Started from here, a JVM that runs the tasks too has our path, so its Python workers find this project from the start.
 _ONE_MACHINE_STARTED_HERE: Final = {"spark.python.daemon.module": "spark_connector.daemon"}
 

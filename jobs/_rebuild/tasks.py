@@ -81,9 +81,11 @@ def _store_reader(
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from spark_connector.options import DLedgerOptions
+        from spark_connector.reading.memory import keep_memory
         from spark_connector.reading.planning import Range
         from spark_connector.reading.store_log import StoreLog
 
+        keep_memory()
         log = StoreLog(DLedgerOptions.for_reading(options))
         for batch in batches:
             for first in batch.column(0).to_pylist():

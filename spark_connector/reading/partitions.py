@@ -6,13 +6,10 @@ network and JVM work at the same time, a pause of either is bridged, and three c
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import pyarrow as pa
@@ -23,6 +20,7 @@ from dledger_core.record import READ_SCHEMA, empty_batch, repeated
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk, Log, open_log
+from spark_connector.reading.memory import keep_memory
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Range
 from spark_connector.schema import arrow_schema
@@ -33,10 +31,6 @@ _AHEAD: Final = 2
 """Chunks that are fetched ahead of the one that Spark takes."""
 _BATCH_BYTES_MIN: Final = 1 << 20
 _BATCH_BYTES_MAX: Final = 8 << 20
-_KEPT_BYTES: Final = 32 << 20
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-"""From glibc's malloc.h."""
 _NOTHING: Final = empty_batch(READ_SCHEMA)
 
 
@@ -64,22 +58,10 @@ class RangesPartition(InputPartition):
         self.held_since = held_since
 
 
-@cache
-def _keep_memory() -> None:
-    """Lets this process keep what it frees, as far as the C library can be told.
-
-    Else glibc returns buffers of megabytes to the system each time, and the next ones are handed out page by page.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
 def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     """Yields the partition's entries as batches of 1-8 MB where there is as much; nothing for None."""
     if partition is not None:
-        _keep_memory()
+        keep_memory()
         for batch in _gathered(_batches(partition, options)):
             yield from _slices(batch)
 

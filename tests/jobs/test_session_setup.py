@@ -198,6 +198,28 @@ def test_the_daemon_that_needs_our_path_runs_only_where_it_is_there(
     assert ("spark.python.daemon.module" in found) is ours
 
 
+@pytest.mark.parametrize("user", [None, "-Dmine=1"])
+def test_java_options_come_before_the_users_and_only_while_the_jvm_starts(
+    user: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    if user is not None:
+        monkeypatch.setenv("SPARK_SUBMIT_OPTS", user)
+    with _session._java_options("-Dours=1"):
+        assert os.environ["SPARK_SUBMIT_OPTS"].split() == ["-Dours=1", *([user] if user else [])]
+    assert os.environ.get("SPARK_SUBMIT_OPTS") == user
+
+
+@pytest.mark.integration
+def test_java_knows_the_options() -> None:
+    command = [str(_session.find_java() / "bin" / "java"), *_settings.JVM_OPTIONS.split(), "-XX:+PrintFlagsFinal"]
+    done = subprocess.run([*command, "-version"], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for option in _settings.JVM_OPTIONS.split():
+        name, value = option.removeprefix("-XX:").split("=")
+        assert [name, "=", value] in [line.split()[1:4] for line in done.stdout.splitlines()]
+
+
 @given(st.sets(st.sampled_from(sorted(_settings.defaults_for("local", {})))), st.sampled_from(["local[1]", "yarn"]))
 def test_what_the_user_gave_is_never_among_our_defaults(names: set[str], master: str) -> None:
     found = _settings.defaults_for(master, dict.fromkeys(names, "mine"))
