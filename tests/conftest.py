@@ -201,7 +201,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None]:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None, None, None]:
     """Last, because a log is often kept by its end alone: what failed the run, and what had to be tried again."""
     yield
     again = sorted({report.nodeid for report in terminalreporter.getreports("rerun")})

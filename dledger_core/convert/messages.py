@@ -16,7 +16,7 @@ import pyarrow as pa
 from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.record import slices_of
 from dledger_core.rocketmq import layout
-from dledger_core.rocketmq.columns import Rows, binary_column, join_pieces
+from dledger_core.rocketmq.columns import Rows, binary_column, join_pieces, pieces_at
 from dledger_core.rocketmq.records import Located, locate
 
 __all__ = [
@@ -107,9 +107,9 @@ def own_crc_rows(located: Located) -> _I64:
     """Returns which of the messages end with a CRC property that is right (counted among the located)."""
     begins = located.starts + located.sizes - CRC_BYTES
     rows = np.flatnonzero(located.properties_bytes >= CRC_BYTES)
-    text = located.data[begins[rows, None] + np.arange(len(CRC_PROPERTY))]
+    text = pieces_at(located.data, len(CRC_PROPERTY), begins[rows])
     rows = rows[(text == np.frombuffer(CRC_PROPERTY, np.uint8)).all(axis=1)]
-    digits = located.data[begins[rows, None] + len(CRC_PROPERTY) + np.arange(CRC_DIGITS)]
+    digits = pieces_at(located.data, CRC_DIGITS, begins[rows] + len(CRC_PROPERTY))
     right: _Bools = (digits == _crc_digits(located, rows, located.data)).all(axis=1)
     return np.asarray(rows[right])
 

@@ -119,9 +119,8 @@ class _Decoder:
         self._delay_levels_ms = delay_levels_ms
 
     def column(self, name: str) -> pa.Array:
-        number = _NUMBERS.get(name)
-        if number is not None:
-            return pa.array(self.located.number(number))
+        if name in _NUMBERS:
+            return pa.array(self.located.number("size" if name == "store_size" else name))
         make: Callable[[], pa.Array] = getattr(self, "_" + name)
         return make()
 
@@ -249,9 +248,9 @@ class _Decoder:
         return opened
 
 
-_NUMBERS: Final = {"store_size": "size"} | {
-    name: name
-    for name in (
+_NUMBERS: Final = frozenset(
+    {
+        "store_size",
         "size",
         "body_crc",
         "queue_id",
@@ -260,9 +259,9 @@ _NUMBERS: Final = {"store_size": "size"} | {
         "physical_offset",
         "reconsume_times",
         "prepared_transaction_offset",
-    )
-}
-"""Columns that are a number in the head, and its name there."""
+    }
+)
+"""Columns that are a number in the head as it is."""
 
 
 def _timestamps(millis: IntArray) -> pa.Array:

@@ -21,20 +21,6 @@ __all__ = ["encode_messages"]
 _TOPIC_BYTES_MAX: Final = 32767
 _RECORDS_BYTES_MAX: Final = (1 << 31) - 1
 _IPV6_HOST_BYTES: Final = 20
-_HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_timestamp", ">i8"),
-    ]
-)
-_TAIL: Final = np.dtype([("reconsume_times", ">i4"), ("prepared", ">i8"), ("body_bytes", ">i4")])
 _DEFAULT_HOST: Final = "127.0.0.1:0"
 
 
@@ -91,7 +77,7 @@ def encode_messages(
     blob = rows_of(bodies)
     now = time.time_ns() // 1_000_000
     hosts = _hosts(born_host, n), _hosts(store_host, n)
-    head = np.zeros(n, _HEAD)
+    head = np.zeros(n, layout.BEFORE_HOSTS)
     head["magic"] = np.where(topic_bytes > layout.V1_TOPIC_BYTES_MAX, layout.MAGIC_V2, layout.MAGIC_V1)
     head["body_crc"] = checksum.crc32_column(blob.data.data, blob.lengths) & np.uint32(layout.BODY_CRC_MASK)
     head["queue_id"] = _integers(queue_id, n, "queue_id", pa.int32())
@@ -100,9 +86,10 @@ def encode_messages(
     head["physical_offset"] = _integers(physical_offset, n, "physical_offset", pa.int64())
     head["sys_flag"] = _flags(sys_flag, hosts)
     head["born_timestamp"] = _millis(born_timestamp, n, "born_timestamp", now)
-    tail = np.zeros(n, _TAIL)
+    tail = np.zeros(n, layout.BEFORE_BODY)
     tail["reconsume_times"] = _integers(reconsume_times, n, "reconsume_times", pa.int32())
-    tail["prepared"] = _integers(prepared_transaction_offset, n, "prepared_transaction_offset", pa.int64())
+    prepared = _integers(prepared_transaction_offset, n, "prepared_transaction_offset", pa.int64())
+    tail["prepared_transaction_offset"] = prepared
     tail["body_bytes"] = blob.lengths
     stored = _millis(store_timestamp, n, "store_timestamp", now).astype(">i8")
     texts = [_topic_lengths(topic_bytes), topics.cast(pa.binary()), _text_lengths(text), text.cast(pa.binary())]
@@ -111,7 +98,7 @@ def encode_messages(
 
 def _join(head: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
     """Sets the sizes and lays the parts of each record one behind the other."""
-    sizes = np.full(len(head), _HEAD.itemsize, np.int64)
+    sizes = np.full(len(head), layout.BEFORE_HOSTS.itemsize, np.int64)
     for part in parts:
         sizes += rows_of(part).lengths
     if int(sizes.sum()) > _RECORDS_BYTES_MAX:

@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 __all__ = [
+    "BEFORE_BODY",
+    "BEFORE_HOSTS",
     "BODY_CRC_MASK",
     "BORN_IPV6",
     "COMPRESSED",
@@ -83,7 +85,7 @@ DELAY_LEVELS_MS: Final = (
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 """One slot of a consume queue file."""
 
-HEAD: Final = np.dtype(
+BEFORE_HOSTS: Final = np.dtype(
     [
         ("size", ">i4"),
         ("magic", ">i4"),
@@ -94,15 +96,14 @@ HEAD: Final = np.dtype(
         ("physical_offset", ">i8"),
         ("sys_flag", ">i4"),
         ("born_timestamp", ">i8"),
-        ("born_host", "V8"),
-        ("store_timestamp", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared_transaction_offset", ">i8"),
-        ("body_bytes", ">i4"),
     ]
 )
-"""What comes before the body of a message whose hosts are IPv4."""
+BEFORE_BODY: Final = np.dtype(
+    [("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_bytes", ">i4")]
+)
+_IPV4_HOSTS: Final = [("born_host", "V8"), ("store_timestamp", ">i8"), ("store_host", "V8")]
+HEAD: Final = np.dtype([*BEFORE_HOSTS.descr, *_IPV4_HOSTS, *BEFORE_BODY.descr])
+"""What comes before the body of a message whose hosts are IPv4; their lengths vary, what is around them does not."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 

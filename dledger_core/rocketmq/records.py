@@ -16,9 +16,9 @@ from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, Rows, fiel
 
 __all__ = ["Located", "locate"]
 
-_BORN_HOST: Final = 48
-_STORE_TIMESTAMP: Final = 56
-_TAIL: Final = 72
+_BORN_HOST: Final = layout.BEFORE_HOSTS.itemsize
+_STORE_TIMESTAMP: Final = _BORN_HOST + 8
+_BEFORE_BODY: Final = layout.BEFORE_BODY.itemsize
 _REASONS: Final = (
     "",
     "null",
@@ -144,8 +144,7 @@ def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
     if len(shifted):
         heads = sieve.heads.view(np.uint8).reshape(-1, layout.HEAD.itemsize)
         heads[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = pieces_at(data, 8, sieve.store_host[shifted] - 8)
-        width = layout.HEAD.itemsize - _TAIL
-        heads[shifted, _TAIL:] = pieces_at(data, width, sieve.body[shifted] - width)
+        heads[shifted, -_BEFORE_BODY:] = pieces_at(data, _BEFORE_BODY, sieve.body[shifted] - _BEFORE_BODY)
 
 
 def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:

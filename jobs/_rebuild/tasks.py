@@ -96,6 +96,7 @@ def _store_reader(
 
 
 def _entries(log: StoreLog, part: Range) -> Iterator[pa.RecordBatch]:
+    """Hidden entries, too: the plan has said which these are, so that all passes leave out the same ones."""
     at = part.start
     while at < part.end:
         records = log.records(part, at, _READ_BYTES)

@@ -78,12 +78,11 @@ class Whole:
         self.runs = written.where("file is null")
         queues = queues_of(self.runs)
         facts = facts_of(queues)
+        self.skipped, files = _ended(written)
         if facts.tangled:
             replacement.discard()
-            self.skipped, _ = _ended(written)
             self._place(self._read(UNITS), queues, facts)
         else:
-            self.skipped, files = _ended(written)
             self._commit(replacement, files, facts)
         return facts
 

@@ -120,19 +120,19 @@ class StoreLog:
 
     def chunk(self, part: Range, start: int, replica: int) -> Chunk:
         """Reads ``fetchMaxBytes`` at most, but one entry at least; looks anew where the view does not serve."""
-        return self._reading(self._chunk, part, start)
+        return self._reading(lambda: self._chunk(part, start), part, start)
 
     def records(self, part: Range, start: int, max_bytes: int) -> Records:
         """Reads records as they lie on disk, of control entries and attempts that lost, too; otherwise as ``chunk``."""
-        return self._reading(lambda part, start: self._view.records(start, part.end, max_bytes), part, start)
+        return self._reading(lambda: self._view.records(start, part.end, max_bytes), part, start)
 
-    def _reading(self, read: Callable[[Range, int], _T], part: Range, start: int) -> _T:
+    def _reading(self, read: Callable[[], _T], part: Range, start: int) -> _T:
         try:
-            return read(part, start)
+            return read()
         except (IndexOutOfRangeError, CorruptRecordError):
             self._view = fresh_view(self._options.path)
         try:
-            return read(part, start)
+            return read()
         except IndexOutOfRangeError as error:
             if start >= self._view.first_index:
                 raise
