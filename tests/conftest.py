@@ -1,17 +1,19 @@
 """What holds for every test run: no silent skips under CI, at least one test, no process and no file left behind.
 
-A run on several workers (``-n 3``) gives a worker whole files; the tests that start JVMs stay together, in two groups,
-because they share a Spark session.
+A run on several workers (``-n 3``) gives a worker whole files; those that share a Spark session stay together, in two
+groups.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
 import uuid
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-CONNECTOR = "spark_connector"
-WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks"})
+WITH_JVMS = frozenset({"demo", "interop", "jobs", "notebooks", "spark_connector"})
+SHARED_SESSION = re.compile(r"\b(spark|dledger): Any\b")
+"""What a test that takes the shared Spark session has among its arguments."""
 OF_PROCESSES = ("integration", "spark", "notebook")
 OF_SOCKETS = frozenset({"client", "net", "remoting", "server"})
 """Folders whose tests have real timers and connections, though all in one process."""
@@ -90,7 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those that share a Spark session come first, then files with long tests: so no worker is left with one at the end.
     """
     long = {item.path for item in items if any(item.get_closest_marker(name) for name in LONG)}
-    items.sort(key=lambda item: 0 if _shares_spark(item.path) else 1 if item.path in long else 2)
+    ranks = {path: _rank(path, is_long=path in long) for path in {item.path for item in items}}
+    items.sort(key=lambda item: ranks[item.path])
     retries = config.getoption("--retries")
     for item in items:
         may_stand_still = any(item.get_closest_marker(name) for name in OF_PROCESSES)
@@ -150,18 +154,28 @@ class _Count:
             self._config.stash[_failed][report.nodeid] = report.stop
 
 
+def _rank(path: Path, *, is_long: bool) -> int:
+    if not is_long:
+        return 3
+    if path.parent.name not in WITH_JVMS:
+        return 2
+    return 0 if _shares_spark(path) else 1
+
+
+@cache
 def _shares_spark(path: Path) -> bool:
-    return path.parent.name in {CONNECTOR, *WITH_JVMS}
+    return path.parent.name in WITH_JVMS and SHARED_SESSION.search(path.read_text()) is not None
 
 
 class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives workers whole files, all of the connector's tests to one, and all others that start JVMs to one."""
+    """Gives workers whole files; those of the jobs that share a Spark session to one, and all others that do."""
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::", 1)[0]
-        if not _shares_spark(Path(path)):
-            return path
-        return "connector" if Path(path).parent.name == CONNECTOR else "jvm"
+        name = nodeid.split("::", 1)[0]
+        path = self.config.rootpath / name
+        if not _shares_spark(path):
+            return name
+        return "session of jobs" if path.parent.name == "jobs" else "session"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

@@ -1,4 +1,4 @@
-"""A registered session and one cluster for the tests with real Spark; every test uses groups of its own."""
+"""A registered session, and a cluster for each file of tests with real Spark; every test uses groups of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.patience import PATIENT
 
-GROUPS = tuple(f"g{number}" for number in range(64))
+GROUPS = tuple(f"g{number}" for number in range(32))
 
 
 @pytest.fixture(scope="session")
@@ -21,16 +21,16 @@ def dledger(spark: Any) -> Any:
     return spark
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Three nodes that host all of GROUPS."""
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, tick_ms=250, **PATIENT) as running:
+    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, **PATIENT) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _fresh_groups() -> Iterator[str]:
     return iter(GROUPS)
 
