@@ -26,7 +26,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.convert.busy import check_broker_idle
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.rocketmq.classic_log import wrong_messages
-from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, read_messages
+from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, is_empty, read_messages
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
@@ -103,7 +103,9 @@ def read_old_log(
         CorruptRecordError: a message is damaged, or a file ends in something else than messages do.
     """
     check_broker_idle(directory.resolve().parent)
-    files = _with_messages(classic_files(directory))
+    files = classic_files(directory)
+    if is_empty(files[-1]):
+        raise ConfigError("its files hold nothing", str(directory), "start without --commitlog")
     sizes = sorted({file.size for file in files})
     if len(sizes) > 1:
         found = {"sizes": ", ".join(map(str, sizes))}
@@ -181,17 +183,6 @@ def begin_behind(
         save_log_meta(files, layout.log_meta, meta)
     finally:
         lock.close()
-
-
-def _with_messages(files: tuple[ClassicFile, ...]) -> tuple[ClassicFile, ...]:
-    """Leaves out the files at the end that a broker made ahead and has not written to."""
-    count = len(files)
-    while count:
-        with Path(files[count - 1].path).open("rb") as opened:
-            if any(opened.read(_BLANK.size)):
-                return files[:count]
-        count -= 1
-    raise ConfigError("its files hold nothing", str(Path(files[0].path).parent), "start without --commitlog")
 
 
 def _checked(batch: pa.RecordBatch, file: ClassicFile) -> memoryview:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from dledger_core import checksum
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.columns import join_pieces, rows_of
-from dledger_core.rocketmq.commit_log import ClassicFile, classic_files, message_batch, stop_kind, walk
+from dledger_core.rocketmq.commit_log import ClassicFile, classic_files, is_torn, message_batch, stop_kind, walk
 from dledger_core.rocketmq.records import locate
 
 __all__ = ["ClassicLog", "wrong_messages"]
@@ -67,15 +67,11 @@ class ClassicLog:
 
     def end(self) -> int:
         """Returns the position behind the last message; where the last ones make no sense, behind the last byte set."""
-        for file in reversed(self.files):
-            data = self._data(file)
-            if not data[:8].strip(b"\0"):  # made ahead, and empty yet
-                continue
-            walked = self._walk(file)
-            if walked.kind == "blank":
-                return file.end
-            return file.position + (walked.stop if walked.kind == "end" else _last_set(data))
-        return self.files[0].position
+        file = self.files[-1]
+        walked = self._walk(file)
+        if walked.kind == "blank":
+            return file.end
+        return file.position + (walked.stop if walked.kind == "end" else _last_set(self._data(file)))
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
         """Yields the bytes [start, end) of the log in pieces of at most 1 MiB."""
@@ -125,7 +121,11 @@ class ClassicLog:
             found = np.array(list(walk(data)), np.int64).reshape(-1, 2)
             ends = found[:, 0] + found[:, 1]
             stop = int(ends[-1]) if len(ends) else 0
-            self._walked[file.position] = _Walked(found[:, 0], ends, stop, stop_kind(data, stop))
+            kind = stop_kind(data, stop)
+            if file is self.files[-1] and len(ends) and is_torn(data, int(found[-1, 0]), stop):
+                stop, kind = int(found[-1, 0]), "end"
+                found, ends = found[:-1], ends[:-1]
+            self._walked[file.position] = _Walked(found[:, 0], ends, stop, kind)
         return self._walked[file.position]
 
 

@@ -1,8 +1,10 @@
 """RocketMQ's classic CommitLog: message records one behind the other in files named by their first position.
 
 Pure reading, nothing is written. A file ends with a BLANK record (int length of the rest, int magic) or, the last one,
-with zeros; anything else where a record should begin is damage. Sizes lead from one record to the next, so finding the
-records is a walk in Python; their bytes are never touched by it.
+with zeros; anything else where a record should begin is damage. A broker makes the next file ahead and deletes it only
+at an orderly stop. A slave is sent pieces that cut messages, so what it has may end inside one: RocketMQ's recovery
+takes that for the log's end, and so does this. Sizes lead from one record to the next, so finding the records is a walk
+in Python; their bytes are never touched by it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.columns import Rows
 from dledger_core.rocketmq.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from dledger_core.rocketmq.records import locate
 
 __all__ = [
     "BLANK_MAGIC",
     "ClassicFile",
     "Stop",
     "classic_files",
+    "is_empty",
+    "is_torn",
     "message_batch",
     "named_files",
     "read_messages",
@@ -37,6 +43,7 @@ BLANK_MAGIC: Final = -875286124
 """0xCBD43194; behind the length, unlike in a DLedger file."""
 
 _HEAD: Final = struct.Struct(">ii")
+_MAGICS: Final = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 _NAME_DIGITS: Final = 20
 _BATCH_BYTES: Final = 8 << 20
 
@@ -67,7 +74,7 @@ class Stop:
 
     Attributes:
         position: of what is no message.
-        kind: ``blank``, ``end`` (zeros, or nothing is left) or ``damaged``.
+        kind: ``blank``, ``end`` (zeros, nothing is left, or part of a message and then zeros) or ``damaged``.
     """
 
     position: int
@@ -80,7 +87,7 @@ def named_files(folder: Path) -> list[Path]:
 
 
 def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
-    """Returns the files of a CommitLog directory, by position.
+    """Returns the files of a CommitLog directory, by position, without those at its end that are empty yet.
 
     Raises:
         ConfigError: no directory, no such files, or they do not continue each other.
@@ -97,7 +104,16 @@ def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
         if before.end != after.position:
             found = {"ends_at": before.end, "next_begins_at": after.position}
             raise ConfigError(f"{after.path} does not continue the file before", "--commitlog", "find the file", found)
-    return files
+    count = len(files)
+    while count > 1 and is_empty(files[count - 1]):
+        count -= 1
+    return files[:count]
+
+
+def is_empty(file: ClassicFile) -> bool:
+    """Whether nothing was written to the file so far."""
+    with Path(file.path).open("rb") as opened:
+        return not any(opened.read(_HEAD.size))
 
 
 def walk(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
@@ -125,16 +141,36 @@ def read_messages(file: ClassicFile, batch_bytes: int = _BATCH_BYTES) -> Iterato
             return
         data = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)
     ends: list[int] = []
-    first = at = 0
+    first = begin = at = 0
     for begin, length in walk(data):
-        at = begin + length
-        ends.append(at)
         if at - first >= batch_bytes:
             yield message_batch(data, first, ends, file.position)
             first, ends = at, []
+        at = begin + length
+        ends.append(at)
+    torn = bool(ends) and is_torn(data, begin, at)
+    if torn:
+        at = begin
+        ends.pop()
     if ends:
         yield message_batch(data, first, ends, file.position)
-    yield Stop(file.position + at, stop_kind(data, at))
+    yield Stop(file.position + at, "end" if torn else stop_kind(data, at))
+
+
+def is_torn(data: mmap.mmap, begin: int, end: int) -> bool:
+    """Whether the last record of a file was only written in part: it is not whole, and zeros follow.
+
+    Args:
+        data: the file.
+        begin: where the record begins.
+        end: where it ends, by its size.
+    """
+    if data[end - 1]:  # the zeros of what was not written reach to its end
+        return False
+    rows = Rows(np.frombuffer(data, np.uint8, end - begin, begin), np.zeros(1, np.int64), np.array([end - begin]), None)
+    if locate(rows).complete:  # lengths that fit lie behind the body too: whatever is wrong, all of it was written
+        return False
+    return not np.frombuffer(data, np.uint8)[end:].any()
 
 
 def message_batch(data: mmap.mmap, first: int, ends: list[int], base: int) -> pa.RecordBatch:
@@ -158,7 +194,14 @@ def stop_kind(data: mmap.mmap, at: int) -> str:
     rest = len(data) - at
     if rest < _HEAD.size:
         return "end" if not any(data[at:]) else "damaged"
-    size, magic = _HEAD.unpack_from(data, at)
-    if magic == BLANK_MAGIC:
+    head = data[at : at + _HEAD.size]
+    if _HEAD.unpack(head)[1] == BLANK_MAGIC:
         return "blank"
-    return "end" if (size, magic) == (0, 0) else "damaged"
+    return "end" if not any(head) or _is_torn_head(data, at, head) else "damaged"
+
+
+def _is_torn_head(data: mmap.mmap, at: int, head: bytes) -> bool:
+    """Whether size and magic of a message were only written in part, and nothing behind them."""
+    magic = head[4:].rstrip(b"\0")
+    begun = len(magic) < len(head[4:]) and any(whole.startswith(magic) for whole in _MAGICS)
+    return begun and not np.frombuffer(data, np.uint8)[at + len(head) :].any()

@@ -12,6 +12,7 @@ import pytest
 
 from dledger_core.convert.source import open_source
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
+from dledger_core.rocketmq.commit_log import walk
 from dledger_core.storage import CommitLog, open_store
 from tests.convert.stores import converted, entries, manifest, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract
@@ -219,6 +220,19 @@ def test_a_commitlog_cut_in_the_middle_of_a_message(tmp_path: Path) -> None:
     last.write_bytes(content[: sizes + 40])
     with pytest.raises(CorruptRecordError, match="let its broker recover"):
         converted(classic, tmp_path / "new")
+
+
+def test_a_commitlog_whose_broker_runs_or_was_killed(tmp_path: Path) -> None:
+    """Its next file is made ahead, and what a slave was sent last may be part of a message."""
+    classic = extract(MIXED, "n0/commitlog", tmp_path)
+    last = max(classic.iterdir())
+    content, begins = last.read_bytes(), [at for at, _ in walk(last.read_bytes())]
+    last.write_bytes(content[: begins[-40] + 70].ljust(len(content), b"\0"))
+    (classic / f"{int(last.name) + len(content):020d}").write_bytes(bytes(len(content)))
+    before = snapshot(classic)
+    report = converted(classic, tmp_path / "new")
+    assert report.entries == 325 - 40
+    assert snapshot(classic) == before
 
 
 def reset_store(source: Path, keep_from: int) -> None:

@@ -162,6 +162,23 @@ def test_a_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: i
     )
 
 
+@pytest.mark.parametrize("sent", [5, 8, 90, 4000])
+def test_a_slave_that_was_sent_part_of_a_message_lags(logs: Folders, sent: int) -> None:
+    """HA sends pieces that cut messages; the broker's own recovery goes back to the message's begin."""
+    position = next(message_at(logs, at)[0] for at in range(200, 325) if message_at(logs, at)[1] > 4096)
+    wipe_from(logs["slave"], position + sent)
+    found = audit(logs)
+    assert {f.kind.value for f in found} <= {"LAGGING"}
+    assert not aligned(logs, found)
+    assert {replica.name: replica.end_position for replica in store_replicas(logs)}["slave"] == position
+
+
+def test_a_file_that_only_one_broker_has_made_ahead_is_no_difference(logs: Folders) -> None:
+    (logs["master"] / f"{2 * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
+    assert audit(logs) == []
+    assert aligned(logs, [])
+
+
 def test_a_replica_that_deleted_its_oldest_file_is_compared_at_the_rest(logs: Folders) -> None:
     (logs["slave"] / f"{0:020}").unlink()
     (found,) = audit(logs)

@@ -10,6 +10,7 @@ import pytest
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import encode_messages
+from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, read_messages
 from tests.rocketmq import golden
 
@@ -77,3 +78,59 @@ def test_directories_that_are_no_commit_log(tmp_path: Path) -> None:
     (tmp_path / f"{200:020d}").write_bytes(bytes(100))
     with pytest.raises(ConfigError, match="does not continue the file before"):
         classic_files(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 5, 7, 8, 60, 95, -12, -5, -4])
+def test_a_message_that_was_written_in_part_is_the_end(tmp_path: Path, cut: int) -> None:
+    """A slave is sent pieces that cut messages; RocketMQ's recovery ends there too."""
+    torn = bytearray(BODIES[2])
+    torn[cut:] = bytes(len(torn[cut:]))
+    path = tmp_path / f"{0:020d}"
+    path.write_bytes(b"".join(BODIES) + torn + bytes(1000))
+    end = sum(map(len, BODIES))
+    for batch_bytes in (1, 1 << 20):
+        found, stop = read(path, batch_bytes=batch_bytes)
+        assert list(found.values()) == BODIES
+        assert stop == Stop(end, "end")
+    log = ClassicLog(tmp_path)
+    assert log.end() == end
+    assert log.damage(end, end + 1000) == []
+    assert sum(batch.num_rows for batch in log.messages(0, end + 1000)) == len(BODIES)
+
+
+@pytest.mark.parametrize("spoil", [(84, 1), (20, 0xFF), (8, 1)], ids=["body length", "queue offset", "body CRC"])
+def test_a_whole_message_is_never_taken_for_a_part(tmp_path: Path, spoil: tuple[int, int]) -> None:
+    """The last one, with zeros behind it; what is wrong with it is for others to say."""
+    at, value = spoil
+    last = bytearray(encode_messages("T", 0, [b"a" * 300], "tag").to_pylist()[0])
+    last[at] ^= value
+    path = tmp_path / "file"
+    path.write_bytes(b"".join(BODIES) + last + bytes(1000))
+    found, _ = read(path)
+    assert list(found.values()) == [*BODIES, bytes(last)]
+
+
+def test_part_of_a_message_and_then_something_else_is_damage(tmp_path: Path) -> None:
+    torn = BODIES[2][:6] + bytes(200)
+    (tmp_path / "file").write_bytes(b"".join(BODIES) + torn + b"x" + bytes(100))
+    found, stop = read(tmp_path / "file")
+    assert list(found.values()) == BODIES
+    assert stop.kind == "damaged"
+
+
+def test_files_that_a_broker_made_ahead_are_left_out(tmp_path: Path) -> None:
+    for number, data in enumerate([b"".join(BODIES), b"", b"", b""]):
+        (tmp_path / f"{number * 1000:020d}").write_bytes(data.ljust(1000, b"\0"))
+    assert [file.position for file in classic_files(tmp_path)] == [0]
+    assert ClassicLog(tmp_path).end() == sum(map(len, BODIES))
+    (tmp_path / f"{2000:020d}").write_bytes(BODIES[0].ljust(1000, b"\0"))
+    assert [file.position for file in classic_files(tmp_path)] == [0, 1000, 2000]
+    (tmp_path / f"{4000:020d}").touch()
+    assert [file.position for file in classic_files(tmp_path)] == [0, 1000, 2000]
+
+
+def test_a_log_without_messages_keeps_its_first_file(tmp_path: Path) -> None:
+    for position in (0, 1000):
+        (tmp_path / f"{position:020d}").write_bytes(bytes(1000))
+    assert [file.position for file in classic_files(tmp_path)] == [0]
+    assert ClassicLog(tmp_path).end() == 0

@@ -1,0 +1,70 @@
+"""Classic CommitLogs as a running or killed broker leaves them: read without Spark, as its tasks do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dledger_core.rocketmq.commit_log import classic_files, walk
+from jobs._rebuild.classic import DAMAGED, _reader, until_now
+from jobs._rebuild.tasks import UNITS
+from jobs._rebuild.units import EntryRules
+from tests.rocketmq.golden import MIXED, extract
+
+MESSAGES = 325
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return extract(MIXED, "n0/commitlog", tmp_path)
+
+
+def units_of(log: Path, *, closed: bool = False) -> tuple[int, list[int]]:
+    """Number of units, and positions of damage."""
+    files = classic_files(log) if closed else until_now(classic_files(log))
+    read = _reader(files, "g", EntryRules(header_bytes=0), UNITS, closed)
+    rows = pa.Table.from_batches(read([pa.record_batch({"id": range(len(files))})])).to_pylist()
+    damaged = [row["position"] for row in rows if row["skipped"] == DAMAGED]
+    return len({row["position"] for row in rows} - set(damaged)), damaged
+
+
+def cut(log: Path, messages: int, more: int = 0) -> int:
+    """Takes away the last messages, but for some bytes of the first of them; returns where that begins."""
+    last = max(log.iterdir())
+    content = last.read_bytes()
+    begin = [at for at, _ in walk(content)][-messages]
+    last.write_bytes(content[: begin + more].ljust(len(content), b"\0"))
+    return int(last.name) + begin
+
+
+def make_ahead(log: Path) -> None:
+    last = max(log.iterdir())
+    size = last.stat().st_size
+    (log / f"{int(last.name) + size:020d}").write_bytes(bytes(size))
+
+
+def test_a_log_that_ends_in_a_blank(log: Path) -> None:
+    assert units_of(log) == units_of(log, closed=True) == (MESSAGES, [])
+
+
+@pytest.mark.parametrize("more", [0, 6, 70])
+def test_the_next_file_is_made_ahead_and_the_last_message_cut(log: Path, more: int) -> None:
+    cut(log, 40, more)
+    make_ahead(log)
+    assert units_of(log) == (MESSAGES - 40, [])
+
+
+@pytest.mark.parametrize("more", [0, 6, 70])
+def test_a_log_that_another_goes_on_from_must_be_whole(log: Path, more: int) -> None:
+    end = cut(log, 40, more)
+    assert units_of(log, closed=True) == (MESSAGES - 40, [end])
+
+
+def test_a_file_that_ends_too_early_is_damage_where_others_follow(log: Path) -> None:
+    first = min(log.iterdir())
+    content = first.read_bytes()
+    begin = [at for at, _ in walk(content)][-3]
+    first.write_bytes(content[: begin + 70].ljust(len(content), b"\0"))
+    assert units_of(log) == (MESSAGES - 3, [begin])
