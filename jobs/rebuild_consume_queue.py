@@ -38,6 +38,7 @@ from jobs._cli import (
     verbose_option,
 )
 from jobs._failures import naming_all_nodes
+from jobs._rebuild.batch_queues import without_topics
 from jobs._rebuild.classic import DAMAGED
 from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
@@ -120,6 +121,12 @@ _EXAMPLES = """Examples:
     help="Messages are in the further queues too that INNER_MULTI_DISPATCH names (%LMQ% and others).",
 )
 @click.option(
+    "--delay-levels",
+    metavar="TEXT",
+    help="The broker's messageDelayLevel, as \"1s 5s 10s 2h\": delayed messages' tags codes follow from it.  "
+    "[default: RocketMQ's]",
+)
+@click.option(
     "--broker-end-index",
     type=click.IntRange(min=0),
     metavar="INDEX",
@@ -197,15 +204,21 @@ def _explained(spark: SparkSession, plan: RebuildPlan, *, tangled: bool) -> dict
     """What follows from the table: duplicates, files, comparison."""
     rows = read_table(spark, plan.table)
     consumers = read_consumers(plan.root) if tangled or plan.compared else {}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
     if tangled:
         found["duplicates"] = duplicates(rows, consumers)
     if plan.files is not None:
         progress(f"writing consume queue files below {plan.files}")
-        found["files"] = write_files(kept_in(rows, plan.on_duplicate), plan.files, plan.file_bytes).summary()
+        kept = without_topics(kept_in(rows, plan.on_duplicate), plan.batch_topics)
+        found["files"] = write_files(kept, plan.files, plan.file_bytes).summary()
     if plan.compared is not None:
         progress(f"comparing with {plan.compared}")
-        found["compare"] = compare(spark, rows, plan.compared, plan.on_duplicate, consumers).summary()
+        # A slave that does not know the topic keeps plain queues of it.
+        elsewhere = tuple(topic for topic in plan.batch_topics if not (Path(plan.compared) / topic).is_dir())
+        compared = compare(
+            spark, without_topics(rows, elsewhere), plan.compared, plan.on_duplicate, consumers, plan.log_end
+        )
+        found["compare"] = compared.summary()
     return found
 
 

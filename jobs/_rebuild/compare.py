@@ -1,12 +1,13 @@
 """Holds existing consume queue files against the log and classifies every difference; changes nothing.
 
 A unit is matched with the message it points at, not with the slot alone: so a lost unit and those that moved up behind
-it are told apart. Units that point before the log's first message are what retention left over, and no difference.
+it are told apart. Units that point before the log's first message are what retention left over, and no difference; nor
+are those of messages that a running broker appended after the log was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.layout import UNIT
+from dledger_core.rocketmq.layout import SCHEDULE_TOPIC, UNIT
 from jobs._rebuild.files import FOLDER, UNIT_BYTES
 from jobs._rebuild.losses import Consumers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["CAUSES", "Comparison", "check_compared", "compare"]
+__all__ = ["CAUSES", "Comparison", "LogEnd", "check_compared", "compare"]
 
 CAUSES: Final = {
     "CQ_MISSING": "the log holds the message, the files do not: it was never indexed, or its unit was lost",
@@ -50,6 +51,15 @@ _NEXT: Final = {
 }
 """What to do about it."""
 
+_DELAYED: Final = {
+    "cause": "a delayed message's tags code is its delivery time, and the unit's is another one: the broker has, or "
+    "had when it stored the message, its own messageDelayLevel",
+    "next": f"run it again with the broker's messageDelayLevel as --delay-levels; if they differ then too, {_REBUILD}",
+}
+"""Of CQ_WRONG_TAG in the queues of delayed messages."""
+
+_NEWER: Final = "newer"
+"""Why a unit that points at no message of the rows is no difference."""
 _EXT_FOLDER: Final = "consumequeue_ext"
 _EXT_ADDRESS_MAX: Final = -2147483649
 """A slot's tags code at or below is an address in the extension files."""
@@ -62,6 +72,19 @@ _DIFFERENCE: Final = ["kind", *_QUEUE, "slot", "expected", "found"]
 
 
 @dataclass(frozen=True)
+class LogEnd:
+    """Where a log ends that a broker may be writing to.
+
+    Attributes:
+        read: position behind what was read.
+        now: looks where it ends by now.
+    """
+
+    read: int
+    now: Callable[[], int]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What was found.
 
@@ -69,12 +92,14 @@ class Comparison:
         directory: the consumequeue folder.
         files: number of files read.
         counts: differing slots per class.
+        newer: units of messages that were appended after the log was read.
         findings: ranges of slots [start, end) with class, topic, queue_id, count, first positions, cause and next step.
     """
 
     directory: str
     files: int
     counts: dict[str, int]
+    newer: int
     findings: tuple[dict[str, Any], ...]
 
     def summary(self) -> dict[str, Any]:
@@ -83,6 +108,7 @@ class Comparison:
             "directory": self.directory,
             "files": self.files,
             "differences": self.counts,
+            "newer_units": self.newer,
             "findings": list(self.findings),
             "findings_cut": len(self.findings) >= _FINDINGS_MAX,
         }
@@ -106,6 +132,7 @@ def compare(
     directory: str,
     on_duplicate: str = "first",
     consumers: Consumers | None = None,
+    log_end: LogEnd | None = None,
 ) -> Comparison:
     """Compares the files below ``directory`` with the messages of one group's log.
 
@@ -115,6 +142,7 @@ def compare(
         directory: from ``check_compared``; the executors must share it.
         on_duplicate: which message of a slot that several claim the files ought to have, ``first`` or ``last``.
         consumers: the consumers' offsets, to say who misses what.
+        log_end: of the log that the rows are of; None: it did not go on.
     """
     from pyspark import StorageLevel
 
@@ -122,14 +150,29 @@ def compare(
     claims = _claims(rows, on_duplicate).persist(StorageLevel.MEMORY_AND_DISK)
     found = _found(spark, files).persist(StorageLevel.MEMORY_AND_DISK)
     ext = (Path(directory).parent / _EXT_FOLDER).is_dir()
-    differences = _differences(claims, found, ext=ext).persist(StorageLevel.MEMORY_AND_DISK)
+    added = _added(found, log_end)
+    differences = _differences(claims, found, added, ext=ext).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         counts = {row["kind"]: row["count"] for row in differences.groupBy("kind").count().collect()}
+        newer = counts.pop(_NEWER, 0)
         ranges = tuple(_with_consumers(found, consumers or {}) for found in _ranges(differences))
     finally:
         for frame in (differences, found, claims):
             frame.unpersist()
-    return Comparison(directory, len(files), dict(sorted(counts.items())), ranges)
+    return Comparison(directory, len(files), dict(sorted(counts.items())), newer, ranges)
+
+
+def _added(found: DataFrame, log_end: LogEnd | None) -> tuple[int, int]:
+    """Positions [start, end) that the log got after it was read, as far as units that are read by now may point."""
+    from pyspark.sql import functions as f
+
+    if log_end is None:
+        return 0, 0
+    newest = found.agg(f.max("position")).first()  # reads all units, and only then the log's end is looked at
+    assert newest is not None
+    if newest[0] is None or newest[0] < log_end.read:
+        return 0, 0
+    return log_end.read, log_end.now()
 
 
 def _claims(rows: DataFrame, on_duplicate: str) -> DataFrame:
@@ -194,7 +237,7 @@ def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=names)
 
 
-def _differences(claims: DataFrame, found: DataFrame, *, ext: bool) -> DataFrame:
+def _differences(claims: DataFrame, found: DataFrame, added: tuple[int, int], *, ext: bool) -> DataFrame:
     from pyspark.sql import functions as f
 
     joined = claims.join(found, [*_QUEUE, "position"], "full_outer")
@@ -210,7 +253,7 @@ def _differences(claims: DataFrame, found: DataFrame, *, ext: bool) -> DataFrame
     )
     moved = indexed.withColumn("kind", f.explode(f.array_compact(kinds)))
     moved = moved.withColumn("expected", f.col("position")).withColumn("found", f.col("position"))
-    strange = _strange(claims, joined)
+    strange = _strange(claims, joined, added)
     doubled = _doubled(claims, found)
     missing = _missing(joined, strange, doubled)
     doubled = doubled.withColumn("kind", f.lit("CQ_DUPLICATE_OFFSET"))
@@ -226,15 +269,16 @@ def _kept(claims: DataFrame) -> DataFrame:
     )
 
 
-def _strange(claims: DataFrame, joined: DataFrame) -> DataFrame:
-    """Units that point at no message of their queue."""
+def _strange(claims: DataFrame, joined: DataFrame, added: tuple[int, int]) -> DataFrame:
+    """Units that point at no message of their queue, those of ``added`` positions too."""
     from pyspark.sql import functions as f
 
     begin = claims.agg(f.min("position").alias("begin"))
     lost = joined.where("kept is null").select(*_QUEUE, "slot", f.col("position").alias("found"))
     lost = lost.join(_kept(claims), [*_QUEUE, "slot"], "left").crossJoin(f.broadcast(begin))
     leftover = f.col("expected").isNull() & (f.col("found") < f.col("begin"))
-    kind: Column = f.when(f.col("expected").isNull(), "CQ_EXTRA").otherwise("CQ_WRONG_POSITION")
+    newer = (f.col("found") >= added[0]) & (f.col("found") < added[1])
+    kind: Column = f.when(f.col("expected").isNotNull(), "CQ_WRONG_POSITION").when(newer, _NEWER).otherwise("CQ_EXTRA")
     return lost.where(~f.coalesce(leftover, f.lit(False))).withColumn("kind", kind)
 
 
@@ -268,7 +312,9 @@ def _ranges(differences: DataFrame) -> tuple[dict[str, Any], ...]:
     from pyspark.sql import functions as f
 
     order = Window.partitionBy("kind", *_QUEUE).orderBy("slot")
-    islands = differences.withColumn("island", f.col("slot") - f.row_number().over(order))
+    islands = differences.where(f.col("kind") != _NEWER).withColumn(
+        "island", f.col("slot") - f.row_number().over(order)
+    )
     ranges = islands.groupBy("kind", *_QUEUE, "island").agg(
         f.min("slot").alias("start"),
         (f.max("slot") + 1).alias("end"),
@@ -277,4 +323,10 @@ def _ranges(differences: DataFrame) -> tuple[dict[str, Any], ...]:
         f.min_by("found", "slot").alias("found_position"),
     )
     rows = ranges.drop("island").orderBy("kind", *_QUEUE, "start").limit(_FINDINGS_MAX).collect()
-    return tuple({**row.asDict(), "cause": CAUSES[row["kind"]], "next": _NEXT[row["kind"]]} for row in rows)
+    return tuple({**row.asDict(), **_meaning(row["kind"], row["topic"])} for row in rows)
+
+
+def _meaning(kind: str, topic: str) -> dict[str, str]:
+    if (kind, topic) == ("CQ_WRONG_TAG", SCHEDULE_TOPIC):
+        return _DELAYED
+    return {"cause": CAUSES[kind], "next": _NEXT[kind]}

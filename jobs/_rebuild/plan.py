@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import consume_queue_columns
 from dledger_core.rocketmq.commit_log import ClassicFile, classic_files
+from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
 from jobs._checkpoint import check_resume
 from jobs._cli import parse_groups
 from jobs._directories import check_apart, check_checkpoint
+from jobs._rebuild.batch_queues import batch_topics
 from jobs._rebuild.classic import group_of, preceding, until_now
-from jobs._rebuild.compare import check_compared
+from jobs._rebuild.compare import LogEnd, check_compared
 from jobs._rebuild.files import FOLDER, check_target, whole_units
 from jobs._rebuild.incremental import check_trigger
 from jobs._rebuild.table import checked_table
@@ -25,9 +28,11 @@ if TYPE_CHECKING:
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import Bounds
 
-__all__ = ["RebuildPlan", "plan_for"]
+__all__ = ["RebuildPlan", "delay_levels_of", "plan_for"]
 
 _HEADER_BYTES: Final = 48
+_DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,8 @@ class RebuildPlan:
         checkpoint: directory of the stream's checkpoint; None for a full rebuild.
         trigger: ``available-now`` or an interval, with a checkpoint.
         cut: what the log recorded of itself and no longer holds.
+        batch_topics: topics whose queues are batch consume queues; they are in the table only.
+        log_end: where the log ends, for a comparison; None if there is none, and for servers.
     """
 
     source: dict[str, str]
@@ -63,6 +70,8 @@ class RebuildPlan:
     checkpoint: str | None = None
     trigger: str = "available-now"
     cut: tuple[tuple[str, int], ...] = ()
+    batch_topics: tuple[str, ...] = ()
+    log_end: LogEnd | None = None
 
     @property
     def foreign(self) -> bool:
@@ -97,19 +106,35 @@ def plan_for(options: dict[str, Any]) -> RebuildPlan:
         "checkpoint": options["checkpoint"],
         "trigger": options["trigger"] or "available-now",
     }
-    rules = EntryRules(multi_dispatch=options["multi_dispatch"])
+    levels = options["delay_levels"]
+    rules = EntryRules(
+        multi_dispatch=options["multi_dispatch"],
+        delay_levels_ms=DELAY_LEVELS_MS if levels is None else delay_levels_of(levels),
+    )
     if options["store"]:
         plan = _store_plan(options["store"], options["commitlog"], options["until"], rules, written)
     elif options["peers"]:
         plan = _live_plan(options["peers"], options["groups"] or "default", options["broker_end_index"], rules, written)
     else:
-        files = until_now(classic_files(options["commitlog"]))
-        ranges = {group_of(options["commitlog"]): (0, 0)}
-        rules = replace(rules, committed_end=-1)
-        plan = RebuildPlan(source={}, ranges=ranges, rules=rules, classic=files, **written)
+        plan = _classic_plan(options["commitlog"], rules, written)
     beside = options["compared"] and str(Path(str(plan.compared)).parent)
     above = options["store"] or options["commitlog"]
-    return replace(plan, root=beside or (above and str(Path(above).resolve().parent)))
+    root = beside or (above and str(Path(above).resolve().parent))
+    return replace(plan, root=root, batch_topics=batch_topics(root or None))
+
+
+def delay_levels_of(text: str) -> tuple[int, ...]:
+    """Parses RocketMQ's ``messageDelayLevel``, as ``1s 5s 10s 2h``; returns ms, level 1 first.
+
+    Raises:
+        ConfigError: malformed, or no level at all.
+    """
+    found = [_DELAY.fullmatch(level) for level in text.split()]
+    levels = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level)
+    if not found or len(levels) < len(found):
+        remedy = "give the broker's messageDelayLevel: numbers with s, m, h or d, separated by spaces"
+        raise ConfigError(f"wrong delay levels {text!r}", "--delay-levels", remedy)
+    return levels
 
 
 def _check_combination(options: dict[str, Any]) -> None:
@@ -189,6 +214,23 @@ def _check_own(options: DLedgerOptions, group: str, view: Bounds) -> None:
         raise ConfigError(f"group {group!r} begins with messages that a broker stored", "--broker-end-index", remedy)
 
 
+def _classic_plan(commitlog: str, rules: EntryRules, written: dict[str, Any]) -> RebuildPlan:
+    """The plan for a classic CommitLog alone."""
+
+    def files_now() -> tuple[ClassicFile, ...]:
+        return until_now(classic_files(commitlog))
+
+    files = files_now()
+    return RebuildPlan(
+        source={},
+        ranges={group_of(commitlog): (0, 0)},
+        rules=replace(rules, committed_end=-1),
+        classic=files,
+        log_end=LogEnd(files[-1].end, lambda: files_now()[-1].end),
+        **written,
+    )
+
+
 def _store_plan(
     store: str, commitlog: str | None, until: str, rules: EntryRules, written: dict[str, Any]
 ) -> RebuildPlan:
@@ -219,7 +261,18 @@ def _store_plan(
     recorded = _recorded_end(store) if meta is None else vouched
     cut = ((group, int(recorded)),) if recorded is not None and recorded > last else ()
     ranges = {group: (max(0, first), max(0, first, end))}
-    return RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)
+    plan = RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)
+    return replace(plan, log_end=_log_end(reader, store, ranges[group][1])) if plan.compared else plan
+
+
+def _log_end(reader: StoreReader, store: str, end: int) -> LogEnd:
+    """Where the entries before index ``end`` end, in a store that may be written to."""
+    from spark_connector.reading.store_log import fresh_view
+
+    behind = reader.position_end
+    if end <= reader.last_index:
+        behind = reader.read(end, end + 1, max_bytes=1).column("position")[0].as_py()
+    return LogEnd(behind, lambda: fresh_view(store).position_end)
 
 
 def _recorded_end(store: str) -> int | None:

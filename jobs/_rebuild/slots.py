@@ -12,7 +12,7 @@ its units is found out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +39,7 @@ class QueueFacts:
         units: number of units.
         slots: number of slots that they are in.
         queues: number of queues.
-        dense: no queue has a hole.
+        dense: no queue has a hole that ought not to have any.
         tangled: queues where offsets do not only go up.
         assigned: units whose offsets are assigned here.
     """
@@ -89,8 +89,8 @@ def queues_of(runs: DataFrame) -> DataFrame:
     )
 
 
-def facts_of(queues: DataFrame) -> QueueFacts:
-    """Sums the queues up."""
+def facts_of(queues: DataFrame, batch_topics: Sequence[str] = ()) -> QueueFacts:
+    """Sums the queues up; one of ``batch_topics`` may have holes, as a message there takes several queue offsets."""
     from pyspark.sql import functions as f
 
     total = {
@@ -103,6 +103,8 @@ def facts_of(queues: DataFrame) -> QueueFacts:
         )
     }
     full = f.coalesce(f.col("slots") == f.col("high") - f.col("low"), f.lit(True))
+    if batch_topics:
+        full |= f.col("topic").isin(*batch_topics)
     row = queues.agg(
         *(column.alias(name) for name, column in total.items()),
         f.count("*").alias("queues"),

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dledger_core.record import HEADER_BYTES, inside
 from dledger_core.rocketmq import consume_queue_columns
-from dledger_core.rocketmq.layout import TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
+from dledger_core.rocketmq.layout import DELAY_LEVELS_MS, TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
 from jobs._rebuild.dispatch import expanded
 
 __all__ = [
@@ -99,6 +99,7 @@ class EntryRules:
         broker_end: a broker gave the queue offsets of messages of entries below.
         committed_end: entries below are known to be committed; of the others nothing is known.
         multi_dispatch: messages are in the further queues that they name, too.
+        delay_levels_ms: the broker's ``messageDelayLevel``, level 1 first; a delayed message's tags code needs it.
         hidden: ranges of entries that belong to transactions which did not win.
         narrow: only what says where units stand in their queues is read; the other columns are null.
     """
@@ -107,6 +108,7 @@ class EntryRules:
     broker_end: int = ALL_ENTRIES
     committed_end: int = ALL_ENTRIES
     multi_dispatch: bool = True
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     hidden: tuple[tuple[int, int], ...] = ()
     narrow: bool = False
 
@@ -146,6 +148,7 @@ def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
     columns = consume_queue_columns(
         entries.column(RECORD if whole else "body"),
         [*wanted, *(_DISPATCH if rules.multi_dispatch else ())],
+        delay_levels_ms=rules.delay_levels_ms,
         skip_bytes=HEADER_BYTES if whole else 0,
     )
     index = entries.column("index")

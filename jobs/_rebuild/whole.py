@@ -77,7 +77,7 @@ class Whole:
         written = self._keep(self._read(files_at(replacement.stem)))
         self.runs = written.where("file is null")
         queues = queues_of(self.runs)
-        facts = facts_of(queues)
+        facts = facts_of(queues, self._plan.batch_topics)
         self.skipped, files = _ended(written)
         if facts.tangled:
             replacement.discard()
@@ -89,7 +89,7 @@ class Whole:
     def _in_two_passes(self, replacement: Replacement) -> QueueFacts:
         self.runs = self._keep(self._read(RUNS))
         queues = queues_of(self.runs)
-        facts = facts_of(queues)
+        facts = facts_of(queues, self._plan.batch_topics)
         self.skipped, _ = _ended(self.runs)
         bases = None if facts.tangled else _bases(first_offsets(self.runs, queues))
         if bases is None:
@@ -105,7 +105,7 @@ class Whole:
         units = self._keep(self._read(UNITS)) if live else self._read(UNITS)
         self.runs = self._keep(runs_of(units) if live else self._read(RUNS))
         queues = queues_of(self.runs)
-        facts = facts_of(queues)
+        facts = facts_of(queues, self._plan.batch_topics)
         self.skipped, _ = _ended(self.runs)
         self._place(units, queues, facts)
         return facts

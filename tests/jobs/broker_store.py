@@ -43,6 +43,17 @@ def write_broker_store(
     return places
 
 
+def write_commitlog(directory: Path, bodies: list[bytes], *, file_bytes: int = 1 << 16) -> list[int]:
+    """Writes the one file of a classic CommitLog, which is not full; returns where each message begins."""
+    content, places = bytearray(), []
+    for body in bodies:
+        places.append(len(content))
+        content += body[:28] + struct.pack(">q", len(content)) + body[36:]
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{0:020d}").write_bytes(content.ljust(file_bytes, b"\0"))
+    return places
+
+
 @dataclass
 class BrokersQueue:
     """One consume queue, filled unit by unit as RocketMQ's dispatcher does."""
