@@ -41,6 +41,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from dledger_core.cli.termination import lost_signals_return
 from dledger_core.config import check_group_name
 from dledger_core.errors import ConfigError, DLedgerError
 from jobs._failures import find_failure
@@ -172,7 +173,7 @@ def run_job(command: click.Command, arguments: Sequence[str] | None = None) -> N
 
 def _run(command: click.Command, arguments: Sequence[str] | None) -> Outcome:
     try:
-        with _signals(_raise_stopped):
+        with _signals(_raise_stopped), lost_signals_return(StoppedError, KeyboardInterrupt):
             result = command.main(args=arguments, standalone_mode=False)
         return result if isinstance(result, Outcome) else Outcome()  # --help gives an int
     except (StoppedError, click.Abort, KeyboardInterrupt):

@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import say, show_facts
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
-from dledger_core.cli.termination import is_terminated
 from dledger_core.convert import OLD_FILES, OldLog, Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.broker_conf import read_broker_conf
@@ -101,11 +100,7 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
 
     def started(node: NodeServer) -> None:
         show_facts(facts, output, "listening")
-        if is_terminated():
-            node.stop()
 
-    if is_terminated():
-        raise KeyboardInterrupt
     run(server_config, started)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +95,31 @@ def test_a_signal_stops_cleanly(number: int, capsys: pytest.CaptureFixture[str])
     code, summary, _ = run(capsys, body)
     assert (code, summary["status"], closed) == (2, "stopped", [True])
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_python_dropped_comes_again(
+    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone: ...
+
+    dropped: list[object] = []
+
+    def look(what: Any) -> None:
+        dropped.append(what.exc_type)
+
+    def body() -> None:
+        gone = Gone()
+        watched = weakref.ref(gone, lambda _: os.kill(os.getpid(), number))  # what its handler raises is dropped
+        del gone
+        threading.Event().wait(30)
+        pytest.fail(f"the signal was lost with {watched}")
+
+    monkeypatch.setattr(sys, "unraisablehook", look)
+    code, summary, _ = run(capsys, body)
+    assert (code, summary["status"]) == (2, "stopped")
+    assert dropped == [StoppedError]
+    assert sys.unraisablehook is look
 
 
 def test_a_stream_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
