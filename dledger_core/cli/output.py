@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dledger_core.cli.options import Format
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["say", "show_facts", "show_rows"]
 
@@ -35,6 +34,10 @@ def show_facts(facts: Mapping[str, Any], output: Format, title: str = "") -> Non
     if output == "json":
         click.echo(json.dumps(facts, default=str))
         return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("", "", title=title or None, title_justify="left", show_header=False, box=box.SIMPLE)
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " ")), Text(_shown(name, value)))
@@ -48,6 +51,10 @@ def show_rows(rows: Sequence[Mapping[str, Any]], output: Format, title: str = ""
         return
     if not rows:
         return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     numeric = {name for name, value in rows[0].items() if isinstance(value, (int, float))}
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE)
     for name in rows[0]:
@@ -70,6 +77,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _console() -> Console:
+    from rich.console import Console
+
     console = Console()
     # Piped tables are not cut to a terminal's width.
     return console if console.is_terminal else Console(width=_UNCUT_WIDTH)

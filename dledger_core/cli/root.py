@@ -84,6 +84,8 @@ class _Root(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Runs the command and exits."""
+        # numpy's BLAS, of which nothing here makes use, would start and spin a thread per core in every process.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         with termination_unwinds():
             code = self._run(*args, **extra)
         sys.exit(code)

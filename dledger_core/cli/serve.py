@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from pydantic.fields import FieldInfo
@@ -15,17 +14,12 @@ from pydantic.fields import FieldInfo
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import say, show_facts
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
-from dledger_core.convert import OLD_FILES, OldLog, Seal, begin_behind, read_old_log
-from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.rocketmq.broker_conf import read_broker_conf
 from dledger_core.server import NodeServer, run
-from dledger_core.server.config import ServerConfig
-from dledger_core.storage.files import OsFiles
-from dledger_core.storage.layout import Layout, open_identity
+
+if TYPE_CHECKING:
+    from dledger_core.rocketmq.broker_conf import BrokerConf
 
 __all__ = ["serve"]
-
-_QUIET_S: Final = 2.0
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -80,21 +74,23 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
 
     Flags override the file, which overrides a broker's. Sizes may be written like 64MiB.
     """
-    broker = None if broker_conf is None else read_broker_conf(broker_conf)
-    for remark in broker.remarks() if broker is not None else ():
-        say(remark)
-    settings = read_settings(config, flags, broker)
+    settings = read_settings(config, flags, None if broker_conf is None else _broker(broker_conf))
     server_config = settings.server_config()
-    old = _old_log(settings, server_config, check=check)
+    begin: Callable[[], None] | None = None
+    shown = {flag_of(name): _plain(value) for name, value in settings}
+    if settings.commitlog is not None:
+        from dledger_core.cli.behind import look_behind
+
+        seal, begin = look_behind(settings.commitlog, settings.commitlog_seal, server_config, check=check)
+        shown |= {} if seal is None else {"commitlog-seal": seal}
     if check:
-        shown = {flag_of(name): _plain(value) for name, value in settings}
-        show_facts(shown | ({} if old is None else {"commitlog-seal": str(old.seal)}), output)
+        show_facts(shown, output)
         return
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    if old is not None:
-        _begin_behind(old, server_config)
+    if begin is not None:
+        begin()
     me = server_config.me
     facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
 
@@ -104,52 +100,11 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     run(server_config, started)
 
 
-def _old_log(settings: ServeSettings, config: ServerConfig, *, check: bool) -> OldLog | None:
-    """Reads the CommitLog that the group is to go on behind; None if there is none, or if it has begun already."""
-    if settings.commitlog is None:
-        return None
-    if len(config.groups) != 1:
-        raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
-    (group,) = config.groups
-    store = config.store_path(group)
-    if not check and open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id) is not None:
-        if not (store.parent / OLD_FILES).is_dir():
-            found = {"store": str(store)}
-            raise ConfigError("the store began without a CommitLog", "--commitlog", "leave it out", found)
-        return None
-    seal = Seal.parse(settings.commitlog_seal) if settings.commitlog_seal is not None else None
-    old = read_old_log(settings.commitlog, seal.start if seal is not None else None, _reading())
-    if seal is not None and old.seal != seal:
-        remedy = "audit the copies of the log; copy the files from a node that has them whole"
-        values = {"found": str(old.seal), "sealed": str(seal)}
-        raise StoreMismatchError(
-            "the CommitLog is not the one that was sealed", str(settings.commitlog), remedy, values
-        )
-    if seal is None and len(config.peers) > 1 and not check:
-        raise ConfigError(
-            "nothing says that all nodes go on behind the same messages",
-            "--commitlog-seal",
-            "audit the copies of the log, see that --check shows one seal on all nodes, and give it to all of them",
-            {"seal": str(old.seal)},
-        )
-    return old
+def _broker(path: Path) -> BrokerConf:
+    """Reads a broker's configuration; says what of it is ignored."""
+    from dledger_core.rocketmq.broker_conf import read_broker_conf
 
-
-def _begin_behind(old: OldLog, config: ServerConfig) -> None:
-    (group,) = config.groups
-    store, node_id = config.store_path(group), config.self_id
-    begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())
-    say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
-
-
-def _reading() -> Callable[[int, int], None]:
-    """Says how far a CommitLog was read, every two seconds."""
-    told = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _QUIET_S:
-            told = time.monotonic()
-            say(f"read {done >> 20:,} of {total >> 20:,} MiB of the CommitLog")
-
-    return tell
+    broker = read_broker_conf(path)
+    for remark in broker.remarks():
+        say(remark)
+    return broker

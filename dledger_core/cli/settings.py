@@ -7,7 +7,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
@@ -22,10 +22,12 @@ from dledger_core.config import (
 )
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
-from dledger_core.rocketmq.broker_conf import BrokerConf
 from dledger_core.server.config import ServerConfig, spread_leaders
 from dledger_core.server.retention import RetentionPolicy, parse_hours
 from dledger_core.server.role_events import split_command
+
+if TYPE_CHECKING:
+    from dledger_core.rocketmq.broker_conf import BrokerConf
 
 _SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
 """Java maps a file as a whole, and counts its bytes in an int."""

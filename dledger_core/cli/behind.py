@@ -1,0 +1,87 @@
+"""``dledger serve --commitlog``: the group goes on behind the files of a classic CommitLog."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from dledger_core.cli.output import say
+from dledger_core.convert import OLD_FILES, OldLog, Seal, begin_behind, read_old_log
+from dledger_core.errors import ConfigError, StoreMismatchError
+from dledger_core.server.config import ServerConfig
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.layout import Layout, open_identity
+
+__all__ = ["look_behind"]
+
+_QUIET_S: Final = 2.0
+
+
+def look_behind(
+    directory: Path, seal: str | None, config: ServerConfig, *, check: bool
+) -> tuple[str | None, Callable[[], None] | None]:
+    """Reads the CommitLog that the group is to go on behind, and compares it with its seal.
+
+    Args:
+        directory: the CommitLog.
+        seal: what all nodes were told it is; needed unless there is one node, or ``check`` is set.
+        config: the node's settings.
+        check: say what the seal is; a store that has begun already is no reason not to.
+
+    Returns:
+        Its seal, and what makes the store that begins behind it; (None, None) if the store has begun already.
+
+    Raises:
+        ConfigError: several groups, no seal, a store that began without a CommitLog.
+        StoreMismatchError: the CommitLog is not the one that was sealed.
+    """
+    old = _old_log(directory, None if seal is None else Seal.parse(seal), config, check=check)
+    return (None, None) if old is None else (str(old.seal), partial(_begin_behind, old, config))
+
+
+def _old_log(directory: Path, seal: Seal | None, config: ServerConfig, *, check: bool) -> OldLog | None:
+    if len(config.groups) != 1:
+        raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
+    (group,) = config.groups
+    store = config.store_path(group)
+    if not check and open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id) is not None:
+        if not (store.parent / OLD_FILES).is_dir():
+            found = {"store": str(store)}
+            raise ConfigError("the store began without a CommitLog", "--commitlog", "leave it out", found)
+        return None
+    old = read_old_log(directory, seal.start if seal is not None else None, _reading())
+    if seal is not None and old.seal != seal:
+        remedy = "audit the copies of the log; copy the files from a node that has them whole"
+        values = {"found": str(old.seal), "sealed": str(seal)}
+        raise StoreMismatchError("the CommitLog is not the one that was sealed", str(directory), remedy, values)
+    if seal is None and len(config.peers) > 1 and not check:
+        raise ConfigError(
+            "nothing says that all nodes go on behind the same messages",
+            "--commitlog-seal",
+            "audit the copies of the log, see that --check shows one seal on all nodes, and give it to all of them",
+            {"seal": str(old.seal)},
+        )
+    return old
+
+
+def _begin_behind(old: OldLog, config: ServerConfig) -> None:
+    (group,) = config.groups
+    store, node_id = config.store_path(group), config.self_id
+    begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())
+    say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
+
+
+def _reading() -> Callable[[int, int], None]:
+    """Says how far a CommitLog was read, every two seconds."""
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _QUIET_S:
+            told = time.monotonic()
+            say(f"read {done >> 20:,} of {total >> 20:,} MiB of the CommitLog")
+
+    return tell
