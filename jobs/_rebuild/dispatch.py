@@ -2,6 +2,9 @@
 
 The property INNER_MULTI_DISPATCH lists them. In a broker's log INNER_MULTI_QUEUE_OFFSET lists the message's offsets
 there; without it, with another number of offsets, or with one that is no number, a broker enters the message in none.
+
+Where a message names a queue more than once, a broker enters it once but counts the queue's offset up for each name.
+It fills the slots one behind the other all the same, so from there on offsets run ahead of slots until it restarts.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["expanded"]
+__all__ = ["NAMED_AGAIN", "expanded"]
+
+NAMED_AGAIN: Final = "named_again"
+"""Why a unit is skipped: its message is in the queue already, and took one more of the queue's offsets."""
 
 _SEPARATOR: Final = ","
 _NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"
@@ -27,6 +33,8 @@ _Ints = npt.NDArray[np.int64]
 
 def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _Bools]:
     """Returns the units with one more, behind its own, for each further queue of a message.
+
+    One that is NAMED_AGAIN is skipped: it only says that the queue's offsets run ahead of its slots.
 
     Args:
         units: columns topic, queue_id, queue_offset, skipped, dispatch_queues, dispatch_offsets and any others.
@@ -50,7 +58,7 @@ def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _B
     order = np.argsort(source, kind="stable")
     made = {
         name: pa.chunked_array([units.column(name), *(part[i] for part in (told, fresh))])
-        for i, name in enumerate(("topic", "queue_id", "queue_offset"), 1)
+        for i, name in enumerate(("topic", "queue_id", "queue_offset", "skipped"), 1)
     }
     rows = plain.take(pa.array(source[order]))
     columns = [
@@ -75,8 +83,8 @@ def _lists(texts: pa.StringArray) -> pa.ListArray:
     return pc.split_pattern(pc.utf8_rtrim(texts, _SEPARATOR), _SEPARATOR)
 
 
-def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, Any, Any, Any]:
-    """Returns parent row, queue name, queue id and offset (0 if ``offsets`` is None) of each further queue."""
+def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, Any, Any, Any, Any]:
+    """Returns parent row, queue name, queue id, offset (0 if ``offsets`` is None) and why it is skipped, if it is."""
     lists = _lists(units.column("dispatch_queues").take(pa.array(rows)))
     counts = np.asarray(pc.list_value_length(lists), np.int64)
     values = None
@@ -86,24 +94,28 @@ def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, A
         rows, counts = rows[same], counts[same]
         lists, values = lists.filter(pa.array(same)), values.filter(pa.array(same))
     parents, names = np.repeat(rows, counts), lists.flatten()
-    ids = np.where(
-        np.asarray(pc.starts_with(names, _LMQ)), 0, np.asarray(units.column("queue_id").fill_null(0))[parents]
-    ).astype(np.int32)
-    kept = _kept(units, parents, names, ids)
+    lmq = np.asarray(pc.starts_with(names, _LMQ), np.bool_)
+    ids = np.where(lmq, 0, np.asarray(units.column("queue_id").fill_null(0))[parents]).astype(np.int32)
     numbers = np.zeros(len(parents), np.int64) if values is None else np.asarray(values.flatten().cast(pa.int64()))
-    return parents[kept], names.take(pa.array(kept)), pa.array(ids[kept]), pa.array(numbers[kept])
+    found, first = _entered(units, parents, names, ids)
+    again = (found != first) & (numbers[found] == numbers[first]) & (values is not None) & lmq[found]
+    kept, again = found[(found == first) | again], again[(found == first) | again]
+    skipped = pc.if_else(pa.array(again), NAMED_AGAIN, pa.scalar(None, pa.string()))
+    return parents[kept], names.take(pa.array(kept)), pa.array(ids[kept]), pa.array(numbers[kept]), skipped
 
 
-def _kept(units: pa.RecordBatch, parents: _Ints, names: pa.StringArray, ids: npt.NDArray[np.int32]) -> _Ints:
-    """Which of the further queues a broker enters the message in: no paths, and no queue twice."""
+def _entered(
+    units: pa.RecordBatch, parents: _Ints, names: pa.StringArray, ids: npt.NDArray[np.int32]
+) -> tuple[_Ints, _Ints]:
+    """Which further queues a broker looks at, which are no paths, and for each where its message first names it."""
     own = units.column("topic").take(pa.array(parents))
     own_ids = np.asarray(units.column("queue_id").fill_null(0))[parents]
     good = ~np.asarray(pc.match_substring(names, "/")) & (np.asarray(pc.binary_length(names)) > 0)
     good &= ~(np.asarray(pc.equal(names, own)) & (ids == own_ids))
     found = np.flatnonzero(good)
     if not len(found):
-        return found
+        return found, found
     codes = np.asarray(names.dictionary_encode().indices, np.int64)
     keys = np.stack([parents[found], codes[found], ids[found].astype(np.int64)], axis=1)
-    _, first = np.unique(keys, axis=0, return_index=True)
-    return np.sort(found[first])
+    _, first, same = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return found, found[first[same.reshape(-1)]]

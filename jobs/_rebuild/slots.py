@@ -8,6 +8,9 @@ its units is found out
 - whether a running broker serves it: it is the last one in the log with this queue offset;
 - which slot it has in RocketMQ's own rebuild. That goes through the log in order and leaves out a unit whose offset
   lies below the queue's end so far; but one with offset 0 is always appended, at the end.
+
+Where messages name one of their further queues more than once the queue is *packed*: its offsets ran ahead of its
+slots, so its units are numbered one behind the other, as a running broker's files and its rebuild have them.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from jobs._rebuild.dispatch import NAMED_AGAIN
 from jobs._rebuild.runs import RUN_SCHEMA
 from jobs._rebuild.units import UNIT_COLUMNS
 
@@ -28,7 +32,7 @@ __all__ = ["QueueFacts", "facts_of", "first_offsets", "place", "queues_of", "run
 
 _QUEUE: Final = ["group", "topic", "queue_id"]
 _RUN: Final = [*_QUEUE, "part", "run"]
-_FLOORS: Final = "`group` string, topic string, queue_id int, part bigint, run bigint, floor bigint"
+_FLOORS: Final = "`group` string, topic string, queue_id int, part bigint, run bigint, floor bigint, ahead bigint"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class QueueFacts:
         queues: number of queues.
         dense: no queue has a hole that ought not to have any.
         tangled: queues where offsets do not only go up.
+        packed: queues whose offsets ran ahead of their slots.
         assigned: units whose offsets are assigned here.
     """
 
@@ -49,7 +54,13 @@ class QueueFacts:
     queues: int
     dense: bool
     tangled: int
+    packed: int
     assigned: int
+
+    @property
+    def straight(self) -> bool:
+        """Each unit's slot is the queue offset that it carries, or is to be assigned."""
+        return not self.tangled and not self.packed
 
 
 def runs_of(units: DataFrame) -> DataFrame:
@@ -63,29 +74,35 @@ def runs_of(units: DataFrame) -> DataFrame:
 
 
 def queues_of(runs: DataFrame) -> DataFrame:
-    """Returns a row for each queue: how many units and slots it has, how far it reaches, whether it is tangled."""
+    """Returns a row for each queue: how many units and slots it has, how far it reaches, is it tangled or packed."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     # What was not told has no bounds: it sorts first, and no maximum sees it.
     bounds = {"low": f.col("first"), "high": f.col("first") + f.col("units")}
-    told = {name: f.when(f.col("carried"), bound) for name, bound in bounds.items()}
+    counted = f.col("skipped").isNull()
+    told = {name: f.when(f.col("carried") & counted, bound) for name, bound in bounds.items()}
     earlier = Window.partitionBy(*_QUEUE).orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
     lower = Window.partitionBy(*_QUEUE).orderBy("low", "position").rowsBetween(Window.unboundedPreceding, -1)
-    spans = runs.where("skipped is null").withColumns(told)
+    spans = runs.where(counted | (f.col("skipped") == NAMED_AGAIN)).withColumns(told)
     spans = spans.withColumn("before", f.max("high").over(earlier)).withColumn("below", f.max("high").over(lower))
     low, high = f.col("low"), f.col("high")
     new = f.when(f.col("carried"), f.greatest(f.lit(0), high - f.greatest(low, f.coalesce("below", low))))
     numbers = {
-        "told": f.sum(f.when(f.col("carried"), f.col("units"))),
+        "told": f.sum(f.when(f.col("carried") & counted, f.col("units"))),
         "fresh": f.sum(f.when(~f.col("carried"), f.col("units"))),
         "slots": f.sum(new),
         "high": f.max(high),
     }
-    return spans.groupBy(*_QUEUE).agg(
+    queues = spans.groupBy(*_QUEUE).agg(
         f.min(low).alias("low"),
         f.coalesce(f.bool_or(low < f.col("before")), f.lit(False)).alias("tangled"),
+        f.bool_or(~counted).alias("packed"),
         *(f.coalesce(number, f.lit(0)).alias(name) for name, number in numbers.items()),
+    )
+    packed = {"tangled": f.lit(False), "slots": f.col("told"), "high": f.col("low") + f.col("told")}
+    return queues.withColumns(
+        {name: f.when(f.col("packed"), value).otherwise(f.col(name)) for name, value in packed.items()}
     )
 
 
@@ -99,6 +116,7 @@ def facts_of(queues: DataFrame, batch_topics: Sequence[str] = ()) -> QueueFacts:
             ("units", f.col("told") + f.col("fresh")),
             ("slots", f.col("slots") + f.col("fresh")),
             ("tangled", f.col("tangled").cast("int")),
+            ("packed", f.col("packed").cast("int")),
             ("assigned", f.col("fresh")),
         )
     }
@@ -120,7 +138,7 @@ def place(
     """Returns the rows of the table: the units with ``queue_offset``, ``broker_serves`` and ``rebuild_slot``.
 
     Args:
-        units: from ``unit_batches``, evaluated as often as there are kinds of them: assigned, straight and tangled.
+        units: from ``unit_batches``, evaluated as often as there are kinds of them: assigned, straight and others.
         runs: of these units.
         queues: of these runs.
         facts: of these queues.
@@ -131,10 +149,10 @@ def place(
     if facts.assigned:
         parts.append(_assigned(units.where("not carried"), runs, queues, bases))
     told = units.where("carried")
-    if facts.tangled:
-        tangled = queues.where("tangled").select(*_QUEUE)
-        parts.append(_straight(told.join(tangled, _QUEUE, "left_anti")))
-        parts.append(_tangled(told.join(tangled, _QUEUE, "left_semi"), runs.join(tangled, _QUEUE, "left_semi")))
+    if not facts.straight:
+        others = queues.where("tangled or packed").select(*_QUEUE, "packed")
+        parts.append(_straight(told.join(others, _QUEUE, "left_anti")))
+        parts.append(_replayed(told.join(others, _QUEUE, "left_semi"), runs.join(others, _QUEUE)))
     elif facts.units > facts.assigned or not parts:
         parts.append(_straight(told))
     placed = parts[0]
@@ -185,18 +203,19 @@ def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataF
     return _row(placed, offset, f.lit(True), offset)
 
 
-def _tangled(units: DataFrame, runs: DataFrame) -> DataFrame:
+def _replayed(units: DataFrame, runs: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     told = runs.where("skipped is null and carried").repartition(*_QUEUE)
     floors = told.sortWithinPartitions(*_QUEUE, "position").mapInArrow(_floors, _FLOORS)
     placed = units.join(floors.withColumn("known", f.lit(True)), _RUN, "left")
+    packed, floor = f.col("ahead").isNotNull(), f.col("floor")
+    q = f.col("queue_offset") - f.coalesce("ahead", f.lit(0))
     slot = Window.partitionBy(*_QUEUE, "queue_offset")
-    serves = f.col("position") == f.max("position").over(slot)
-    q, floor = f.col("queue_offset"), f.col("floor")
-    kept = f.when(floor.isNull() | (q >= floor), q)
-    rebuilt = f.when(q == 0, f.coalesce(floor, f.lit(0))).otherwise(kept)
+    serves = packed | (f.col("position") == f.max("position").over(slot))
+    kept = f.when(packed | floor.isNull() | (q >= floor), q)
+    rebuilt = f.when((q == 0) & ~packed, f.coalesce(floor, f.lit(0))).otherwise(kept)
     changed = f.raise_error(f.lit("the log was read in other batches the second time")).cast("bigint")
     return _row(placed, q, serves, f.when(f.col("known"), rebuilt).otherwise(changed))
 
@@ -204,20 +223,21 @@ def _tangled(units: DataFrame, runs: DataFrame) -> DataFrame:
 def _floors(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Adds to each run where its queue ended before it, in RocketMQ's rebuild; null at the queue's begin.
 
-    The rows come sorted by queue and position.
+    Of a packed queue also how far the run's offsets are ahead of its slots. The rows come sorted by queue and position.
     """
     queue: tuple[Any, ...] = ()
     end: int | None = None
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in (*_QUEUE, "first", "units")]
+        columns = [batch.column(name).to_pylist() for name in (*_QUEUE, "first", "units", "packed")]
         floors: list[int | None] = []
-        for *this, first, units in zip(*columns, strict=True):
+        aheads: list[int | None] = []
+        for *this, first, units, packed in zip(*columns, strict=True):
             if tuple(this) != queue:
                 queue, end = tuple(this), None
             floors.append(end)
-            if first == 0 and end is not None:
-                end += 1
-            else:
-                end = max(first + units, end if end is not None else first + units)
+            begin = first if end is None else end
+            aheads.append(first - begin if packed else None)
+            end = begin + units if packed or first == 0 else max(first + units, begin)
         kept = [batch.column(name) for name in _RUN]
-        yield pa.RecordBatch.from_arrays([*kept, pa.array(floors, pa.int64())], names=[*_RUN, "floor"])
+        found = [pa.array(floors, pa.int64()), pa.array(aheads, pa.int64())]
+        yield pa.RecordBatch.from_arrays([*kept, *found], names=[*_RUN, "floor", "ahead"])

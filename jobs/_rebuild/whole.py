@@ -2,8 +2,8 @@
 
 Where tasks can write the table's files themselves, a broker's store is read only once: they write each message under
 the offset that it carries, as if offsets only went up, and say what runs there are. If these tell that a queue is
-tangled, the files are thrown away and Spark places the units; else they are committed. In our own logs offsets are
-assigned, so runs come first, and then tasks write. What came over the network is kept and placed by Spark.
+tangled or packed, the files are thrown away and Spark places the units; else they are committed. In our own logs
+offsets are assigned, so runs come first, and then tasks write. What came over the network is kept and placed by Spark.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Whole:
         queues = queues_of(self.runs)
         facts = facts_of(queues, self._plan.batch_topics)
         self.skipped, files = _ended(written)
-        if facts.tangled:
+        if not facts.straight:
             replacement.discard()
             self._place(self._read(UNITS), queues, facts)
         else:
@@ -91,7 +91,7 @@ class Whole:
         queues = queues_of(self.runs)
         facts = facts_of(queues, self._plan.batch_topics)
         self.skipped, _ = _ended(self.runs)
-        bases = None if facts.tangled else _bases(first_offsets(self.runs, queues))
+        bases = _bases(first_offsets(self.runs, queues)) if facts.straight else None
         if bases is None:
             self._place(self._read(UNITS), queues, facts)
         else:

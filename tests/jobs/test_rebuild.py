@@ -105,6 +105,21 @@ def test_further_queues_of_a_message(topic: str, lists: dict[str, str], expected
     assert plain.num_rows == 3
 
 
+def test_a_queue_that_is_named_again() -> None:
+    """Its message is no unit there a second time; nothing is said of other queues, or if the offset is another one."""
+    names, offsets = "%LMQ%a,b,%LMQ%a,%LMQ%a,b,%LMQ%c,%LMQ%c", "5,6,5,5,6,7,8"
+    lists = [("INNER_MULTI_DISPATCH", names), ("INNER_MULTI_QUEUE_OFFSET", offsets)]
+    bodies = encode_messages(
+        "T", 3, [b"x"], properties=pa.array([lists], pa.map_(pa.string(), pa.string()))
+    ).to_pylist()
+    (batch,) = unit_batches([entries(bodies)])
+    rows = [(row["topic"], row["queue_offset"], row["skipped"]) for row in batch.to_pylist()]
+    again = ("%LMQ%a", 5, "named_again")
+    assert rows == [("T", 0, None), ("%LMQ%a", 5, None), ("b", 6, None), again, again, ("%LMQ%c", 7, None)]
+    (ours,) = unit_batches([entries(bodies)], EntryRules(broker_end=0))
+    assert ours.column("topic").to_pylist() == ["T", "%LMQ%a", "b", "%LMQ%c"]
+
+
 def test_further_queues_in_our_logs_need_no_offsets() -> None:
     properties = pa.array([[("INNER_MULTI_DISPATCH", "%LMQ%a,b")]], pa.map_(pa.string(), pa.string()))
     (batch,) = unit_batches(
