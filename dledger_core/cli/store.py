@@ -11,7 +11,8 @@ import click
 from dledger_core.cli.options import Format, examples, format_option
 from dledger_core.cli.output import say, show_rows
 from dledger_core.cli.root import EXIT_FINDING
-from dledger_core.errors import StorageError
+from dledger_core.convert.source import locate_source
+from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
 from dledger_core.storage import open_store
 
 __all__ = ["verify"]
@@ -39,7 +40,7 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
             with open_store(store) as reader:
                 report = reader.verify()
         except StorageError as error:
-            unreadable.append(error)
+            unreadable.append(_brokers(store) or error)
             continue
         rows.append(
             {
@@ -61,3 +62,20 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
             say(f"error: {other}")
         raise unreadable[-1]
     return EXIT_FINDING if any(row["findings"] for row in rows) else 0
+
+
+def _brokers(path: Path) -> StorageError | None:
+    """Says what to do with a CommitLog, or with a broker's directory; None if it is neither."""
+    try:
+        store, classic = locate_source(path, None)
+    except ConfigError:
+        return None
+    if store == path:
+        return None
+    if store is not None:
+        return StoreMismatchError("no store is here, but one is below", str(path), f"name {store}")
+    remedy = (
+        f"jobs/audit_replicas.py --replica NAME={classic} --replica … checks all its messages and compares it with "
+        f"another broker's; alone, 'dledger convert {classic} DEST … --dry-run' reads it and checks the bodies' CRCs"
+    )
+    return StoreMismatchError("a classic CommitLog is here, and no store", str(path), remedy)

@@ -103,7 +103,8 @@ def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
     for before, after in pairwise(files):
         if before.end != after.position:
             found = {"ends_at": before.end, "next_begins_at": after.position}
-            raise ConfigError(f"{after.path} does not continue the file before", "--commitlog", "find the file", found)
+            remedy = "find the file; where storePathCommitLog names several directories, link the files of all into one"
+            raise ConfigError(f"{after.path} does not continue the file before", "--commitlog", remedy, found)
     count = len(files)
     while count > 1 and is_empty(files[count - 1]):
         count -= 1

@@ -61,6 +61,8 @@ _DELAYED: Final = {
 _NEWER: Final = "newer"
 """Why a unit that points at no message of the rows is no difference."""
 _EXT_FOLDER: Final = "consumequeue_ext"
+_ROCKSDB_FILE: Final = "CURRENT"
+"""Each RocksDB database has it; as a topic's folder it would be none."""
 _EXT_ADDRESS_MAX: Final = -2147483649
 """A slot's tags code at or below is an address in the extension files."""
 _GROUPS_MAX: Final = 50
@@ -118,12 +120,16 @@ def check_compared(directory: str) -> str:
     """Returns the folder that holds the topics: ``directory`` or its ``consumequeue``.
 
     Raises:
-        ConfigError: it is no local directory.
+        ConfigError: it is no local directory, or its queues are no files.
     """
     path = Path(directory).absolute()
     if not path.is_dir():
         raise ConfigError(f"{directory} is no directory", "--compare", "name a broker's store or its consumequeue")
-    return str(path / FOLDER if (path / FOLDER).is_dir() else path)
+    path = path / FOLDER if (path / FOLDER).is_dir() else path
+    if (path / _ROCKSDB_FILE).is_file():
+        remedy = "leave --compare out: only consume queue files can be compared; the table is right without them"
+        raise ConfigError(f"{path} is a RocksDB database (storeType=defaultRocksDB)", "--compare", remedy)
+    return str(path)
 
 
 def compare(

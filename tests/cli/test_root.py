@@ -198,6 +198,25 @@ def test_a_directory_that_is_no_store_is_called_so(tmp_path: Path, command: str,
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("made", "named", "said"),
+    [
+        ("00000000000000000000", "", ("a classic CommitLog is here", "jobs/audit_replicas.py --replica NAME={}")),
+        ("commitlog/00000000000000000000", "commitlog", ("a classic CommitLog is here", "NAME={}", "--dry-run")),
+        ("dledger-n0/data/00000000000000000000", "dledger-n0", ("no store is here, but one is below", "name {}")),
+    ],
+)
+def test_verify_of_a_brokers_directory_names_what_to_take(
+    tmp_path: Path, made: str, named: str, said: tuple[str, ...]
+) -> None:
+    (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / made).write_bytes(bytes(100))
+    result = run("verify", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (3, "")
+    last = result.stderr.splitlines()[-1]
+    assert all(text.format(tmp_path / named) in last for text in said), last
+
+
 @pytest.mark.parametrize("command", ["dev", "perf append", "demo --keep"])
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 
 from dledger_core import Client, LocalCluster
+from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import decode_messages, encode_messages
 from jobs import rebuild_consume_queue
+from jobs._rebuild.compare import check_compared
 from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs._rebuild.runs import run_batches
 from jobs._rebuild.units import UNIT_COLUMNS, EntryRules, unit_batches
@@ -303,3 +305,17 @@ def test_the_logs_of_a_cluster(spark: Any, tmp_path: Path, capsys: pytest.Captur
     for group in ("a", "b"):
         found = [(row["topic"], row["queue_id"], row["queue_offset"]) for row in rows if row["group"] == group]
         assert found == [("T", 0, 0), ("T", 1, 0), ("T", 0, 1), ("T", 0, 2), ("U", 0, 0)]
+
+
+def test_queues_in_rocksdb_are_not_compared(tmp_path: Path) -> None:
+    """Else all messages would be called missing, and the broker's database a folder to replace."""
+    folder = tmp_path / "consumequeue"
+    folder.mkdir()
+    for name in ("000004.log", "CURRENT", "IDENTITY", "LOCK", "MANIFEST-000005", "OPTIONS-000007"):
+        (folder / name).write_text("MANIFEST-000005")
+    for named in (tmp_path, folder):
+        with pytest.raises(ConfigError, match="RocksDB"):
+            check_compared(str(named))
+    (folder / "CURRENT").unlink()
+    (folder / "CURRENT").mkdir()
+    assert check_compared(str(tmp_path)) == str(folder)

@@ -80,6 +80,20 @@ def test_directories_that_are_no_commit_log(tmp_path: Path) -> None:
         classic_files(tmp_path)
 
 
+def test_a_commit_log_in_several_directories(tmp_path: Path) -> None:
+    """A broker may put its files into the directories by turns; links to all of them are the log."""
+    for number in range(4):
+        path = tmp_path / f"path{number % 2}" / f"{number * 100:020d}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(BODIES[0].ljust(100, b"\1"))
+    with pytest.raises(ConfigError, match="link the files of all into one"):
+        classic_files(tmp_path / "path0")
+    (tmp_path / "all").mkdir()
+    for path in tmp_path.glob("path?/*"):
+        (tmp_path / "all" / path.name).symlink_to(path)
+    assert [file.position for file in classic_files(tmp_path / "all")] == [0, 100, 200, 300]
+
+
 @pytest.mark.parametrize("cut", [1, 4, 5, 7, 8, 60, 95, -12, -5, -4])
 def test_a_message_that_was_written_in_part_is_the_end(tmp_path: Path, cut: int) -> None:
     """A slave is sent pieces that cut messages; RocketMQ's recovery ends there too."""
