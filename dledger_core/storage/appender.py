@@ -47,7 +47,9 @@ class Appender:
         self.data = data
         self.index = index
         self.position = position
+        self._opened_at = position
         self._zero_ahead_bytes = zero_ahead_bytes
+        self._zero_chunk = max(1, min(_ZERO_CHUNK, zero_ahead_bytes // 4))
         self._zeroed_to = position
         self._zero_lock = threading.Lock()
         self._unsynced: set[int] = set()
@@ -161,13 +163,14 @@ class Appender:
     def zero_ahead(self) -> bool:
         """Writes and syncs one chunk of zeros behind the tail; returns whether there is more to do.
 
-        Safe beside ``append``: below ``_zeroed_to`` nothing is ever zeroed, and a writer that goes beyond it moves it
+        Whole chunks, and no more ahead of the tail than was appended since the start: zeros are for a log that is busy,
+        and would be all that the disk gets from very many that are not. Safe beside ``append``: below ``_zeroed_to`` nothing is ever zeroed, and a writer that goes beyond it moves it
         first.
         """
         with self._zero_lock:
             start, tail = self._zeroed_to, self.position
-            stop = min(start + _ZERO_CHUNK, self._segment_end(start), tail + self._zero_ahead_bytes)
-            if stop <= start or start < tail or not self.data.holds(start):
+            stop = self._zero_stop(start)
+            if stop > self._zero_goal() or start < tail or not self.data.holds(start):
                 return False
             self.data.zero(start, stop)
             self._zeroed_to = stop
@@ -177,4 +180,10 @@ class Appender:
             if self.data.holds(start):
                 raise
             return False  # it was removed meanwhile
-        return stop < min(self._segment_end(start), self.position + self._zero_ahead_bytes)
+        return stop < self._segment_end(start) and self._zero_stop(stop) <= self._zero_goal()
+
+    def _zero_stop(self, start: int) -> int:
+        return min(start + self._zero_chunk, self._segment_end(start))
+
+    def _zero_goal(self) -> int:
+        return self.position + min(self._zero_ahead_bytes, self.position - self._opened_at)

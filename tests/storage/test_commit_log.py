@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import subprocess
 import sys
@@ -513,13 +514,45 @@ def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on:
     append(log := open_log(files), [b"x"])
     log.close()
     log = open_log(files, config=dataclasses.replace(SMALL, zero_ahead_bytes=2000))
+    log._zero_ahead.close()
+    append(log, [b"x" * 500])
     files.fail_errno, files.fail_at = number, files.operations + 1
     assert not log.zero_ahead()
     assert (log.failure is None) == goes_on
     if goes_on:
         append(log, [b"y"])
-        assert read_all(log) == [(1, b"x"), (1, b"y")]
+        assert read_all(log) == [(1, b"x"), (1, b"x" * 500), (1, b"y")]
         log.close()
+
+
+def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = StorageConfig(data_segment_bytes=1 << 20, zero_ahead_bytes=4000)
+    append(log := open_log(directory=tmp_path, config=config), [b"x" * 900])
+    log.close()
+    log = open_log(directory=tmp_path, config=config)
+    log._zero_ahead.close()  # its thread; here each step is asked for
+    zeroed: list[tuple[int, int]] = []
+    monkeypatch.setattr(log._appender.data, "zero", lambda start, stop: zeroed.append((start, stop)))
+
+    def zeroed_after(*bodies: int) -> list[int]:
+        """Returns the lengths of what is zeroed once bodies of these lengths are appended."""
+        append(log, [b"y" * length for length in bodies])
+        tail = log._appender.position
+        zeroed.clear()
+        while log.zero_ahead():
+            pass
+        for before, after in itertools.pairwise(zeroed):
+            assert before[1] == after[0]
+        assert not zeroed or zeroed[-1][1] <= tail + 4000
+        return [stop - start for start, stop in zeroed]
+
+    assert not log.zero_ahead(), "nothing came since the start"
+    assert zeroed_after(900) == [], "less than a chunk came"
+    assert zeroed_after(100) == [1000], "as much as came, in whole chunks"
+    assert zeroed_after(8) == [], "the chunk is hardly used"
+    assert zeroed_after(1000) == [1000, 1000]
+    assert sum(zeroed_after(3000, 3000)) == 4000, "never more than was asked for"
+    log.close()
 
 
 @pytest.mark.slow
