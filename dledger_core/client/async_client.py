@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -18,9 +18,7 @@ from dledger_core.client.describing import (
     bounds_of,
     groups_of,
     metadata_of,
-    producer_of,
     transaction_map,
-    transaction_of,
 )
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.protocols import check_supported, client_class
@@ -35,12 +33,11 @@ from dledger_core.client.results import (
     Fetch,
     LogBounds,
     Metadata,
-    ProducerState,
     RoleChange,
-    TransactionState,
 )
+from dledger_core.client.transactions import TransactionCalls
 from dledger_core.config import Peer, check_group_name, parse_peers
-from dledger_core.control import Part, TransactionId, check_parts, column_crc
+from dledger_core.control import TransactionId, column_crc
 from dledger_core.errors import BadRequestError, ConfigError, ProtocolError
 from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
@@ -54,7 +51,7 @@ TAIL_WAIT_MS: Final = 5_000
 END_OF_LOG: Final = 1 << 62
 
 
-class AsyncClient:
+class AsyncClient(TransactionCalls):
     """A client of one group; finds the leader, follows it, retries what is safe to retry.
 
     All its use belongs to one event loop. Reads are monotonic: none shows less of the log than an earlier answer
@@ -324,43 +321,12 @@ class AsyncClient:
             return await self._requests.to_node(node, request, reading.decode_digests, timeout_s=self._timeout_s)
         return await self._requests.to_any(request, reading.decode_digests, timeout_s=self._timeout_s)
 
-    # --- producers and transactions -------------------------------------------------------------------------------
-
-    async def producer(self, producer_id: str) -> ProducerState:
-        """Returns what the log knows of a producer."""
-        return producer_of(await self._ask_leader({"t": Type.PRODUCER, "p": producer_id}))
-
-    async def transaction(self, transaction: TransactionId) -> TransactionState:
-        """Returns the state of a transaction."""
-        return await self._transaction("state", transaction)
-
-    async def commit_transaction(
-        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
-    ) -> TransactionState:
-        """Commits a transaction: makes the named ranges visible. Repeatable; ``input_id`` says what it was made of.
-
-        Raises:
-            TransactionError: aborted, or committed with other parts.
-            FencedError: a newer run of the query exists.
-            BadRequestError: too many parts (above 16,000).
-        """
-        check_parts(parts)
-        return await self._transaction("commit", transaction, parts=[[*map(int, p)] for p in parts], i=input_id or None)
-
-    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
-        """Aborts a transaction: its entries stay invisible. Repeatable."""
-        return await self._transaction("abort", transaction)
-
-    async def _transaction(self, op: str, key: TransactionId, **fields: Any) -> TransactionState:
-        fields |= {"t": Type.TRANSACTION, "op": op, "x": transaction_map(key)}
-        return transaction_of(await self._ask_leader(fields))
+    # --- the group ------------------------------------------------------------------------------------------------
 
     async def _ask_leader(self, request: dict[str, Any]) -> Frame:
         self._check_usable()
         request["g"] = self.group
         return await self._requests.to_leader(request, timeout_s=self._timeout_s, repeatable=True)
-
-    # --- the group ------------------------------------------------------------------------------------------------
 
     async def metadata(self, *, space: bool = False) -> Metadata:
         """Asks every node, in parallel and for at most a second, what it knows of the group and of itself.
@@ -378,6 +344,26 @@ class AsyncClient:
         """Asks every node which groups it hosts; returns the uuid of each group's log, None where it has none yet."""
         self._check_usable()
         return groups_of(await self._view.ask_all({"t": Type.GROUPS}))
+
+    async def wait_growth(
+        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+    ) -> frozenset[str]:
+        """Waits at one node until a group has more to read than was seen: one request, however many groups.
+
+        Args:
+            seen: the end (exclusive) that is known of each group, 1 to 4,096 groups that one node hosts.
+            wait_ms: how long to wait, at most 30,000.
+            isolation: as for ``fetch``.
+
+        Returns:
+            The groups that have grown; none if the time was over first.
+
+        Raises:
+            NoLeaderError: no node knows a leader of each of them, so none would hear of what is committed.
+            UnknownGroupError: no node hosts all of them.
+        """
+        self._check_usable()
+        return await self._reader.wait_growth(seen, wait_ms, isolation)
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Returns what a replica, any by default, says about the log: ``terms``, ``segments`` or ``producers``."""

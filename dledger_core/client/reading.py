@@ -26,6 +26,7 @@ __all__ = [
     "millis",
     "not_found",
     "read_request",
+    "wire_isolation",
 ]
 
 Consistency = Literal["committed", "linearizable"]
@@ -51,8 +52,6 @@ def read_request(
     Raises:
         BadRequestError: an argument is none of those allowed.
     """
-    if isolation not in _WIRE_ISOLATION:
-        raise BadRequestError(f"unknown isolation {isolation!r}", "isolation", "read_committed or read_uncommitted")
     if consistency not in ("committed", "linearizable"):
         raise BadRequestError(f"unknown consistency {consistency!r}", "consistency", "committed or linearizable")
     if start < 0 or max_bytes < 1 or wait_ms < 0:
@@ -66,9 +65,16 @@ def read_request(
         "max": int(max_bytes),
         "min_commit": int(min_commit),
         "wait": int(wait_ms),
-        "iso": _WIRE_ISOLATION[isolation],
+        "iso": wire_isolation(isolation),
         "cons": consistency,
     }
+
+
+def wire_isolation(isolation: str) -> str:
+    """Returns the header field ``iso``; raises BadRequestError."""
+    if isolation not in _WIRE_ISOLATION:
+        raise BadRequestError(f"unknown isolation {isolation!r}", "isolation", "read_committed or read_uncommitted")
+    return _WIRE_ISOLATION[isolation]
 
 
 def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
 from dledger_core.client.cluster_view import ClusterView
-from dledger_core.client.reading import decode_read, read_request
+from dledger_core.client.reading import decode_read, read_request, wire_isolation
 from dledger_core.client.requests import Requests
 from dledger_core.client.results import Fetch
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
@@ -50,6 +51,23 @@ class Reader:
             found = await self._requests.to_any(request, decode, timeout_s=timeout_s, wait_s=wait_s)
         self._view.saw_commit(found.commit_index)
         return found
+
+    async def wait_growth(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
+        """Returns those of the groups in ``seen`` that end later than it says; waits for one at any replica."""
+        request = {
+            "t": Type.AWAIT,
+            "seen": {group: int(end) for group, end in seen.items()},
+            "iso": wire_isolation(isolation),
+            "wait": int(wait_ms),
+        }
+
+        def decode(frame: Frame) -> frozenset[str]:
+            grown = frame.header.get("grown")
+            if not isinstance(grown, list) or not all(type(group) is str and group in seen for group in grown):
+                raise ProtocolError("an answer to await is malformed", "header")
+            return frozenset(grown)
+
+        return await self._requests.to_any(request, decode, timeout_s=self._timeout_s, wait_s=wait_ms / 1000)
 
     async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
         """Returns a table of DESCRIPTIONS as ``node`` answers it, page by page; any replica if None.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar
@@ -241,6 +241,12 @@ class Client:
     def groups(self) -> dict[str, str | None]:
         """See ``AsyncClient.groups``."""
         return self.call(self.in_loop.groups())
+
+    def wait_growth(
+        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+    ) -> frozenset[str]:
+        """See ``AsyncClient.wait_growth``."""
+        return self.call(self.in_loop.wait_growth(seen, wait_ms=wait_ms, isolation=isolation))
 
     def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """See ``AsyncClient.describe``."""

@@ -78,6 +78,9 @@ class Type(IntEnum):
     GROUPS_OK               logs {group: uuid|nil} that the node hosts
     DESCRIBE                table terms|segments|producers, after key|nil (what record.descriptions calls so)
     DESCRIBE_OK             rows [[...], ...] of what is committed, behind that key; more bool
+    AWAIT                   (g is not looked at) seen {group: end}, iso as in READ, wait ms: answered as soon as one of
+                            these groups has more to read, or when the time is over
+    AWAIT_OK                grown [groups]
     VOTE                    s sender, to, term, li last_index, lt last_term, pre, x transfer
     VOTE_OK                 s, to, term, ok granted, pre
     APPEND_ENTRIES          s, to, term, pi prev_index, pt prev_term, c commit_index,
@@ -118,6 +121,8 @@ class Type(IntEnum):
     GROUPS_OK = 29
     DESCRIBE = 30
     DESCRIBE_OK = 31
+    AWAIT = 32
+    AWAIT_OK = 33
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

@@ -30,9 +30,10 @@ from dledger_core.server.reads import Reads
 from dledger_core.server.remoting_service import RemotingNode
 from dledger_core.server.repair import SuspectStores, open_sound
 from dledger_core.server.replica import Replica
+from dledger_core.server.request import Hosted
 from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
 from dledger_core.server.scrub import LiveRepairs, Scrub
-from dledger_core.server.service import ClientService, Hosted
+from dledger_core.server.service import ClientService
 from dledger_core.server.upkeep import RETENTION_S, SPACE_S, Upkeep
 from dledger_core.storage import CommitLog
 from dledger_core.storage.layout import check_owner

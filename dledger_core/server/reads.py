@@ -6,7 +6,7 @@ What is served is committed, durable here, and checked against its CRCs on the w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
@@ -18,7 +18,7 @@ from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica import Replica
 from dledger_core.storage.describing import producer_rows, segment_rows, term_rows
 
-__all__ = ["DigestRequest", "ReadRequest", "ReadResult", "Reads"]
+__all__ = ["WAIT_MS_MAX", "DigestRequest", "Isolation", "ReadRequest", "ReadResult", "Reads", "isolation_of"]
 
 READ_BYTES_MAX: Final = 16 << 20
 WAIT_MS_MAX: Final = 30_000
@@ -61,9 +61,14 @@ class ReadRequest:
             max_bytes=max(1, min(_int(header, "max", default=8 << 20), READ_BYTES_MAX)),
             min_commit=_int(header, "min_commit", -1, default=-1),
             wait_ms=min(_int(header, "wait", default=0), WAIT_MS_MAX),
-            isolation=_one_of(header, "iso", ("committed", "uncommitted", "records")),
+            isolation=isolation_of(header),
             linearizable=_one_of(header, "cons", ("committed", "linearizable")) == "linearizable",
         )
+
+
+def isolation_of(header: Mapping[str, Any]) -> Isolation:
+    """Returns the field ``iso``; raises BadRequestError."""
+    return _one_of(header, "iso", ("committed", "uncommitted", "records"))
 
 
 def _int(header: dict[str, Any], key: str, minimum: int = 0, *, default: int | None = None) -> int:
@@ -73,7 +78,7 @@ def _int(header: dict[str, Any], key: str, minimum: int = 0, *, default: int | N
     return value
 
 
-def _one_of(header: dict[str, Any], key: str, choices: tuple[_Choice, ...]) -> _Choice:
+def _one_of(header: Mapping[str, Any], key: str, choices: tuple[_Choice, ...]) -> _Choice:
     """Returns a field that is one of ``choices``; the first one where it is missing."""
     value = header.get(key, choices[0])
     for choice in choices:

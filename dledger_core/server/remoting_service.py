@@ -14,7 +14,7 @@ from dledger_core.remoting.session import Appended, GroupService, GroupState
 from dledger_core.server.appends import Appended as Committed
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.reads import ReadRequest
-from dledger_core.server.service import Hosted
+from dledger_core.server.request import Hosted
 from dledger_core.server.transfer import hand_over
 
 __all__ = ["RemotingNode"]

@@ -77,7 +77,7 @@ class Replica:
         self._closing = False
         self._tables_saved_at = log.data_bytes
         self._uuid_recorded = log.log_uuid is not None
-        self._progress = Progress()
+        self.progress = Progress()
         self._reads: dict[int, Callable[[Index | None], None]] = {}
         self._next_read = 1
         self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
@@ -256,7 +256,7 @@ class Replica:
     def _persisted(self, readys: list[Ready]) -> None:
         for ready in readys:
             self._guard(lambda ready=ready: self._finish(ready))  # type: ignore[misc]
-        self._progress.wake()
+        self.progress.wake()
 
     def _finish(self, ready: Ready) -> None:
         for message in ready.persisted_messages:
@@ -268,7 +268,7 @@ class Replica:
         self._apply_controls(commit_index)
         for notify in self.on_commit:
             notify(commit_index)
-        self._progress.wake()
+        self.progress.wake()
 
     def _apply_controls(self, commit_index: Index) -> None:
         self._controls.apply(commit_index)
@@ -292,7 +292,7 @@ class Replica:
         )
         for notify in self.on_role:
             notify(soft_state)
-        self._progress.wake()
+        self.progress.wake()
 
     # --- what services ask -----------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Replica:
 
     async def wait_progress(self, timeout_s: float) -> None:
         """Waits until something became readable, the role changed, or the time is over."""
-        await self._progress.wait(timeout_s)
+        await self.progress.wait(timeout_s)
 
     async def read_index(self, timeout_s: float) -> Index:
         """Returns an index up to which reads are linearizable; raises NotLeaderError."""

@@ -6,10 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers
 from dledger_core.control import Part, TransactionId
 from dledger_core.digest import RangeDigest
@@ -25,12 +23,12 @@ from dledger_core.server.appends import Appended, Appends, ProducerKey, Reply
 from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.flow import ClientFlow
-from dledger_core.server.reads import DigestRequest, ReadRequest, Reads
-from dledger_core.server.replica import Replica
-from dledger_core.server.role_events import RoleFeed
+from dledger_core.server.growth import AwaitRequest, grown_groups
+from dledger_core.server.reads import DigestRequest, ReadRequest
+from dledger_core.server.request import GroupRequest, Hosted, Request
 from dledger_core.server.transfer import hand_over
 
-__all__ = ["ClientService", "Hosted"]
+__all__ = ["ClientService"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,36 +36,7 @@ DAMAGED_MAX: Final = 8192
 """Damaged indexes in one answer, well below what a header may hold."""
 WATCH_WAIT_MS_MAX: Final = 60_000
 
-
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """A group on this node with its services."""
-
-    replica: Replica
-    appends: Appends
-    reads: Reads
-    roles: RoleFeed
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One request and the way back to who asked."""
-
-    connection: Connection
-    flow: ClientFlow
-    frame: Frame
-    hosted: Hosted
-
-    def answer(self, kind: Type, fields: dict[str, Any], *payload: Buffer) -> None:
-        """Answers; an answer that does not fit a frame becomes an error."""
-        try:
-            self.connection.send({"t": kind, "r": self.frame.header["r"]} | fields, *payload)
-        except ProtocolError as error:
-            self.refuse(error)
-
-    def refuse(self, error: DLedgerError) -> None:
-        """Answers with an error."""
-        _fail(self.connection, self.frame, error)
+_R = TypeVar("_R", bound=Request)
 
 
 class ClientService:
@@ -85,7 +54,7 @@ class ClientService:
         self._hosted = hosted
         self._flows: dict[Connection, ClientFlow] = {}
         self._answers = Budget(config.inflight_bytes_max)
-        self._handlers: dict[int, Callable[[_Request], None]] = {
+        self._handlers: dict[int, Callable[[GroupRequest], None]] = {
             Type.APPEND: self._append,
             Type.METADATA: self._metadata,
             Type.PRODUCER: self._producer,
@@ -96,6 +65,10 @@ class ClientService:
             Type.TRANSFER: lambda request: self._start(request, self._transfer),
             Type.WATCH: lambda request: self._start(request, self._watch),
             Type.DESCRIBE: lambda request: self._start(request, self._describe),
+        }
+        self._of_all_groups: dict[int, Callable[[Request], None]] = {
+            Type.GROUPS: self._groups,
+            Type.AWAIT: lambda request: self._start(request, self._await),
         }
 
     @property
@@ -115,27 +88,25 @@ class ClientService:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Takes a request; raises ProtocolError for anything else."""
         kind = frame.header["t"]
-        handler = self._handlers.get(kind)
-        if handler is None and kind != Type.GROUPS:
-            raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
+        handler, of_all = self._handlers.get(kind), self._of_all_groups.get(kind)
         int_field(frame.header, "r", 1)
         flow = self._flows.get(connection)
         if flow is None:
             flow = self._flows[connection] = ClientFlow(connection)
         try:
-            if handler is None:
-                logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
-                connection.send({"t": Type.GROUPS_OK, "r": frame.header["r"], "logs": logs})
+            if handler is not None:
+                handler(GroupRequest(connection, flow, frame, self._group(str_field(frame.header, "g"))))
+            elif of_all is not None:
+                of_all(Request(connection, flow, frame))
             else:
-                handler(_Request(connection, flow, frame, self._group(frame)))
+                raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
         except ProtocolError:
             raise
         except DLedgerError as error:
-            _fail(connection, frame, error)
+            Request(connection, flow, frame).refuse(error)
         flow.check_unsent()
 
-    def _group(self, frame: Frame) -> Hosted:
-        group = str_field(frame.header, "g")
+    def _group(self, group: str) -> Hosted:
         hosted = self._hosted.get(group)
         if hosted is None:
             self._refuse(group)
@@ -152,7 +123,7 @@ class ClientService:
         if flow is not None:
             flow.close()
 
-    def _start(self, request: _Request, work: Callable[[_Request], Coroutine[Any, Any, None]]) -> None:
+    def _start(self, request: _R, work: Callable[[_R], Coroutine[Any, Any, None]]) -> None:
         async def answer() -> None:
             try:
                 await work(request)
@@ -164,9 +135,20 @@ class ClientService:
 
         request.flow.start(answer())
 
+    # --- all groups ------------------------------------------------------------------------------------------
+
+    def _groups(self, request: Request) -> None:
+        logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
+        request.answer(Type.GROUPS_OK, {"logs": logs})
+
+    async def _await(self, request: Request) -> None:
+        wanted = AwaitRequest.parse(request.frame.header)
+        replicas = {group: self._group(group).replica for group in wanted.seen}
+        request.answer(Type.AWAIT_OK, {"grown": await grown_groups(replicas, wanted)})
+
     # --- appends ---------------------------------------------------------------------------------------------
 
-    def _append(self, request: _Request) -> None:
+    def _append(self, request: GroupRequest) -> None:
         header, payload = request.frame.header, request.frame.payload
         if not request.hosted.replica.is_leader:
             raise request.hosted.replica.not_leader()
@@ -191,7 +173,7 @@ class ClientService:
 
     # --- transactions and producers --------------------------------------------------------------------------
 
-    def _transaction(self, request: _Request) -> None:
+    def _transaction(self, request: GroupRequest) -> None:
         header, hosted = request.frame.header, request.hosted
         transaction, op = _transaction_id(header), str_field(header, "op")
 
@@ -219,7 +201,7 @@ class ClientService:
         else:
             raise BadRequestError(f"unknown operation {op!r}", "", "use state, commit or abort")
 
-    def _producer(self, request: _Request) -> None:
+    def _producer(self, request: GroupRequest) -> None:
         producer_id = str_field(request.frame.header, "p")
 
         def reply(outcome: Appended | DLedgerError) -> None:
@@ -240,18 +222,18 @@ class ClientService:
 
     # --- reads -----------------------------------------------------------------------------------------------
 
-    def _metadata(self, request: _Request) -> None:
+    def _metadata(self, request: GroupRequest) -> None:
         if request.frame.header.get("space"):
             self._start(request, self._metadata_with_space)
         else:
             request.answer(Type.METADATA_OK, self._metadata_fields(request))
 
-    async def _metadata_with_space(self, request: _Request) -> None:
+    async def _metadata_with_space(self, request: GroupRequest) -> None:
         async with request.flow.room():
             losers = await request.hosted.reads.losers_space()
         request.answer(Type.METADATA_OK, self._metadata_fields(request) | {"losers": losers})
 
-    def _metadata_fields(self, request: _Request) -> dict[str, Any]:
+    def _metadata_fields(self, request: GroupRequest) -> dict[str, Any]:
         replica, header = request.hosted.replica, request.frame.header
         if header.get("pin") is not None:
             replica.pins.ask(header["pin"], int_field(header, "start", 0), _now_ms())
@@ -277,7 +259,7 @@ class ClientService:
             "time": replica.log.last_time_ms or None,
         }
 
-    async def _read(self, request: _Request) -> None:
+    async def _read(self, request: GroupRequest) -> None:
         reads, header = request.hosted.reads, request.frame.header
         wanted = ReadRequest.parse(header)
         request.hosted.replica.pins.ask(header.get("pin"), wanted.start, _now_ms())
@@ -297,17 +279,17 @@ class ClientService:
                 await request.connection.drained()
                 request.answer(Type.READ_OK, fields, *payload)
 
-    async def _time(self, request: _Request) -> None:
+    async def _time(self, request: GroupRequest) -> None:
         index = await request.hosted.reads.index_at_time(int_field(request.frame.header, "ms", 0))
         request.answer(Type.TIME_OK, {"index": index})
 
-    async def _describe(self, request: _Request) -> None:
+    async def _describe(self, request: GroupRequest) -> None:
         header = request.frame.header
         async with request.flow.room():
             rows, more = await request.hosted.reads.describe(str_field(header, "table"), header.get("after"))
             request.answer(Type.DESCRIBE_OK, {"rows": rows, "more": more})
 
-    async def _digest(self, request: _Request) -> None:
+    async def _digest(self, request: GroupRequest) -> None:
         header, hosted = request.frame.header, request.hosted
         asked = DigestRequest(int_field(header, "start", 0), int_field(header, "end", 0), int_field(header, "span", 1))
         async with request.flow.room():
@@ -321,7 +303,7 @@ class ClientService:
         }
         request.answer(Type.DIGEST_OK, fields)
 
-    async def _watch(self, request: _Request) -> None:
+    async def _watch(self, request: GroupRequest) -> None:
         header = request.frame.header
         seen, wait_ms = header.get("seen"), min(int_field(header, "wait", 0), WATCH_WAIT_MS_MAX)
         if seen is not None and not (isinstance(seen, list) and len(seen) == 3):
@@ -331,7 +313,7 @@ class ClientService:
         fields = {"role": role, "leader": leader_id, "term": term, "broker": event.broker_role}
         request.answer(Type.WATCH_OK, fields)
 
-    async def _transfer(self, request: _Request) -> None:
+    async def _transfer(self, request: GroupRequest) -> None:
         target = NodeId(str_field(request.frame.header, "node"))
         await hand_over(request.hosted.replica, self._config, target)
         request.answer(Type.TRANSFER_OK, {"leader": target})
@@ -371,11 +353,3 @@ def _parts(header: dict[str, Any]) -> list[Part]:
         raise ProtocolError("field 'parts' is malformed", "header")
     assert isinstance(rows, list)
     return [Part(*row) for row in rows]
-
-
-def _fail(connection: Connection, frame: Frame, error: DLedgerError) -> None:
-    header = {"t": Type.FAILURE, "r": frame.header["r"]}
-    try:
-        connection.send(header | {"e": error.to_wire()})
-    except ProtocolError:  # it repeats what was asked
-        connection.send(header | {"e": type(error)("the error is too long to be told").to_wire()})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
-__all__ = ["Progress", "answer_within"]
+__all__ = ["Progress", "answer_within", "wait_any"]
 
 T = TypeVar("T")
 
@@ -22,15 +22,15 @@ class Progress:
 
     async def wait(self, timeout_s: float) -> None:
         """Waits until ``wake`` is called or the time is over."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await wait_any((self,), timeout_s)
+
+    def add(self, waiter: asyncio.Future[None]) -> None:
+        """Ends ``waiter`` with the next ``wake``."""
         self._waiters.add(waiter)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-        except TimeoutError:
-            pass
-        finally:
-            self._waiters.discard(waiter)
+
+    def discard(self, waiter: asyncio.Future[None]) -> None:
+        """Forgets ``waiter``, whether it was added or not."""
+        self._waiters.discard(waiter)
 
     def wake(self) -> None:
         """Wakes all who wait."""
@@ -39,6 +39,21 @@ class Progress:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+
+
+async def wait_any(progresses: Collection[Progress], timeout_s: float) -> None:
+    """Waits until ``wake`` of any of them is called or the time is over."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    for progress in progresses:
+        progress.add(waiter)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await waiter
+    except TimeoutError:
+        pass
+    finally:
+        for progress in progresses:
+            progress.discard(waiter)
 
 
 async def answer_within(

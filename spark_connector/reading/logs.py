@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -243,16 +243,17 @@ class ServerLog:
 
     def wait(self, known: Bounds, timeout_ms: int) -> bool:
         """Waits at one server for the next entry: one request, unless that server fails."""
-        isolation, deadline = self._options.isolation, time.monotonic() + timeout_ms / 1000
-        end, commit = known.end, known.commit
+        return self.wait_any({self.group: known}, timeout_ms)
+
+    def wait_any(self, known: Mapping[str, Bounds], timeout_ms: int) -> bool:
+        """As ``wait`` for many groups of these servers: still one request."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        seen = {group: bounds.end for group, bounds in known.items()}
         try:
-            found = self._client.fetch(
-                end, end + 1, max_bytes=1, isolation=isolation, wait_ms=timeout_ms, min_commit=commit
-            )
+            return bool(self._client.wait_growth(seen, wait_ms=timeout_ms, isolation=self._options.isolation))
         except DLedgerError:
             time.sleep(max(0.0, min(_FAILED_WAIT_S, deadline - time.monotonic())))
             return True
-        return end != (found.visible_end if isolation == "read_committed" else found.commit_index + 1)
 
     def pin(self, name: str, start: int, seconds: float) -> None:
         """Asks every node; one that is down deletes nothing."""

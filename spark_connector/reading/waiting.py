@@ -1,4 +1,4 @@
-"""How an idle stream waits: at one server per group, and all groups together ask only so often."""
+"""How an idle stream waits: however many groups it reads, all together ask only so often."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from spark_connector.reading.logs import Bounds, Log
+from spark_connector.reading.logs import Bounds, Log, ServerLog
 
 __all__ = ["GrowthWaiter"]
 
 _THREADS_MAX: Final = 256
-_REQUEST_MS_MAX: Final = 30_000
-"""A server waits no longer."""
+_LOOK_MS_MAX: Final = 30_000
 
 
 class GrowthWaiter:
     """Waits until one of several logs grows.
 
-    A request of one group lasts as many timeouts as there are groups: so one ends in each timeout, however many
-    there are, and each is answered at once when its log grows. What has not ended when ``wait`` returns counts for
-    the next call.
+    Our servers take one request for all groups. Others are looked at group by group: a look lasts as many timeouts as
+    there are groups, so one ends in each timeout, however many there are. What has not ended when ``wait`` returns
+    counts for the next call.
 
     Args:
         logs: the logs by group; may grow.
@@ -37,20 +36,23 @@ class GrowthWaiter:
         if not known:
             time.sleep(timeout_ms / 1000)
             return False
+        group = next(iter(known))
+        log = self._logs[group]
+        if isinstance(log, ServerLog):
+            return log.wait_any(known, timeout_ms)
         if len(known) == 1 and not self._waits:
-            [(group, bounds)] = known.items()
-            return self._logs[group].wait(bounds, timeout_ms)
+            return log.wait(known[group], timeout_ms)
         deadline = time.monotonic() + timeout_ms / 1000
         grown = False
         while not grown and (left := deadline - time.monotonic()) > 0:
-            self._ask(known, min(timeout_ms * len(known), _REQUEST_MS_MAX))
+            self._look(known, min(timeout_ms * len(known), _LOOK_MS_MAX))
             done, _ = wait(self._waits.values(), left, FIRST_COMPLETED)
             grown = any(future.result() for future in done)
             self._waits = {group: future for group, future in self._waits.items() if future not in done}
         return grown
 
-    def _ask(self, known: Mapping[str, Bounds], request_ms: int) -> None:
+    def _look(self, known: Mapping[str, Bounds], look_ms: int) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS_MAX, "dledger-wait")
         for group in set(known) - set(self._waits):
-            self._waits[group] = self._threads.submit(self._logs[group].wait, known[group], request_ms)
+            self._waits[group] = self._threads.submit(self._logs[group].wait, known[group], look_ms)

@@ -199,6 +199,9 @@ class FakeNode:
     def on_describe(self, header, payload):
         return {"t": Type.DESCRIBE_OK, "rows": [[0, self.group.log.end, 1]], "more": False}, []
 
+    def on_await(self, header, payload):
+        return {"t": Type.AWAIT_OK, "grown": [g for g, end in header["seen"].items() if self.group.log.end > end]}, []
+
     def on_transfer(self, header, payload):
         self.group.leader = header["node"]
         return {"t": Type.TRANSFER_OK, "leader": header["node"]}, []

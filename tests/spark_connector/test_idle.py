@@ -42,10 +42,8 @@ def idle_reader(cluster: Any, groups: str) -> tuple[DLedgerStreamReader, dict[st
     return reader, at
 
 
-@pytest.mark.parametrize("groups", ["a", "a,b,c"])
-def test_an_idle_stream_asks_twice_a_second_however_many_groups(
-    cluster: Any, groups: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def count_requests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Returns a list that gets the time of each request from now on."""
     asked: list[float] = []
     request = Channel.request
 
@@ -53,13 +51,39 @@ def test_an_idle_stream_asks_twice_a_second_however_many_groups(
         asked.append(time.monotonic())
         return await request(self, *arguments, **options)
 
-    reader, at = idle_reader(cluster, groups)
     monkeypatch.setattr(Channel, "request", counting)
+    return asked
+
+
+@pytest.mark.parametrize("groups", ["a", "a,b,c"])
+def test_an_idle_stream_asks_twice_a_second_however_many_groups(
+    cluster: Any, groups: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, at = idle_reader(cluster, groups)
+    asked = count_requests(monkeypatch)
     began = time.monotonic()
     while time.monotonic() - began < 3.2:
         assert reader.latestOffset(at, ALL) == at
         assert reader.reportLatestOffset() is not None
-    assert len(asked) <= 2 * 3.2 + len(groups.split(","))
+    assert len(asked) <= 2 * 3.2 + 1
+
+
+def test_a_stream_of_very_many_groups_asks_no_more_and_sees_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dledger_core import LocalCluster
+
+    groups = [f"g{number:02}" for number in range(80)]
+    with LocalCluster(1, groups=tuple(groups), **PATIENT) as cluster:
+        reader, at = idle_reader(cluster, ",".join(groups))
+        asked = count_requests(monkeypatch)
+        began = time.monotonic()
+        while time.monotonic() - began < 3.2:
+            assert reader.latestOffset(at, ALL) == at
+        assert len(asked) <= 2 * 3.2 + 1
+        for group in (groups[0], groups[-1]):
+            with Client(cluster.peers, group) as client:
+                index = client.append([b"new"]).last_index
+            while at["groups"][group]["next"] <= index:
+                at = reader.latestOffset(at, ALL)
 
 
 @pytest.mark.parametrize("groups", ["a", "a,b,c"])

@@ -21,7 +21,7 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer
-from dledger_core.server.service import Hosted
+from dledger_core.server.request import Hosted
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -314,6 +314,12 @@ class JavaClient(AsyncClient):
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         """Refused."""
         self._refuse("transactions")
+
+    async def wait_growth(
+        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+    ) -> frozenset[str]:
+        """Refused."""
+        self._refuse("waits for many groups")
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Refused."""
