@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.checksum import Buffer, crc32_column
+from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.convert.messages import located_in, patch
 from dledger_core.convert.pieces import Piece
 from dledger_core.convert.plan import Plan
@@ -27,7 +28,7 @@ def transform(plan: Plan, progress: Progress, piece: Piece) -> Records | None:
     """Returns the records of a piece, or None if all its entries are left out; ``progress`` takes note.
 
     Raises:
-        ConfigError: a record does not fit the destination's segments.
+        ConfigError: a record is larger than any may be, or does not fit the destination's segments.
     """
     keep = plan.kept(piece)
     dropped = ~keep
@@ -55,6 +56,13 @@ def _positions(plan: Plan, progress: Progress, kept: Piece) -> _I64:
     if plan.keeps_positions:
         return kept.positions
     largest = int(kept.lengths.max()) + HEADER_BYTES
+    if largest > RECORD_BYTES_MAX:  # only in a CommitLog: a broker's maxMessageSize does not count all of a record
+        raise ConfigError(
+            f"the message at position {kept.positions[kept.lengths.argmax()]} makes a record of {largest} bytes, "
+            f"and DLedger's have {RECORD_BYTES_MAX} at most",
+            "SOURCE",
+            "'dledger serve --commitlog' begins a log behind the CommitLog instead of copying its messages",
+        )
     if largest + _BLANK_BYTES > plan.data_segment_bytes:
         raise ConfigError(
             f"a record of {largest} bytes does not fit a data file of {plan.data_segment_bytes}",

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.convert.source import open_source
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
+from dledger_core.record import HEADER_BYTES
+from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.commit_log import walk
 from dledger_core.storage import CommitLog, open_store
 from tests.convert.stores import converted, entries, manifest, snapshot, store_of, unpacked
+from tests.jobs.broker_store import write_commitlog
 from tests.rocketmq.golden import MIXED, THREE, extract
 from tests.support.only_reading import only_reading
 
@@ -233,6 +237,21 @@ def test_a_commitlog_whose_broker_runs_or_was_killed(tmp_path: Path) -> None:
     report = converted(classic, tmp_path / "new")
     assert report.entries == 325 - 40
     assert snapshot(classic) == before
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_message_that_no_dledger_log_can_hold(tmp_path: Path, dry_run: bool) -> None:
+    """A broker takes messages that are larger, with what DLedger puts before them, than a record may be."""
+    limit = RECORD_BYTES_MAX - HEADER_BYTES
+    least = len(encode_messages("T", 0, [b""])[0].as_py())
+    fits, large = (encode_messages("T", 0, [bytes(size - least)]).to_pylist() for size in (limit, limit + 1))
+    places = write_commitlog(tmp_path / "commitlog", [*fits, *large], file_bytes=9 << 20)
+    with pytest.raises(ConfigError, match=rf"position {places[1]}.* {RECORD_BYTES_MAX + 1} bytes") as caught:
+        converted(tmp_path / "commitlog", tmp_path / "to", dry_run=dry_run)
+    assert "serve --commitlog" in str(caught.value)
+    write_commitlog(tmp_path / "commitlog", fits, file_bytes=9 << 20)
+    shutil.rmtree(tmp_path / "to", ignore_errors=True)
+    assert converted(tmp_path / "commitlog", tmp_path / "to", dry_run=dry_run).entries == 1
 
 
 def reset_store(source: Path, keep_from: int) -> None:
