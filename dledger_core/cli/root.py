@@ -6,6 +6,7 @@ A command returns its exit code, or None for 0; errors are raised.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -60,12 +61,16 @@ class _Root(click.Group):
         if place is None:
             return None
         module, _, name = place.partition(":")
+        gc.disable()  # what modules make lives on: a dozen collections would look at all of it in vain
         try:
             command = getattr(importlib.import_module(f"dledger_core.cli.{module}"), name)
         except ImportError as error:
             raise DLedgerError(
                 f"the command {cmd_name} cannot be loaded: {error}", "", "pip install 'dledger[all]'"
             ) from error
+        finally:
+            gc.freeze()
+            gc.enable()
         if not isinstance(command, click.Command):
             raise TypeError(f"{place} is not a command")
         return command
