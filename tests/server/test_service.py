@@ -171,11 +171,11 @@ def test_requests_that_wait_end_with_their_connection(tmp_path):
         replica = group.hosted("n0").replica
         other = RawClient(await group.channel("n0"))
         asked = [asyncio.create_task(other.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(50)]
-        await eventually(lambda: len(replica._progress) == 50)
+        await eventually(lambda: len(replica.progress) == 50)
         _, flow = server_side(group)
         await other.channel.close()
         await eventually(lambda: not flow.tasks)
-        assert len(replica._progress) == 0
+        assert len(replica.progress) == 0
         assert not group.nodes["n0"]._service.flows
         await asyncio.gather(*asked, return_exceptions=True)
 
@@ -185,7 +185,7 @@ def test_requests_that_wait_end_with_their_connection(tmp_path):
 def test_requests_of_one_connection_are_bounded_in_number(tmp_path):
     async def work(group, client):
         asked = [asyncio.create_task(client.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(REQUESTS_MAX)]
-        await eventually(lambda: len(group.hosted("n0").replica._progress) == REQUESTS_MAX)
+        await eventually(lambda: len(group.hosted("n0").replica.progress) == REQUESTS_MAX)
         with pytest.raises(BusyError, match="retry after 50 ms"):
             await client.read(0, 1)
         other = RawClient(await group.channel("n0"))
