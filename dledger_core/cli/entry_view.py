@@ -156,6 +156,6 @@ class EntryView:
         )
         columns["error"] = found.column("error")
         if "queue_offset" in columns and self._broker_end is not None:
-            given = pc.less(piece.column("index"), self._broker_end)
+            given = pc.fill_null(pc.less(piece.column("index"), self._broker_end), True)  # a CommitLog has no index
             columns["queue_offset"] = pc.if_else(given, columns["queue_offset"], None)
         return pa.RecordBatch.from_pydict(columns)

@@ -17,6 +17,7 @@ from dledger_core.convert.messages import (
     located_in,
     own_crc_rows,
 )
+from dledger_core.convert.parts import queues_behind
 from dledger_core.convert.pieces import Cursor, Piece
 from dledger_core.convert.plan import Plan
 from dledger_core.convert.progress import Progress
@@ -78,7 +79,7 @@ class _Comparison:
         self._runs = self._scanner.runs()
         self._left: Records | None = None
         self._hasher = RangeHasher(plan.source.first_index)
-        self._queues = QueueCounters()
+        self._queues = queues_behind(plan.source.before) if plan.assigns_offsets else QueueCounters()
         self._index = plan.source.first_index
         self._bytes = self._odd = 0
 

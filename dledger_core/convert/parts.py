@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.checksum import crc32_column
-from dledger_core.convert.messages import located_in
+from dledger_core.convert.messages import QueueCounters, located_in
 from dledger_core.convert.pieces import Cursor, PartName, Piece, piece_of
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import MAGIC_DATA, Records
@@ -19,7 +19,7 @@ from dledger_core.rocketmq.columns import join_pieces, rows_of
 from dledger_core.rocketmq.commit_log import ClassicFile, Stop, read_messages
 from dledger_core.storage.reader import StoreReader
 
-__all__ = ["ClassicPart", "LogPart", "Part"]
+__all__ = ["ClassicPart", "LogPart", "Part", "queues_behind"]
 
 _PIECE_BYTES: Final = 8 << 20
 
@@ -173,3 +173,16 @@ def _crcs(records: Records) -> npt.NDArray[np.uint32]:
     if bool((headers["mark"] != 0).all()):
         return recorded
     return crc32_column(records.bodies, headers["length"].astype(np.int64))
+
+
+def queues_behind(commitlog: ClassicPart | None) -> QueueCounters:
+    """Returns where queues go on behind the messages of a CommitLog, or of none.
+
+    Raises:
+        CorruptRecordError: a message is damaged.
+    """
+    counters = QueueCounters()
+    for piece in commitlog.read(commitlog.begin) if commitlog is not None else ():
+        located = located_in(piece.bodies, piece.starts, piece.lengths)
+        counters.assign(located, np.ones(located.count, np.bool_))
+    return counters

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from dledger_core.config import INDEX_SEGMENT_BYTES
 from dledger_core.convert.checking import compare_all, read_source
+from dledger_core.convert.parts import queues_behind
 from dledger_core.convert.plan import Plan
 from dledger_core.convert.progress import Progress, load_progress, save_progress
 from dledger_core.convert.publish import commit_index_of, identity_of, publish
@@ -202,7 +203,16 @@ class _Conversion:
     def _fresh(self, plan: Plan, notes: list[str]) -> Progress:
         saved = json.loads(json.dumps(self._request.saved()))
         first = self._source.first_index
-        return Progress(saved, self._source.fingerprint, plan.keeps_positions, next_index=first, notes=notes)
+        progress = Progress(saved, self._source.fingerprint, plan.keeps_positions, next_index=first, notes=notes)
+        if plan.assigns_offsets and plan.messages:
+            if self._source.before is None and first == 0 and plan.start_position > 0:
+                raise ConfigError(
+                    "the store begins behind a CommitLog, whose messages have the first queue offsets",
+                    "--commitlog",
+                    "name that CommitLog; it is only read",
+                )
+            progress.queues = queues_behind(self._source.before)
+        return progress
 
     # --- the passes ------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from dledger_core.storage.tables import LogTables
 
 __all__ = ["Kind", "Source", "locate_source", "open_source"]
 
+_NOT_CONVERTED: Final = "the CommitLog was not converted: its files stay as they are, and belong before what came out"
+
 Kind = Literal["classic", "java-a", "java-b", "mixed", "dledger"]
 
 
@@ -48,6 +50,7 @@ class Source:
         fingerprint: of the files; another one means that the source has changed.
         continued_by_java: Java DLedger has appended to a store of ours since.
         notes: what its owner should know.
+        before: the CommitLog that a store of ours begins behind; it is not converted, its queues are gone on with.
     """
 
     kind: Kind
@@ -62,6 +65,7 @@ class Source:
     fingerprint: str
     continued_by_java: bool = False
     notes: tuple[str, ...] = ()
+    before: ClassicPart | None = None
 
     @property
     def log(self) -> StoreReader | None:
@@ -211,8 +215,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
     if classic is not None:
         watched += [Path(file.path) for file in classic.files]
         _check_joins(reader, classic, data_bytes)
-    if classic is not None and meta is not None:
-        raise ConfigError("a store of ours does not go on from a CommitLog", "--commitlog", "convert it alone")
+    before, classic = (classic, None) if meta is not None else (None, classic)
     kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
     parts: tuple[Part, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
     commit = reader.commit_index
@@ -228,7 +231,8 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
         _tables(files, layout, meta),
         _fingerprint([p for p in watched if p.exists()], str(reader.last_index)),
         continued,
-        tuple(_notes(reader, layout, files, continued=continued)),
+        (*_notes(reader, layout, files, continued=continued), *([_NOT_CONVERTED] if before is not None else [])),
+        before,
     )
 
 

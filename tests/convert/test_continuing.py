@@ -15,12 +15,14 @@ from dledger_core import Client, LocalCluster
 from dledger_core.config import StorageConfig
 from dledger_core.convert import OLD_FILES, Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import read_messages
+from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import load_log_meta
-from tests.convert.stores import entries
+from tests.convert.stores import converted, entries
 from tests.convert.test_take_over import wait_for_all
 from tests.rocketmq.golden import MIXED, extract, messages
 
@@ -232,6 +234,34 @@ def test_positions_lead_from_the_old_log_into_the_new_one(open_: Path, tmp_path:
     shown = dump(tmp_path / "default", "--from", f"@{near}")
     assert [row["position"] for row in shown[:2]] == [near, END]
     assert [row["index"] for row in shown[1:]] == [0, 1]
+    # The broker gave the old messages their queue offsets, whatever ours have.
+    both, alone = (dump(path, "--from", f"@{near}", "--decode", "message")[0] for path in (tmp_path / "default", open_))
+    assert both["queue_offset"] == alone["queue_offset"] is not None
+
+
+@pytest.mark.integration
+def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Path) -> None:
+    """Else messages would get offsets that the CommitLog's have, and RocketMQ would serve one of two."""
+    last = dump(open_, "--from", "-1", "--decode", "message")[0]
+    ends = max(row["queue_offset"] for row in dump(open_, "--topic", last["topic"], "--queue", str(last["queue_id"])))
+    with LocalCluster(1, tmp_path / "nodes", commitlog=str(open_)) as cluster, Client(cluster.peers) as client:
+        client.append(encode_messages(last["topic"], last["queue_id"], [b"a", b"b"]).to_pylist())
+    root = tmp_path / "nodes" / "default"
+    store = root / "dledger-n0"
+    with pytest.raises(ConfigError, match="begins behind a CommitLog"):
+        converted(store, tmp_path / "alone", profile="A")
+    for number, (source, commitlog) in enumerate(((root, None), (store, root / "commitlog"))):
+        made = tmp_path / f"dledger-{number}"
+        report = converted(source, made, profile="A", commitlog=commitlog)
+        assert (report.kind, report.entries, report.messages) == ("dledger", 2, 2)
+        assert any("CommitLog was not converted" in note for note in report.notes)
+        rows = dump(made, "--decode", "message")
+        bodies = open_store(made).read(0, 2)
+        found = decode_messages(bodies.column("body"), ["queue_offset", "physical_offset"]).to_pydict()
+        assert found["queue_offset"] == [ends + 1, ends + 2]
+        assert [at - 48 for at in found["physical_offset"]] == [row["position"] for row in rows]
+        assert rows[0]["position"] == END
+    assert converted(store, tmp_path / "dledger-b").entries == 3  # nothing moves: nothing is given out
 
 
 def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:
