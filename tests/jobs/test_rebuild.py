@@ -12,13 +12,15 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import decode_messages, encode_messages
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.log_meta import LogMeta, save_log_meta
 from jobs import rebuild_consume_queue
 from jobs._rebuild.compare import check_compared
 from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs._rebuild.runs import run_batches
-from jobs._rebuild.units import UNIT_COLUMNS, EntryRules, unit_batches
+from jobs._rebuild.units import ALL_ENTRIES, UNIT_COLUMNS, EntryRules, unit_batches
 from jobs.rebuild_consume_queue import rebuild
-from tests.jobs.broker_store import write_broker_store
+from tests.jobs.broker_store import INDEX_BYTES, write_broker_store
 from tests.rocketmq import golden
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.patience import PATIENT
@@ -154,6 +156,22 @@ def test_a_converted_store_says_which_offsets_a_broker_gave(tmp_path: Path) -> N
         json.dumps({key: value for key, value in found.items() if "crc" not in key} | {"broker_end_index": 3})
     )
     assert plan_for(options(table=str(tmp_path / "t"), store=str(writer.path))).rules.broker_end == 3
+
+
+@pytest.mark.parametrize(("written", "expected"), [(3, 3), (9, ALL_ENTRIES)], ids=["converted", "a broker went on"])
+def test_a_broker_that_goes_on_with_what_was_converted_back(tmp_path: Path, written: int, expected: int) -> None:
+    """It gives queue offsets as ever; messages of ours do not know where they lie."""
+    store = tmp_path / "dledger-n0"
+    bodies = encode_messages("T", 0, [b"x"] * written, queue_offset=list(range(written))).to_pylist()
+    write_broker_store(store, bodies)
+    meta = LogMeta(
+        profile="A", group="g", node_id="n0", data_segment_bytes=1 << 14, index_segment_bytes=INDEX_BYTES,
+        log_uuid="0" * 32, foreign_end=3, broker_end_index=3,
+    )  # fmt: skip
+    (store / "meta").mkdir()
+    save_log_meta(OsFiles(), store / "meta" / "log.json", meta)
+    given = options(table=str(tmp_path / "t"), store=str(store))
+    assert plan_for(given).rules.broker_end == expected
 
 
 def test_a_live_log_that_begins_with_a_brokers_messages(tmp_path: Path) -> None:
