@@ -164,7 +164,7 @@ class StorageConfig:
         index_segment_bytes: size of an index file, a multiple of 32; a group constant.
         profile: ``B`` (default) or ``A`` (readable by RocketMQ's DLedger 0.3.1.2), fixed when the log is made.
         durability: ``fsync`` before an ack, or ``page-cache`` as Java DLedger does.
-        zero_ahead_bytes: zeros written ahead of the tail in the background, at most; not more than was appended.
+        zero_ahead_bytes: zeros written ahead of the tail in the background, at most; few until as much was appended.
         unsynced_bytes_max: bound on bytes written but not synced, so also on a torn tail.
     """
 

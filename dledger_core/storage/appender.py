@@ -25,7 +25,8 @@ from dledger_core.storage.staging import records_of
 
 __all__ = ["Appender", "bounded"]
 
-_ZERO_CHUNK: Final = 1 << 20
+_ZERO_CHUNK_MIN: Final = 64 << 10
+_ZERO_CHUNK_MAX: Final = 1 << 20
 _BLANK = struct.Struct(">ii")
 
 
@@ -49,7 +50,6 @@ class Appender:
         self.position = position
         self._opened_at = position
         self._zero_ahead_bytes = zero_ahead_bytes
-        self._zero_chunk = max(1, min(_ZERO_CHUNK, zero_ahead_bytes // 4))
         self._zeroed_to = position
         self._zero_lock = threading.Lock()
         self._unsynced: set[int] = set()
@@ -163,14 +163,13 @@ class Appender:
     def zero_ahead(self) -> bool:
         """Writes and syncs one chunk of zeros behind the tail; returns whether there is more to do.
 
-        Whole chunks, and no more ahead of the tail than was appended since the start: zeros are for a log that is busy,
-        and would be all that the disk gets from very many that are not. Safe beside ``append``: below ``_zeroed_to`` nothing is ever zeroed, and a writer that goes beyond it moves it
+        Safe beside ``append``: below ``_zeroed_to`` nothing is ever zeroed, and a writer that goes beyond it moves it
         first.
         """
         with self._zero_lock:
             start, tail = self._zeroed_to, self.position
             stop = self._zero_stop(start)
-            if stop > self._zero_goal() or start < tail or not self.data.holds(start):
+            if stop <= start or start < tail or not self.data.holds(start):
                 return False
             self.data.zero(start, stop)
             self._zeroed_to = stop
@@ -180,10 +179,15 @@ class Appender:
             if self.data.holds(start):
                 raise
             return False  # it was removed meanwhile
-        return stop < self._segment_end(start) and self._zero_stop(stop) <= self._zero_goal()
+        return stop < self._segment_end(start) and self._zero_stop(stop) > stop
 
     def _zero_stop(self, start: int) -> int:
-        return min(start + self._zero_chunk, self._segment_end(start))
+        """Returns where the next chunk of zeros ends; ``start`` if it is not time for it yet.
 
-    def _zero_goal(self) -> int:
-        return self.position + min(self._zero_ahead_bytes, self.position - self._opened_at)
+        No more than was appended since the start, but for two small chunks: zeros are for a log that is busy, and would
+        be most of what the disk gets from very many that are not.
+        """
+        appended = self.position - self._opened_at
+        chunk = min(max(_ZERO_CHUNK_MIN, appended // 2), _ZERO_CHUNK_MAX, self._zero_ahead_bytes // 4)
+        stop = min(start + chunk, self._segment_end(start))
+        return stop if stop <= self.position + min(self._zero_ahead_bytes, max(2 * chunk, appended)) else start
