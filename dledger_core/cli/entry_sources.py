@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.cli.places import Place
-from dledger_core.convert.source import locate_source
+from dledger_core.convert.source import broker_end_of, locate_source
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.record import HEADER_BYTES, RECORD_SCHEMA, Records, to_arrow
 from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
@@ -66,7 +66,7 @@ class DumpSource:
     @property
     def broker_end(self) -> int | None:
         """Behind the last entry whose message a broker numbered; None = a broker wrote all of them."""
-        return None if self.log is None or self.log.meta is None else self.log.meta.broker_end_index
+        return None if self.log is None else broker_end_of(self.log, self.log.meta)
 
     def facts(self) -> Iterator[str]:
         """Yields what there is, as lines for people."""

@@ -121,8 +121,7 @@ class Plan:
     @property
     def broker_end(self) -> int:
         """Behind the last source index whose message has a queue offset from a broker; 2^62: all have."""
-        meta = self.source.meta
-        return 1 << 62 if meta is None else meta.broker_end_index
+        return 1 << 62 if self.source.broker_end is None else self.source.broker_end
 
 
 def log_uuid_of(group: str, peers: str, index: int, term: int, crc: int, length: int) -> str:

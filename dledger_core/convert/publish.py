@@ -80,7 +80,7 @@ def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
         previous_term=own.previous_term if own is not None and same_start else None,
         tables_index=own.tables_index if own is not None else None,
         foreign_end=end if all_foreign or own is None else own.foreign_end,
-        broker_end_index=end if own is None else own.broker_end_index,
+        broker_end_index=end if own is None or source.broker_end is None else source.broker_end,
     )
 
 

@@ -15,7 +15,9 @@ from dledger_core.convert.parts import ClassicPart, LogPart, Part
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
+from dledger_core.rocketmq import decode_messages
 from dledger_core.rocketmq.commit_log import classic_files, named_files
+from dledger_core.rocketmq.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import parse_properties, read_properties
 from dledger_core.storage.index_file import IndexFile
@@ -26,7 +28,7 @@ from dledger_core.storage.reader import StoreReader, open_store
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.tables import LogTables
 
-__all__ = ["Kind", "Source", "locate_source", "open_source"]
+__all__ = ["Kind", "Source", "broker_end_of", "locate_source", "open_source"]
 
 _NOT_CONVERTED: Final = "the CommitLog was not converted: its files stay as they are, and belong before what came out"
 
@@ -51,6 +53,7 @@ class Source:
         continued_by_java: Java DLedger has appended to a store of ours since.
         notes: what its owner should know.
         before: the CommitLog that a store of ours begins behind; it is not converted, its queues are gone on with.
+        broker_end: below this index of the log a broker gave the queue offsets; None: it gave all.
     """
 
     kind: Kind
@@ -66,6 +69,7 @@ class Source:
     continued_by_java: bool = False
     notes: tuple[str, ...] = ()
     before: ClassicPart | None = None
+    broker_end: int | None = None
 
     @property
     def log(self) -> StoreReader | None:
@@ -233,6 +237,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
         continued,
         (*_notes(reader, layout, files, continued=continued), *([_NOT_CONVERTED] if before is not None else [])),
         before,
+        broker_end_of(reader, meta),
     )
 
 
@@ -291,6 +296,26 @@ def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None
         return java, meta, True
     java.close()
     return reader, meta, False
+
+
+def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
+    """Returns below which index a broker gave the queue offsets; None: it gave all.
+
+    One that goes on with a store that was converted back does not know our records of it; but unlike what servers of
+    ours append, each of its messages says where it lies.
+
+    Args:
+        reader: of the store.
+        meta: what the store records of itself, if it is one of ours.
+    """
+    if meta is None:
+        return None
+    behind = max(meta.broker_end_index, int(reader.first_index))
+    if meta.profile == "B" or behind > reader.last_index:
+        return meta.broker_end_index
+    entry = reader.read(behind, behind + 1, max_bytes=1)
+    said = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
+    return None if said == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
 
 
 def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> None:

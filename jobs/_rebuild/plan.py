@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dledger_core.convert.source import broker_end_of
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import consume_queue_columns, decode_messages
+from dledger_core.rocketmq import consume_queue_columns
 from dledger_core.rocketmq.commit_log import ClassicFile, classic_files
 from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
 from jobs._checkpoint import check_resume
@@ -251,35 +252,15 @@ def _store_plan(
     vouched = reader.vouched_index
     end = min(last, committed) + 1 if until == "committed" else last + 1
     end, hidden = _visible(reader, first, end)
-    rules = replace(
-        rules,
-        broker_end=_broker_end(reader),
-        committed_end=committed + 1,
-        hidden=hidden,
-    )
+    given = broker_end_of(reader, meta)
+    broker_end = ALL_ENTRIES if given is None else given
+    rules = replace(rules, broker_end=broker_end, committed_end=committed + 1, hidden=hidden)
     classic = preceding(commitlog, store) if commitlog else ()
     recorded = _recorded_end(store) if meta is None else vouched
     cut = ((group, int(recorded)),) if recorded is not None and recorded > last else ()
     ranges = {group: (max(0, first), max(0, first, end))}
     plan = RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)
     return replace(plan, log_end=_log_end(reader, store, ranges[group][1])) if plan.compared else plan
-
-
-def _broker_end(reader: StoreReader) -> int:
-    """Below which index a broker gave the queue offsets.
-
-    One that goes on with a store that was converted back does not know our records of it; but unlike what servers of
-    ours append, each of its messages says where it lies.
-    """
-    meta = reader.meta
-    if meta is None:
-        return ALL_ENTRIES
-    behind = max(meta.broker_end_index, int(reader.first_index))
-    if meta.profile == "B" or behind > reader.last_index:
-        return meta.broker_end_index
-    entry = reader.read(behind, behind + 1, max_bytes=1)
-    said = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
-    return ALL_ENTRIES if said == entry.column("position")[0].as_py() + _HEADER_BYTES else meta.broker_end_index
 
 
 def _log_end(reader: StoreReader, store: str, end: int) -> LogEnd:

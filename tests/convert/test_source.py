@@ -6,10 +6,12 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger_core.cli.entry_sources import open_dump
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.convert.source import open_source
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
@@ -17,8 +19,10 @@ from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.commit_log import walk
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.log_meta import load_log_meta, save_log_meta
 from tests.convert.stores import converted, entries, manifest, snapshot, store_of, unpacked
-from tests.jobs.broker_store import write_commitlog
+from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.rocketmq.golden import MIXED, THREE, extract
 from tests.support.only_reading import only_reading
 
@@ -338,3 +342,23 @@ def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> 
     with pytest.raises(StoreMismatchError, match="not empty"):
         converted(source, other)
     assert sorted(path for path in other.rglob("*")) == before
+
+
+def test_a_broker_that_went_on_with_what_was_converted_back(tmp_path: Path) -> None:
+    """All queue offsets are a broker's then, for dump and for the next conversion too."""
+    bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=list(range(5, 14))).to_pylist()
+    store = tmp_path / "from" / "dledger-n0"
+    write_broker_store(store, bodies)
+    converted(store, tmp_path / "dledger-a", profile="A")
+    meta = load_log_meta(OsFiles(), tmp_path / "dledger-a" / "meta" / "log.json")
+    assert meta is not None
+    for end, expected in ((9, 9), (3, None)):  # the last six are the broker's own
+        (store / "meta").mkdir(exist_ok=True)
+        save_log_meta(OsFiles(), store / "meta" / "log.json", replace(meta, broker_end_index=end, foreign_end=end))
+        with open_dump(store) as opened:
+            assert opened.broker_end == expected
+        again = tmp_path / f"dledger-{end}"
+        converted(store, again)
+        found = load_log_meta(OsFiles(), again / "meta" / "log.json")
+        assert found is not None
+        assert found.broker_end_index == 9
