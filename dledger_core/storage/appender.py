@@ -27,6 +27,7 @@ __all__ = ["Appender", "bounded"]
 
 _ZERO_CHUNK_MIN: Final = 64 << 10
 _ZERO_CHUNK_MAX: Final = 1 << 20
+_LARGE_SYNC_BYTES: Final = 512 << 10
 _BLANK = struct.Struct(">ii")
 
 
@@ -49,6 +50,7 @@ class Appender:
         self.index = index
         self.position = position
         self._opened_at = position
+        self._synced_bytes = 0
         self._zero_ahead_bytes = zero_ahead_bytes
         self._zeroed_to = position
         self._zero_lock = threading.Lock()
@@ -124,7 +126,7 @@ class Appender:
         """Makes all data written so far durable."""
         self.data.sync(sorted(self._unsynced))
         self._unsynced.clear()
-        self.unsynced_bytes = 0
+        self._synced_bytes, self.unsynced_bytes = self.unsynced_bytes, 0
 
     def sync_index(self) -> None:
         """Makes all index rows written so far durable."""
@@ -146,7 +148,7 @@ class Appender:
         with self._zero_lock:
             self.data.forget()
             self.index.segments.forget()
-            self.position = self._zeroed_to = position
+            self.position = self._opened_at = self._zeroed_to = position
         self._unsynced.clear()
         self._unsynced_index.clear()
         self.unsynced_bytes = 0
@@ -185,8 +187,11 @@ class Appender:
         """Returns where the next chunk of zeros ends; ``start`` if it is not time for it yet.
 
         No more than was appended since the start, but for two small chunks: zeros are for a log that is busy, and would
-        be most of what the disk gets from very many that are not.
+        be most of what the disk gets from very many that are not. None while syncs are large: they gain little, and
+        zeros would be half of what is written where the log is as fast as it can be.
         """
+        if self._synced_bytes > _LARGE_SYNC_BYTES:
+            return start
         appended = self.position - self._opened_at
         chunk = min(max(_ZERO_CHUNK_MIN, appended // 2), _ZERO_CHUNK_MAX, self._zero_ahead_bytes // 4)
         stop = min(start + chunk, self._segment_end(start))

@@ -524,7 +524,7 @@ def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on:
 
 
 def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = StorageConfig(data_segment_bytes=1 << 20, zero_ahead_bytes=4000)
+    config = StorageConfig(data_segment_bytes=4 << 20, zero_ahead_bytes=4000)
     append(log := open_log(directory=tmp_path, config=config), [b"x" * 900])
     log.close()
     log = open_log(directory=tmp_path, config=config)
@@ -552,6 +552,8 @@ def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest
     assert sum(zeroed_after(3000, 3000)) == 4000, "never more than was asked for"
     assert sum(zeroed_after(900)) == 0
     assert sum(zeroed_after(100)) == 1000
+    assert zeroed_after(*[1000] * 600) == [], "a sync of so much gains nothing by zeros"
+    assert sum(zeroed_after(1000)) == 4000
     log.close()
 
 
