@@ -313,7 +313,10 @@ def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
     behind = max(meta.broker_end_index, int(reader.first_index))
     if meta.profile == "B" or behind > reader.last_index:
         return meta.broker_end_index
-    entry = reader.read(behind, behind + 1, max_bytes=1)
+    try:
+        entry = reader.read(behind, behind + 1, max_bytes=1)
+    except CorruptRecordError:  # whoever reads the log will say so
+        return meta.broker_end_index
     said = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
     return None if said == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
 
