@@ -362,10 +362,12 @@ def test_a_broker_that_went_on_with_what_was_converted_back(tmp_path: Path) -> N
         found = load_log_meta(OsFiles(), again / "meta" / "log.json")
         assert found is not None
         assert found.broker_end_index == 9
-    with open_store(store) as reader:
+    ours = tmp_path / "dledger-a"
+    save_log_meta(OsFiles(), ours / "meta" / "log.json", replace(meta, broker_end_index=3))
+    with open_store(ours) as reader:
         at = reader.read(3, 4).column("position")[0].as_py()
-    with (store / "data" / f"{0:020}").open("r+b") as file:
+    with (ours / "data" / f"{0:020}").open("r+b") as file:
         file.seek(at + 4)
         file.write(b"\x7f")  # the record's size
-    with open_dump(store) as opened:
+    with open_dump(ours) as opened:
         assert opened.broker_end == 3, "damage is for who reads the log to tell"
