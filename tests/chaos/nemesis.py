@@ -34,6 +34,7 @@ EXPECTED: Final[dict[str, Answer]] = {
 """
 EXIT_IO: Final = 3
 EXIT_STORAGE: Final = 4
+_NO_ROOM: Final = "No space left on device"
 START_S: Final = 40.0
 RECOVERY_S: Final = 60.0
 """Far above what it takes: nodes that start again share the machine with others."""
@@ -139,7 +140,12 @@ class Nemesis:
     def _look_for_dead(self) -> None:
         """A node that ends by itself breaks a promise; it is started again."""
         for node_id, code in self.cluster.died(self._may_die).items():
-            self.violations.append(f"{node_id} ended by itself, exit code {code}: {self.cluster.last_words(node_id)}")
+            words = self.cluster.last_words(node_id)
+            if self._small_disk is not None and node_id == self._small_disk[0] and _NO_ROOM in words:
+                # It saw the full disk and took its time to end: by now there is room.
+                self._ended_on_full_disk(node_id, code)
+                continue
+            self.violations.append(f"{node_id} ended by itself, exit code {code}: {words}")
             self.cluster.restart(node_id)
 
     def _take(self, node_id: str | None = None) -> str | None:
@@ -317,13 +323,16 @@ class Nemesis:
         disk.empty()
         self._may_die.discard(node_id)
         if code is not None:
-            words = self.cluster.last_words(node_id)
-            # A node that is just starting has no store yet that could fail: it says what it cannot open.
-            starting = code == EXIT_IO and "the store cannot be opened: No space left" in words
-            if code != EXIT_STORAGE and not starting:
-                self.violations.append(f"{node_id} ended with exit code {code} on a full disk: {words}")
-            self._count("disk-full ended the node")
-            self.cluster.restart(node_id)
+            self._ended_on_full_disk(node_id, code)
+
+    def _ended_on_full_disk(self, node_id: str, code: int) -> None:
+        words = self.cluster.last_words(node_id)
+        # A node that is just starting has no store yet that could fail: it says what it cannot open.
+        starting = code == EXIT_IO and f"the store cannot be opened: {_NO_ROOM}" in words
+        if code != EXIT_STORAGE and not starting:
+            self.violations.append(f"{node_id} ended with exit code {code} on a full disk: {words}")
+        self._count("disk-full ended the node")
+        self.cluster.restart(node_id)
 
     def damage(self, kind: str) -> Fault:
         """Damages files of a node that is down, on one node at a time."""
