@@ -1,15 +1,20 @@
 """DLedger's JSON bodies: requests and replies as frozen dataclasses, every field checked before it is used.
 
-Byte arrays are base64, nulls are left out, unknown keys are ignored, as fastjson does it.
+Byte arrays are base64, nulls are left out, unknown keys are ignored, as fastjson does it. DLedger 0.4.3 uses fastjson2,
+which writes them as arrays of signed numbers; these are read as well.
 """
 
 from __future__ import annotations
 
 import binascii
 import json
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dledger_core.errors import ProtocolError
 
@@ -19,6 +24,10 @@ SMALL_BODY_BYTES_MAX: Final = 64 << 10
 """Bound on a body that carries no entries."""
 PARTS_MAX: Final = 1 << 16
 """Bound on commas and brackets: a body that holds more would take many times its size once parsed."""
+ENTRY_BYTES_MAX: Final = 4 << 20
+"""Java's bound on an entry; no array of numbers that stands for one has more parts."""
+_NUMBERS: Final = re.compile(rb'(?<="body":)\[([-0-9,]*)\]')
+"""Within a text of JSON a quotation mark has a backslash before it, so this is never part of one."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -31,6 +40,18 @@ def dump(fields: Mapping[str, Any]) -> bytes:
     """Returns a JSON object without its nulls, keys sorted as fastjson sorts them."""
     held = {name: fields[name] for name in sorted(fields) if fields[name] is not None}
     return json.dumps(held, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
+    if not found[1]:
+        return b'""'
+    if found[1].count(b",") >= ENTRY_BYTES_MAX:
+        return found[0]  # refused for its parts
+    try:  # columns, because a list would take many times the body's size
+        numbers = pc.cast(pc.split_pattern(pa.scalar(found[1].decode()), ",").values, pa.int8())
+    except pa.ArrowInvalid:
+        return found[0]  # no bytes: the field's own check names it
+    return b'"%b"' % b64encode(numbers.to_numpy().tobytes())
 
 
 class Fields:
@@ -47,6 +68,8 @@ class Fields:
         Raises:
             ProtocolError: above a bound, or no JSON object.
         """
+        if len(body) <= max_bytes:
+            body = _NUMBERS.sub(_numbers_to_base64, body)
         parts = sum(map(body.count, (b",", b"[", b"{")))
         if len(body) > max_bytes or parts > PARTS_MAX:
             values = {"bytes": len(body), "parts": parts, "bound": max_bytes}

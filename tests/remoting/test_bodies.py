@@ -190,6 +190,30 @@ def append_frame(body: bytes) -> RemotingFrame:
     return RemotingFrame(code=RequestCode.APPEND, opaque=1, body=body)
 
 
+def numbers(data: bytes) -> str:
+    """Bytes as DLedger 0.4.3 writes them: fastjson2 makes signed numbers of them."""
+    return str([byte - 256 if byte > 127 else byte for byte in data]).replace(" ", "")
+
+
+@pytest.mark.parametrize("body", [b"", b"a", bytes(range(256)), bytes(range(256)) * 1024], ids=len)
+def test_bytes_as_numbers_are_understood(body: bytes) -> None:
+    request = decode_request(append_frame(f'{{"body":{numbers(body)},"group":"g"}}'.encode()))
+    assert request == AppendRequest(group="g", remote_id="", bodies=(body,))
+    entry = f'{{"body":{numbers(body)},"bodyCrc":0,"index":7,"magic":1,"pos":99,"size":{len(body) + 48},"term":2}}'
+    frame = RemotingFrame(code=200, opaque=1, body=f'{{"code":200,"entries":[{entry}]}}'.encode())
+    assert decode_reply(GetReply, frame, "n1").entries == (WireEntry(7, 2, 1, 99, body),)
+
+
+def test_more_numbers_than_an_entry_has_bytes_are_refused_unread() -> None:
+    with pytest.raises(ProtocolError, match="too large"):
+        decode_request(append_frame(b'{"body":[' + b"," * (4 << 20) + b"]}"))
+
+
+def test_a_text_that_looks_like_numbers_stays() -> None:
+    request = decode_request(append_frame(rb'{"body":"YQ==","group":"\"body\":[1,2]"}'))
+    assert request == AppendRequest(group='"body":[1,2]', remote_id="", bodies=(b"a",))
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -197,6 +221,11 @@ def append_frame(body: bytes) -> RemotingFrame:
         b'{"body":"Y Q=="}',
         b'{"body":"YQ==YQ=="}',
         b'{"body":["YQ=="]}',
+        b'{"body":[128]}',
+        b'{"body":[-129]}',
+        b'{"body":[1,,2]}',
+        b'{"body":[1-2]}',
+        b'{"body":[1,]}',
         b'{"body":"\\ud800"}',
         b'{"batchMsgs":"YQ=="}',
         b'{"batchMsgs":[1]}',
