@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dledger_core.errors import ProtocolError
 
@@ -47,6 +46,8 @@ def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
         return b'""'
     if found[1].count(b",") >= ENTRY_BYTES_MAX:
         return found[0]  # refused for its parts
+    import pyarrow.compute as pc  # a node's start does not wait for what hardly any needs
+
     try:  # columns, because a list would take many times the body's size
         numbers = pc.cast(pc.split_pattern(pa.scalar(found[1].decode()), ",").values, pa.int8())
     except pa.ArrowInvalid:
