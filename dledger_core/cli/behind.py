@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,34 +14,27 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout, open_identity
 
-__all__ = ["look_behind"]
+__all__ = ["begin", "old_log"]
 
 _QUIET_S: Final = 2.0
 
 
-def look_behind(
-    directory: Path, seal: str | None, config: ServerConfig, *, check: bool
-) -> tuple[str | None, Callable[[], None] | None]:
+def old_log(directory: Path, sealed: str | None, config: ServerConfig, *, check: bool) -> OldLog | None:
     """Reads the CommitLog that the group is to go on behind, and compares it with its seal.
 
     Args:
         directory: the CommitLog.
-        seal: what all nodes were told it is; needed unless there is one node, or ``check`` is set.
+        sealed: what all nodes were told it is; needed unless there is one node, or ``check`` is set.
         config: the node's settings.
         check: say what the seal is; a store that has begun already is no reason not to.
 
     Returns:
-        Its seal, and what makes the store that begins behind it; (None, None) if the store has begun already.
+        The CommitLog, None if the store has begun already.
 
     Raises:
         ConfigError: several groups, no seal, a store that began without a CommitLog.
         StoreMismatchError: the CommitLog is not the one that was sealed.
     """
-    old = _old_log(directory, None if seal is None else Seal.parse(seal), config, check=check)
-    return (None, None) if old is None else (str(old.seal), partial(_begin_behind, old, config))
-
-
-def _old_log(directory: Path, seal: Seal | None, config: ServerConfig, *, check: bool) -> OldLog | None:
     if len(config.groups) != 1:
         raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
     (group,) = config.groups
@@ -52,6 +44,7 @@ def _old_log(directory: Path, seal: Seal | None, config: ServerConfig, *, check:
             found = {"store": str(store)}
             raise ConfigError("the store began without a CommitLog", "--commitlog", "leave it out", found)
         return None
+    seal = None if sealed is None else Seal.parse(sealed)
     old = read_old_log(directory, seal.start if seal is not None else None, _reading())
     if seal is not None and old.seal != seal:
         remedy = "audit the copies of the log; copy the files from a node that has them whole"
@@ -67,7 +60,8 @@ def _old_log(directory: Path, seal: Seal | None, config: ServerConfig, *, check:
     return old
 
 
-def _begin_behind(old: OldLog, config: ServerConfig) -> None:
+def begin(old: OldLog, config: ServerConfig) -> None:
+    """Makes the store that begins behind the CommitLog."""
     (group,) = config.groups
     store, node_id = config.store_path(group), config.self_id
     begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())

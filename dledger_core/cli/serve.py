@@ -76,21 +76,22 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     """
     settings = read_settings(config, flags, None if broker_conf is None else _broker(broker_conf))
     server_config = settings.server_config()
-    begin: Callable[[], None] | None = None
-    shown = {flag_of(name): _plain(value) for name, value in settings}
+    old = None
     if settings.commitlog is not None:
-        from dledger_core.cli.behind import look_behind
+        from dledger_core.cli.behind import old_log
 
-        seal, begin = look_behind(settings.commitlog, settings.commitlog_seal, server_config, check=check)
-        shown |= {} if seal is None else {"commitlog-seal": seal}
+        old = old_log(settings.commitlog, settings.commitlog_seal, server_config, check=check)
     if check:
-        show_facts(shown, output)
+        shown = {flag_of(name): _plain(value) for name, value in settings}
+        show_facts(shown | ({} if old is None else {"commitlog-seal": str(old.seal)}), output)
         return
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    if begin is not None:
-        begin()
+    if old is not None:
+        from dledger_core.cli.behind import begin
+
+        begin(old, server_config)
     me = server_config.me
     facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
 

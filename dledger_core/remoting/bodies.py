@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import ProtocolError
 
 __all__ = ["SMALL_BODY_BYTES_MAX", "Fields", "dump", "to_base64"]
@@ -23,9 +24,7 @@ SMALL_BODY_BYTES_MAX: Final = 64 << 10
 """Bound on a body that carries no entries."""
 PARTS_MAX: Final = 1 << 16
 """Bound on commas and brackets: a body that holds more would take many times its size once parsed."""
-ENTRY_BYTES_MAX: Final = 4 << 20
-"""Java's bound on an entry; no array of numbers that stands for one has more parts."""
-_NUMBERS: Final = re.compile(rb'(?<="body":)\[([-0-9,]*)\]')
+_NUMBERS: Final = re.compile(rb'"body":\[([-0-9,]*)\]')
 """Within a text of JSON a quotation mark has a backslash before it, so this is never part of one."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -43,8 +42,8 @@ def dump(fields: Mapping[str, Any]) -> bytes:
 
 def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
     if not found[1]:
-        return b'""'
-    if found[1].count(b",") >= ENTRY_BYTES_MAX:
+        return b'"body":""'
+    if found[1].count(b",") >= RECORD_BYTES_MAX:  # Java's bound on an entry
         return found[0]  # refused for its parts
     import pyarrow.compute as pc  # a node's start does not wait for what hardly any needs
 
@@ -52,7 +51,7 @@ def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
         numbers = pc.cast(pc.split_pattern(pa.scalar(found[1].decode()), ",").values, pa.int8())
     except pa.ArrowInvalid:
         return found[0]  # no bytes: the field's own check names it
-    return b'"%b"' % b64encode(numbers.to_numpy().tobytes())
+    return b'"body":"%b"' % b64encode(numbers.to_numpy().tobytes())
 
 
 class Fields:
