@@ -172,8 +172,9 @@ def test_another_group_and_other_ids_are_errors_that_say_so(group: JavaGroup) ->
         lambda client: client.digest(0, 1, span=1),
         lambda client: client.describe("terms"),
         lambda client: client.pin("x", 0, 1),
+        lambda client: client.wait_growth({"g": 0}, wait_ms=0),
     ],
-    ids=["a producer's append", "producer", "time", "digest", "describe", "pin"],
+    ids=["a producer's append", "producer", "time", "digest", "describe", "pin", "wait for growth"],
 )
 def test_what_java_does_not_have_is_refused(client: Client, call: Any) -> None:
     with pytest.raises(ConfigError, match="a Java group knows no"):
