@@ -202,7 +202,7 @@ def _start(app_name: str, settings: dict[str, str], fallbacks: dict[str, str]) -
     chosen = {**fallbacks, **defaults_for(master, known, started_here=not under_submit)}
     chosen = {key: value for key, value in chosen.items() if key not in known} | settings
     builder = SparkSession.builder.appName(app_name)
-    for key, value in (chosen | _add_delta_jars(given)).items():
+    for key, value in (chosen | _add_delta_jars(given, local=is_local(master))).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if LOG_LEVEL not in known | settings:
@@ -231,8 +231,8 @@ def _quieten(spark: SparkSession) -> None:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
-def _add_delta_jars(given: Any) -> dict[str, str]:
-    """Loads Delta into the running JVM; returns the setting that gives it to executors.
+def _add_delta_jars(given: Any, *, local: bool) -> dict[str, str]:
+    """Loads Delta into the running JVM; returns the setting that gives it to executors, if they are other processes.
 
     spark-submit resolves ``spark.jars.packages`` before it starts the program, so setting it here would come too
     late. This does what spark-submit would have done, without its hundred lines of report: resolve through Ivy, add to
@@ -251,6 +251,8 @@ def _add_delta_jars(given: Any) -> dict[str, str]:
     paths = delta_jars(jvm, given.get("spark.jars.repositories", ""), given.get("spark.jars.ivy", ""))
     for path in paths:
         loader.addURL(jvm.java.io.File(path).toURI().toURL())
+    if local:
+        return {}  # Spark would copy all jars for itself, half a second
     earlier = given.get("spark.jars", "")
     return {"spark.jars": ",".join(filter(None, [earlier, *paths]))}
 

@@ -39,6 +39,11 @@ _ONE_MACHINE: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    # The default one starts a program, ``readlink`` or ``chmod``, for each look at a file of a checkpoint: half of a
+    # small micro-batch. On a local file system neither of them renames in one step without replacing.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 _LATER: Final = 20
 _TIER4: Final = {
