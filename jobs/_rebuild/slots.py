@@ -34,6 +34,56 @@ _QUEUE: Final = ["group", "topic", "queue_id"]
 _RUN: Final = [*_QUEUE, "part", "run"]
 _FLOORS: Final = "`group` string, topic string, queue_id int, part bigint, run bigint, floor bigint, ahead bigint"
 
+# One text each, not a chain of calls: Spark's analyser would look at every link, which takes longer than the query.
+# What was not told has no bounds: it sorts first, and no maximum sees it.
+_QUEUES: Final = """
+    WITH spans AS (
+        SELECT *, CASE WHEN told THEN first END AS low, CASE WHEN told THEN first + units END AS high
+        FROM (SELECT *, carried AND skipped IS NULL AS told FROM {runs} WHERE skipped IS NULL OR skipped = {again})
+    ),
+    steps AS (
+        SELECT *,
+            max(high) OVER (
+                PARTITION BY `group`, topic, queue_id ORDER BY position
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before,
+            max(high) OVER (
+                PARTITION BY `group`, topic, queue_id ORDER BY low, position
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS below
+        FROM spans
+    ),
+    queues AS (
+        SELECT `group`, topic, queue_id,
+            min(low) AS low,
+            coalesce(max(high), 0) AS high,
+            coalesce(bool_or(low < before), false) AS tangled,
+            bool_or(skipped IS NOT NULL) AS packed,
+            coalesce(sum(CASE WHEN told THEN units END), 0) AS told,
+            coalesce(sum(CASE WHEN NOT carried THEN units END), 0) AS fresh,
+            coalesce(sum(CASE WHEN carried
+                THEN greatest(0, high - greatest(low, coalesce(below, low))) END), 0) AS slots
+        FROM steps
+        GROUP BY `group`, topic, queue_id
+    )
+    SELECT `group`, topic, queue_id, low, packed, told, fresh,
+        tangled AND NOT packed AS tangled,
+        CASE WHEN packed THEN told ELSE slots END AS slots,
+        CASE WHEN packed THEN low + told ELSE high END AS high
+    FROM queues
+"""
+_FACTS: Final = """
+    SELECT
+        coalesce(sum(told + fresh), 0) AS units,
+        coalesce(sum(slots + fresh), 0) AS slots,
+        coalesce(count_if(tangled), 0) AS tangled,
+        coalesce(count_if(packed), 0) AS packed,
+        coalesce(sum(fresh), 0) AS assigned,
+        count(*) AS queues,
+        coalesce(bool_and(coalesce(slots = high - low, true) OR batched), true) AS dense
+    FROM {queues}
+"""
+
 
 @dataclass(frozen=True)
 class QueueFacts:
@@ -75,59 +125,15 @@ def runs_of(units: DataFrame) -> DataFrame:
 
 def queues_of(runs: DataFrame) -> DataFrame:
     """Returns a row for each queue: how many units and slots it has, how far it reaches, is it tangled or packed."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    # What was not told has no bounds: it sorts first, and no maximum sees it.
-    bounds = {"low": f.col("first"), "high": f.col("first") + f.col("units")}
-    counted = f.col("skipped").isNull()
-    told = {name: f.when(f.col("carried") & counted, bound) for name, bound in bounds.items()}
-    earlier = Window.partitionBy(*_QUEUE).orderBy("position").rowsBetween(Window.unboundedPreceding, -1)
-    lower = Window.partitionBy(*_QUEUE).orderBy("low", "position").rowsBetween(Window.unboundedPreceding, -1)
-    spans = runs.where(counted | (f.col("skipped") == NAMED_AGAIN)).withColumns(told)
-    spans = spans.withColumn("before", f.max("high").over(earlier)).withColumn("below", f.max("high").over(lower))
-    low, high = f.col("low"), f.col("high")
-    new = f.when(f.col("carried"), f.greatest(f.lit(0), high - f.greatest(low, f.coalesce("below", low))))
-    numbers = {
-        "told": f.sum(f.when(f.col("carried") & counted, f.col("units"))),
-        "fresh": f.sum(f.when(~f.col("carried"), f.col("units"))),
-        "slots": f.sum(new),
-        "high": f.max(high),
-    }
-    queues = spans.groupBy(*_QUEUE).agg(
-        f.min(low).alias("low"),
-        f.coalesce(f.bool_or(low < f.col("before")), f.lit(False)).alias("tangled"),
-        f.bool_or(~counted).alias("packed"),
-        *(f.coalesce(number, f.lit(0)).alias(name) for name, number in numbers.items()),
-    )
-    packed = {"tangled": f.lit(False), "slots": f.col("told"), "high": f.col("low") + f.col("told")}
-    return queues.withColumns(
-        {name: f.when(f.col("packed"), value).otherwise(f.col(name)) for name, value in packed.items()}
-    )
+    return runs.sparkSession.sql(_QUEUES, again=NAMED_AGAIN, runs=runs)
 
 
 def facts_of(queues: DataFrame, batch_topics: Sequence[str] = ()) -> QueueFacts:
     """Sums the queues up; one of ``batch_topics`` may have holes, as a message there takes several queue offsets."""
     from pyspark.sql import functions as f
 
-    total = {
-        name: f.coalesce(f.sum(column), f.lit(0))
-        for name, column in (
-            ("units", f.col("told") + f.col("fresh")),
-            ("slots", f.col("slots") + f.col("fresh")),
-            ("tangled", f.col("tangled").cast("int")),
-            ("packed", f.col("packed").cast("int")),
-            ("assigned", f.col("fresh")),
-        )
-    }
-    full = f.coalesce(f.col("slots") == f.col("high") - f.col("low"), f.lit(True))
-    if batch_topics:
-        full |= f.col("topic").isin(*batch_topics)
-    row = queues.agg(
-        *(column.alias(name) for name, column in total.items()),
-        f.count("*").alias("queues"),
-        f.coalesce(f.bool_and(full), f.lit(True)).alias("dense"),
-    ).first()
+    batched = queues.withColumn("batched", f.col("topic").isin(list(batch_topics)))
+    row = queues.sparkSession.sql(_FACTS, queues=batched).first()
     assert row is not None
     return QueueFacts(**row.asDict())
 
