@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ __all__ = ["Replacement", "rows_in"]
 _DELTA: Final = "org.apache.spark.sql.delta"
 _OPTIONAL: Final = 8
 """How many optional facts ``DeltaOperations.Write`` takes."""
+_KILLED_S: Final = 10.0
+"""A killed task's Python worker gets 2 s to end by itself; a session may also have tasks of others."""
+_LOOK_S: Final = 0.05
 
 
 class Replacement:
@@ -80,9 +84,17 @@ class Replacement:
         return list(snapshot.allFiles().collectAsList())
 
     def discard(self) -> None:
-        """Deletes all files unless ``commit`` was called; what cannot be deleted is left to ``VACUUM``."""
+        """Deletes all files unless ``commit`` was called; what cannot be deleted is left to ``VACUUM``.
+
+        Where one task failed Spark kills the others, but does not wait for them: they may still make a file.
+        """
+        if self._offered:
+            return
+        tracker, deadline = self._spark.sparkContext._jsc.sc().statusTracker(), time.monotonic() + _KILLED_S
+        while any(one.numRunningTasks() for one in tracker.getExecutorInfos()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
         stem = Path(self.stem)
-        for path in () if self._offered else stem.parent.glob(f"{stem.name}-*"):
+        for path in stem.parent.glob(f"{stem.name}-*"):
             with contextlib.suppress(OSError):
                 path.unlink()
 
