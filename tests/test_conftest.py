@@ -12,7 +12,7 @@ import pytest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 SKIPPED = "import pytest\ndef test_fine():\n    pass\ndef test_java():\n    pytest.skip('no Java')\n"
-WORKERS = ["-n", "2", "--dist", "loadgroup"]
+WORKERS = ["-n", "1", "--dist", "loadgroup"]
 ORPHAN = (
     "import subprocess, sys\n"
     "def test_forgets():\n"
