@@ -89,6 +89,8 @@ class DLedgerOptions:
         protocol: dledger, or dledger-java for a Java group.
         safety_lag_ms: of a Java group: read up to the end that was seen so long ago.
         commit_probe: of a Java group: append probe entries and read below them instead.
+        groups_given: whether groups were named.
+        columns: those that a user-given schema names; None = all.
     """
 
     peers: str = ""
@@ -128,6 +130,7 @@ class DLedgerOptions:
     safety_lag_ms: int = 10_000
     commit_probe: bool = False
     groups_given: bool = False
+    columns: tuple[str, ...] | None = None
 
     def read_bytes(self, *, files: bool = False) -> int:
         """Returns the bytes of one read, from servers or from files: these give large reads at less cost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pyspark.sql.types import (
 
 from spark_connector.errors import SchemaError
 
-__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "arrow_schema", "check_columns", "schema_for"]
+__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "arrow_schema", "check_columns", "chosen_columns", "schema_for"]
 
 _ENTRY: Final[tuple[tuple[str, DataType], ...]] = (
     ("group", StringType()),
@@ -75,17 +76,36 @@ def schema_for(decode: str, protocol: str = "dledger") -> StructType:
     return StructType([*schema.fields, _COMMITTED]) if protocol == "dledger-java" else schema
 
 
-def arrow_schema(decode: str, protocol: str = "dledger") -> pa.Schema:
-    """Returns the exact Arrow schema that Spark expects of the batches."""
-    return to_arrow_schema(schema_for(decode, protocol), timezone="UTC")
+def arrow_schema(decode: str, protocol: str = "dledger", columns: Sequence[str] | None = None) -> pa.Schema:
+    """Returns the exact Arrow schema that Spark expects of the batches; ``columns``: of these, None = of all."""
+    schema = to_arrow_schema(schema_for(decode, protocol), timezone="UTC")
+    return schema if columns is None else pa.schema([schema.field(name) for name in columns])
+
+
+def chosen_columns(schema: StructType, offered: StructType) -> tuple[str, ...]:
+    """Returns the columns that a user-given schema names: some of the source's or all, in any order.
+
+    Raises:
+        SchemaError: one is not the source's, has another type, or is named twice; or there is none.
+    """
+    kinds = {column.name: column.dataType for column in offered.fields}
+    names = tuple(schema.names)
+    fit = all(kinds.get(column.name) == column.dataType for column in schema.fields)
+    if not fit or not names or len(set(names)) < len(names):
+        raise SchemaError(
+            f"the schema {schema.simpleString()} does not fit this source",
+            "schema",
+            f"leave .schema() out, or name some of these columns: {offered.simpleString()}",
+        )
+    return names
 
 
 def check_columns(schema: StructType, wanted: StructType) -> None:
-    """Raises SchemaError if a user-given schema is not the source's own."""
+    """Raises SchemaError if a user-given schema is not a metadata table's own."""
     found = [(column.name, column.dataType) for column in schema.fields]
     if found != [(column.name, column.dataType) for column in wanted.fields]:
         raise SchemaError(
-            f"the schema {schema.simpleString()} is not the one of this source",
+            f"the schema {schema.simpleString()} is not the one of this table",
             "schema",
             f"leave .schema() out; the columns are {wanted.simpleString()}",
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -13,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.schema import check_columns, schema_for
+from spark_connector.schema import check_columns, chosen_columns, schema_for
 
 __all__ = ["DLedgerDataSource"]
 
@@ -79,5 +81,4 @@ class DLedgerDataSource(DataSource):
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)
-        check_columns(schema, schema_for(options.decode, options.protocol))
-        return options
+        return replace(options, columns=chosen_columns(schema, schema_for(options.decode, options.protocol)))

@@ -92,22 +92,19 @@ def _decode(
         raise BadRequestError(f"no such column: {', '.join(unknown)}", "columns", f"use {', '.join(schema.names)}")
     decoder = _Decoder(locate(rows_of(bodies).without_head(skip_bytes)), delay_levels_ms, opened_bytes_max)
     arrays = [decoder.column(name) for name in names if name != "error"]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(n) for n in names if n != "error"]))
     if not decoder.located.complete:
-        batch = _with_null_rows(batch, decoder.located)
+        arrays = _with_null_rows(arrays, decoder.located)
     if "error" in names:
-        batch = batch.add_column(names.index("error"), schema.field("error"), decoder.error(batch.num_rows))
-    return batch
+        arrays.insert(names.index("error"), decoder.error())
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in names]))
 
 
-def _with_null_rows(batch: pa.RecordBatch, located: Located) -> pa.RecordBatch:
+def _with_null_rows(arrays: list[pa.Array], located: Located) -> list[pa.Array]:
     """Spreads the rows of the messages over all rows; the rest becomes null."""
-    n = len(located.reasons)
-    if not batch.num_columns:
-        return batch
-    source = np.zeros(n, np.int64)
+    source = np.zeros(len(located.reasons), np.int64)
     source[located.rows] = np.arange(located.count)
-    return batch.take(pa.array(source, mask=located.reasons != 0))
+    rows = pa.array(source, mask=located.reasons != 0)
+    return [array.take(rows) for array in arrays]
 
 
 class _Decoder:
@@ -124,10 +121,10 @@ class _Decoder:
         make: Callable[[], pa.Array] = getattr(self, "_" + name)
         return make()
 
-    def error(self, count: int) -> pa.StringArray:
+    def error(self) -> pa.StringArray:
         """What is wrong with each row; asked for last, when ``body`` has been made or is not wanted."""
         if self.located.complete and not self._broken:
-            return pa.nulls(count, pa.string())
+            return pa.nulls(self.located.count, pa.string())
         texts = self.located.reason_texts()
         for row, text in self._broken.items():
             texts[int(self.located.rows[row])] = text

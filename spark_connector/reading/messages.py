@@ -48,14 +48,15 @@ def decoded(batch: pa.RecordBatch, names: list[str], *, fail: bool, group: str) 
 
     Args:
         batch: entries with the column ``body``.
-        names: columns of the messages, ``body`` and ``error`` among them.
+        names: columns of the messages; where ``body`` is not among them none is decompressed.
         fail: a body that is no message, or cannot be decompressed, is an error.
         group: the log, for the error's text.
 
     Raises:
         DecodeError: there is such a body.
     """
-    for piece, found in decode_pieces(batch, names, opened_bytes_max=_OPENED_BYTES_MAX):
+    asked = [*names, "error"] if fail and "error" not in names else names
+    for piece, found in decode_pieces(batch, asked, opened_bytes_max=_OPENED_BYTES_MAX):
         if fail:
             _check(found.column("error"), piece.column("index"), group)
         yield {name: piece.column(name) for name in piece.schema.names} | {n: found.column(n) for n in names}

@@ -68,7 +68,7 @@ def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -
 
 def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
-    schema = arrow_schema(options.decode, options.protocol)
+    schema = arrow_schema(options.decode, options.protocol, options.columns)
     pool = ThreadPoolExecutor(1, "dledger-prefetch")
     try:
         for part in partition.ranges:
@@ -110,7 +110,7 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
 def _finished(
     batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Adds the group, decodes messages and casts to what Spark checks for."""
+    """Adds the group, decodes messages, leaves out what nobody asked for and casts to what Spark checks for."""
     names = ["index", "term", "position", "timestamp", "body"]
     if options.decode == "message":
         from spark_connector.reading.messages import decoded, wanted
@@ -123,7 +123,8 @@ def _finished(
         pieces = iter([{name: batch.column(name) for name in names}])
     for columns in pieces:
         rows = len(columns["index"])
-        columns["group"] = repeated(part.group, rows)
+        if "group" in schema.names:
+            columns["group"] = repeated(part.group, rows)
         if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
             columns["queue_offset"] = pa.nulls(rows, pa.int64())
         if "committed" in schema.names:  # true up to what a probe has proved

@@ -121,4 +121,6 @@ def test_what_is_no_message_fails_a_query_that_says_so(dledger: Any, cluster: An
 def test_a_schema_that_does_not_fit(dledger: Any, cluster: Any, log: Any) -> None:
     source = dledger.read.format("dledger").options(peers=cluster.peers, groups=log.group)
     with pytest.raises(Exception, match=r"DLEDGER_SCHEMA.*leave \.schema\(\) out"):
-        source.schema("body binary").load().collect()
+        source.schema("body string").load().collect()
+    with pytest.raises(Exception, match=r"DLEDGER_SCHEMA.*of this table.*leave \.schema\(\) out"):
+        source.option("table", "groups").schema("group string").load().collect()

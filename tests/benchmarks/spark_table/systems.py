@@ -138,9 +138,10 @@ class Ledger(System):
     def read(self, size: int) -> Any:
         return self._spark.read.format("dledger").options(**self._options(f"full{size}")).load()
 
-    def read_messages(self, decode: str) -> Any:
-        """Returns a frame over the messages."""
-        return self._spark.read.format("dledger").options(**self._options("messages"), decode=decode).load()
+    def read_messages(self, decode: str, columns: str | None = None) -> Any:
+        """Returns a frame over the messages; None = all columns."""
+        source = self._spark.read.format("dledger").options(**self._options("messages"), decode=decode)
+        return (source if columns is None else source.schema(columns)).load()
 
     def stream(self, size: int) -> Any:
         return self._spark.readStream.format("dledger").options(**self._options(f"full{size}")).load()
