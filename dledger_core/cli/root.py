@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.termination import termination_unwinds
+from dledger_core.cli.termination import is_interruption, termination_unwinds
 from dledger_core.errors import DLedgerError, InvariantViolationError
 
 __all__ = ["EXIT_FINDING", "EXIT_INCOMPLETE", "EXIT_INTERRUPTED", "EXIT_STORAGE", "EXIT_USAGE", "main"]
@@ -117,7 +117,7 @@ class _Root(click.Group):
 
 def _explain(error: Exception) -> int:
     """Writes one line about ``error`` to stderr; returns the exit code."""
-    if isinstance(error, click.exceptions.Abort):
+    if isinstance(error, click.exceptions.Abort) or is_interruption(error):
         return EXIT_INTERRUPTED
     line, code = _line_of(error)
     click.secho(f"error: {line}", err=True, fg="red")

@@ -1,7 +1,8 @@
 """SIGTERM unwinds a command like Ctrl-C, so that whoever stops us also gets the cleaning up.
 
 Python drops what a signal's handler raises inside a destructor or a weak reference's callback; a wait on a Java object
-and an import have such callbacks. A signal that was lost so is sent again.
+and an import have such callbacks. A signal that was lost so is sent again. Pydantic, while it makes a model of a class,
+turns what a handler raises into an error of its own: that is told apart.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["lost_signals_return", "termination_unwinds"]
+__all__ = ["is_interruption", "lost_signals_return", "termination_unwinds"]
 
 _RETURNS_AFTER_S: Final = 0.05  # the callback that swallowed it is over by then; if not, it comes once more
 
@@ -61,6 +62,13 @@ def lost_signals_return(*raised: type[BaseException]) -> Iterator[None]:
         for timer in returning:
             timer.cancel()
             timer.join()  # after it the caller takes the handlers away: a late SIGTERM would kill
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error is a KeyboardInterrupt in truth: of one that it met pydantic keeps nothing but the text."""
+    kind = type(error)  # by name: an error must not import what may be what is missing
+    of_pydantic = kind.__module__.startswith("pydantic_core") and kind.__name__ == "SchemaError"
+    return of_pydantic and KeyboardInterrupt.__name__ in str(error)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:

@@ -36,6 +36,24 @@ setattr(module, name, losing)
 root.main()
 """
 
+WRAPS = """
+import os, sys, time
+from pydantic_core import SchemaSerializer, core_schema
+from dledger_core.cli import root, serve
+
+class Signalled:
+    def __repr__(self):
+        os.kill(os.getpid(), int(sys.argv[-1]))
+        time.sleep(60)
+        return ""
+
+def wrapping(*_, **__):
+    SchemaSerializer(core_schema.literal_schema([Signalled()]))  # it turns what the handler raises into an error
+
+serve.read_settings = wrapping
+root.main(sys.argv[1:-1])
+"""
+
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -56,3 +74,12 @@ def test_a_signal_that_python_dropped_still_ends_the_command(
         process.wait()
     assert "Exception ignored" in stderr, "the signal was not lost"
     assert (process.returncode, stdout) == (130, ""), stderr
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_pydantic_made_an_error_of_ends_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    options = ["serve", "--self-id", "n0", "--dir", str(tmp_path), "--peers", f"n0-127.0.0.1:{free_ports(1)[0]}"]
+    command = [sys.executable, "-c", WRAPS, *options, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
