@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -85,9 +86,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def fill(cluster: LocalCluster, group: str, count: int = 5000) -> None:
+    """Appends entries and waits until all nodes know that they are committed: an audit compares no others."""
     with Client(cluster.peers, group) as client:
         for start in range(0, count, 1000):
-            client.append([b"entry %06d " % i + b"." * (i % 50) for i in range(start, start + 1000)])
+            bodies = [b"entry %06d " % i + b"." * (i % 50) for i in range(start, start + 1000)]
+            last = client.append(bodies).last_index
+        deadline = time.monotonic() + 30
+        while len(nodes := client.metadata().nodes) < 3 or min(node.commit_index for node in nodes) < last:
+            assert time.monotonic() < deadline, nodes
+            time.sleep(0.05)
 
 
 def flip_body_byte(store: Path, index: int) -> None:
