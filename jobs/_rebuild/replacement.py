@@ -88,15 +88,24 @@ class Replacement:
 
         Where one task failed Spark kills the others, but does not wait for them: they may still make a file.
         """
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
         if self._offered:
             return
-        tracker, deadline = self._spark.sparkContext._jsc.sc().statusTracker(), time.monotonic() + _KILLED_S
-        while any(one.numRunningTasks() for one in tracker.getExecutorInfos()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        with contextlib.suppress(Py4JError, OSError):  # where Spark is gone, so are its tasks
+            self._wait_for_tasks()
         stem = Path(self.stem)
         for path in stem.parent.glob(f"{stem.name}-*"):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+    def _wait_for_tasks(self) -> None:
+        sc: Any = self._spark.sparkContext._jsc.sc()
+        deadline = time.monotonic() + _KILLED_S
+        while any(executor.numRunningTasks() for executor in sc.statusTracker().getExecutorInfos()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_S)
 
 
 def rows_in(files: Sequence[str]) -> int:

@@ -7,8 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from dledger_core.cli import main
 from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.storage import open_store
+from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 
@@ -38,14 +38,6 @@ def cluster(told: Path) -> Iterator[LocalCluster]:
     # Groups are named in another order than the spread uses.
     with LocalCluster(3, groups=GROUPS[::-1], data_segment_bytes=1 << 20, on_role_change=command) as running:
         yield running
-
-
-def eventually(condition: Callable[[], Any], timeout_s: float = 150.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "this never became true"
-        time.sleep(0.05)
-    return value
 
 
 def status(cluster: LocalCluster, group: str) -> dict[str, Any]:
@@ -89,7 +81,7 @@ class Watching:
 
 
 def test_three_groups_spread_their_leaders_over_three_nodes(cluster: LocalCluster) -> None:
-    eventually(lambda: leaders(cluster) == HOMES)
+    soon(lambda: leaders(cluster) == HOMES)
     for group, home in HOMES.items():
         found = status(cluster, group)
         assert (found["preferred_leaders"], found["leader_id"]) == ([home], home)
@@ -99,7 +91,7 @@ def test_three_groups_spread_their_leaders_over_three_nodes(cluster: LocalCluste
 
 
 def test_each_group_has_its_own_term_and_files(cluster: LocalCluster) -> None:
-    eventually(lambda: leaders(cluster) == HOMES)
+    soon(lambda: leaders(cluster) == HOMES)
     before = {group: status(cluster, group)["term"] for group in GROUPS}
     with Client(cluster.peers, "orders") as orders:
         last = orders.append([b"for orders alone"]).last_index
@@ -117,43 +109,43 @@ def test_each_group_has_its_own_term_and_files(cluster: LocalCluster) -> None:
 
 
 def test_kill_9_of_a_leader_is_seen_by_the_watch_and_by_the_command(cluster: LocalCluster, told: Path) -> None:
-    eventually(lambda: leaders(cluster) == HOMES)
+    soon(lambda: leaders(cluster) == HOMES)
     with Watching(cluster, "events") as watching:
-        eventually(lambda: watching.newest().get("n1", {}).get("broker_role") == "master")
-        eventually(lambda: set(watching.newest()) == {"n0", "n1", "n2"})
+        soon(lambda: watching.newest().get("n1", {}).get("broker_role") == "master")
+        soon(lambda: set(watching.newest()) == {"n0", "n1", "n2"})
         term, commands = watching.newest()["n1"]["term"], len(told.read_text().splitlines())
         cluster.kill("n1")
-        eventually(lambda: watching.newest()["n1"]["role"] == "unreachable")
-        new = eventually(lambda: next((n for n in ("n0", "n2") if watching.newest()[n]["role"] == "leader"), None))
+        soon(lambda: watching.newest()["n1"]["role"] == "unreachable")
+        new = soon(lambda: next((n for n in ("n0", "n2") if watching.newest()[n]["role"] == "leader"), None))
         seen = watching.newest()[new]
         assert (seen["broker_role"], seen["leader_id"], seen["group"]) == ("master", new, "events")
         assert seen["term"] > term
         other = "n2" if new == "n0" else "n0"
-        eventually(lambda: watching.newest()[other]["leader_id"] == new)
+        soon(lambda: watching.newest()[other]["leader_id"] == new)
 
         def rows() -> list[list[str]]:
             return [line.split() for line in told.read_text().splitlines()[commands:]]
 
-        eventually(lambda: ["events", new, "leader", "master", str(seen["term"]), new] in rows())
-        eventually(lambda: ["events", other, "follower", "slave", str(seen["term"]), new] in rows())
+        soon(lambda: ["events", new, "leader", "master", str(seen["term"]), new] in rows())
+        soon(lambda: ["events", other, "follower", "slave", str(seen["term"]), new] in rows())
         assert not [row for row in rows() if row[0] != "events"], "the other groups' leaders live"
         cluster.restart("n1")
-        eventually(lambda: watching.newest()["n1"]["role"] not in ("unreachable", "leader"))
+        soon(lambda: watching.newest()["n1"]["role"] not in ("unreachable", "leader"))
 
 
 def test_leadership_returns_after_kill_9_and_restart_of_the_preferred_node(cluster: LocalCluster) -> None:
-    eventually(lambda: leaders(cluster) == HOMES)
+    soon(lambda: leaders(cluster) == HOMES)
     cluster.kill("n2")
-    eventually(lambda: leaders(cluster)["orders"] in ("n0", "n1"))
+    soon(lambda: leaders(cluster)["orders"] in ("n0", "n1"))
     with Client(cluster.peers, "orders") as orders:
         result = orders.append([b"while n2 was down"])
         cluster.restart("n2")
-        eventually(lambda: leaders(cluster) == HOMES)
+        soon(lambda: leaders(cluster) == HOMES)
         assert orders.get(result.first_index).body == b"while n2 was down"
 
 
 def test_a_person_reads_the_watch_too(cluster: LocalCluster) -> None:
-    eventually(lambda: leaders(cluster) == HOMES)
+    soon(lambda: leaders(cluster) == HOMES)
     command = [sys.executable, "-m", "dledger_core.cli", "status", "--watch", "--peers", cluster.peers]
     with subprocess.Popen([*command, "--group", "audit"], stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None

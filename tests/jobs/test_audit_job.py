@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from dledger_core import Client, LocalCluster, open_store
 from jobs.audit_replicas import command
 from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
+from tests.support.soon import soon
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
@@ -91,10 +91,7 @@ def fill(cluster: LocalCluster, group: str, count: int = 5000) -> None:
         for start in range(0, count, 1000):
             bodies = [b"entry %06d " % i + b"." * (i % 50) for i in range(start, start + 1000)]
             last = client.append(bodies).last_index
-        deadline = time.monotonic() + 30
-        while len(nodes := client.metadata().nodes) < 3 or min(node.commit_index for node in nodes) < last:
-            assert time.monotonic() < deadline, nodes
-            time.sleep(0.05)
+        soon(lambda: [node.commit_index >= last for node in client.metadata().nodes] == [True] * 3)
 
 
 def flip_body_byte(store: Path, index: int) -> None:

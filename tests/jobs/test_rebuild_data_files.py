@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from dledger_core.errors import StoreMismatchError
 from dledger_core.rocketmq import encode_messages
@@ -223,3 +224,17 @@ def test_a_replacement_is_one_transaction(spark: Any, tmp_path: Path) -> None:
     assert spark.read.format("delta").load(table).where("queue_offset = 0").count() == 0
     spark.sql(f"alter table delta.`{table}` set tblproperties ('delta.appendOnly' = 'true')")
     assert Replacement.begin(spark, table) is None
+
+
+def test_files_are_deleted_where_spark_is_gone(tmp_path: Path) -> None:
+    class Gone:
+        @property
+        def sparkContext(self) -> Any:
+            raise Py4JNetworkError("the JVM has ended")
+
+    replacement = Replacement(Gone(), None, str(tmp_path))  # type: ignore[arg-type]
+    mine, other = Path(f"{replacement.stem}-0.parquet"), tmp_path / "part-other.parquet"
+    mine.touch()
+    other.touch()
+    replacement.discard()
+    assert list(tmp_path.iterdir()) == [other]

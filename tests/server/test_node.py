@@ -26,6 +26,7 @@ from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer
 from dledger_core.storage import CommitLog, open_store
 from tests.support.server_group import RAFT, STORAGE, ServerGroup, eventually, free_peers, run
+from tests.support.soon import soon
 
 SMALL = {"data_segment_bytes": 1 << 20, "index_segment_bytes": 1 << 15}
 
@@ -202,15 +203,6 @@ def spawn(directory, peers, self_id="n0", groups=("default",), **popen):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **popen)
 
 
-def soon(condition, timeout_s=120.0):
-    """Waits for what another process is about to do."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "this never became true"
-        time.sleep(0.002)
-    return value
-
-
 def ended(process):
     """Returns exit code and stderr of a process that is about to end."""
     try:
@@ -228,7 +220,7 @@ def test_sigterm_during_start_ends_in_order_and_damages_nothing(tmp_path):
     peers = free_peers(1)
     process = spawn(tmp_path, peers, groups=groups)
     stores = [tmp_path / group / "dledger-n0" for group in groups]
-    soon(lambda: (stores[2] / "currterm").exists() or (stores[2] / "meta" / "log.json").exists())
+    soon(lambda: (stores[2] / "currterm").exists() or (stores[2] / "meta" / "log.json").exists(), every_s=0.002)
     process.send_signal(signal.SIGTERM)
     code, stderr = ended(process)
     assert code == 0, stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.suspect import mark_suspect, suspicion
+from tests.support.soon import soon
 
 OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "zero_ahead_bytes": 0}
 pytestmark = pytest.mark.integration
@@ -25,15 +25,6 @@ def fill(cluster: LocalCluster, batches: int = 150) -> None:
     with Client(cluster.peers) as client:
         for number in range(batches):
             client.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
-
-
-def soon(condition, timeout_s=120.0):
-    """Waits for what another process is about to do."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "this never became true"
-        time.sleep(0.02)
-    return value
 
 
 def flip(path: Path, offset: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.patience import PATIENT
 
 GROUPS = tuple(f"g{number}" for number in range(32))
@@ -48,3 +50,10 @@ def log(cluster: Any, new_group: Any) -> Iterator[Any]:
 
     with Client(cluster.peers, new_group()) as client:
         yield client
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreWriter]:
+    """A store without a node, to be read as files."""
+    with StoreWriter(tmp_path) as writer:
+        yield writer

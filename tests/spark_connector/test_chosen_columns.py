@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter
 
 BODIES = [*encode_messages("orders", 3, [b"one", b"two"], tags="t", keys="k").to_pylist(), b"no message"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[StoreWriter]:
-    with StoreWriter(tmp_path) as writer:
-        yield writer
 
 
 def read(store: StoreWriter, columns: tuple[str, ...], **options: Any) -> list[dict[str, Any]]:

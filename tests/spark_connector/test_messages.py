@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,12 +16,6 @@ from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter
 
 COMPRESSED, LZ4, ZSTD = 0x1, 0x100, 0x200
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[StoreWriter]:
-    with StoreWriter(tmp_path) as writer:
-        yield writer
 
 
 def rows(store: StoreWriter, **options: Any) -> list[dict[str, Any]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +12,6 @@ from dledger_core import open_store
 from spark_connector.errors import OptionError
 from tests.spark_connector.engine import ALL, Engine, make_batch_reader, make_reader, next_of
 from tests.spark_connector.store_writer import StoreWriter
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[StoreWriter]:
-    with StoreWriter(tmp_path) as writer:
-        yield writer
 
 
 def times(store: StoreWriter) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ from spark_connector.reading.partitions import RangesPartition
 from tests.spark_connector.engine import ALL, Engine, make_batch_reader, make_reader, next_of
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[StoreWriter]:
-    with StoreWriter(tmp_path) as writer:
-        yield writer
 
 
 @pytest.mark.parametrize("crash", [False, True])
