@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from dledger_core.cli.output import say
-from dledger_core.convert import OLD_FILES, OldLog, Seal, begin_behind, read_old_log
+from dledger_core.convert import OldLog, Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
+from dledger_core.rocketmq.old_messages import OLD_FILES
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout, open_identity

@@ -20,7 +20,6 @@ __all__ = ["dump"]
 
 _directory = click.Path(exists=True, file_okay=False, path_type=Path)
 _QUIET_S: Final = 2.0
-_PLACES: Final = PLACE_HELP.replace("or a time", "@POSITION, or a time")
 
 
 @click.command(
@@ -36,8 +35,8 @@ _PLACES: Final = PLACE_HELP.replace("or a time", "@POSITION, or a time")
     + escapes_help()
 )
 @entry_format_option
-@click.option("--from", "start", type=PlaceType(positions=True), help=f"Where to begin: {_PLACES} [default: first].")
-@click.option("--to", "end", type=PlaceType(positions=True), help="Stop before this place [default: end].")
+@click.option("--from", "start", type=PlaceType(), help=f"Where to begin: {PLACE_HELP} [default: first].")
+@click.option("--to", "end", type=PlaceType(), help="Stop before this place [default: end].")
 @filter_options
 @click.option("--count", type=click.IntRange(1), help="Stop after this many entries.")
 @click.option("--commitlog", type=_directory, help="Classic CommitLog that precedes the store SOURCE (a mixed log).")

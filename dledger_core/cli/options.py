@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from dledger_core.client import Client
 
 __all__ = [
-    "INDEX_TYPE",
     "Format",
     "Seconds",
     "connect",
@@ -27,8 +26,6 @@ __all__ = [
 ]
 
 Format = Literal["table", "json"]
-INDEX_TYPE = click.IntRange(0, (1 << 63) - 1)
-"""Any index that a log can hold."""
 _TIMEOUT_MAX_S = 86_400
 _F = TypeVar("_F", bound=Callable[..., Any])
 

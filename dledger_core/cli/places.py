@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 
 import click
 
-__all__ = ["INDEX_MAX", "PLACE_HELP", "Place", "PlaceType"]
+__all__ = ["INDEX_MAX", "PLACE_HELP", "EntryPlaceType", "Place", "PlaceType"]
 
 INDEX_MAX: Final = (1 << 63) - 1
-PLACE_HELP: Final = "an index, -N for the last N, 'first', 'end', or a time like 2025-01-31T12:00 (UTC)"
+PLACE_HELP: Final = "an index, -N for the last N, 'first', 'end', @POSITION, or a time like 2025-01-31T12:00 (UTC)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,9 @@ class Place:
 
 
 class PlaceType(click.ParamType[Any]):
-    """Reads a place.
-
-    Args:
-        positions: ``@POSITION`` is one too.
-    """
+    """Reads a place."""
 
     name = "PLACE"
-
-    def __init__(self, *, positions: bool = False) -> None:
-        self._positions = positions
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See ``click.ParamType``."""
@@ -48,9 +41,10 @@ class PlaceType(click.ParamType[Any]):
             return value
         found = self._read(str(value))
         if found is None:
-            more = "@POSITION, " if self._positions else ""
             self.fail(
-                f"{value!r} is neither an index up to {INDEX_MAX}, -N, 'first', 'end', {more}nor a time", param, ctx
+                f"{value!r} is neither an index up to {INDEX_MAX}, -N, 'first', 'end', @POSITION, nor a time",
+                param,
+                ctx,
             )
         return found
 
@@ -60,7 +54,7 @@ class PlaceType(click.ParamType[Any]):
         number = re.fullmatch(r"([-@]?)([0-9]{1,19})", text)
         if number is not None and int(number[2]) <= INDEX_MAX:
             if number[1] == "@":
-                return Place("position", int(number[2])) if self._positions else None
+                return Place("position", int(number[2]))
             return Place("last" if number[1] else "index", int(number[2]))
         if text.lstrip("-@").isdigit():
             return None  # a time without separators would be a surprise
@@ -69,3 +63,17 @@ class PlaceType(click.ParamType[Any]):
         except ValueError:
             return None
         return Place("time", 0, time if time.tzinfo else time.replace(tzinfo=UTC))
+
+
+class EntryPlaceType(click.ParamType[Any]):
+    """Reads the place of one entry: its index, or ``@POSITION``."""
+
+    name = "INDEX"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        if isinstance(value, Place):
+            return value
+        if str(value).startswith("@"):
+            return PlaceType().convert(value, param, ctx)
+        return Place("index", click.IntRange(0, INDEX_MAX)(value, param, ctx))

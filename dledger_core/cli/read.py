@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -11,10 +12,11 @@ from dledger_core.cli.entry_formats import EntryFormat, asked, entry_format_opti
 from dledger_core.cli.entry_view import EntryView, Filters
 from dledger_core.cli.entry_writers import Writer
 from dledger_core.cli.filter_options import filter_options, filters_of
-from dledger_core.cli.options import INDEX_TYPE, connect, connection_options, examples
-from dledger_core.cli.places import PLACE_HELP, Place, PlaceType
+from dledger_core.cli.options import connect, connection_options, examples
+from dledger_core.cli.places import PLACE_HELP, EntryPlaceType, Place, PlaceType
 from dledger_core.cli.protocol import announce_wait, is_java
 from dledger_core.client import Client
+from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import READ_SCHEMA
 
 __all__ = ["get", "tail"]
@@ -27,6 +29,7 @@ _READ_BYTES = 4 << 20
         "dledger get 42",
         "dledger get 42 --body > entry.bin",
         "dledger get 42 --decode message --format json",
+        "dledger get @1073742951 --decode message",
         "dledger get 42 --protocol dledger-java --peers 'n0-broker:40911' --group RaftNode00",
         r"dledger get 42 --format '%t %k\n%s\n'",
     )
@@ -36,21 +39,38 @@ _READ_BYTES = 4 << 20
 @connection_options
 @entry_format_option
 @click.option("--body", "body_only", is_flag=True, help="Write the body alone, byte for byte.")
-@click.argument("index", type=INDEX_TYPE)
+@click.argument("place", metavar="INDEX", type=EntryPlaceType())
 def get(
-    peers: str, group: str, timeout: float, output: EntryFormat, decode: str | None, body_only: bool, index: int
+    peers: str, group: str, timeout: float, output: EntryFormat, decode: str | None, body_only: bool, place: Place
 ) -> None:
-    """Read one entry by its INDEX."""
+    """Read one entry by its INDEX, or by @POSITION.
+
+    A position may lie inside an entry, so a RocketMQ offset finds its message, also in the CommitLog that a group goes
+    on behind.
+    """
     announce_wait()
     with connect(peers, group, timeout) as client:
-        entry = client.get(index)
+        if place.kind == "position":
+            row = _entry_at(client, place.number)
+        else:
+            entry = client.get(place.number)
+            row = {name: getattr(entry, name) for name in READ_SCHEMA.names}
     if body_only:
-        sys.stdout.buffer.write(entry.body)
+        sys.stdout.buffer.write(row["body"])
         return
-    row = {name: getattr(entry, name) for name in READ_SCHEMA.names}
-    view, writer = _printing(output, decode, Filters(), None)
+    view, writer = _printing(output, decode, Filters(), None, messages=row["index"] is None)
     for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):
         writer.write(shown)
+
+
+def _entry_at(client: Client, position: int) -> dict[str, Any]:
+    batch = client.read_at(position, max_bytes=1)
+    row = batch.slice(0, 1).to_pylist()[0] if batch.num_rows else None
+    if row is not None and row["position"] <= position:
+        return dict(row)
+    what = f"no visible entry lies at position {position}"
+    values = {"position": position} | ({} if row is None else {"next_position": row["position"]})
+    raise IndexOutOfRangeError(what, f"group {client.group}", "take a position that an entry begins at", values)
 
 
 @click.command(
@@ -59,6 +79,7 @@ def get(
         "dledger tail --from first --no-follow --format json",
         "dledger tail --from 2025-01-31T12:00 --count 100",
         "dledger tail --topic orders --decode message",
+        "dledger tail --from @1073741824 --decode message",
         r"dledger tail --format '%T %t %k %s\n'",
     )
     + "\n\n"
@@ -99,7 +120,10 @@ def tail(
     announce_wait()
     with connect(peers, group, timeout) as client:
         begin, end = _resolve(client, start)
-        if no_follow:
+        if start.kind == "position":
+            begin = _print_from_position(client, view, writer, start.number)
+        at_once = no_follow or view.full
+        if at_once:
             _print_range(client, view, writer, begin, end)
             return
         for batch in client.tail(begin):
@@ -109,11 +133,24 @@ def tail(
                 return
 
 
-def _printing(output: EntryFormat, decode: str | None, filters: Filters, count: int | None) -> tuple[EntryView, Writer]:
-    columns = output.message_columns(asked(decode, output, filters.of_messages))
+def _printing(
+    output: EntryFormat, decode: str | None, filters: Filters, count: int | None, *, messages: bool = False
+) -> tuple[EntryView, Writer]:
+    columns = output.message_columns(asked(decode, output, messages or filters.of_messages))
     # Queue offsets of a log of ours are given by the rebuild, in index order; the log holds none.
     view = EntryView(filters, columns, limit=count, broker_end=None if is_java() else 0)
     return view, output.writer(messages=bool(columns), magic=False)
+
+
+def _print_from_position(client: Client, view: EntryView, writer: Writer, position: int) -> int:
+    """Prints what the CommitLog before the log holds, and the beginning of the log; returns where that goes on."""
+    while True:
+        found = client.fetch_at(position, max_bytes=_READ_BYTES)
+        for shown in view.of(found.batch):
+            writer.write(shown)
+        if found.next_position is None or view.full:
+            return found.next_index or 0
+        position = found.next_position
 
 
 def _print_range(client: Client, view: EntryView, writer: Writer, begin: int, end: int) -> None:
@@ -127,7 +164,7 @@ def _print_range(client: Client, view: EntryView, writer: Writer, begin: int, en
 
 
 def _resolve(client: Client, place: Place) -> tuple[int, int]:
-    """Returns (where to begin, the end of what is visible now)."""
+    """Returns (where to begin, the end of what is visible now); a position is left to ``fetch_at``."""
     bounds = client.bounds()
     first, end = bounds.first_index, bounds.end
     if place.time is not None:

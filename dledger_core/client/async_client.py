@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -21,8 +21,9 @@ from dledger_core.client.describing import (
     transaction_map,
 )
 from dledger_core.client.java.options import JavaOptions
+from dledger_core.client.positions import PositionReads
 from dledger_core.client.protocols import check_supported, client_class
-from dledger_core.client.reading import Consistency, Isolation
+from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency, Isolation
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
 from dledger_core.client.results import (
@@ -44,14 +45,14 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 
-__all__ = ["END_OF_LOG", "READ_BYTES", "TAIL_WAIT_MS", "AsyncClient"]
+__all__ = ["TAIL_WAIT_MS", "AsyncClient"]
 
-READ_BYTES: Final = 8 << 20
+_T = TypeVar("_T")
+
 TAIL_WAIT_MS: Final = 5_000
-END_OF_LOG: Final = 1 << 62
 
 
-class AsyncClient(TransactionCalls):
+class AsyncClient(TransactionCalls, PositionReads):
     """A client of one group; finds the leader, follows it, retries what is safe to retry.
 
     All its use belongs to one event loop. Reads are monotonic: none shows less of the log than an earlier answer
@@ -297,9 +298,7 @@ class AsyncClient(TransactionCalls):
         Args:
             timestamp: milliseconds since the epoch, or a datetime with a time zone.
         """
-        self._check_usable()
-        request = {"t": Type.TIME, "g": self.group, "ms": reading.millis(timestamp)}
-        return await self._requests.to_any(request, reading.decode_index, timeout_s=self._timeout_s)
+        return await self._ask_replica({"t": Type.TIME, "ms": reading.millis(timestamp)}, reading.decode_index, None)
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         """Keeps entries from ``start`` on out of retention for a reader, at most a day; returns who agreed."""
@@ -315,11 +314,15 @@ class AsyncClient(TransactionCalls):
             span: entries per range, a power of two; ranges are aligned to it.
             node: the replica; any by default.
         """
+        request = {"t": Type.DIGEST, "start": int(start), "end": int(end), "span": int(span)}
+        return await self._ask_replica(request, reading.decode_digests, node)
+
+    async def _ask_replica(self, request: dict[str, Any], decode: Callable[[Frame], _T], node: str | None) -> _T:
         self._check_usable()
-        request = {"t": Type.DIGEST, "g": self.group, "start": int(start), "end": int(end), "span": int(span)}
+        request["g"] = self.group
         if node is not None:
-            return await self._requests.to_node(node, request, reading.decode_digests, timeout_s=self._timeout_s)
-        return await self._requests.to_any(request, reading.decode_digests, timeout_s=self._timeout_s)
+            return await self._requests.to_node(node, request, decode, timeout_s=self._timeout_s)
+        return await self._requests.to_any(request, decode, timeout_s=self._timeout_s)
 
     # --- the group ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, empty_batch, inside, to_arrow
 
 __all__ = [
+    "END_OF_LOG",
+    "READ_BYTES",
     "Consistency",
     "Isolation",
     "decode_digests",
@@ -31,6 +33,9 @@ __all__ = [
 
 Consistency = Literal["committed", "linearizable"]
 Isolation = Literal["read_committed", "read_uncommitted"]
+
+READ_BYTES: Final = 8 << 20
+END_OF_LOG: Final = 1 << 62
 
 _DIGEST_ROW = [int, int, int, int, bytes, bytes]
 _WIRE_ISOLATION = {"read_committed": "committed", "read_uncommitted": "uncommitted", "records": "records"}

@@ -19,6 +19,7 @@ __all__ = [
     "LogBounds",
     "Metadata",
     "NodeStatus",
+    "PositionFetch",
     "ProducerState",
     "RoleChange",
     "TransactionState",
@@ -77,6 +78,21 @@ class Fetch:
     commit_index: int
     visible_end: int
     first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFetch:
+    """One read by position: entries of the log, or messages of the CommitLog that the group goes on behind.
+
+    Attributes:
+        batch: columns as ``Fetch.batch``; messages of the CommitLog have neither index nor term nor timestamp.
+        next_position: where to go on in the CommitLog; None in the log.
+        next_index: where ``fetch`` goes on in the log; None in the CommitLog.
+    """
+
+    batch: pa.RecordBatch
+    next_position: int | None
+    next_index: int | None
 
 
 @dataclass(frozen=True, slots=True)

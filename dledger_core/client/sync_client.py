@@ -13,10 +13,10 @@ from typing import Any, Final, NoReturn, TypeVar
 import pyarrow as pa
 
 from dledger_core.client.appending import Bodies
-from dledger_core.client.async_client import END_OF_LOG, READ_BYTES, TAIL_WAIT_MS, AsyncClient
+from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncClient
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.loop_thread import LoopThread
-from dledger_core.client.reading import Consistency, Isolation
+from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency, Isolation
 from dledger_core.client.results import (
     AppendResult,
     AttemptResult,
@@ -25,6 +25,7 @@ from dledger_core.client.results import (
     Fetch,
     LogBounds,
     Metadata,
+    PositionFetch,
     ProducerState,
     RoleChange,
     TransactionState,
@@ -189,6 +190,28 @@ class Client:
     def get(self, index: int) -> Entry:
         """See ``AsyncClient.get``."""
         return self.call(self.in_loop.get(index))
+
+    def fetch_at(
+        self,
+        position: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> PositionFetch:
+        """See ``AsyncClient.fetch_at``."""
+        return self.call(self.in_loop.fetch_at(position, max_bytes=max_bytes, node=node, isolation=isolation))
+
+    def read_at(
+        self,
+        position: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> pa.RecordBatch:
+        """See ``AsyncClient.read_at``."""
+        return self.fetch_at(position, max_bytes=max_bytes, node=node, isolation=isolation).batch
 
     def tail(
         self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"

@@ -27,14 +27,13 @@ from dledger_core.convert.busy import check_broker_idle
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.rocketmq.classic_log import wrong_messages
 from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, is_empty, read_messages
+from dledger_core.rocketmq.old_messages import OLD_FILES
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
 
-__all__ = ["OLD_FILES", "OldLog", "Seal", "begin_behind", "read_old_log"]
+__all__ = ["OldLog", "Seal", "begin_behind", "read_old_log"]
 
-OLD_FILES: Final = "commitlog"
-"""Folder of the old files beside a node's store."""
 _BLANK: Final = struct.Struct(">ii")
 _SEAL: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
 _DIGEST_CHARS: Final = 32

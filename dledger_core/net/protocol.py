@@ -81,6 +81,10 @@ class Type(IntEnum):
     AWAIT                   (g is not looked at) seen {group: end}, iso as in READ, wait ms: answered as soon as one of
                             these groups has more to read, or when the time is over
     AWAIT_OK                grown [groups]
+    AT                      position, max bytes
+    AT_OK                   index of the entry that the position lies in, or of the first one behind it; nil where it
+                            lies in the CommitLog before the log, then: n, next (position to go on at)
+                            [sizes u32 x n | messages]
     VOTE                    s sender, to, term, li last_index, lt last_term, pre, x transfer
     VOTE_OK                 s, to, term, ok granted, pre
     APPEND_ENTRIES          s, to, term, pi prev_index, pt prev_term, c commit_index,
@@ -123,6 +127,8 @@ class Type(IntEnum):
     DESCRIBE_OK = 31
     AWAIT = 32
     AWAIT_OK = 33
+    AT = 34
+    AT_OK = 35
     VOTE = 40
     VOTE_OK = 41
     APPEND_ENTRIES = 42

@@ -174,14 +174,14 @@ def is_torn(data: mmap.mmap, begin: int, end: int) -> bool:
     return not np.frombuffer(data, np.uint8)[end:].any()
 
 
-def message_batch(data: mmap.mmap, first: int, ends: list[int], base: int) -> pa.RecordBatch:
+def message_batch(data: mmap.mmap | bytes, first: int, ends: list[int], base: int) -> pa.RecordBatch:
     """Returns columns ``position`` and ``body`` of records that lie one behind the other in a file's bytes.
 
     Args:
-        data: the file.
+        data: the file, or a part of it.
         first: where the first one begins.
         ends: where each of them ends.
-        base: position of the file.
+        base: position of the first byte of ``data``.
     """
     # One behind the other, so their bytes are the column's bytes.
     offsets = np.array([first, *ends], np.int64)

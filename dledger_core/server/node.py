@@ -26,6 +26,7 @@ from dledger_core.server.appends import Appended, Appends
 from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.peers import PeerLinks
+from dledger_core.server.positions import Positions
 from dledger_core.server.reads import Reads
 from dledger_core.server.remoting_service import RemotingNode
 from dledger_core.server.repair import SuspectStores, open_sound
@@ -175,7 +176,8 @@ class NodeServer:
         )
         appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
         self._repairs.watch(replica)
-        self._hosted[group] = Hosted(replica, appends, reads, RoleFeed(replica, self._on_role))
+        positions, roles = Positions(replica, self._executor), RoleFeed(replica, self._on_role)
+        self._hosted[group] = Hosted(replica, appends, reads, positions, roles)
 
     async def wait(self) -> None:
         """Waits until ``stop`` is called; raises what made a replica or a timer fail."""

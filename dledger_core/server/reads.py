@@ -18,7 +18,16 @@ from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica import Replica
 from dledger_core.storage.describing import producer_rows, segment_rows, term_rows
 
-__all__ = ["WAIT_MS_MAX", "DigestRequest", "Isolation", "ReadRequest", "ReadResult", "Reads", "isolation_of"]
+__all__ = [
+    "READ_BYTES_MAX",
+    "WAIT_MS_MAX",
+    "DigestRequest",
+    "Isolation",
+    "ReadRequest",
+    "ReadResult",
+    "Reads",
+    "isolation_of",
+]
 
 READ_BYTES_MAX: Final = 16 << 20
 WAIT_MS_MAX: Final = 30_000

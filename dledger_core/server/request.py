@@ -12,6 +12,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.server.appends import Appends
 from dledger_core.server.flow import ClientFlow
+from dledger_core.server.positions import Positions
 from dledger_core.server.reads import Reads
 from dledger_core.server.replica import Replica
 from dledger_core.server.role_events import RoleFeed
@@ -26,6 +27,7 @@ class Hosted:
     replica: Replica
     appends: Appends
     reads: Reads
+    positions: Positions
     roles: RoleFeed
 
 

@@ -24,7 +24,7 @@ from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.flow import ClientFlow
 from dledger_core.server.growth import AwaitRequest, grown_groups
-from dledger_core.server.reads import DigestRequest, ReadRequest
+from dledger_core.server.reads import READ_BYTES_MAX, DigestRequest, ReadRequest
 from dledger_core.server.request import GroupRequest, Hosted, Request
 from dledger_core.server.transfer import hand_over
 
@@ -61,6 +61,7 @@ class ClientService:
             Type.TRANSACTION: self._transaction,
             Type.READ: lambda request: self._start(request, self._read),
             Type.TIME: lambda request: self._start(request, self._time),
+            Type.AT: lambda request: self._start(request, self._at),
             Type.DIGEST: lambda request: self._start(request, self._digest),
             Type.TRANSFER: lambda request: self._start(request, self._transfer),
             Type.WATCH: lambda request: self._start(request, self._watch),
@@ -282,6 +283,19 @@ class ClientService:
     async def _time(self, request: GroupRequest) -> None:
         index = await request.hosted.reads.index_at_time(int_field(request.frame.header, "ms", 0))
         request.answer(Type.TIME_OK, {"index": index})
+
+    async def _at(self, request: GroupRequest) -> None:
+        header = request.frame.header
+        position, max_bytes = int_field(header, "position", 0), int_field(header, "max", 1)
+        async with request.flow.room():
+            found = await request.hosted.positions.at(position, min(max_bytes, READ_BYTES_MAX))
+            if isinstance(found, int):
+                request.answer(Type.AT_OK, {"index": found})
+                return
+            fields = {"index": None, "n": found.count, "next": found.next_position}
+            with self._answers.lend(len(found.data)):
+                await request.connection.drained()
+                request.answer(Type.AT_OK, fields, found.sizes.astype("<u4").tobytes(), found.data)
 
     async def _describe(self, request: GroupRequest) -> None:
         header = request.frame.header

@@ -5,6 +5,7 @@ import contextlib
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import uvloop
 
 from dledger_core import control
@@ -179,6 +180,11 @@ class FakeNode:
 
     def on_time(self, header, payload):
         return {"t": Type.TIME_OK, "index": header["ms"] % 100}, []
+
+    def on_at(self, header, payload):
+        starts = np.cumsum([0, *(records.nbytes for records in self.group.log.records)])
+        index = int(np.searchsorted(starts, header["position"], side="right")) - 1
+        return {"t": Type.AT_OK, "index": min(index, self.group.log.end)}, []
 
     def on_producer(self, header, payload):
         done = self.group.log.producers.get(header["p"])

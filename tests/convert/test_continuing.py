@@ -13,11 +13,12 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.config import StorageConfig
-from dledger_core.convert import OLD_FILES, Seal, begin_behind, read_old_log
+from dledger_core.convert import Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import read_messages
+from dledger_core.rocketmq.old_messages import OLD_FILES
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout
@@ -230,7 +231,15 @@ def test_a_node_that_comes_without_the_old_files_stops_and_writes_no_entry(open_
 def test_positions_lead_from_the_old_log_into_the_new_one(open_: Path, tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path, commitlog=str(open_)) as cluster, Client(cluster.peers) as client:
         client.append([b"behind the old log"])
-    near = max(messages(MIXED), key=lambda at: (at < END, at))
+        near = max(messages(MIXED), key=lambda at: (at < END, at))
+        served = lines_of("tail", "--peers", cluster.peers, "--from", f"@{near}", "--no-follow")
+        (message,) = lines_of("get", "--peers", cluster.peers, f"@{near}")
+        (entry,) = lines_of("get", "--peers", cluster.peers, f"@{served[1]['position'] + 48}")
+    assert [(row["index"], row["position"]) for row in served] == [(None, near), (1, served[1]["position"])]
+    assert (entry["index"], entry["body"]) == (1, "behind the old log")
+    (at_rest,) = dump(tmp_path / "default", "--from", f"@{near}", "--count", "1")
+    assert message == {name: value for name, value in at_rest.items() if name != "magic"}
+    assert message["topic"]
     shown = dump(tmp_path / "default", "--from", f"@{near}")
     assert [row["position"] for row in shown[:2]] == [near, END]
     assert [row["index"] for row in shown[1:]] == [0, 1]
@@ -265,6 +274,10 @@ def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Pat
 
 
 def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "dledger_core.cli", "dump", str(directory), "--format", "json", *arguments]
+    return lines_of("dump", str(directory), *arguments)
+
+
+def lines_of(*arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "dledger_core.cli", *arguments, "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -84,6 +84,12 @@ REQUESTS = {
         },
     ),
     "time": (Type.TIME, {"ms": 0}, (), {"ms": NO_INTEGER}),
+    "at": (
+        Type.AT,
+        {"position": 0, "max": 1},
+        (),
+        {"position": (*NO_INTEGER, -1), "max": (*NO_INTEGER, -1, 0)},
+    ),
     "digest": (
         Type.DIGEST,
         {"start": 0, "end": 1, "span": 1024},

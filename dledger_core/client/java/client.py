@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, columns_of
-from dledger_core.client.async_client import READ_BYTES, AsyncClient
+from dledger_core.client.async_client import AsyncClient
 from dledger_core.client.java.appending import append_all
 from dledger_core.client.java.bounds import JavaBounds
 from dledger_core.client.java.describing import metadata_of
 from dledger_core.client.java.nodes import JavaNodes
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.java.reading import PROBE_MARK, batch_of, read_entries
-from dledger_core.client.reading import Consistency, Isolation
+from dledger_core.client.reading import READ_BYTES, Consistency, Isolation
 from dledger_core.client.results import (
     AppendResult,
     AttemptResult,
@@ -28,6 +28,7 @@ from dledger_core.client.results import (
     Fetch,
     LogBounds,
     Metadata,
+    PositionFetch,
     ProducerState,
     RoleChange,
     TransactionState,
@@ -320,6 +321,17 @@ class JavaClient(AsyncClient):
     ) -> frozenset[str]:
         """Refused."""
         self._refuse("waits for many groups")
+
+    async def fetch_at(
+        self,
+        position: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> PositionFetch:
+        """Refused."""
+        self._refuse("reads by position")
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Refused."""

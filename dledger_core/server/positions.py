@@ -1,0 +1,80 @@
+"""What lies at a position: an entry of the log, or messages of the CommitLog that the group goes on behind."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dledger_core.errors import IndexOutOfRangeError
+from dledger_core.server.replica import Replica
+
+if TYPE_CHECKING:
+    from dledger_core.rocketmq.old_messages import OldMessages, OldRun
+
+__all__ = ["Positions"]
+
+
+class Positions:
+    """Answers AT for one replica; coroutines run on the node's event loop, disk work in ``executor``."""
+
+    def __init__(self, replica: Replica, executor: Executor) -> None:
+        self._replica = replica
+        self._executor = executor
+
+    async def at(self, position: int, max_bytes: int) -> OldRun | int:
+        """Returns what a reader finds at a position.
+
+        Returns:
+            Messages of the old CommitLog, at least one; or, where the log has begun, the index of the entry that the
+            position lies in, or of the first one behind it, at most the end of what is committed here.
+
+        Raises:
+            IndexOutOfRangeError: before what is still held, or where no message of the CommitLog begins.
+            CorruptRecordError: the message is damaged here.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._at, position, max_bytes)
+
+    @cached_property
+    def _old(self) -> OldMessages:
+        # Few groups have an old CommitLog: the others' nodes need not load what reads messages.
+        from dledger_core.rocketmq.old_messages import OLD_FILES, OldMessages
+
+        return OldMessages(self._replica.log.directory.parent / OLD_FILES)
+
+    def _at(self, position: int, max_bytes: int) -> OldRun | int:
+        log = self._replica.log
+        begin = log.position_of(log.first_index())
+        while position < begin:
+            run = self._old.read(position, max_bytes)
+            if run is None:
+                raise self._out_of_range(position, begin)
+            if run.count:
+                return run
+            position = run.next_position
+        return self._index_at(position)
+
+    def _index_at(self, position: int) -> int:
+        log = self._replica.log
+        first = int(log.first_index())
+        low, high = first, int(self._replica.readable_end)
+        while low < high:
+            middle = (low + high) // 2
+            if log.position_of(middle) > position:
+                high = middle
+            else:
+                low = middle + 1
+        if low == first:
+            return low
+        # Behind the last entry of a file a BLANK lies, which belongs to none.
+        size = int(log.read_raw(low - 1, low, 1).sizes[0])
+        return low - 1 if position < log.position_of(low - 1) + size else low
+
+    def _out_of_range(self, position: int, begin: int) -> IndexOutOfRangeError:
+        return IndexOutOfRangeError(
+            f"position {position} is before what is held here",
+            f"group {self._replica.group} on {self._replica.node_id}",
+            f"read from position {begin} on; older messages need the CommitLog beside the store",
+            {"position": position, "first_position": begin},
+        )

@@ -1,0 +1,124 @@
+"""Reads by position against scripted nodes: what they may answer, and what a client makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dledger_core.client import AsyncClient
+from dledger_core.errors import (
+    BadRequestError,
+    ConfigError,
+    CorruptRecordError,
+    IndexOutOfRangeError,
+    ProtocolError,
+)
+from dledger_core.net.protocol import Type
+from tests.client.fake_group import FakeGroup, run
+from tests.rocketmq.golden import MIXED, messages
+
+END = 262_144
+OLD = [data for at, data in sorted(messages(MIXED).items()) if at < END][:3]
+ENDS = np.cumsum([len(data) for data in OLD]).tolist()
+
+
+def answer(payload=None, **fields):
+    """A step that answers AT; by default with the first messages of a CommitLog."""
+    if payload is None:
+        payload = np.array([len(data) for data in OLD], "<u4").tobytes() + b"".join(OLD)
+    header = {"t": Type.AT_OK, "index": None, "n": len(OLD), "next": ENDS[-1]} | fields
+    return lambda node, connection, frame: (header, [payload])
+
+
+def test_messages_of_the_commitlog_have_positions_and_bodies_alone():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            group.nodes.n0.script[Type.AT] = [answer()]
+            found = await client.fetch_at(0, node="n0")
+            assert (found.next_position, found.next_index) == (ENDS[-1], None)
+            assert found.batch.to_pylist() == [
+                {"index": None, "term": None, "position": at, "timestamp": None, "body": data}
+                for at, data in zip([0, *ENDS], OLD, strict=False)
+            ]
+            assert group.asked(Type.READ) == []
+
+    run(main())
+
+
+FLIPPED = OLD[0][:100] + bytes([OLD[0][100] ^ 1]) + OLD[0][101:]
+WRONG = {
+    "no messages": answer(n=0),
+    "one more": answer(n=4),
+    "no number": answer(n=None),
+    "before the position": answer(next=ENDS[-1] - 1),
+    "nowhere": answer(next=None),
+    "no index": answer(index="1"),
+    "nothing": answer(b""),
+    "of another place": answer(next=ENDS[-1] + 1),
+    "damaged": answer(np.array([len(FLIPPED)], "<u4").tobytes() + FLIPPED, n=1, next=ENDS[0]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_answer_that_is_wrong_is_an_error_of_that_node_and_the_next_one_is_asked(name):
+    step = WRONG[name]
+    error = CorruptRecordError if name in ("of another place", "damaged") else ProtocolError
+
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            group.nodes.n0.script[Type.AT] = [step]
+            with pytest.raises(error):
+                await client.read_at(0, node="n0")
+            for node in group:
+                node.script[Type.AT] = [answer() if node.node_id == "n2" else step] * 3
+            assert (await client.read_at(0)).column("body").to_pylist() == OLD
+
+    run(main())
+
+
+def test_a_replica_that_knows_less_of_the_log_leads_to_the_entry_all_the_same():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            group.log.append_bodies(*(bytes([number]) * 100 for number in range(50)))
+            place = 148 * 40
+            for node in group:
+                node.script[Type.AT] = [answer(b"", index=3, n=0)] * 2
+            found = await client.fetch_at(place + 60, max_bytes=1000)
+            assert found.batch.column("index")[0].as_py() == 40
+            assert found.next_index > 40
+            assert (await client.read_at(place + 148)).column("index")[0].as_py() == 41
+            assert (await client.fetch_at(148 * 50)).batch.num_rows == 0
+
+    run(main())
+
+
+def test_what_no_node_holds_is_out_of_range():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            for node in group:
+                node.script[Type.AT] = [IndexOutOfRangeError("before what is held here")]
+            with pytest.raises(IndexOutOfRangeError, match="before what is held"):
+                await client.read_at(7)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("position", "max_bytes"), [(-1, 1), (0, 0)])
+def test_numbers_out_of_range_are_refused(position, max_bytes):
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            with pytest.raises(BadRequestError, match="out of range"):
+                await client.read_at(position, max_bytes=max_bytes)
+            assert group.asked(Type.AT) == []
+
+    run(main())
+
+
+def test_a_java_group_does_not_know_positions():
+    async def main():
+        client = AsyncClient("n0-127.0.0.1:1", protocol="dledger-java")
+        with pytest.raises(ConfigError, match="by position"):
+            await client.read_at(0)
+        await client.close()
+
+    run(main())
