@@ -255,13 +255,14 @@ class TransactionTable:
         added = [(part.first, part.last + 1) for part in parts if part.rows]
         if not added:
             return
+        at = max(bisect_left(self._losers, min(added)) - 1, 0)  # what is before is left alone: there may be thousands
         merged: list[tuple[int, int]] = []
-        for start, end in sorted([*self._losers, *added]):
+        for start, end in sorted([*self._losers[at:], *added]):
             if merged and start <= merged[-1][1]:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
                 merged.append((start, end))
-        self._losers = merged
+        self._losers[at:] = merged
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the table as a msgpack-able map."""

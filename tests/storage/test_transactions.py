@@ -1,6 +1,10 @@
 """The transaction table: visible end, losers, idempotent commit, fencing of runs."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dledger_core import control
 from dledger_core.checksum import crc32
@@ -227,6 +231,38 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail():
         assert restored.snapshot() == whole.snapshot()
     assert whole.log_uuid == "abc"
     assert LogTables.restore(b"\0" + whole.snapshot()[1:]).applied_index == -1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["attempt", "attempt", "attempt", "commit", "abort"])), max_size=60
+    )
+)
+def test_losers_are_what_no_commit_named_whatever_the_order(steps: list[tuple[int, str]]) -> None:
+    """Attempts of four queries one behind the other; commits name every other part; what is open loses at the end."""
+    table, index, opened, lost = TransactionTable(), 0, dict[int, list[Part]](), set[int]()
+    numbers = dict.fromkeys(range(4), 0)
+
+    def end(query: int, kind: str) -> None:
+        parts, key = opened.pop(query, []), TransactionId(str(query), numbers[query], "run")
+        won = parts[::2] if kind == "commit" else []
+        if kind == "commit":
+            commit(table, won, key)
+        else:
+            table.apply_abort({"q": key.query_id, "b": key.batch_id, "r": key.run_id})
+        lost.update(at for part in parts if part not in won for at in range(part.first, part.last + 1))
+        numbers[query] += 1
+
+    for query, kind in [*steps, *((query, "abort") for query in range(4))]:
+        if kind == "attempt":
+            key = TransactionId(str(query), numbers[query], "run")
+            opened.setdefault(query, []).append(attempt(table, index, 1 + index % 3, key))
+            index += 2 + index % 3
+        else:
+            end(query, kind)
+    found = table.losers(0, index)
+    assert [at for start, stop in found for at in range(start, stop)] == sorted(lost)
+    assert all(before[1] < after[0] for before, after in pairwise(found))
 
 
 def test_a_snapshot_from_before_inputs_and_aborted_transactions_is_read():
