@@ -201,7 +201,9 @@ class _Decoder:
 
     def _tags_code(self) -> pa.Array:
         codes = java_hash(self._tag_texts)
-        scheduled = np.asarray(pc.equal(self._topics, layout.SCHEDULE_TOPIC))
+        scheduled = self.located.topic_bytes == len(layout.SCHEDULE_TOPIC)
+        if scheduled.any():
+            scheduled = np.asarray(pc.equal(self._topics, layout.SCHEDULE_TOPIC))
         if scheduled.any():
             levels = self._pairs.values_of("DELAY", scheduled)
             stored = self.located.number("store_timestamp")

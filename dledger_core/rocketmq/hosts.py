@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.errors import BadRequestError
+from dledger_core.record import repeated
 from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, field, pieces_at
 
 __all__ = ["message_ids", "pack_host", "read_hosts"]
@@ -28,7 +29,10 @@ def read_hosts(data: Bytes, at: IntArray, ipv6: BoolArray) -> pa.StringArray:
         order = np.empty(len(at), np.int64)
         order[narrow], order[wide] = np.arange(len(narrow)), np.arange(len(narrow), len(at))
         return both.take(pa.array(order))
-    encoded = pa.array(field(data, ">i8", at)).dictionary_encode()
+    hosts = field(data, ">i8", at)
+    if len(hosts) and bool((hosts == hosts[0]).all()):  # of one broker, or one producer
+        return repeated(_host_text(struct.pack(">q", hosts[0])), len(hosts))
+    encoded = pa.array(hosts).dictionary_encode()
     texts = [_host_text(struct.pack(">q", host)) for host in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)
 
@@ -68,18 +72,22 @@ def message_ids(data: Bytes, store_host: IntArray, ipv6: BoolArray, physical_off
         physical_offset: its bytes as stored, shape (n, 8).
     """
     if not ipv6.any():
-        ids = np.hstack([pieces_at(data, 8, store_host), physical_offset])
-        return _texts(ids, np.full(len(ids), 32, np.int32))
+        digits = np.empty((len(store_host), 16), np.uint16)
+        hosts = field(data, "<u8", store_host)
+        same = len(hosts) and bool((hosts == hosts[0]).all())
+        digits[:, :8] = _HEX.take(hosts[:1].view(np.uint8) if same else hosts.view(np.uint8).reshape(-1, 8))
+        digits[:, 8:] = _HEX.take(physical_offset)
+        return _texts(digits, np.full(len(digits), 32, np.int32))
     ids = np.empty((len(store_host), 28), np.uint8)
     narrow = ~ipv6
     ids[narrow, :16] = np.hstack([pieces_at(data, 8, store_host[narrow]), physical_offset[narrow]])
     ids[ipv6] = np.hstack([pieces_at(data, 20, store_host[ipv6]), physical_offset[ipv6]])
     bytes_of = np.where(ipv6, 28, 16)
-    return _texts(ids[np.arange(28) < bytes_of[:, None]], (2 * bytes_of).astype(np.int32))
+    return _texts(_HEX.take(ids[np.arange(28) < bytes_of[:, None]]), (2 * bytes_of).astype(np.int32))
 
 
-def _texts(ids: Bytes, lengths: npt.NDArray[np.int32]) -> pa.StringArray:
+def _texts(digits: npt.NDArray[np.uint16], lengths: npt.NDArray[np.int32]) -> pa.StringArray:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(_HEX.take(ids))]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
     return pa.Array.from_buffers(pa.string(), len(lengths), buffers)

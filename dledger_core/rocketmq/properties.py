@@ -26,6 +26,8 @@ _NAME_END: Final = chr(NAME_END)
 _PROPERTY_END: Final = chr(PROPERTY_END)
 _DENSE_CELLS_MAX: Final = 1 << 24
 _HEAD_BYTES: Final = 8
+_BITS: Final = 32
+"""Of a sum that cannot overflow, however many pairs the 32 KiB of a message hold."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,15 @@ class Pairs:
 
 def _last_of_each(names: pa.StringArray, owners: IntArray, count: int) -> Any:
     """Which pairs are the last of their message with their name, or None if all are."""
+    begins = np.flatnonzero(np.diff(owners, prepend=-1))
+    if len(begins) == len(owners):  # no message has two
+        return None
     codes = np.asarray(names.dictionary_encode().indices, np.int64)
-    kinds = int(codes.max()) + 1 if len(codes) else 0
+    kinds = int(codes.max()) + 1
+    if kinds <= _BITS:  # where no name comes twice, the sum of a message's bits has as many as there are
+        bits = np.left_shift(np.int64(1), codes)
+        if (np.add.reduceat(bits, begins) == np.bitwise_or.reduceat(bits, begins)).all():
+            return None
     cells = owners * kinds + codes
     if kinds * count <= _DENSE_CELLS_MAX:
         last = np.full(kinds * count, -1, np.int64)

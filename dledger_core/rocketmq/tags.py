@@ -27,6 +27,8 @@ def java_hash(texts: Any) -> IntArray:
     """
     if not isinstance(texts, pa.StringArray) or not len(texts):
         return _hash_each(texts)
+    if texts.null_count == len(texts):
+        return np.zeros(len(texts), np.int64)
     kinds = texts.dictionary_encode()  # tags are few and come often
     codes = np.append(_hash_each(kinds.dictionary), 0)
     rows = kinds.indices.fill_null(len(codes) - 1) if kinds.indices.null_count else kinds.indices

@@ -22,6 +22,7 @@ from dledger_core.rocketmq import (
     java_hash,
     tags_code,
 )
+from dledger_core.rocketmq.hosts import pack_host
 from dledger_core.rocketmq.layout import QUEUE_FACTS_SCHEMA
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
@@ -99,6 +100,8 @@ def test_what_is_encoded_decodes(rows: list[dict]) -> None:
             assert back[name] == row[name]
         for name in ("born_host", "store_host", "reconsume_times", "prepared_transaction_offset"):
             assert back[name] == row[name]
+        offset = struct.pack(">q", row["physical_offset"])
+        assert back["msg_id"] == (pack_host(row["store_host"]) + offset).hex().upper()
         assert back["sys_flag"] & 0xF == row["sys_flag"] & 0xF
         assert back["body_crc"] == zlib.crc32(row["body"]) & 0x7FFFFFFF
         assert back["store_size"] == len(record)
@@ -142,6 +145,18 @@ def test_properties_are_parsed_as_rocketmq_does(texts: list[str]) -> None:
         assert dict(row["properties"]) == expected
         assert len(row["properties"]) == len(expected)
         assert row["tags"] == expected.get("TAGS")
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 31, 32, 33, 40])
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_of_a_name_that_comes_again_the_last_counts(kinds: int, again: int) -> None:
+    pairs = [(f"n{number}", f"v{number}") for number in range(kinds)]
+    pairs += [(f"n{kinds - 1}", f"later{number}") for number in range(again)]
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+    rows = [b"", text, b"n0\x01alone\x02", text]
+    found = decode_messages(pa.array([with_properties(row) for row in rows]), ["properties"]).column(0).to_pylist()
+    assert [dict(row) for row in found] == [{}, dict(pairs), {"n0": "alone"}, dict(pairs)]
+    assert [len(row) for row in found] == [0, kinds, 1, kinds]
 
 
 @pytest.mark.parametrize(
