@@ -107,9 +107,9 @@ def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: R
         for system in bench.systems:
             say(f"filling {system.name}")
             system.fill()
-    decoded = min(options.rows, 2_000_000)
-    if "decode" in options.only:
-        ledger.fill_messages(decoded)
+    decoded = {size: min(bench.rows[size], 2_000_000) for size in sizes if "decode" in options.only}
+    for size, rows in decoded.items():
+        ledger.fill_messages(rows, size)
     parts: dict[str, list[Callable[[], list[Line]]]] = {
         "read": [lambda size=size: [bench.batch_read(size, BATCH_TARGETS[size])] for size in sizes],
         "stream": [lambda size=size: [bench.stream_to_delta(size, STREAM_TARGETS[size])] for size in sizes],
@@ -118,7 +118,7 @@ def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: R
         "sink": [lambda: [bench.sink(options.rows * 4 // 5, ledger)]],
         "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
         "memory": [lambda size=size: [memory_line(bench, ledger, size)] for size in sizes],
-        "decode": [lambda: [bench.decode(ledger, decoded)]],
+        "decode": [lambda size=size: [bench.decode(ledger, decoded[size], size)] for size in sizes],
     }
     for kind in KINDS:
         for part in parts[kind] if kind in options.only else []:

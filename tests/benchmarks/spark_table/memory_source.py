@@ -21,6 +21,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from spark_connector.reading.messages import decoded
+from spark_connector.schema import ENTRY_SCHEMA, MESSAGE_SCHEMA, arrow_schema
+from tests.benchmarks.spark_table.bodies import random_messages
 
 BATCH_BYTES = 4 << 20
 RECORD_OVERHEAD = 48
@@ -63,6 +68,28 @@ def batches(start: int, end: int, size: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
 
+@cache
+def ready_messages(size: int) -> pa.RecordBatch:
+    """Returns a batch of decoded messages with bodies of ``size`` bytes."""
+    message = len(random_messages(1, size)[0].as_buffer())
+    rows = BATCH_BYTES // (message + RECORD_OVERHEAD)
+    numbers, times = pa.array(np.arange(rows)), pa.array(np.full(rows, 1_700_000_000_000_000))
+    entries = {"index": numbers, "term": numbers, "position": numbers, "timestamp": times.cast(ARROW.field(4).type)}
+    entries["body"] = random_messages(rows, size).cast(pa.binary())
+    names = [name for name in MESSAGE_SCHEMA.names if name not in ENTRY_SCHEMA.names[:-1]]
+    (columns,) = decoded(pa.RecordBatch.from_pydict(entries), names, fail=False, group="messages")
+    columns |= {"group": pa.repeat("messages", rows), "queue_offset": pa.nulls(rows, pa.int64())}
+    schema = arrow_schema("message")
+    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
+
+
+def message_batches(start: int, end: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Yields as many rows of messages as there are in [start, end)."""
+    ready = ready_messages(size)
+    for at in range(start, end, ready.num_rows):
+        yield ready.slice(0, min(ready.num_rows, end - at))
+
+
 class Rows(InputPartition):
     """Rows [start, end)."""
 
@@ -78,14 +105,17 @@ def split(start: int, end: int) -> list[InputPartition]:
 
 
 class MemorySource(DataSource):
-    """``format("memory")`` with the options ``rows`` and ``bytes``; a stream may have ``perSecond`` instead of rows."""
+    """``format("memory")`` with the options ``rows`` and ``bytes``; a stream may have ``perSecond`` instead of rows.
+
+    With ``messages`` a batch read has the columns of ``decode = message``, each batch decoded once and kept.
+    """
 
     @classmethod
     def name(cls) -> str:
         return "memory"
 
-    def schema(self) -> str:
-        return SCHEMA
+    def schema(self) -> str | StructType:
+        return MESSAGE_SCHEMA if "messages" in self.options else SCHEMA
 
     def reader(self, schema: Any) -> DataSourceReader:
         return MemoryReader(self.options)
@@ -100,12 +130,13 @@ class MemorySource(DataSource):
 class MemoryReader(DataSourceReader):
     def __init__(self, options: Any) -> None:
         self.rows, self.size = int(options["rows"]), int(options["bytes"])
+        self.batches = message_batches if "messages" in options else batches
 
     def partitions(self) -> list[InputPartition]:
         return split(0, self.rows)
 
     def read(self, partition: Rows) -> Iterator[pa.RecordBatch]:
-        return batches(partition.start, partition.end, self.size)
+        return self.batches(partition.start, partition.end, self.size)
 
 
 class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

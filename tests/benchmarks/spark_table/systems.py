@@ -6,17 +6,15 @@ Each system holds a log of ``rows(size)`` random bodies of ``size`` bytes, reads
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from dledger_core import Client, LocalCluster
-from dledger_core.rocketmq import encode_messages
+from tests.benchmarks.spark_table.bodies import random_bodies, random_messages
 from tests.benchmarks.spark_table.report import DLEDGER, MEMORY
 
 APPEND_BYTES = 1 << 20
@@ -67,21 +65,6 @@ class System(Protocol):
         """Returns the servers' processes."""
 
 
-def random_bodies(rows: int, size: int) -> pa.Array:
-    """Returns random bodies as large_binary."""
-    offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int64) * size)
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), rows, [None, offsets, pa.py_buffer(os.urandom(rows * size))]
-    )
-
-
-def random_messages(rows: int, size: int) -> pa.Array:
-    """Returns RocketMQ messages with bodies of ``size`` bytes."""
-    numbers = np.arange(rows)
-    keys = pa.array(numbers).cast(pa.string())
-    return encode_messages(topic=pa.repeat("orders", rows), queue_id=0, keys=keys, body=random_bodies(rows, size))
-
-
 class Ledger(System):
     """Three nodes as they are started by default: acknowledged when on disk at a majority.
 
@@ -101,7 +84,7 @@ class Ledger(System):
         """Returns the groups that the cluster has to host."""
         return [
             *(f"full{size}" for size in sizes),
-            "messages",
+            *(f"messages{size}" for size in sizes),
             "one",
             "sink",
             *(f"trickle{n}" for n in range(trickles)),
@@ -113,9 +96,9 @@ class Ledger(System):
             self.append(f"full{size}", rows, size)
         self.append("one", 1, 100)
 
-    def fill_messages(self, rows: int) -> None:
-        """Appends messages with bodies of 100 bytes to the group ``messages``."""
-        self.append("messages", rows, 100, random_messages)
+    def fill_messages(self, rows: int, size: int) -> None:
+        """Appends messages with bodies of ``size`` bytes to a group of their own."""
+        self.append(f"messages{size}", rows, size, random_messages)
 
     def append(self, group: str, rows: int, size: int, make: Callable[[int, int], pa.Array] = random_bodies) -> None:
         """Appends from a client, in requests of 1 MiB of which four are under way."""
@@ -138,9 +121,9 @@ class Ledger(System):
     def read(self, size: int) -> Any:
         return self._spark.read.format("dledger").options(**self._options(f"full{size}")).load()
 
-    def read_messages(self, decode: str, columns: str | None = None) -> Any:
+    def read_messages(self, size: int, decode: str, columns: str | None = None) -> Any:
         """Returns a frame over the messages; None = all columns."""
-        source = self._spark.read.format("dledger").options(**self._options("messages"), decode=decode)
+        source = self._spark.read.format("dledger").options(**self._options(f"messages{size}"), decode=decode)
         return (source if columns is None else source.schema(columns)).load()
 
     def stream(self, size: int) -> Any:
