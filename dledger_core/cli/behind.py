@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from dledger_core.cli.alignment import aligned, identity_of
 from dledger_core.cli.output import say
 from dledger_core.convert import OldLog, Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
@@ -25,7 +26,7 @@ def old_log(directory: Path, sealed: str | None, config: ServerConfig, *, check:
 
     Args:
         directory: the CommitLog.
-        sealed: what all nodes were told it is; needed unless there is one node, or ``check`` is set.
+        sealed: what all nodes were told it is; None = they are to compare what they have before they begin.
         config: the node's settings.
         check: say what the seal is; a store that has begun already is no reason not to.
 
@@ -33,7 +34,7 @@ def old_log(directory: Path, sealed: str | None, config: ServerConfig, *, check:
         The CommitLog, None if the store has begun already.
 
     Raises:
-        ConfigError: several groups, no seal, a store that began without a CommitLog.
+        ConfigError: several groups, no such seal, a store that began without a CommitLog.
         StoreMismatchError: the CommitLog is not the one that was sealed.
     """
     if len(config.groups) != 1:
@@ -51,22 +52,34 @@ def old_log(directory: Path, sealed: str | None, config: ServerConfig, *, check:
         remedy = "audit the copies of the log; copy the files from a node that has them whole"
         values = {"found": str(old.seal), "sealed": str(seal)}
         raise StoreMismatchError("the CommitLog is not the one that was sealed", str(directory), remedy, values)
-    if seal is None and len(config.peers) > 1 and not check:
-        raise ConfigError(
-            "nothing says that all nodes go on behind the same messages",
-            "--commitlog-seal",
-            "audit the copies of the log, see that --check shows one seal on all nodes, and give it to all of them",
-            {"seal": str(old.seal)},
-        )
     return old
 
 
-def begin(old: OldLog, config: ServerConfig) -> None:
-    """Makes the store that begins behind the CommitLog."""
+def begin(old: OldLog, sealed: str | None, config: ServerConfig) -> bool:
+    """Makes the store that begins behind the CommitLog, once all nodes are known to have the same one.
+
+    Args:
+        old: from ``old_log``.
+        sealed: as there.
+        config: the node's settings.
+
+    Returns:
+        False if the node is to end before.
+
+    Raises:
+        StoreMismatchError: another node has another CommitLog.
+    """
     (group,) = config.groups
-    store, node_id = config.store_path(group), config.self_id
-    begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())
+    store, node_id, log_uuid = config.store_path(group), config.self_id, None
+    if sealed is None and len(config.peers) > 1:
+        if not aligned(old.seal, config):
+            return False
+        log_uuid = identity_of(old.seal, group, config.peers)
+    begin_behind(
+        old, store, group=group, node_id=node_id, config=config.storage, log_uuid=log_uuid, on_bytes=_reading()
+    )
     say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
+    return True
 
 
 def _reading() -> Callable[[int, int], None]:

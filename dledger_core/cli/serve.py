@@ -91,7 +91,8 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     if old is not None:
         from dledger_core.cli.behind import begin
 
-        begin(old, server_config)
+        if not begin(old, settings.commitlog_seal, server_config):
+            return
     me = server_config.me
     facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
 

@@ -133,8 +133,8 @@ class ServeSettings(BaseModel):
     )
     commitlog_seal: str | None = Field(
         None,
-        description="What all nodes' CommitLogs must hold, as --commitlog DIR --check shows it on one of them; needed "
-        "where there are several nodes.",
+        description="What all nodes' CommitLogs must hold, as --commitlog DIR --check shows it on one of them. Without "
+        "it the nodes compare theirs, and none begins before all have told the same.",
     )
     no_remoting: bool = Field(False, description="Refuse clients that speak RocketMQ's remoting, as Java's do.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")

@@ -141,6 +141,7 @@ def begin_behind(
     group: str,
     node_id: str,
     config: StorageConfig,
+    log_uuid: str | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
     files: Files | None = None,
 ) -> None:
@@ -152,6 +153,7 @@ def begin_behind(
         group: the group.
         node_id: the node.
         config: of the store; data files are as large as those of the CommitLog.
+        log_uuid: identity of the log, if all nodes have agreed on one; None = its first leader makes it.
         on_bytes: as in ``read_old_log``, which reads again what an interrupted call had laid out.
         files: the store's file system.
 
@@ -178,6 +180,7 @@ def begin_behind(
             data_segment_bytes=config.data_segment_bytes,
             index_segment_bytes=config.index_segment_bytes,
             first_position=old.seal.end,
+            log_uuid=log_uuid,
         )
         save_log_meta(files, layout.log_meta, meta)
     finally:

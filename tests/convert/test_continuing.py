@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
+from dledger_core.cluster import free_ports
 from dledger_core.config import StorageConfig
 from dledger_core.convert import Seal, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
@@ -19,6 +21,7 @@ from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import read_messages
 from dledger_core.rocketmq.old_messages import OLD_FILES
+from dledger_core.server.node import STOP_WITH_STDIN
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout
@@ -175,12 +178,10 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.integration
-def test_a_node_needs_the_seal_that_check_shows_and_keeps_to_it(open_: Path, tmp_path: Path) -> None:
+def test_a_node_keeps_to_the_seal_that_check_shows(open_: Path, tmp_path: Path) -> None:
     given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
     checked = serve(*given, "--check", "--format", "json")
     assert (checked.returncode, str(read_old_log(open_).seal) in checked.stdout) == (0, True), checked.stderr
-    without = serve(*given)
-    assert (without.returncode, "--commitlog-seal" in without.stderr) == (3, True)
     wrong = serve(*given, "--commitlog-seal", f"0-{END}-{'0' * 32}")
     assert (wrong.returncode, "not the one that was sealed" in wrong.stderr) == (3, True)
     several = serve(*given, "--group", "a,b")
@@ -189,8 +190,11 @@ def test_a_node_needs_the_seal_that_check_shows_and_keeps_to_it(open_: Path, tmp
 
 
 @pytest.mark.integration
-def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_path: Path) -> None:
-    directory, options = tmp_path / "nodes", {"commitlog": str(open_), "commitlog_seal": str(read_old_log(open_).seal)}
+@pytest.mark.parametrize("sealed", [True, False])
+def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_path: Path, sealed: bool) -> None:
+    directory, options = tmp_path / "nodes", {"commitlog": str(open_)}
+    if sealed:
+        options["commitlog_seal"] = str(read_old_log(open_).seal)
     with LocalCluster(3, directory, **options) as cluster, Client(cluster.peers) as client:
         result = client.append([b"behind the old log"] * 100)
         assert client.records(0, 1).batch.column("position")[0].as_py() == END
@@ -207,6 +211,42 @@ def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_pat
     stores = [entries(directory / "default" / f"dledger-n{n}") for n in range(3)]
     assert stores[0] == stores[1] == stores[2]
     assert min(stores[0])[0] == 0
+
+
+@pytest.mark.integration
+def test_nothing_begins_while_one_node_has_another_commitlog(closed: Path, open_: Path, tmp_path: Path) -> None:
+    (closed / f"{0:020}").unlink()
+    ports = free_ports(3)
+    peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(ports))
+
+    def started(number: int, commitlog: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", f"n{number}", "--peers", peers]
+        command += ["--dir", str(tmp_path / f"n{number}"), "--group", "g", "--commitlog", str(commitlog)]
+        environment = {**os.environ, STOP_WITH_STDIN: "1"}
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+
+    nodes = [started(number, open_) for number in range(2)]
+    try:
+        for node in nodes:
+            assert any("waiting for n2" in line for line in node.stderr or ()), "it ended"
+        nodes.append(started(2, closed))
+        _, told = nodes[2].communicate(timeout=300)
+        assert (nodes[2].returncode, "does not begin group g behind the same CommitLog" in told) == (3, True), told
+        for node in nodes[:2]:  # where they saw it before it ended, they ended too; else they wait
+            _, told = node.communicate(timeout=300)
+            assert node.returncode in (0, 3), told
+        assert not [path for path in tmp_path.glob("n?/g/*") if path.name != "lock"]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
 
 
 @pytest.mark.integration
