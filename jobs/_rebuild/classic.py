@@ -12,7 +12,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
 from jobs._rebuild.tasks import Product
-from jobs._rebuild.units import UNIT_ARROW, EntryRules, unit_batches
+from jobs._rebuild.units import UNIT_ARROW, EntryRules, Units, units_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,13 +81,13 @@ def read_classic(
 def _reader(
     files: tuple[ClassicFile, ...], group: str, rules: EntryRules, product: Product, closed: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def units(number: int) -> Iterator[pa.RecordBatch]:
+    def units(number: int) -> Iterator[Units]:
         last = number == len(files) - 1 and not closed
         for found in read_messages(files[number]):
             if isinstance(found, pa.RecordBatch):
-                yield from unit_batches([_entries(found, group)], rules)
+                yield from units_of([_entries(found, group)], rules)
             elif found.kind == "damaged" or (found.kind == "end" and not last and files[number].size):
-                yield _damage(found, group)
+                yield Units(_damage(found, group))
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

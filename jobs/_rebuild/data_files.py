@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from dledger_core.errors import StoreMismatchError
 from jobs._rebuild.runs import RUN_ARROW, RUN_SCHEMA, runs_in
 from jobs._rebuild.tasks import Product
-from jobs._rebuild.units import SEARCHED, UNIT_ARROW, UNIT_COLUMNS, queue_codes
+from jobs._rebuild.units import SEARCHED, UNIT_ARROW, UNIT_COLUMNS, Units, queue_codes
 
 __all__ = ["TABLE_ARROW", "Bases", "DataFile", "files_at", "rows_of"]
 
@@ -59,12 +59,12 @@ def files_at(stem: str, bases: Bases | None = None) -> Product:
     return Product(_WRITTEN_SCHEMA, partial(_write, stem=stem, bases=bases))
 
 
-def _write(units: Iterator[pa.RecordBatch], stem: str, bases: Bases | None) -> Iterator[pa.RecordBatch]:
+def _write(batches: Iterator[Units], stem: str, bases: Bases | None) -> Iterator[pa.RecordBatch]:
     with DataFile(stem) as file:
-        for batch in units:
-            file.append(rows_of(batch, bases or {}))
+        for units in batches:
+            file.append(rows_of(units.batch, bases or {}))
             if bases is None:
-                runs = runs_in(batch)
+                runs = runs_in(units)
                 nothing = pa.nulls(runs.num_rows, pa.string())
                 yield pa.RecordBatch.from_arrays([*runs.columns, nothing], schema=_WRITTEN_ARROW)
         added = file.finish()

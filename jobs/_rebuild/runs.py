@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from jobs._rebuild.units import UNIT_ARROW, queue_codes, stable_order
+from jobs._rebuild.units import UNIT_ARROW, Units, queue_codes, stable_order
 
 __all__ = ["RUN_ARROW", "RUN_SCHEMA", "run_batches", "runs_in"]
 
@@ -25,29 +26,36 @@ RUN_ARROW: Final = pa.schema(
     ]
 )
 """RUN_SCHEMA as Arrow has it."""
+_Ints = npt.NDArray[np.int64]
 
 
-def run_batches(units: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_batches(units: Iterable[Units]) -> Iterator[pa.RecordBatch]:
     """Sums batches of units up to their runs; what is skipped, to one row for each reason."""
     return map(runs_in, units)
 
 
-def runs_in(units: pa.RecordBatch) -> pa.RecordBatch:
+def runs_in(units: Units) -> pa.RecordBatch:
     """Returns the runs in one batch of units, all of one group and part."""
-    skipped = units.column("skipped")
-    if skipped.null_count == len(skipped):
-        return _runs(units)
-    others = _skipped_runs(units.filter(skipped.is_valid()))
-    return pa.concat_batches([_runs(units.filter(skipped.is_null())), others])
+    batch = units.batch
+    if units.order is not None and units.begins is not None:
+        return _runs(batch, units.order, units.begins)
+    skipped = batch.column("skipped")
+    others = _skipped_runs(batch.filter(skipped.is_valid()))
+    kept = batch.filter(skipped.is_null())
+    return pa.concat_batches([_runs(kept, *_order(kept)), others])
 
 
-def _runs(units: pa.RecordBatch) -> pa.RecordBatch:
-    """Within a run the key does not change: its first unit tells it, and where the run begins."""
+def _order(units: pa.RecordBatch) -> tuple[_Ints, _Ints]:
+    """Returns the units sorted by queue, and where runs begin in that order."""
     codes, run = queue_codes(units), np.asarray(units.column("run"))
     order = stable_order(codes)
     codes, run = codes[order], run[order]
     changes = np.flatnonzero((codes[1:] != codes[:-1]) | (run[1:] != run[:-1])) + 1
-    begins = np.concatenate([np.zeros(min(1, len(order)), np.int64), changes])
+    return order, np.concatenate([np.zeros(min(1, len(order)), np.int64), changes])
+
+
+def _runs(units: pa.RecordBatch, order: _Ints, begins: _Ints) -> pa.RecordBatch:
+    """Within a run the key does not change: its first unit tells it, and where the run begins."""
     key = units.select(_KEY).take(pa.array(order[begins]))
     position = units.column("position").take(pa.array(order[begins]))
     lowest = np.minimum.reduceat(np.asarray(units.column("queue_offset"))[order], begins) if len(begins) else begins

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dledger_core.record import MAGIC_DATA
 from jobs._rebuild.runs import RUN_SCHEMA, run_batches
-from jobs._rebuild.units import RECORD, UNIT_SCHEMA, EntryRules, unit_batches
+from jobs._rebuild.units import RECORD, UNIT_SCHEMA, EntryRules, Units, units_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,11 +39,15 @@ class Product:
     """
 
     schema: str
-    make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    make: Callable[[Iterator[Units]], Iterator[pa.RecordBatch]]
     narrow: bool = False
 
 
-UNITS: Final = Product(UNIT_SCHEMA, iter)
+def _batches_of(batches: Iterator[Units]) -> Iterator[pa.RecordBatch]:
+    return (units.batch for units in batches)
+
+
+UNITS: Final = Product(UNIT_SCHEMA, _batches_of)
 RUNS: Final = Product(RUN_SCHEMA, run_batches, narrow=True)
 
 
@@ -90,7 +94,7 @@ def _store_reader(
         for batch in batches:
             for first in batch.column(0).to_pylist():
                 part = Range(group, first, min(first + width, end))
-                yield from product.make(unit_batches(_entries(log, part), rules))
+                yield from product.make(units_of(_entries(log, part), rules))
 
     return read
 

@@ -34,9 +34,11 @@ __all__ = [
     "UNIT_COLUMNS",
     "UNIT_SCHEMA",
     "EntryRules",
+    "Units",
     "queue_codes",
     "stable_order",
     "unit_batches",
+    "units_of",
 ]
 
 ALL_ENTRIES: Final = 1 << 62
@@ -113,6 +115,21 @@ class EntryRules:
     narrow: bool = False
 
 
+@dataclass(frozen=True)
+class Units:
+    """A batch of units.
+
+    Attributes:
+        batch: columns of UNIT_ARROW, shape (n,).
+        order: int64, shape (n,): its rows sorted by queue, those of one queue as they come; None if some are skipped.
+        begins: int64: where in ``order`` runs begin.
+    """
+
+    batch: pa.RecordBatch
+    order: _Ints | None = None
+    begins: _Ints | None = None
+
+
 def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
     """Turns batches of entries into batches of units: a row per entry, or per queue.
 
@@ -121,10 +138,16 @@ def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRul
         rules: how to read them.
     """
     for batch in batches:
-        for entries in _by_group(batch):
-            shown = _shown(entries, rules.hidden)
-            if shown.num_rows:
-                yield _unit_batch(shown, rules)
+        for units in units_of(_by_group(batch), rules):
+            yield units.batch
+
+
+def units_of(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[Units]:
+    """Does what ``unit_batches`` does for batches that are of one group each."""
+    for entries in batches:
+        shown = _shown(entries, rules.hidden)
+        if shown.num_rows:
+            yield _units(shown, rules)
 
 
 def _by_group(entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -142,7 +165,7 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
     return entries.filter(pa.array(~lost)) if lost.any() else entries
 
 
-def _unit_batch(entries: pa.RecordBatch, rules: EntryRules) -> pa.RecordBatch:
+def _units(entries: pa.RecordBatch, rules: EntryRules) -> Units:
     wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
     whole = RECORD in entries.schema.names
     columns = consume_queue_columns(
@@ -191,9 +214,9 @@ def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
     return units.set_column(at, "skipped", marked)
 
 
-def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> pa.RecordBatch:
+def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> Units:
     """Adds where each unit stands in the batch; columns that were not read are null."""
-    number, run = _numbered(units, carried)
+    number, run, order, begins = _numbered(units, carried)
     rows = units.num_rows
     placed = {
         "carried": pa.array(carried),
@@ -208,11 +231,14 @@ def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> pa.RecordBat
         else pa.nulls(rows, field.type)
         for field in UNIT_ARROW
     ]  # fmt: skip
-    return pa.RecordBatch.from_arrays(arrays, schema=UNIT_ARROW)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=UNIT_ARROW)
+    return Units(batch, order, begins) if len(order) == rows else Units(batch)
 
 
-def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
+def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints, _Ints, _Ints]:
     """Returns each unit's number in its queue, and its run: both count from 0 in each queue of the batch.
+
+    Then the rows that are not skipped, sorted by queue, and where in these runs begin.
 
     A run ends where the next queue offset is not one higher. Offset 0 is a run of its own: a broker's rebuild treats
     it unlike any other. Offsets that are yet to be assigned make one run; so do neighbouring entries that are skipped.
@@ -222,7 +248,7 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     rows, others = np.flatnonzero(counted), np.flatnonzero(~counted)
     run[others] = others - np.arange(len(others))
     if not len(rows):
-        return number, run
+        return number, run, rows, rows
     codes = queue_codes(units)[rows]
     order = stable_order(codes)
     rows, codes = rows[order], codes[order]
@@ -237,7 +263,7 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints]:
     runs = np.cumsum(breaks)
     number[rows] = at - queue_begin
     run[rows] = runs - runs[queue_begin]
-    return number, run
+    return number, run, rows, np.flatnonzero(breaks)
 
 
 def stable_order(codes: _Ints) -> _Ints:

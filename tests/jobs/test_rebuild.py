@@ -18,7 +18,7 @@ from jobs import rebuild_consume_queue
 from jobs._rebuild.compare import check_compared
 from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs._rebuild.runs import run_batches
-from jobs._rebuild.units import ALL_ENTRIES, UNIT_COLUMNS, EntryRules, unit_batches
+from jobs._rebuild.units import ALL_ENTRIES, UNIT_COLUMNS, EntryRules, Units, unit_batches, units_of
 from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import INDEX_BYTES, write_broker_store
 from tests.rocketmq import golden
@@ -66,7 +66,9 @@ def test_runs_of_units() -> None:
         (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (0, 6)]),
         (EntryRules(hidden=((0, 1), (3, 9))), [(4, 1), (0, 1)]),
     ):
-        (runs,) = run_batches(unit_batches([entries(bodies)], rules))
+        (runs,) = run_batches(units_of([entries(bodies)], rules))
+        (again,) = run_batches(map(Units, unit_batches([entries(bodies)], rules)))  # as if its order were not known
+        assert again.to_pylist() == runs.to_pylist()
         rows = sorted(runs.to_pylist(), key=lambda row: row["position"])
         assert [(row["first"], row["units"]) for row in rows] == expected
         assert [row["run"] for row in rows] == list(range(len(expected)))

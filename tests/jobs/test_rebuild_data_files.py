@@ -18,7 +18,7 @@ from jobs._rebuild import data_files, whole
 from jobs._rebuild.data_files import TABLE_ARROW, DataFile, files_at, rows_of
 from jobs._rebuild.replacement import Replacement, rows_in
 from jobs._rebuild.table import TABLE_COLUMNS, make_table
-from jobs._rebuild.units import SEARCHED, EntryRules, unit_batches
+from jobs._rebuild.units import SEARCHED, EntryRules, Units, unit_batches
 from tests.jobs.broker_store import write_broker_store
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.run_job import run_in_process
@@ -130,14 +130,16 @@ def test_a_file_is_made_with_its_first_row_and_gone_if_it_does_not_end(
     monkeypatch.setattr(data_files, "_ROW_GROUP_ROWS", 2)
     with DataFile(str(tmp_path / "part")) as file:
         assert file.finish() is None
-    (runs,) = files_at(str(tmp_path / "part")).make(iter([units([b"no message"])]))
+    (runs,) = files_at(str(tmp_path / "part")).make(iter([Units(units([b"no message"]))]))
     assert runs.column("file").to_pylist() == [None]
     assert list(tmp_path.iterdir()) == []
-    writing = files_at(str(tmp_path / "part")).make(iter([units(messages([0, 0]))] * 2))
+    writing = files_at(str(tmp_path / "part")).make(iter([Units(units(messages([0, 0])))] * 2))
     next(writing)
     writing.close()  # as Spark does where a task is killed
     assert list(tmp_path.iterdir()) == []
-    failing = files_at(str(tmp_path / "part"), {}).make(iter([units(messages([0, 0])), pa.record_batch({})]))
+    failing = files_at(str(tmp_path / "part"), {}).make(
+        iter([Units(units(messages([0, 0]))), Units(pa.record_batch({}))])
+    )
     with pytest.raises(KeyError):
         list(failing)
     assert list(tmp_path.iterdir()) == []
