@@ -1,138 +1,157 @@
 """Before a group begins behind a CommitLog, all of its nodes compare what they have.
 
-Each makes an identity of the seal of its CommitLog, and tells it in its hello, like that of a log, which it then is: a
-node that has begun goes on telling it, and refuses a peer with another one. So nodes may come in any order, and one
-that lost its store may come later; nothing begins before every peer has told the same.
+Each tells the seal of its CommitLog in its hello. A node that has begun goes on telling it, and refuses a peer with
+another one; so nodes may come in any order, and one that lost its store may come later. Nothing begins before every
+peer has told the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from dledger_core.cli.output import say
 from dledger_core.config import Peer
-from dledger_core.convert import Seal
-from dledger_core.errors import DLedgerError, ProtocolError, StoreMismatchError, UnreachableError
+from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
 from dledger_core.net.transport import Hello, connect, serve
+from dledger_core.rocketmq.old_messages import Seal
 from dledger_core.server import ServerConfig
 from dledger_core.server.node import STOP_WITH_STDIN
 
-__all__ = ["aligned", "identity_of"]
+__all__ = ["aligned"]
 
 _ASK_S: Final = 1.0
 _AGAIN_S: Final = 0.1
 _TOLD_S: Final = 2.0
-_UUID_CHARS: Final = 32
-
-
-def identity_of(seal: Seal, group: str, peers: Sequence[Peer]) -> str:
-    """Returns the identity of a log that begins behind a CommitLog: the same on all nodes, another for other peers."""
-    nodes = sorted((str(peer.node_id), peer.address) for peer in peers)
-    return hashlib.sha256(repr((group, nodes, str(seal))).encode()).hexdigest()[:_UUID_CHARS]
+_STAY_S: Final = 2.0
+"""How long a node that is to end goes on telling what it has, so that the others hear of it too."""
 
 
 def aligned(seal: Seal, config: ServerConfig) -> bool:
-    """Waits until every other node has told that it has the same CommitLog.
+    """Waits until every other node has told that it has the same CommitLog. For the main thread.
 
     Args:
         seal: of this node's.
         config: its settings; of one group.
 
     Returns:
-        False if this process is to end first: its standard input ended, and it was to stop then.
+        False if this process is to end first: by SIGTERM, Ctrl-C, or its standard input where that is to end it.
 
     Raises:
         StoreMismatchError: a node has another one, or its group did not begin behind one.
-        ConfigError: the port cannot be had.
+        ConfigError: the port cannot be had, or another node than the peers string says answers there.
     """
-    return asyncio.run(_compare(seal, config))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return asyncio.run(_compare(seal, config))
+    finally:
+        for number, handler in before.items():  # the loop takes its own away, and leaves the system's
+            signal.signal(number, handler)
 
 
-class _Nothing:
-    """What a connection is good for while nodes compare: its hello has said all there is."""
+class _Comparing:
+    """Answers who asks for more than hello says."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Refuses the frame; the connection is closed."""
-        raise ProtocolError("the node compares its CommitLog with the others'", connection.peer_address, "retry")
+        """Refuses requests; the connection stays."""
+        error = UnreachableError("the node compares its CommitLog with the others'", "", "retry when all are there")
+        number = frame.header.get("r")
+        if isinstance(number, int):
+            connection.send({"t": Type.FAILURE, "r": number, "e": error.to_wire()})
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
         """Has nothing to do."""
 
 
 async def _compare(seal: Seal, config: ServerConfig) -> bool:
-    [group] = config.groups
-    identity = identity_of(seal, group, config.peers)
+    [group], me = config.groups, config.me
 
     def accept(hello: Hello) -> Hello:
         if hello.role == "peer":
             raise UnreachableError(f"{config.self_id} compares its CommitLog with the others'", "", "retry")
-        return Hello(role="peer", node_id=config.self_id, logs={group: identity})
+        return Hello(role="peer", node_id=config.self_id, behind={group: str(seal)})
 
-    me = config.me
-    server = await serve(config.host or me.host, me.port, accept=accept, handler_for=lambda _: _Nothing())
-    left = {peer for peer in config.peers if peer.node_id != config.self_id}
-    ended, told = _stdin_ended(), time.monotonic()
-    say(f"CommitLog {seal}: comparing it with {_names(left)}")
+    server = await serve(config.host or me.host, me.port, accept=accept, handler_for=lambda _: _Comparing())
     try:
-        while left and not ended.is_set():
-            found = await asyncio.gather(*(_ask(peer, group) for peer in left))
-            answers = dict(zip(left, found, strict=True))
-            for peer, answer in answers.items():
-                if answer not in (None, identity):
-                    raise _differs(peer, group, seal)
-            left = {peer for peer, answer in answers.items() if answer is None}
-            if left and time.monotonic() - told > _TOLD_S:
-                told = time.monotonic()
-                say(f"waiting for {_names(left)} to say which CommitLog they have")
-            await asyncio.sleep(_AGAIN_S if left else 0)
+        with _ending() as ended:
+            return await _wait_for_all(seal, config, ended)
     finally:
         await server.close()
-        if os.environ.get(STOP_WITH_STDIN):
-            asyncio.get_running_loop().remove_reader(0)
+
+
+async def _wait_for_all(seal: Seal, config: ServerConfig, ended: asyncio.Event) -> bool:
+    [group] = config.groups
+    left = [peer for peer in config.peers if peer.node_id != config.self_id]
+    told = time.monotonic()
+    say(f"CommitLog {seal}: comparing it with {', '.join(str(peer.node_id) for peer in left)}")
+    while left and not ended.is_set():
+        answers = await asyncio.gather(*(_ask(peer, group, seal) for peer in left))
+        wrong = next((answer for answer in answers if isinstance(answer, DLedgerError)), None)
+        if wrong is not None:
+            await asyncio.sleep(_STAY_S)
+            raise wrong
+        reasons = {str(peer.node_id): answer for peer, answer in zip(left, answers, strict=True) if answer is not None}
+        left = [peer for peer in left if str(peer.node_id) in reasons]
+        if left and time.monotonic() - told > _TOLD_S:
+            told = time.monotonic()
+            waiting = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+            say(f"waiting for all nodes to say which CommitLog they have: {waiting}")
+        if left:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _AGAIN_S)
     return not ended.is_set()
 
 
-async def _ask(peer: Peer, group: str) -> str | None:
-    """Returns the identity of the group's log on a node; None if it does not answer, or has none yet."""
+async def _ask(peer: Peer, group: str, seal: Seal) -> DLedgerError | str | None:
+    """Returns None if the node has the same CommitLog, a text for why it does not tell yet, or what is wrong."""
     try:
-        connection = await connect(peer.host, peer.port, Hello(), _Nothing(), timeout_s=_ASK_S)
-    except DLedgerError:
-        return None
+        connection = await connect(peer.host, peer.port, Hello(), _Comparing(), timeout_s=_ASK_S)
+    except DLedgerError as error:
+        return error.what
     connection.close()
     await connection.closed
-    return connection.peer_hello.logs.get(group)
+    hello = connection.peer_hello
+    if hello.node_id != peer.node_id:
+        return ConfigError(f"the node there calls itself {hello.node_id}", peer.address, "correct the peers string")
+    theirs = hello.behind.get(group)
+    if theirs == str(seal):
+        return None
+    if theirs is None and group not in hello.logs:
+        named = sorted({*hello.logs, *hello.behind})
+        return f"it hosts {', '.join(named) or 'nothing'}, not {group}"
+    return StoreMismatchError(
+        f"{peer.node_id} does not begin group {group} behind the same CommitLog",
+        peer.address,
+        "audit the copies of the CommitLog, and copy the files from a node that has them whole",
+        {"here": str(seal), "there": theirs},
+    )
 
 
-def _stdin_ended() -> asyncio.Event:
-    """Returns what is set when the standard input ends, if that is to end the process."""
+@contextlib.contextmanager
+def _ending() -> Iterator[asyncio.Event]:
+    """Gives what is set when the process is to end."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    with_stdin = bool(os.environ.get(STOP_WITH_STDIN))
 
     def read() -> None:
         if not os.read(0, 4096):
             loop.remove_reader(0)
             ended.set()
 
-    if os.environ.get(STOP_WITH_STDIN):
+    if with_stdin:
         loop.add_reader(0, read)
-    return ended
-
-
-def _names(peers: set[Peer]) -> str:
-    return ", ".join(sorted(str(peer.node_id) for peer in peers))
-
-
-def _differs(peer: Peer, group: str, seal: Seal) -> StoreMismatchError:
-    return StoreMismatchError(
-        f"{peer.node_id} does not begin group {group} behind the same CommitLog",
-        peer.address,
-        "audit the copies of the CommitLog and copy the files from a node that has them whole; where the group has "
-        "begun with --commitlog-seal, or with other peers, give the seal of then",
-        {"here": str(seal)},
-    )
+    try:
+        yield ended
+    finally:
+        if with_stdin:
+            loop.remove_reader(0)

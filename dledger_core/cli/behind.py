@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from dledger_core.cli.alignment import aligned, identity_of
+from dledger_core.cli.alignment import aligned
 from dledger_core.cli.output import say
-from dledger_core.convert import OldLog, Seal, begin_behind, read_old_log
+from dledger_core.convert import OldLog, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.rocketmq.old_messages import OLD_FILES
+from dledger_core.rocketmq.old_messages import Seal
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout, open_identity
@@ -41,8 +41,9 @@ def old_log(directory: Path, sealed: str | None, config: ServerConfig, *, check:
         raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
     (group,) = config.groups
     store = config.store_path(group)
-    if not check and open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id) is not None:
-        if not (store.parent / OLD_FILES).is_dir():
+    meta = None if check else open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id)
+    if meta is not None:
+        if meta.behind is None and (meta.first_position, meta.first_index) == (0, 0):
             found = {"store": str(store)}
             raise ConfigError("the store began without a CommitLog", "--commitlog", "leave it out", found)
         return None
@@ -70,14 +71,10 @@ def begin(old: OldLog, sealed: str | None, config: ServerConfig) -> bool:
         StoreMismatchError: another node has another CommitLog.
     """
     (group,) = config.groups
-    store, node_id, log_uuid = config.store_path(group), config.self_id, None
-    if sealed is None and len(config.peers) > 1:
-        if not aligned(old.seal, config):
-            return False
-        log_uuid = identity_of(old.seal, group, config.peers)
-    begin_behind(
-        old, store, group=group, node_id=node_id, config=config.storage, log_uuid=log_uuid, on_bytes=_reading()
-    )
+    if sealed is None and len(config.peers) > 1 and not aligned(old.seal, config):
+        return False
+    store, node_id = config.store_path(group), config.self_id
+    begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())
     say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
     return True
 

@@ -121,7 +121,8 @@ class HexWriter:
             return row["body"] or b"", 0
         if "record" in row:
             return row["record"], row["position"]
-        return row["body"], row["position"] + _HEADER_BYTES
+        in_commitlog = row["index"] is None  # where nothing lies before a message
+        return row["body"], row["position"] + (0 if in_commitlog else _HEADER_BYTES)
 
 
 def _hex_lines(data: bytes, address: int) -> list[str]:

@@ -16,6 +16,7 @@ from dledger_core.cli.options import connect, connection_options, examples
 from dledger_core.cli.places import PLACE_HELP, EntryPlaceType, Place, PlaceType
 from dledger_core.cli.protocol import announce_wait, is_java
 from dledger_core.client import Client
+from dledger_core.client.positions import ending_behind
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import READ_SCHEMA
 
@@ -122,12 +123,13 @@ def tail(
         begin, end = _resolve(client, start)
         if start.kind == "position":
             begin = _print_from_position(client, view, writer, start.number)
+        position = start.number if start.kind == "position" else 0  # it may lie behind the end of the log
         at_once = no_follow or view.full
         if at_once:
-            _print_range(client, view, writer, begin, end)
+            _print_range(client, view, writer, (begin, end), position)
             return
         for batch in client.tail(begin):
-            for shown in view.of(batch):
+            for shown in view.of(ending_behind(batch, position)):
                 writer.write(shown)
             if view.full:
                 return
@@ -153,10 +155,11 @@ def _print_from_position(client: Client, view: EntryView, writer: Writer, positi
         position = found.next_position
 
 
-def _print_range(client: Client, view: EntryView, writer: Writer, begin: int, end: int) -> None:
+def _print_range(client: Client, view: EntryView, writer: Writer, bounds: tuple[int, int], position: int) -> None:
+    begin, end = bounds
     while begin < end and not view.full:
         fetch = client.fetch(begin, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
-        for shown in view.of(fetch.batch):
+        for shown in view.of(ending_behind(fetch.batch, position)):
             writer.write(shown)
         if fetch.next_index <= begin:
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,15 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Isolation
+from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency, Isolation
+from dledger_core.client.replica_reads import NEWEST_TIMEOUT_S
 from dledger_core.client.results import Fetch, PositionFetch
-from dledger_core.errors import BadRequestError, CorruptRecordError, ProtocolError
+from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import HEADER_BYTES, READ_SCHEMA
 
-__all__ = ["PositionReads"]
+__all__ = ["PositionReads", "ending_behind"]
 
 _T = TypeVar("_T")
 
@@ -30,7 +33,12 @@ class PositionReads(ABC):
     async def _ask_replica(self, request: dict[str, Any], decode: Callable[[Frame], _T], node: str | None) -> _T: ...
 
     @abstractmethod
-    async def fetch(self, start: int, end: int, *, max_bytes: int, node: str | None, isolation: Isolation) -> Fetch:
+    async def _ask_leader(self, request: dict[str, Any]) -> Frame: ...
+
+    @abstractmethod
+    async def fetch(
+        self, start: int, end: int, *, max_bytes: int, node: str | None, consistency: Consistency, isolation: Isolation
+    ) -> Fetch:
         """See ``AsyncClient``."""
 
     async def fetch_at(
@@ -51,7 +59,8 @@ class PositionReads(ABC):
             isolation: as for ``fetch``.
 
         Returns:
-            What was found, of the log or of the CommitLog, and where to go on. Nothing where nothing is committed yet.
+            What was found, of the log or of the CommitLog, and where to go on. Nothing where nothing is committed yet;
+            what comes then may lie before ``position``, if that is further behind the log's end.
 
         Raises:
             IndexOutOfRangeError: before what is still held, or where no message of the CommitLog begins.
@@ -60,19 +69,31 @@ class PositionReads(ABC):
         if position < 0 or max_bytes < 1:
             values = {"position": position, "max_bytes": max_bytes}
             raise BadRequestError("a read's numbers are out of range", "", "the first position is 0", values)
-        found = await self._ask_replica(
-            {"t": Type.AT, "position": int(position), "max": int(max_bytes)},
-            lambda frame: _decode(frame, position),
-            node,
-        )
+        request = {"t": Type.AT, "position": int(position), "max": int(max_bytes)}
+        found = await self._ask_replica(request, lambda frame: _decode(frame, position), node)
         if isinstance(found, PositionFetch):
             return found
-        while True:
-            read = await self.fetch(found, END_OF_LOG, max_bytes=max_bytes, node=node, isolation=isolation)
-            batch = _behind(read.batch, position)
-            if batch.num_rows or read.next_index <= found:
-                return PositionFetch(batch, None, read.next_index)
-            found = read.next_index  # the replica that was asked for the place knows less of the log than this one
+        how: dict[str, Any] = {"node": node, "isolation": isolation, "consistency": "committed"}
+        read = await self._from(found, position, max_bytes, how)
+        if read.batch.num_rows or node is not None:
+            return read
+        # A follower may not have heard of the newest commit, and its end is no answer about what lies behind it.
+        with contextlib.suppress(DLedgerError, TimeoutError):
+            async with asyncio.timeout(NEWEST_TIMEOUT_S):
+                newest = _decode(await self._ask_leader(dict(request)), position)
+                if isinstance(newest, int):
+                    return await self._from(newest, position, max_bytes, how | {"consistency": "linearizable"})
+        return read
+
+    async def _from(self, index: int, position: int, max_bytes: int, how: dict[str, Any]) -> PositionFetch:
+        """Reads from an index on what ends behind a position; the index may be one of a replica that is behind."""
+        read = await self.fetch(index, END_OF_LOG, max_bytes=max_bytes, **how)
+        batch = ending_behind(read.batch, position)
+        while not batch.num_rows and read.next_index > index:
+            index = read.next_index
+            read = await self.fetch(index, END_OF_LOG, max_bytes=READ_BYTES, **how)
+            batch = ending_behind(read.batch, position)
+        return PositionFetch(batch, None, read.next_index)
 
     async def read_at(
         self,
@@ -117,8 +138,8 @@ def _check(batch: pa.RecordBatch) -> None:
         raise CorruptRecordError("a message of the CommitLog arrived damaged", "", "retry", {"position": position})
 
 
-def _behind(batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
-    """Returns the entries that end behind a position."""
+def ending_behind(batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+    """Returns the entries of a log that end behind a position."""
     if not batch.num_rows:
         return batch
     sizes = np.asarray(pc.binary_length(batch.column("body"))) + HEADER_BYTES

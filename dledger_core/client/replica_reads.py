@@ -16,7 +16,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import DESCRIPTIONS, description_batch, key_of
 
-__all__ = ["Reader"]
+__all__ = ["NEWEST_TIMEOUT_S", "Reader"]
 
 NEWEST_TIMEOUT_S: Final = 1.0
 

@@ -4,7 +4,7 @@ A source is only read. A destination is marked as incomplete until every entry w
 can open it before, and an interrupted conversion goes on where it stopped.
 """
 
-from dledger_core.convert.continuing import OldLog, Seal, begin_behind, read_old_log
+from dledger_core.convert.continuing import OldLog, begin_behind, read_old_log
 from dledger_core.convert.request import ConvertRequest, Report, Step, store_directory
 from dledger_core.convert.run import convert
 
@@ -12,7 +12,6 @@ __all__ = [
     "ConvertRequest",
     "OldLog",
     "Report",
-    "Seal",
     "Step",
     "begin_behind",
     "convert",

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import re
 import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import pyarrow as pa
 
@@ -27,46 +26,15 @@ from dledger_core.convert.busy import check_broker_idle
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.rocketmq.classic_log import wrong_messages
 from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, is_empty, read_messages
-from dledger_core.rocketmq.old_messages import OLD_FILES
+from dledger_core.rocketmq.old_messages import OLD_FILES, Seal
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
 
-__all__ = ["OldLog", "Seal", "begin_behind", "read_old_log"]
+__all__ = ["OldLog", "begin_behind", "read_old_log"]
 
 _BLANK: Final = struct.Struct(">ii")
-_SEAL: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
 _DIGEST_CHARS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """Which messages a CommitLog holds, and where: SHA-256 over its files as they are when they are closed.
-
-    Attributes:
-        start: position of the first file that counts; nodes may have deleted earlier ones.
-        end: position behind the last file.
-        digest: 32 hexadecimal digits.
-    """
-
-    start: int
-    end: int
-    digest: str
-
-    def __str__(self) -> str:
-        return f"{self.start}-{self.end}-{self.digest}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Reads what ``str`` gives; raises ConfigError."""
-        found = _SEAL.fullmatch(text.strip())
-        if found is None:
-            raise ConfigError(
-                f"{text!r} is no seal of a CommitLog",
-                "--commitlog-seal",
-                "copy it from what 'dledger serve --commitlog DIR --check' shows: START-END-DIGEST",
-            )
-        return cls(int(found[1]), int(found[2]), found[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +46,14 @@ class OldLog:
         stop: where in the last file its messages end, relative to the file.
         closed: a BLANK lies there.
         seal: of what was asked for.
+        stamps: of each file, as it was before it was read: inode, size and time of the last change.
     """
 
     files: tuple[ClassicFile, ...]
     stop: int
     closed: bool
     seal: Seal
+    stamps: tuple[tuple[int, int, int], ...]
 
 
 def read_old_log(
@@ -105,6 +75,7 @@ def read_old_log(
     files = classic_files(directory)
     if is_empty(files[-1]):
         raise ConfigError("its files hold nothing", str(directory), "start without --commitlog")
+    stamps = _stamps(files)
     sizes = sorted({file.size for file in files})
     if len(sizes) > 1:
         found = {"sizes": ", ".join(map(str, sizes))}
@@ -131,7 +102,7 @@ def read_old_log(
         if counted:
             hasher.update(_BLANK.pack(file.end - stop.position, BLANK_MAGIC))
     seal = Seal(begins, files[-1].end, hasher.hexdigest()[:_DIGEST_CHARS])
-    return OldLog(files, stop.position - files[-1].position, stop.kind == "blank", seal)
+    return OldLog(files, stop.position - files[-1].position, stop.kind == "blank", seal, stamps)
 
 
 def begin_behind(
@@ -141,7 +112,6 @@ def begin_behind(
     group: str,
     node_id: str,
     config: StorageConfig,
-    log_uuid: str | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
     files: Files | None = None,
 ) -> None:
@@ -153,13 +123,13 @@ def begin_behind(
         group: the group.
         node_id: the node.
         config: of the store; data files are as large as those of the CommitLog.
-        log_uuid: identity of the log, if all nodes have agreed on one; None = its first leader makes it.
         on_bytes: as in ``read_old_log``, which reads again what an interrupted call had laid out.
         files: the store's file system.
 
     Raises:
         StoreMismatchError: the directory holds another store, or other old files.
-        ConfigError: the files can be neither linked nor copied.
+        ConfigError: the files can be neither linked nor copied, or have changed since they were read.
+        StoreBusyError: a broker runs there now.
     """
     layout, files = Layout(store), files or OsFiles()
     if open_identity(files, layout, group=group, node_id=node_id) is not None:
@@ -180,7 +150,7 @@ def begin_behind(
             data_segment_bytes=config.data_segment_bytes,
             index_segment_bytes=config.index_segment_bytes,
             first_position=old.seal.end,
-            log_uuid=log_uuid,
+            behind=str(old.seal),
         )
         save_log_meta(files, layout.log_meta, meta)
     finally:
@@ -228,6 +198,7 @@ def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
     if not old.closed:
         _close(part / Path(old.files[-1].path).name, old, files)
     files.sync_dir(part)
+    _check_unchanged(old)
     try:
         part.rename(target)
     except OSError as error:
@@ -237,6 +208,21 @@ def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
         return False
     files.sync_dir(target.parent)
     return True
+
+
+def _stamps(files: tuple[ClassicFile, ...]) -> tuple[tuple[int, int, int], ...]:
+    found = [Path(file.path).stat() for file in files]
+    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
+
+
+def _check_unchanged(old: OldLog) -> None:
+    """Nodes may have waited for one another for hours since the files were read."""
+    folder = Path(old.files[0].path).parent
+    check_broker_idle(folder.resolve().parent)
+    if _stamps(old.files) != old.stamps:
+        raise ConfigError(
+            "its files have changed since they were read", str(folder), "stop who writes there, start again"
+        )
 
 
 def _check_laid_out(found: OldLog, old: OldLog, target: Path) -> None:

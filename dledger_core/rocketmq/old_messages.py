@@ -6,28 +6,60 @@ somebody cuts is killed.
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dledger_core.errors import ConfigError, CorruptRecordError, IndexOutOfRangeError
+from dledger_core.errors import BadRequestError, ConfigError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
 from dledger_core.rocketmq.classic_log import wrong_messages
 from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, classic_files, message_batch, walk
 from dledger_core.rocketmq.layout import HEAD, MAGIC_V1, MAGIC_V2
 from dledger_core.storage.files import Files, OsFiles
 
-__all__ = ["MESSAGE_BYTES_MAX", "OLD_FILES", "OldMessages", "OldRun"]
+__all__ = ["MESSAGE_BYTES_MAX", "OLD_FILES", "OldMessages", "OldRun", "Seal"]
 
 OLD_FILES: Final = "commitlog"
 """Folder of the old files beside a node's store, as RocketMQ lays it out."""
 MESSAGE_BYTES_MAX: Final = 16 << 20
 """Of one message that is served; a broker's own bound is 4 MiB unless it is told otherwise."""
 _HEAD: Final = struct.Struct(">ii")
+_SEAL: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Which messages a CommitLog holds, and where: SHA-256 over its files as they are when they are closed.
+
+    Attributes:
+        start: position of the first file that counts; nodes may have deleted earlier ones.
+        end: position behind the last file.
+        digest: 32 hexadecimal digits.
+    """
+
+    start: int
+    end: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}-{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads what ``str`` gives; raises ConfigError."""
+        found = _SEAL.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(
+                f"{text!r} is no seal of a CommitLog",
+                "--commitlog-seal",
+                "copy it from what 'dledger serve --commitlog DIR --check' shows: START-END-DIGEST",
+            )
+        return cls(int(found[1]), int(found[2]), found[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +103,36 @@ class OldMessages:
 
         Raises:
             IndexOutOfRangeError: no message begins at ``position``.
-            CorruptRecordError: one does, and it is damaged.
+            CorruptRecordError: one does, and it is damaged; or the file cannot be read.
+            BadRequestError: one does, and it is above MESSAGE_BYTES_MAX.
         """
-        try:
-            file = self._file_at(position)
-            data = b"" if file is None else self._bytes(file, position, max_bytes)
-        except OSError:  # the old files are no longer needed, and somebody removed them
-            self._listed = ()
-            return None
+        file = self._file_at(position)
         if file is None:
             return None
-        if file.end - position < _HEAD.size or (len(data) >= _HEAD.size and _HEAD.unpack_from(data)[1] == BLANK_MAGIC):
+        try:
+            data = self._bytes(file, position, max_bytes)
+        except (FileNotFoundError, NotADirectoryError):  # the old files are no longer needed, and were removed
+            self._listed = ()
+            return None
+        except OSError as error:
+            remedy = "check the disk and its permissions; copy the file from another node"
+            raise CorruptRecordError(
+                f"the file cannot be read: {error.strerror}", file.path, remedy, {"position": position}
+            ) from None
+        left = file.end - position
+        if left < _HEAD.size or (len(data) >= _HEAD.size and _HEAD.unpack_from(data) == (left, BLANK_MAGIC)):
             return OldRun(np.zeros(0, np.uint32), memoryview(b""), file.end)
         return self._checked(file, position, data)
 
     def _file_at(self, position: int) -> ClassicFile | None:
-        if not self._listed:
-            try:
-                self._listed = classic_files(self._directory)
-            except ConfigError:
-                return None
-        listed = self._listed
-        at = bisect_right(listed, position, key=lambda file: file.position) - 1
-        return listed[at] if at >= 0 and position < listed[at].end else None
+        found = _holding(self._listed, position)
+        if found is not None:
+            return found
+        try:  # laid out, or copied anew, since anybody looked
+            self._listed = classic_files(self._directory)
+        except (ConfigError, OSError):
+            return None
+        return _holding(self._listed, position)
 
     def _bytes(self, file: ClassicFile, position: int, max_bytes: int) -> bytes:
         """Returns up to ``max_bytes`` of a file, or the message at its beginning if that is larger."""
@@ -116,15 +155,25 @@ class OldMessages:
             good = int(wrong.argmax()) if wrong.any() else good
         if not good:
             raise self._no_message(file, position, data)
-        sizes = np.diff(np.array([0, *ends[:good]])).astype(np.uint32)
-        return OldRun(sizes, memoryview(data)[: ends[good - 1]], position + ends[good - 1])
+        sizes, end = np.diff(np.array([0, *ends[:good]])).astype(np.uint32), ends[good - 1]
+        kept = data if end > len(data) // 2 else data[:end]  # a view of a few bytes would hold all that was read
+        return OldRun(sizes, memoryview(kept)[:end], position + end)
 
-    def _no_message(self, file: ClassicFile, position: int, data: bytes) -> CorruptRecordError | IndexOutOfRangeError:
+    def _no_message(self, file: ClassicFile, position: int, data: bytes) -> DLedgerError:
         where, values = file.path, {"position": position}
         head = np.frombuffer(data, HEAD, 1)[0] if len(data) >= HEAD.itemsize else None
         begins = head is not None and head["magic"] in (MAGIC_V1, MAGIC_V2) and int(head["physical_offset"]) == position
+        size = int(head["size"]) if head is not None else 0
+        if begins and MESSAGE_BYTES_MAX < size <= file.end - position:
+            remedy = f"go on at position {position + size}; 'dledger dump' prints it from the files"
+            return BadRequestError("a message of the CommitLog is too large to be served", where, remedy, values)
         if begins or len(data) < min(HEAD.itemsize, file.end - position):
             remedy = "copy the file from a node that has it whole"
             return CorruptRecordError("a message of the CommitLog is damaged or cut", where, remedy, values)
         remedy = "take the position of a message, as its msg_id or its consume queue tells it"
         return IndexOutOfRangeError(f"no message begins at position {position} of the CommitLog", where, remedy, values)
+
+
+def _holding(files: tuple[ClassicFile, ...], position: int) -> ClassicFile | None:
+    at = bisect_right(files, position, key=lambda file: file.position) - 1
+    return files[at] if at >= 0 and position < files[at].end else None

@@ -267,7 +267,9 @@ class NodeServer:
 
     def _hello(self) -> Hello:
         logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
-        return Hello(role="peer", node_id=self._config.self_id, logs=logs)
+        begun = {group: hosted.replica.log.behind for group, hosted in self._hosted.items()}
+        behind = {group: seal for group, seal in begun.items() if seal is not None}
+        return Hello(role="peer", node_id=self._config.self_id, logs=logs, behind=behind)
 
     def _accept(self, hello: Hello) -> Hello:
         if not self._started:
@@ -292,6 +294,16 @@ class NodeServer:
                     f"{self._config.self_id}",
                     "one of the two stores is from another cluster: move it away",
                     {"ours": ours, "theirs": theirs},
+                )
+
+        for group, seal in hello.behind.items():
+            hosted = self._hosted.get(group)
+            if hosted is not None and hosted.replica.log.behind not in (None, seal):
+                raise StoreMismatchError(
+                    f"{hello.node_id} began group {group} behind another CommitLog",
+                    f"{self._config.self_id}",
+                    "audit the copies; the node whose copy is wrong begins again behind one of the others'",
+                    {"ours": hosted.replica.log.behind, "theirs": seal},
                 )
 
     def _handler_for(self, connection: Connection) -> Handler:

@@ -37,27 +37,42 @@ class Positions:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._at, position, max_bytes)
 
     @cached_property
-    def _old(self) -> OldMessages:
+    def _old(self) -> tuple[OldMessages, int] | None:
+        """The CommitLog that the log begins behind, and where it ends; None if it begins behind none."""
+        behind = self._replica.log.behind
+        if behind is None:
+            return None
         # Few groups have an old CommitLog: the others' nodes need not load what reads messages.
-        from dledger_core.rocketmq.old_messages import OLD_FILES, OldMessages
+        from dledger_core.rocketmq.old_messages import OLD_FILES, OldMessages, Seal
 
-        return OldMessages(self._replica.log.directory.parent / OLD_FILES)
+        return OldMessages(self._replica.log.directory.parent / OLD_FILES), Seal.parse(behind).end
 
     def _at(self, position: int, max_bytes: int) -> OldRun | int:
         log = self._replica.log
-        begin = log.position_of(log.first_index())
+        while True:
+            first = log.first_index()
+            try:
+                found = self._find(position, max_bytes, first)
+            except IndexOutOfRangeError:
+                if first == log.first_index():
+                    raise
+                continue  # retention took the log's beginning meanwhile
+            if first == log.first_index():
+                return found
+
+    def _find(self, position: int, max_bytes: int, first: int) -> OldRun | int:
+        begin = self._replica.log.position_of(first)
         while position < begin:
-            run = self._old.read(position, max_bytes)
+            run = self._old[0].read(position, max_bytes) if self._old is not None and position < self._old[1] else None
             if run is None:
                 raise self._out_of_range(position, begin)
             if run.count:
                 return run
             position = run.next_position
-        return self._index_at(position)
+        return self._index_at(position, first)
 
-    def _index_at(self, position: int) -> int:
+    def _index_at(self, position: int, first: int) -> int:
         log = self._replica.log
-        first = int(log.first_index())
         low, high = first, int(self._replica.readable_end)
         while low < high:
             middle = (low + high) // 2
@@ -75,6 +90,7 @@ class Positions:
         return IndexOutOfRangeError(
             f"position {position} is before what is held here",
             f"group {self._replica.group} on {self._replica.node_id}",
-            f"read from position {begin} on; older messages need the CommitLog beside the store",
+            f"read from position {begin} on"
+            + ("; older messages need the CommitLog beside the store" if self._old is not None else ""),
             {"position": position, "first_position": begin},
         )

@@ -47,6 +47,11 @@ class DurableLog:
         """See ``LogStore``."""
         return Index(self._last_index)
 
+    @property
+    def behind(self) -> str | None:
+        """Seal of the CommitLog that the log begins behind; None if it begins behind none."""
+        return self._meta.behind
+
     def term_runs(self) -> Sequence[TermRun]:
         """See ``LogStore``; found by bisecting the index."""
         runs = term_runs(self._reader.term_at, self._first_index, self._last_index)

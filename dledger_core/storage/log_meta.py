@@ -40,6 +40,7 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "log_uuid": (str, NoneType),
     "previous_term": (int, NoneType),
     "tables_index": (int, NoneType),
+    "behind": (str, NoneType),
 }
 
 
@@ -63,6 +64,7 @@ class LogMeta:
         discarding: the store starts anew at ``first_index``; files that are still there belong to what it held before.
         foreign_end: entries below were written by Java and may carry no mark and no CRC.
         broker_end_index: messages of entries below carry the queue offsets that a broker gave them.
+        behind: seal of the CommitLog that the log begins behind; None if it begins behind none.
     """
 
     profile: Literal["A", "B"]
@@ -79,6 +81,7 @@ class LogMeta:
     discarding: bool = False
     foreign_end: int = 0
     broker_end_index: int = 0
+    behind: str | None = None
 
     def effective(self, config: StorageConfig) -> StorageConfig:
         """Returns ``config`` with what the log has fixed: segment sizes and profile."""

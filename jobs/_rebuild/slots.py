@@ -28,7 +28,7 @@ from jobs._rebuild.units import UNIT_COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["QueueFacts", "facts_of", "first_offsets", "place", "queues_of", "runs_of"]
+__all__ = ["QueueFacts", "facts_of", "facts_row", "first_offsets", "place", "queues_of", "runs_of"]
 
 _QUEUE: Final = ["group", "topic", "queue_id"]
 _RUN: Final = [*_QUEUE, "part", "run"]
@@ -130,12 +130,17 @@ def queues_of(runs: DataFrame) -> DataFrame:
 
 def facts_of(queues: DataFrame, batch_topics: Sequence[str] = ()) -> QueueFacts:
     """Sums the queues up; one of ``batch_topics`` may have holes, as a message there takes several queue offsets."""
+    row = facts_row(queues, batch_topics).first()
+    assert row is not None
+    return QueueFacts(**row.asDict())
+
+
+def facts_row(queues: DataFrame, batch_topics: Sequence[str]) -> DataFrame:
+    """Returns a single row with the columns that QueueFacts has."""
     from pyspark.sql import functions as f
 
     batched = queues.withColumn("batched", f.col("topic").isin(list(batch_topics)))
-    row = queues.sparkSession.sql(_FACTS, queues=batched).first()
-    assert row is not None
-    return QueueFacts(**row.asDict())
+    return queues.sparkSession.sql(_FACTS, queues=batched)
 
 
 def place(

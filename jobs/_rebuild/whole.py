@@ -19,7 +19,7 @@ from jobs._cli import progress
 from jobs._rebuild.classic import DAMAGED, read_classic
 from jobs._rebuild.data_files import Bases, files_at
 from jobs._rebuild.replacement import Replacement, rows_in
-from jobs._rebuild.slots import QueueFacts, facts_of, first_offsets, place, queues_of, runs_of
+from jobs._rebuild.slots import QueueFacts, facts_row, first_offsets, place, queues_of, runs_of
 from jobs._rebuild.table import read_table
 from jobs._rebuild.tasks import RUNS, UNITS, Product, read_store
 from jobs._rebuild.units import ALL_ENTRIES, IMPOSSIBLE, PENDING, STRANGE, UNIT_SCHEMA, unit_batches
@@ -77,8 +77,7 @@ class Whole:
         written = self._keep(self._read(files_at(replacement.stem)))
         self.runs = written.where("file is null")
         queues = queues_of(self.runs)
-        facts = facts_of(queues, self._plan.batch_topics)
-        self.skipped, files = _ended(written)
+        facts, files = self._look(written, queues)
         if not facts.straight:
             replacement.discard()
             self._place(self._read(UNITS), queues, facts)
@@ -89,8 +88,7 @@ class Whole:
     def _in_two_passes(self, replacement: Replacement) -> QueueFacts:
         self.runs = self._keep(self._read(RUNS))
         queues = queues_of(self.runs)
-        facts = facts_of(queues, self._plan.batch_topics)
-        self.skipped, _ = _ended(self.runs)
+        facts, _ = self._look(self.runs, queues)
         bases = _bases(first_offsets(self.runs, queues)) if facts.straight else None
         if bases is None:
             self._place(self._read(UNITS), queues, facts)
@@ -105,10 +103,18 @@ class Whole:
         units = self._keep(self._read(UNITS)) if live else self._read(UNITS)
         self.runs = self._keep(runs_of(units) if live else self._read(RUNS))
         queues = queues_of(self.runs)
-        facts = facts_of(queues, self._plan.batch_topics)
-        self.skipped, _ = _ended(self.runs)
+        facts, _ = self._look(self.runs, queues)
         self._place(units, queues, facts)
         return facts
+
+    def _look(self, rows: DataFrame, queues: DataFrame) -> tuple[QueueFacts, list[str]]:
+        """Looks at what tasks returned, in one query: facts of all queues, what was skipped, and files written."""
+        row = facts_row(queues, self._plan.batch_topics).crossJoin(_ended(rows)).first()
+        assert row is not None
+        found = row.asDict()
+        files: list[str] = found.pop("files")
+        self.skipped = {reason: found.pop(reason) or 0 for reason in _REASONS}
+        return QueueFacts(**found), files
 
     def _commit(self, replacement: Replacement, files: list[str], facts: QueueFacts) -> None:
         progress(f"{facts.units} units in {facts.queues} queues; committing {len(files)} files")
@@ -152,15 +158,13 @@ class Whole:
         return entries.mapInArrow(partial(unit_batches, rules=self._plan.rules), UNIT_SCHEMA)
 
 
-def _ended(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
-    """Looks once through what tasks returned: how many entries are no units, for each reason, and files written."""
+def _ended(rows: DataFrame) -> DataFrame:
+    """Returns a single row: how many entries are no units, for each reason, and ``files`` that were written."""
     from pyspark.sql import functions as f
 
     files = f.collect_list("file") if "file" in rows.columns else f.array()
     counts = {reason: f.sum(f.when(f.col("skipped") == reason, f.col("units"))) for reason in _REASONS}
-    row = rows.agg(files.alias("files"), *(count.alias(reason) for reason, count in counts.items())).first()
-    assert row is not None
-    return {reason: row[reason] or 0 for reason in _REASONS}, row["files"]
+    return rows.agg(files.alias("files"), *(count.alias(reason) for reason, count in counts.items()))
 
 
 def _bases(offsets: DataFrame) -> Bases | None:

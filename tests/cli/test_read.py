@@ -78,6 +78,17 @@ def test_get_shows_a_message(messages: Any) -> None:
     assert shown(messages, "get", "5", "--format", "hex")[1].endswith("|no message|")
 
 
+def test_a_position_behind_the_end_shows_nothing_of_what_lies_before_it(messages: Any) -> None:
+    end = messages.log.position
+    once = ("tail", "--no-follow", "--format", r"%i\n", "--from")
+    assert shown(messages, *once, f"@{end - 1}") == ["5"]
+    assert shown(messages, *once, f"@{end}") == shown(messages, *once, f"@{end + 10}") == []
+    for node in messages:
+        node.script[Type.AT] = [lambda node, connection, frame: ({"t": Type.AT_OK, "index": 2}, [])] * 9
+    assert shown(messages, *once, f"@{end - 1}") == ["5"]
+    assert shown(messages, *once, f"@{end + 10}") == []
+
+
 def test_tail_filters_and_formats(messages: Any) -> None:
     once = ("tail", "--from", "first", "--no-follow")
     assert shown(messages, *once, "--topic", "orders", "--format", r"%i %k %s\n") == [

@@ -92,6 +92,30 @@ def test_a_replica_that_knows_less_of_the_log_leads_to_the_entry_all_the_same():
     run(main())
 
 
+def test_what_a_follower_has_not_heard_of_is_looked_for_at_the_leader():
+    async def main():
+        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+            group.log.append_bodies(*(bytes([number]) * 100 for number in range(50)))
+
+            def nothing_yet(node, connection, frame):
+                if frame.header["cons"] == "linearizable":
+                    return node.answer(frame)
+                end = {"n": 0, "next": 30, "commit": 29, "visible": 30, "first": 0, "skip": []}
+                return {"t": Type.READ_OK} | end, []
+
+            for node in group:
+                node.script[Type.READ] = [nothing_yet] * 9
+                if node.node_id != group.leader:
+                    node.script[Type.AT] = [answer(b"", index=30, n=0)] * 9
+            for _ in range(4):
+                found = await client.fetch_at(148 * 40)
+                assert (found.batch.column("index")[0].as_py(), found.next_index) == (40, 50)
+            followers = [node.node_id for node in group if node.node_id != group.leader]
+            assert (await client.fetch_at(148 * 40, node=followers[0])).batch.num_rows == 0
+
+    run(main())
+
+
 def test_what_no_node_holds_is_out_of_range():
     async def main():
         async with FakeGroup() as group, AsyncClient(group.peers) as client:

@@ -15,12 +15,12 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.cluster import free_ports
 from dledger_core.config import StorageConfig
-from dledger_core.convert import Seal, begin_behind, read_old_log
-from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.convert import begin_behind, read_old_log
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import read_messages
-from dledger_core.rocketmq.old_messages import OLD_FILES
+from dledger_core.rocketmq.old_messages import OLD_FILES, Seal
 from dledger_core.server.node import STOP_WITH_STDIN
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
@@ -29,6 +29,7 @@ from dledger_core.storage.log_meta import load_log_meta
 from tests.convert.stores import converted, entries
 from tests.convert.test_take_over import wait_for_all
 from tests.rocketmq.golden import MIXED, extract, messages
+from tests.support.soon import soon
 
 FILE_BYTES = 131_072
 END = 2 * FILE_BYTES
@@ -115,6 +116,41 @@ def test_an_interrupted_begin_goes_on(open_: Path, closed: Path, tmp_path: Path,
     begin(open_, tmp_path / "node")
     assert sorted(path.name for path in group.iterdir()) == [OLD_FILES, "dledger-n0"]
     assert contents(group / OLD_FILES) == contents(closed)
+
+
+@pytest.mark.parametrize("case", ["flip", "longer", "new file"])
+def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, case: str) -> None:
+    """Nodes may wait for one another for long before they begin."""
+    old, path = read_old_log(open_), open_ / f"{0:020}"
+    data = path.read_bytes()
+    if case == "flip":
+        path.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
+    elif case == "longer":
+        with (open_ / f"{FILE_BYTES:020}").open("ab") as file:
+            file.write(b"x")
+    else:
+        path.unlink()
+        path.write_bytes(data)
+    store = tmp_path / "node" / "g" / "dledger-n0"
+    with pytest.raises(ConfigError, match="changed since"):
+        begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
+    assert not (store.parent / OLD_FILES).exists()
+
+
+LOCKED = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+
+
+@pytest.mark.integration
+def test_a_broker_that_was_started_after_it_was_read_is_seen(open_: Path, tmp_path: Path) -> None:
+    old, store = read_old_log(open_), tmp_path / "node" / "g" / "dledger-n0"
+    command = [sys.executable, "-c", LOCKED, str(open_.parent / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        assert broker.stdout is not None
+        broker.stdout.readline()
+        with pytest.raises(StoreBusyError, match="broker runs"):
+            begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
+        broker.kill()
+    assert not (store.parent / OLD_FILES).exists()
 
 
 def damage(folder: Path, case: str) -> None:
@@ -208,9 +244,46 @@ def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_pat
         last = client.append([b"with the new node"]).last_index
         wait_for_all(client, last)
         assert result.first_index > 0
+        shutil.rmtree(directory / "default" / OLD_FILES)  # nobody needs them any more
+        cluster.restart("n0")
+        wait_for_all(client, last)
+        cluster.leader()
+        wait_for_all(client, client.append([b"without the old files"]).last_index)
     stores = [entries(directory / "default" / f"dledger-n{n}") for n in range(3)]
     assert stores[0] == stores[1] == stores[2]
     assert min(stores[0])[0] == 0
+
+
+@pytest.mark.integration
+def test_two_groups_behind_one_commitlog_are_not_one(open_: Path, tmp_path: Path) -> None:
+    """A store that a trial left must not join the group that began for good, with the same peers."""
+    peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(free_ports(3)))
+
+    def started(run: str, number: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", f"n{number}", "--peers", peers]
+        command += ["--dir", str(tmp_path / run / f"n{number}"), "--commitlog", str(open_)]
+        environment = {**os.environ, STOP_WITH_STDIN: "1"}
+        with (tmp_path / f"{run}{number}.log").open("a") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment)
+
+    nodes: list[subprocess.Popen[str]] = []
+    try:
+        for run in ("trial", "real"):
+            nodes = [started(run, number) for number in range(3)]
+            with Client(peers, timeout_ms=60_000) as client:
+                last = client.append([run.encode()] * 5).last_index
+                wait_for_all(client, last)
+            for node in nodes[2:] if run == "real" else nodes:
+                node.communicate(timeout=300)
+        nodes[2] = started("trial", 2)  # a wrong --dir
+        with Client(peers, timeout_ms=60_000) as client:
+            assert client.append([b"after"]).last_index == last + 1
+            soon(lambda: "holds another log of group default" in (tmp_path / "trial2.log").read_text())
+            assert client.get(last).body == b"real"
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
 
 
 @pytest.mark.integration
@@ -235,7 +308,7 @@ def test_nothing_begins_while_one_node_has_another_commitlog(closed: Path, open_
     nodes = [started(number, open_) for number in range(2)]
     try:
         for node in nodes:
-            assert any("waiting for n2" in line for line in node.stderr or ()), "it ended"
+            assert any("waiting for all nodes" in line and "n2 (" in line for line in node.stderr or ()), "it ended"
         nodes.append(started(2, closed))
         _, told = nodes[2].communicate(timeout=300)
         assert (nodes[2].returncode, "does not begin group g behind the same CommitLog" in told) == (3, True), told

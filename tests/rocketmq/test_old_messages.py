@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError
-from dledger_core.rocketmq.commit_log import classic_files, read_messages
+from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
+from dledger_core.rocketmq import old_messages
+from dledger_core.rocketmq.commit_log import BLANK_MAGIC, classic_files, read_messages
 from dledger_core.rocketmq.old_messages import OldMessages
+from dledger_core.storage.files import OsFile, OsFiles
 from tests.rocketmq.golden import MIXED, extract
 
 FILE_BYTES = 131_072
@@ -113,6 +117,50 @@ def test_damage_is_never_served_and_what_is_before_it_is(folder: Path, where: in
     after = old.read(positions[6], 1 << 20)
     assert after is not None
     assert after.count == len(positions) - 6
+
+
+def test_the_magic_of_a_files_end_alone_is_none(folder: Path) -> None:
+    positions = sorted(at for at in all_of(folder) if at < FILE_BYTES)
+    spoil(folder / f"{0:020}", positions[5] + 4, struct.pack(">i", BLANK_MAGIC))
+    with pytest.raises(IndexOutOfRangeError):
+        OldMessages(folder).read(positions[5], 1 << 20)
+
+
+def test_a_file_that_cannot_be_read_is_not_one_that_is_gone(folder: Path) -> None:
+    class Failing(OsFiles):
+        def open(self, path: Path, *, write: bool = False, create: bool = False) -> OsFile:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(CorruptRecordError, match="cannot be read: Input/output error"):
+        OldMessages(folder, Failing()).read(0, 100)
+
+
+def test_a_file_that_was_copied_anew_is_read(folder: Path) -> None:
+    path = folder / f"{FILE_BYTES:020}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    old = OldMessages(folder)
+    assert old.read(FILE_BYTES + 1000, 100) is None
+    path.write_bytes(whole)
+    run = old.read(max(all_of(folder)), 100)
+    assert run is not None
+    assert run.count == 1
+
+
+def test_a_message_that_is_too_large_says_where_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = all_of(folder)
+    largest = max(messages, key=lambda at: len(messages[at]))
+    monkeypatch.setattr(old_messages, "MESSAGE_BYTES_MAX", len(messages[largest]) - 1)
+    with pytest.raises(BadRequestError, match="too large to be served") as found:
+        OldMessages(folder).read(largest, 1)
+    assert str(largest + len(messages[largest])) in found.value.remedy
+
+
+def test_a_few_bytes_do_not_hold_all_that_was_read(folder: Path) -> None:
+    positions = sorted(at for at in all_of(folder) if at < FILE_BYTES)
+    run = OldMessages(folder).read(positions[-1], 16 << 20)
+    assert run is not None
+    assert len(run.data.obj) <= 2 * len(run.data)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("left", [0, 7, 50])

@@ -15,11 +15,14 @@ from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
 from dledger_core.convert import begin_behind, read_old_log
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
+from dledger_core.ids import Index
 from dledger_core.net.protocol import Type
 from dledger_core.rocketmq.old_messages import OLD_FILES
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.positions import Positions
+from dledger_core.storage.prefix import TablesSnapshot
 from tests.rocketmq.golden import MIXED, extract, messages
-from tests.support.server_group import ServerGroup, run
+from tests.support.server_group import ServerGroup, eventually, run
 
 FILE_BYTES = 131_072
 END = 2 * FILE_BYTES
@@ -128,6 +131,68 @@ def test_without_the_old_files_what_was_before_the_log_is_out_of_range(tmp_path:
                 await client.read_at(max(OLD))
             assert found.value.values["first_position"] == END
             assert (await client.read_at(END)).column("body").to_pylist() == [b"first"]
+
+    run(main())
+
+
+def test_a_folder_beside_a_log_that_began_behind_none_is_not_read(tmp_path: Path, golden: Path) -> None:
+    async def main() -> None:
+        async with ServerGroup(tmp_path, 1, storage=STORAGE) as group, AsyncClient(format_peers(group.peers)) as client:
+            shutil.copytree(golden, tmp_path / "default" / OLD_FILES)
+            await client.append(BODIES)
+            replica = group.hosted("n0").replica
+            segments = replica.log.segment_facts()
+            replica.delete_prefix(Index(segments[1].first_index))
+            await eventually(lambda: replica.log.first_index() > 0)
+            with pytest.raises(IndexOutOfRangeError, match="before what is held"):
+                await client.read_at(0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("moment", ["first_index", "position_of"])
+def test_retention_in_the_middle_of_a_read_by_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The log's beginning goes just when the read has looked where that is, or begins to look for the entry."""
+
+    async def main() -> None:
+        async with ServerGroup(tmp_path, 1, storage=STORAGE) as group, AsyncClient(format_peers(group.peers)) as client:
+            await client.append(BODIES)
+            replica = group.hosted("n0").replica
+            log, segments = replica.log, replica.log.segment_facts()
+            whole, left = getattr(log, moment), [1]
+
+            def interrupted(*arguments: int) -> int:
+                found = whole(*arguments)
+                if left and left.pop():
+                    log.delete_prefix(segments[1].first_index, TablesSnapshot.of(replica.tables), replica.commit_index)
+                return int(found)
+
+            monkeypatch.setattr(log, moment, interrupted)
+            place = int(log.position_of(segments[1].first_index + 1)) if moment == "first_index" else None
+            left[:] = [1]
+            positions = Positions(replica, group.nodes["n0"]._executor)
+            if place is not None:
+                assert await positions.at(place, 1) == segments[1].first_index + 1
+            else:
+                with pytest.raises(IndexOutOfRangeError, match="before what is held"):
+                    await positions.at(0, 1)
+            assert not left
+
+    run(main())
+
+
+def test_nodes_that_began_behind_different_commitlogs_refuse_each_other(tmp_path: Path, golden: Path, caplog) -> None:
+    lay_out(golden, tmp_path / "n0", "n0")
+    later = shutil.copytree(golden, tmp_path / "later")
+    (later / f"{0:020}").unlink()
+    lay_out(later, tmp_path / "n1", "n1")
+
+    async def main() -> None:
+        async with Apart(tmp_path, 2, storage=STORAGE) as group:
+            await eventually(lambda: "behind another CommitLog" in caplog.text)
+            assert all(not group.hosted(node).replica.is_leader for node in ("n0", "n1"))
 
     run(main())
 
