@@ -12,7 +12,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from dledger_core.cli.output import say
@@ -80,59 +81,83 @@ async def _compare(seal: Seal, config: ServerConfig) -> bool:
         return Hello(role="peer", node_id=config.self_id, behind={group: str(seal)})
 
     server = await serve(config.host or me.host, me.port, accept=accept, handler_for=lambda _: _Comparing())
-    try:
-        with _ending() as ended:
-            return await _wait_for_all(seal, config, ended)
-    finally:
-        await server.close()
+    with _ending() as ended:
+        try:
+            await _wait_for_all(seal, config, ended)
+        finally:
+            await server.close()
+        return not ended.is_set()
 
 
-async def _wait_for_all(seal: Seal, config: ServerConfig, ended: asyncio.Event) -> bool:
+async def _wait_for_all(seal: Seal, config: ServerConfig, ended: asyncio.Event) -> None:
+    """Asks all nodes again and again, until all of them tell the same in one round."""
     [group] = config.groups
-    left = [peer for peer in config.peers if peer.node_id != config.self_id]
+    others = [peer for peer in config.peers if peer.node_id != config.self_id]
     told = time.monotonic()
-    say(f"CommitLog {seal}: comparing it with {', '.join(str(peer.node_id) for peer in left)}")
-    while left and not ended.is_set():
-        answers = await asyncio.gather(*(_ask(peer, group, seal) for peer in left))
-        wrong = next((answer for answer in answers if isinstance(answer, DLedgerError)), None)
-        if wrong is not None:
+    say(f"CommitLog {seal}: comparing it with {', '.join(str(peer.node_id) for peer in others)}")
+    while not ended.is_set():
+        try:
+            answers = await asyncio.gather(*(_ask(peer, group, seal) for peer in others))
+            waiting = [f"{answer.name} ({answer.waits})" for answer in answers if answer.waits]
+            if not waiting:
+                _check_first_beginning(answers, group, len(config.peers) // 2 + 1)
+                return
+        except (ConfigError, StoreMismatchError):
             await asyncio.sleep(_STAY_S)
-            raise wrong
-        reasons = {str(peer.node_id): answer for peer, answer in zip(left, answers, strict=True) if answer is not None}
-        left = [peer for peer in left if str(peer.node_id) in reasons]
-        if left and time.monotonic() - told > _TOLD_S:
+            raise
+        if time.monotonic() - told > _TOLD_S:
             told = time.monotonic()
-            waiting = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
-            say(f"waiting for all nodes to say which CommitLog they have: {waiting}")
-        if left:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _AGAIN_S)
-    return not ended.is_set()
+            say(f"waiting for all nodes to say which CommitLog they have: {'; '.join(waiting)}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), _AGAIN_S)
 
 
-async def _ask(peer: Peer, group: str, seal: Seal) -> DLedgerError | str | None:
-    """Returns None if the node has the same CommitLog, a text for why it does not tell yet, or what is wrong."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a node told: why it cannot yet (empty: it has the same CommitLog), whether it has begun, its log's uuid."""
+
+    name: str
+    waits: str = ""
+    begun: bool = False
+    log_uuid: str | None = None
+
+
+async def _ask(peer: Peer, group: str, seal: Seal) -> _Answer:
+    """Raises StoreMismatchError if the node has another CommitLog, ConfigError if it is another node."""
+    name = str(peer.node_id)
     try:
         connection = await connect(peer.host, peer.port, Hello(), _Comparing(), timeout_s=_ASK_S)
     except DLedgerError as error:
-        return error.what
+        return _Answer(name, error.what)
     connection.close()
     await connection.closed
     hello = connection.peer_hello
     if hello.node_id != peer.node_id:
-        return ConfigError(f"the node there calls itself {hello.node_id}", peer.address, "correct the peers string")
+        raise ConfigError(f"the node there calls itself {hello.node_id}", peer.address, "correct the peers string")
     theirs = hello.behind.get(group)
     if theirs == str(seal):
-        return None
+        return _Answer(name, "", group in hello.logs, hello.logs.get(group))
     if theirs is None and group not in hello.logs:
         named = sorted({*hello.logs, *hello.behind})
-        return f"it hosts {', '.join(named) or 'nothing'}, not {group}"
-    return StoreMismatchError(
-        f"{peer.node_id} does not begin group {group} behind the same CommitLog",
+        return _Answer(name, f"it hosts {', '.join(named) or 'nothing'}, not {group}")
+    raise StoreMismatchError(
+        f"{name} does not begin group {group} behind the same CommitLog",
         peer.address,
-        "audit the copies of the CommitLog, and copy the files from a node that has them whole",
+        "audit the copies of the CommitLog, and copy the files from a node that has them whole; where they lack only "
+        "older files, give --commitlog-seal as --check shows it",
         {"here": str(seal), "there": theirs},
     )
+
+
+def _check_first_beginning(answers: Sequence[_Answer], group: str, majority: int) -> None:
+    """A log has a uuid once a majority has begun: where fewer have, a node with one has an older log, as of a trial."""
+    older = [answer.name for answer in answers if answer.log_uuid is not None]
+    if older and sum(answer.begun for answer in answers) < majority:
+        raise StoreMismatchError(
+            f"{', '.join(older)} holds a log of group {group} from before, and most nodes have not begun",
+            "",
+            "move its store away; if it is this group's and the others lost theirs, give --commitlog-seal to these",
+        )
 
 
 @contextlib.contextmanager

@@ -74,20 +74,23 @@ class PositionReads(ABC):
         if isinstance(found, PositionFetch):
             return found
         how: dict[str, Any] = {"node": node, "isolation": isolation, "consistency": "committed"}
-        read = await self._from(found, position, max_bytes, how)
-        if read.batch.num_rows or node is not None:
-            return read
+        if node is not None:
+            return await self._from(found, position, max_bytes, how)
+        read = await self.fetch(found, END_OF_LOG, max_bytes=max_bytes, **how)
+        batch = ending_behind(read.batch, position)
+        if batch.num_rows:
+            return PositionFetch(batch, None, read.next_index)
         # A follower may not have heard of the newest commit, and its end is no answer about what lies behind it.
         with contextlib.suppress(DLedgerError, TimeoutError):
             async with asyncio.timeout(NEWEST_TIMEOUT_S):
                 newest = _decode(await self._ask_leader(dict(request)), position)
                 if isinstance(newest, int):
                     return await self._from(newest, position, max_bytes, how | {"consistency": "linearizable"})
-        return read
+        return await self._from(read.next_index, position, max_bytes, how)
 
     async def _from(self, index: int, position: int, max_bytes: int, how: dict[str, Any]) -> PositionFetch:
         """Reads from an index on what ends behind a position; the index may be one of a replica that is behind."""
-        read = await self.fetch(index, END_OF_LOG, max_bytes=max_bytes, **how)
+        read: Fetch = await self.fetch(index, END_OF_LOG, max_bytes=max_bytes, **how)
         batch = ending_behind(read.batch, position)
         while not batch.num_rows and read.next_index > index:
             index = read.next_index

@@ -99,6 +99,8 @@ def read_old_log(
             if on_bytes is not None:
                 on_bytes(done, len(files) * file.size)
         _check_end(stop, file, last=file is files[-1])
+        if stop.kind == "blank":
+            _check_blank(stop, file)
         if counted:
             hasher.update(_BLANK.pack(file.end - stop.position, BLANK_MAGIC))
     seal = Seal(begins, files[-1].end, hasher.hexdigest()[:_DIGEST_CHARS])
@@ -135,11 +137,13 @@ def begin_behind(
     if open_identity(files, layout, group=group, node_id=node_id) is not None:
         raise StoreMismatchError("the store has begun already", str(layout.root), "serve it as it is")
     target = store.parent / OLD_FILES
+    _check_unchanged(old)
     try:
         if not _lay_out(old, target, store.parent / f"{OLD_FILES}-{node_id}.part", files):
             _check_laid_out(read_old_log(target, old.seal.start, on_bytes), old, target)
     except OSError as error:
         refuse(error, target)
+    _check_unchanged(old)  # nothing has begun yet, and what was laid out is compared by the next call
     lock = lock_store(files, layout)
     try:
         config = replace(config, data_segment_bytes=old.files[-1].size)
@@ -198,7 +202,6 @@ def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
     if not old.closed:
         _close(part / Path(old.files[-1].path).name, old, files)
     files.sync_dir(part)
-    _check_unchanged(old)
     try:
         part.rename(target)
     except OSError as error:
@@ -210,6 +213,20 @@ def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
     return True
 
 
+def _check_blank(stop: Stop, file: ClassicFile) -> None:
+    """A BLANK tells how much of its file is left; who reads by position goes by that."""
+    with Path(file.path).open("rb") as opened:
+        opened.seek(stop.position - file.position)
+        length = int.from_bytes(opened.read(4), "big")
+    if length != file.end - stop.position:
+        raise CorruptRecordError(
+            "the BLANK at the end of a file has another length than what is left",
+            file.path,
+            "copy the file from a node that has it whole",
+            {"position": stop.position, "length": length, "left": file.end - stop.position},
+        )
+
+
 def _stamps(files: tuple[ClassicFile, ...]) -> tuple[tuple[int, int, int], ...]:
     found = [Path(file.path).stat() for file in files]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
@@ -219,10 +236,13 @@ def _check_unchanged(old: OldLog) -> None:
     """Nodes may have waited for one another for hours since the files were read."""
     folder = Path(old.files[0].path).parent
     check_broker_idle(folder.resolve().parent)
-    if _stamps(old.files) != old.stamps:
-        raise ConfigError(
-            "its files have changed since they were read", str(folder), "stop who writes there, start again"
-        )
+    try:
+        now = classic_files(folder)
+    except ConfigError:  # they do not even continue each other
+        now = ()
+    if now != old.files or _stamps(now) != old.stamps:
+        found = "its files have changed since they were read"
+        raise ConfigError(found, str(folder), "stop who writes there, start again")
 
 
 def _check_laid_out(found: OldLog, old: OldLog, target: Path) -> None:

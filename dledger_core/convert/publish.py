@@ -68,6 +68,10 @@ def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
     own = source.meta if source.meta is not None and not plan.drops_control else None
     all_foreign = own is None or own.profile == "A" or source.continued_by_java
     same_start = own is not None and own.first_index == source.first_index
+    first_position = progress.first[0] if progress.first else plan.start_position
+    behind = None
+    if source.meta is not None and (source.meta.first_index, source.meta.first_position) == (0, first_position):
+        behind = source.meta.behind
     return LogMeta(
         profile=plan.profile,
         group=request.group,
@@ -75,12 +79,13 @@ def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
         data_segment_bytes=plan.data_segment_bytes,
         index_segment_bytes=plan.index_segment_bytes,
         log_uuid=identity_of(request, plan, progress),
-        first_position=progress.first[0] if progress.first else plan.start_position,
+        first_position=first_position,
         first_index=source.first_index,
         previous_term=own.previous_term if own is not None and same_start else None,
         tables_index=own.tables_index if own is not None else None,
         foreign_end=end if all_foreign or own is None else own.foreign_end,
         broker_end_index=end if own is None or source.broker_end is None else source.broker_end,
+        behind=behind,
     )
 
 

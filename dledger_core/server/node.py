@@ -17,7 +17,7 @@ from typing import Final
 import uvloop
 
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError, UnreachableError
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, UnreachableError
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
@@ -25,6 +25,7 @@ from dledger_core.raft import Configuration, Message, even_group_warning
 from dledger_core.server.appends import Appended, Appends
 from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.log_identity import check_same_logs
 from dledger_core.server.peers import PeerLinks
 from dledger_core.server.positions import Positions
 from dledger_core.server.reads import Reads
@@ -285,26 +286,7 @@ class NodeServer:
         return self._hello()
 
     def _check_logs(self, hello: Hello) -> None:
-        for group, theirs in hello.logs.items():
-            hosted = self._hosted.get(group)
-            ours = hosted.replica.log_uuid if hosted is not None else None
-            if theirs is not None and ours is not None and theirs != ours:
-                raise StoreMismatchError(
-                    f"{hello.node_id} holds another log of group {group}",
-                    f"{self._config.self_id}",
-                    "one of the two stores is from another cluster: move it away",
-                    {"ours": ours, "theirs": theirs},
-                )
-
-        for group, seal in hello.behind.items():
-            hosted = self._hosted.get(group)
-            if hosted is not None and hosted.replica.log.behind not in (None, seal):
-                raise StoreMismatchError(
-                    f"{hello.node_id} began group {group} behind another CommitLog",
-                    f"{self._config.self_id}",
-                    "audit the copies; the node whose copy is wrong begins again behind one of the others'",
-                    {"ours": hosted.replica.log.behind, "theirs": seal},
-                )
+        check_same_logs(hello, self._hosted, self._config.self_id)
 
     def _handler_for(self, connection: Connection) -> Handler:
         if connection.peer_hello.role == "peer":

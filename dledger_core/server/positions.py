@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dledger_core.errors import IndexOutOfRangeError
+from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.server.replica import Replica
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Positions:
         Raises:
             IndexOutOfRangeError: before what is still held, or where no message of the CommitLog begins.
             CorruptRecordError: the message is damaged here.
+            BehindError: this replica has begun anew behind what its leader has, and holds nothing yet.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._at, position, max_bytes)
 
@@ -53,7 +54,7 @@ class Positions:
             first = log.first_index()
             try:
                 found = self._find(position, max_bytes, first)
-            except IndexOutOfRangeError:
+            except (IndexOutOfRangeError, CorruptRecordError):
                 if first == log.first_index():
                     raise
                 continue  # retention took the log's beginning meanwhile
@@ -61,7 +62,10 @@ class Positions:
                 return found
 
     def _find(self, position: int, max_bytes: int, first: int) -> OldRun | int:
-        begin = self._replica.log.position_of(first)
+        log = self._replica.log
+        if log.last_index() < first and first > 0:
+            raise BehindError("the log here has just begun anew", f"group {self._replica.group}", "ask another replica")
+        begin = log.position_of(first)
         while position < begin:
             run = self._old[0].read(position, max_bytes) if self._old is not None and position < self._old[1] else None
             if run is None:

@@ -73,6 +73,7 @@ class Resets:
             "version": _VERSION,
             "position": self._log.position_of(first_index),
             "log": self._tables().log_uuid or self._log.log_uuid,
+            "behind": self._log.behind,
             "applied": snapshot.applied_index,
             "tables": snapshot.data,
         }
@@ -85,7 +86,9 @@ class Resets:
         position = position if type(position) is int else -1
         packed = packed if isinstance(packed, bytes) else b""
         tables = LogTables.parse(packed)
-        well_formed = position >= 0 and isinstance(log_uuid, str | None) and fields.get("version") == _VERSION
+        behind = fields.get("behind")
+        kinds = isinstance(log_uuid, str | None) and isinstance(behind, str | None)
+        well_formed = position >= 0 and kinds and fields.get("version") == _VERSION
         if tables is None or not well_formed:
             raise ProtocolError("a reset is malformed", f"index {first_index}", "run one version on all nodes")
         segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid
@@ -101,6 +104,7 @@ class Resets:
             position=Position(position),
             previous_term=previous_term,
             log_uuid=log_uuid,
+            behind=behind,
             tables=TablesSnapshot(tables.applied_index, packed),
         )
         return NewLog(start, tables)

@@ -304,6 +304,7 @@ class CommitLog(DurableLog):
                 previous_term=start.previous_term if start.previous_term != NO_TERM else None,
                 tables_index=start.tables.applied_index,
                 log_uuid=self._meta.log_uuid or start.log_uuid,
+                behind=self._meta.behind or start.behind,
                 discarding=True,
             )
         )

@@ -51,6 +51,7 @@ class LogStart:
         previous_term: term of the entry before; NO_TERM if unknown.
         log_uuid: identity of the log, or None.
         tables: of all committed entries up to ``first_index - 1`` or further.
+        behind: seal of the CommitLog that the log begins behind, or None.
     """
 
     first_index: Index
@@ -58,6 +59,7 @@ class LogStart:
     previous_term: Term
     log_uuid: str | None
     tables: TablesSnapshot
+    behind: str | None = None
 
 
 def load_tables(files: Files, layout: Layout, meta: LogMeta) -> LogTables:

@@ -108,6 +108,43 @@ def test_what_ends_it(
     asyncio.run(main())
 
 
+def test_a_store_that_a_trial_left_does_not_pass_for_a_beginning(tmp_path: Path) -> None:
+    peers = free_peers(3)
+
+    async def main() -> None:
+        trial = await serving(peers[2], {"g": "of the trial"}, {"g": str(SEAL)})
+        other = await serving(peers[1], {}, {"g": str(SEAL)})  # compares too
+        with pytest.raises(StoreMismatchError, match="n2 holds a log of group g from before"):
+            await _compare(SEAL, config_of(0, peers, tmp_path))
+        await other.close()
+        # Where most have begun, a log is to be expected.
+        other = await serving(peers[1], {"g": None}, {"g": str(SEAL)})
+        assert await _compare(SEAL, config_of(0, peers, tmp_path))
+        await trial.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+def test_all_tell_the_same_at_one_time(tmp_path: Path) -> None:
+    """A node that told the right thing once, and came again with something else, is not taken for aligned."""
+    peers = free_peers(3)
+
+    async def main() -> None:
+        changing = await serving(peers[1], {}, {"g": str(SEAL)})
+        task = asyncio.create_task(_compare(SEAL, config_of(0, peers, tmp_path)))
+        await asyncio.sleep(0.5)
+        await changing.close()
+        changing = await serving(peers[1], {}, {"g": str(OTHER)})
+        last = await serving(peers[2], {}, {"g": str(SEAL)})
+        with pytest.raises(StoreMismatchError):
+            await task
+        await changing.close()
+        await last.close()
+
+    asyncio.run(main())
+
+
 def test_a_node_that_does_not_tell_yet_is_waited_for_and_the_reason_told(tmp_path: Path, capsys: Any) -> None:
     peers = free_peers(2)
 

@@ -100,7 +100,8 @@ def test_what_a_follower_has_not_heard_of_is_looked_for_at_the_leader():
             def nothing_yet(node, connection, frame):
                 if frame.header["cons"] == "linearizable":
                     return node.answer(frame)
-                end = {"n": 0, "next": 30, "commit": 29, "visible": 30, "first": 0, "skip": []}
+                next_index = max(30, frame.header["start"])
+                end = {"n": 0, "next": next_index, "commit": 29, "visible": 30, "first": 0, "skip": []}
                 return {"t": Type.READ_OK} | end, []
 
             for node in group:

@@ -118,7 +118,7 @@ def test_an_interrupted_begin_goes_on(open_: Path, closed: Path, tmp_path: Path,
     assert contents(group / OLD_FILES) == contents(closed)
 
 
-@pytest.mark.parametrize("case", ["flip", "longer", "new file"])
+@pytest.mark.parametrize("case", ["flip", "longer", "new file", "one more"])
 def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, case: str) -> None:
     """Nodes may wait for one another for long before they begin."""
     old, path = read_old_log(open_), open_ / f"{0:020}"
@@ -128,6 +128,8 @@ def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, 
     elif case == "longer":
         with (open_ / f"{FILE_BYTES:020}").open("ab") as file:
             file.write(b"x")
+    elif case == "one more":
+        (open_ / f"{END:020}").write_bytes(data)  # the file that lay ahead
     else:
         path.unlink()
         path.write_bytes(data)
@@ -162,6 +164,9 @@ def damage(folder: Path, case: str) -> None:
     elif case == "hole":
         data[:8] = bytes(8)
         first.write_bytes(data)
+    elif case == "blank":
+        data[stop_of(first) + 3] ^= 1
+        first.write_bytes(data)
     elif case == "sizes":
         last.write_bytes(last.read_bytes()[:-1024])
     elif case == "no room":
@@ -178,6 +183,7 @@ def damage(folder: Path, case: str) -> None:
     [
         ("flip", CorruptRecordError),
         ("hole", CorruptRecordError),
+        ("blank", CorruptRecordError),
         ("no room", CorruptRecordError),
         ("sizes", ConfigError),
         ("empty", ConfigError),
@@ -277,9 +283,9 @@ def test_two_groups_behind_one_commitlog_are_not_one(open_: Path, tmp_path: Path
                 node.communicate(timeout=300)
         nodes[2] = started("trial", 2)  # a wrong --dir
         with Client(peers, timeout_ms=60_000) as client:
-            assert client.append([b"after"]).last_index == last + 1
+            end = client.append([b"after"]).last_index + 1
             soon(lambda: "holds another log of group default" in (tmp_path / "trial2.log").read_text())
-            assert client.get(last).body == b"real"
+            assert client.read(0, end).column("body").to_pylist() == [b"real"] * 5 + [b"after"]
     finally:
         for node in nodes:
             node.kill()
@@ -384,6 +390,10 @@ def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Pat
         assert [at - 48 for at in found["physical_offset"]] == [row["position"] for row in rows]
         assert rows[0]["position"] == END
     assert converted(store, tmp_path / "dledger-b").entries == 3  # nothing moves: nothing is given out
+    metas = [load_log_meta(OsFiles(), Layout(path).log_meta) for path in (store, tmp_path / "dledger-b")]
+    assert metas[0] is not None
+    assert metas[1] is not None
+    assert metas[0].behind == metas[1].behind == str(read_old_log(open_).seal)
 
 
 def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +16,13 @@ import pytest
 from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
 from dledger_core.convert import begin_behind, read_old_log
-from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
-from dledger_core.ids import Index
+from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core.ids import Index, NodeId
+from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
 from dledger_core.rocketmq.old_messages import OLD_FILES
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.log_identity import check_same_logs
 from dledger_core.server.positions import Positions
 from dledger_core.storage.prefix import TablesSnapshot
 from tests.rocketmq.golden import MIXED, extract, messages
@@ -185,14 +189,62 @@ def test_retention_in_the_middle_of_a_read_by_position(
 
 def test_nodes_that_began_behind_different_commitlogs_refuse_each_other(tmp_path: Path, golden: Path, caplog) -> None:
     lay_out(golden, tmp_path / "n0", "n0")
-    later = shutil.copytree(golden, tmp_path / "later")
-    (later / f"{0:020}").unlink()
-    lay_out(later, tmp_path / "n1", "n1")
+    shorter = shutil.copytree(golden, tmp_path / "shorter")
+    (shorter / f"{FILE_BYTES:020}").unlink()
+    lay_out(shorter, tmp_path / "n1", "n1")
 
     async def main() -> None:
         async with Apart(tmp_path, 2, storage=STORAGE) as group:
-            await eventually(lambda: "behind another CommitLog" in caplog.text)
+            await eventually(lambda: "did not begin group default behind the same CommitLog" in caplog.text)
             assert all(not group.hosted(node).replica.is_leader for node in ("n0", "n1"))
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "uuids", "fits"),
+    [
+        ("0-64-a", "0-64-a", (None, None), True),
+        ("0-64-a", "0-64-b", (None, None), False),
+        ("0-64-a", "0-96-a", (None, None), False),
+        ("0-64-a", "32-64-b", (None, None), True),  # it has deleted a file
+        ("0-64-a", "0-64-b", ("u", None), False),
+        ("0-64-a", "0-64-b", ("u", "u"), True),  # one log, whatever was there before
+        ("0-64-a", None, (None, None), False),  # the one at 64, the other at 0
+        (None, "0-64-a", (None, None), False),
+        ("0-64-a", None, ("u", None), True),  # it may be sent the log from its leader's first index on
+        (None, None, (None, None), True),
+        ("0-64-a", "0-64-a", ("u", "v"), False),
+    ],
+)
+def test_which_logs_can_be_one(
+    tmp_path: Path, ours: str | None, theirs: str | None, uuids: tuple[str | None, str | None], fits: bool
+) -> None:
+    def seal(text: str | None) -> str | None:
+        return None if text is None else text[:-1] + text[-1] * 32
+
+    log = SimpleNamespace(behind=seal(ours))
+    hosted: Any = {"g": SimpleNamespace(replica=SimpleNamespace(log_uuid=uuids[0], log=log))}
+    told = seal(theirs)
+    hello = Hello(
+        role="peer", node_id=NodeId("n1"), logs={"g": uuids[1], "other": "w"}, behind={"g": told} if told else {}
+    )
+    with contextlib.nullcontext() if fits else pytest.raises(StoreMismatchError):
+        check_same_logs(hello, hosted, NodeId("n0"))
+
+
+def test_a_log_that_begins_anew_says_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ServerGroup(tmp_path, 1, storage=STORAGE) as group:
+            client = await group.client()
+            await client.append(BODIES)
+            replica = group.hosted("n0").replica
+            log, positions = replica.log, Positions(replica, group.nodes["n0"]._executor)
+            last = log._last_index
+            log._first_index, log._last_index = 58, 57  # as in the middle of CommitLog._reset
+            with pytest.raises(BehindError):
+                await positions.at(0, 1)
+            log._first_index, log._last_index = 0, last
 
     run(main())
 
@@ -217,5 +269,25 @@ def test_a_damaged_old_message_is_an_error_of_that_node_alone(tmp_path: Path, go
                     await client.read_at(damaged, node=node)
                 before = await client.fetch_at(0, node=node)
                 assert (before.batch.num_rows, before.next_position) == (7, damaged)
+
+    run(main())
+
+
+def test_a_node_whose_copy_lacks_older_files_joins_all_the_same(tmp_path: Path, golden: Path) -> None:
+    """It lost its store, and a file that the others still have; its seal begins later, and ends where theirs do."""
+    for node_id in ("n0", "n1"):
+        lay_out(golden, tmp_path / node_id, node_id)
+    later = shutil.copytree(golden, tmp_path / "later")
+    (later / f"{0:020}").unlink()
+    lay_out(later, tmp_path / "n2", "n2")
+
+    async def main() -> None:
+        async with Apart(tmp_path, 3, storage=STORAGE) as group, AsyncClient(format_peers(group.peers)) as client:
+            last = (await client.append([b"first"])).last_index
+            await eventually(lambda: group.hosted("n2").replica.log.last_index() >= last)
+            assert (await client.read_at(max(OLD), node="n2")).column("body").to_pylist() == [OLD[max(OLD)]]
+            with pytest.raises(IndexOutOfRangeError):
+                await client.read_at(0, node="n2")
+            assert (await client.read_at(0, max_bytes=1)).column("body").to_pylist() == [OLD[0]]
 
     run(main())

@@ -59,6 +59,8 @@ def test_what_is_packed_is_read_again(leader):
     assert found.start.log_uuid == leader.replica.log_uuid
     assert found.tables.snapshot() == leader.replica.tables.snapshot() == found.start.tables.data
     assert found.tables.producers.get("p").next_sequence == 1
+    assert found.start.behind is None
+    assert resets.unpack(first, Term(1), reset_of(leader, behind="0-64-seal")).start.behind == "0-64-seal"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_what_is_packed_is_read_again(leader):
         {"position": None},
         {"log": 5},
         {"log": "another"},
+        {"behind": 5},
         {"tables": b""},
         {"tables": b"\0" * 40},
         {"tables": None},

@@ -160,6 +160,7 @@ START = LogStart(
     previous_term=Term(2),
     log_uuid="uuid",
     tables=TablesSnapshot(Index(990), b""),
+    behind="0-64-seal",
 )
 
 
@@ -174,6 +175,7 @@ def start_with(tables: LogTables) -> LogStart:
         previous_term=START.previous_term,
         log_uuid=START.log_uuid,
         tables=TablesSnapshot.of(twin),
+        behind=START.behind,
     )
 
 
@@ -196,6 +198,7 @@ def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
         assert log.hard_state.term == 3, when
         assert (log.first_index(), log.last_index(), log.commit_index) == (1000, 999, 999), when
         assert log.staged_end == start.position
+        assert log.behind == "0-64-seal"
         assert list(log.term_runs()) == [TermRun(Index(999), Term(2))]
         assert log.load_tables().snapshot() == start.tables.data, when
         append(log, [b"next"] * 3, term=3)
