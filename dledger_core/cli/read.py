@@ -121,9 +121,10 @@ def tail(
     announce_wait()
     with connect(peers, group, timeout) as client:
         begin, end = _resolve(client, start)
+        position = 0
         if start.kind == "position":
-            begin = _print_from_position(client, view, writer, start.number)
-        position = start.number if start.kind == "position" else 0  # it may lie behind the end of the log
+            position = start.number  # it may lie behind the end of the log
+            begin = _print_from_position(client, view, writer, position)
         at_once = no_follow or view.full
         if at_once:
             _print_range(client, view, writer, (begin, end), position)

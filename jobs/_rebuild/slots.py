@@ -128,15 +128,20 @@ def queues_of(runs: DataFrame) -> DataFrame:
     return runs.sparkSession.sql(_QUEUES, again=NAMED_AGAIN, runs=runs)
 
 
-def facts_of(queues: DataFrame, batch_topics: Sequence[str] = ()) -> QueueFacts:
-    """Sums the queues up; one of ``batch_topics`` may have holes, as a message there takes several queue offsets."""
-    row = facts_row(queues, batch_topics).first()
+def facts_of(queues: DataFrame) -> QueueFacts:
+    """Sums the queues up."""
+    row = facts_row(queues, ()).first()
     assert row is not None
     return QueueFacts(**row.asDict())
 
 
 def facts_row(queues: DataFrame, batch_topics: Sequence[str]) -> DataFrame:
-    """Returns a single row with the columns that QueueFacts has."""
+    """Returns what QueueFacts says, as a single row.
+
+    Args:
+        queues: from ``queues_of``.
+        batch_topics: their queues may have holes, as a message there takes several queue offsets.
+    """
     from pyspark.sql import functions as f
 
     batched = queues.withColumn("batched", f.col("topic").isin(list(batch_topics)))
