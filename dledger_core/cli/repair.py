@@ -36,12 +36,23 @@ __all__ = ["repair"]
 @peers_option(required=False)
 @click.option("--group", help="The group the store must belong to (default: the one it says).")
 @click.option("--dry-run", is_flag=True, help="Only look what is damaged; works beside a running node too.")
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Give the node its vote at once, although it may have acknowledged what its log lost behind the last "
+    "checkpoint: for a group that has no majority without it, never beside a node that may still hold it.",
+)
 @format_option
-def repair(directory: Path, peers: str | None, group: str | None, dry_run: bool, output: Format) -> int:
+def repair(
+    directory: Path, peers: str | None, group: str | None, dry_run: bool, accept_loss: bool, output: Format
+) -> int:
     """Repair a store from its peers while its node is down.
 
     The whole store is read. What is damaged of its durable entries is fetched from any peer that holds it intact and
     has it committed, checked, and written in place; nothing is ever cut. A node does the same by itself when it starts.
+
+    Where the end of the log was damaged, what was acknowledged behind it may be gone too: the node then has no vote
+    until a leader that was elected without it has given it everything.
 
     Exit 0 if the store is sound now, 1 if --dry-run found damage, 2 if damage remains that no peer could mend.
     """
@@ -61,7 +72,17 @@ def repair(directory: Path, peers: str | None, group: str | None, dry_run: bool,
         _show(report.found, report.remaining, output, dry_run=False)
         for node, reason in report.failures.items() if report.remaining else ():
             say(f"{node}: {reason}")
+        _tell_vote(store, accept_loss=accept_loss and not report.remaining)
         return EXIT_INCOMPLETE if report.remaining else 0
+
+
+def _tell_vote(store: StoreRepair, *, accept_loss: bool) -> None:
+    above = store.abstains_above
+    if above is not None and accept_loss:
+        store.accept_loss()
+        say("the node votes at once: what it may have acknowledged behind its end is given up")
+    elif above is not None:
+        say(f"the end of the log was lost: no vote before the node holds a committed entry of a term above {above}")
 
 
 def _show(found: Any, remaining: Any, output: Format, *, dry_run: bool) -> None:

@@ -24,7 +24,7 @@ __all__ = [
 def tick_follower(state: RaftState) -> None:
     """Counts one tick on a node that does not lead."""
     state.election_elapsed += 1
-    if state.role is Role.LEARNER:
+    if state.role is Role.LEARNER or not state.has_vote:
         return
     if state.role is Role.CANDIDATE and not state.is_hard_state_durable:
         # Nobody has been asked yet: on a slow disk a further campaign would only start the wait again.
@@ -36,7 +36,7 @@ def tick_follower(state: RaftState) -> None:
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:
     """Starts a campaign: with a pre-vote, unless the old leader asked for it or nobody else votes."""
-    if state.role is Role.LEADER or not state.is_voter:
+    if state.role is Role.LEADER or not state.is_voter or not state.has_vote:
         return
     if transfer or state.configuration.is_sole_voter(state.node_id):
         _become_candidate(state, transfer=transfer)
@@ -65,7 +65,7 @@ def handle_request_vote(state: RaftState, message: RequestVote) -> None:
     candidate = message.sender
     free = state.voted_for == candidate or (state.voted_for is None and state.leader_id is None)
     willing = free or (message.pre and message.term > state.term)
-    granted = willing and state.log.is_up_to_date(message.last_index, message.last_term)
+    granted = willing and _may_elect(state, message)
     if message.pre:
         term = message.term if granted else state.term
         state.send_dependent(_response(state, candidate, term, granted=granted, pre=True))
@@ -74,6 +74,14 @@ def handle_request_vote(state: RaftState, message: RequestVote) -> None:
         state.vote(candidate)
         state.election_elapsed = 0
     state.send_persisted(_response(state, candidate, state.term, granted=granted, pre=False))
+
+
+def _may_elect(state: RaftState, message: RequestVote) -> bool:
+    """Whether the candidate holds everything that this node knows to be committed, or may have known."""
+    if state.has_vote:
+        return state.log.is_up_to_date(message.last_index, message.last_term)
+    # In a group of two nothing is committed that the other one does not hold.
+    return len(state.configuration.voters) == 2
 
 
 def refuse_request_vote(state: RaftState, message: RequestVote) -> None:

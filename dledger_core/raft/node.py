@@ -44,7 +44,7 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A replica at one moment; ``progress`` is empty unless it leads."""
+    """A replica at one moment; ``progress`` is empty unless it leads. One that ``abstains`` has no vote for now."""
 
     node_id: NodeId
     role: Role
@@ -55,6 +55,7 @@ class Status:
     durable_index: Index
     commit_index: Index
     transferee: NodeId | None
+    abstains: bool
     progress: dict[NodeId, ProgressStatus]
 
 
@@ -74,6 +75,8 @@ class RawNode:
         random: the one source of chance.
         noop_payload: makes (payload, nbytes) of the NOOP at an index.
         reset_payloads: makes and reads what a log that begins later needs; without it nobody is reset.
+        abstains_above: this node lost the end of its log in that term or before, and may have forgotten what it
+            acknowledged: it has no vote until it holds a committed entry of a higher term. None = it kept all.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class RawNode:
         random: RandomSource,
         noop_payload: NoopPayload,
         reset_payloads: ResetPayloads | None = None,
+        abstains_above: Term | None = None,
     ) -> None:
         log = RaftLog(store, commit_index=commit_index, recent_bytes_max=config.recent_bytes_max)
         invariant(log.last_term <= hard_state.term, "the log is ahead of the term", last_term=log.last_term)
@@ -101,6 +105,7 @@ class RawNode:
             random=random,
             noop_payload=noop_payload,
             reset_payloads=reset_payloads,
+            abstains_above=abstains_above,
         )
         self._number = 0
         self._in_flight: deque[tuple[int, bool, HardState | None]] = deque()
@@ -189,6 +194,7 @@ class RawNode:
             durable_index=log.durable_index,
             commit_index=log.commit_index,
             transferee=state.transferee,
+            abstains=not state.has_vote,
             progress={
                 member: ProgressStatus(
                     progress.match_index,

@@ -40,6 +40,7 @@ class RaftState:
         incoming_reset: what has arrived of a transfer to this node.
         new_start: the log was begun anew, which the next Ready tells.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
+        abstains_above: this node has no vote before it holds a committed entry of a higher term; None = it has one.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RaftState:
         random: RandomSource,
         noop_payload: NoopPayload,
         reset_payloads: ResetPayloads | None = None,
+        abstains_above: Term | None = None,
     ) -> None:
         self.node_id = node_id
         self.configuration = configuration
@@ -80,16 +82,30 @@ class RaftState:
         self.transfer_elapsed = 0
         self.asked_to_lead = False
         self.preferred_pause = 0
+        self.abstains_above = None if configuration.is_sole_voter(node_id) else abstains_above
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
         self._random = random
         self.election_timeout = 0
         self.reset_election_timer()
+        if self.abstains_above is not None and self.term <= self.abstains_above:
+            # Whoever it may have helped into office, and whatever was sent to it, is of the past from now on.
+            self.enter_term(Term(self.abstains_above + 1), None)
 
     @property
     def is_voter(self) -> bool:
         """Whether this node may campaign."""
         return self.node_id in self.configuration.voters
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether this node keeps all promises that it gave; see ``abstains_above``."""
+        if self.abstains_above is not None:
+            log = self.log
+            term = log.term_at(log.commit_index) if log.commit_index <= log.durable_index else None
+            if term is not None and term > self.abstains_above:
+                self.abstains_above = None
+        return self.abstains_above is None
 
     @property
     def is_hard_state_durable(self) -> bool:

@@ -78,6 +78,8 @@ async def repair_store(
     found = left = await environment.beside(partial(store.find, mend_rows=True))
     others = tuple(peer for peer in peers if peer.node_id != store.meta.node_id)
     records = PeerRecords(others, group, store.meta.log_uuid, environment.source)
+    if others:
+        await environment.beside(partial(store.abstain_if_end_is_lost, found))
 
     async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
         return await environment.beside(partial(store.write_back, damage, fetched, commit_index))

@@ -95,6 +95,7 @@ class Replica:
             random=environment.random,
             noop_payload=self._noop_payload,
             reset_payloads=Resets(log, lambda: self.tables),
+            abstains_above=log.abstention.above,
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
@@ -357,12 +358,11 @@ class Replica:
         self._reads.pop(number, None)
 
     def delete_prefix(self, index: Index) -> None:
-        """Queues the deletion of whole segments before ``index``, the first entry of one; nothing uncommitted goes.
+        """Queues the deletion of whole segments before ``index``, the first entry of one, which must be committed.
 
-        The core knows first: it must not ask for what is about to go.
+        Another leader's entry in its place might lie elsewhere. The core knows first: it must not ask for what goes.
         """
-        safe = min(index, self.readable_end)
-        if safe == index and self.log.first_index() < index:
+        if index < self.readable_end and self.log.first_index() < index:
             tables = TablesSnapshot.of(self.tables)
             self._guard(lambda: self.raft.compact(index))
             commit_index = self.commit_index

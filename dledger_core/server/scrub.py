@@ -203,4 +203,5 @@ class Scrub:
 
     def _read(self, replica: Replica, start: int, end: int) -> tuple[Records, bool]:
         records = replica.log.read(start, end, min(READ_BYTES, max(self._rate, 1)))
+        replica.log.check_blanks(records, start)
         return records, replica.log.rows_fit(records, start)

@@ -258,6 +258,7 @@ class ClientService:
             "groups": sorted(self._hosted),
             "preferred": list(self._config.preferred(replica.group)),
             "time": replica.log.last_time_ms or None,
+            "abstains": status.abstains,
         }
 
     async def _read(self, request: GroupRequest) -> None:

@@ -26,9 +26,10 @@ from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES, Payload, Records
 from dledger_core.storage import log_queries
+from dledger_core.storage.abstention import Abstention
 from dledger_core.storage.appender import Appender, bounded
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from dledger_core.storage.damage import Damage, wrong_rows
+from dledger_core.storage.damage import Damage, write_wrong_rows
 from dledger_core.storage.durable_log import DurableLog
 from dledger_core.storage.files import DiskSpace, File, Files, OsFiles
 from dledger_core.storage.hard_state import load_hard_state, save_hard_state
@@ -58,6 +59,7 @@ class CommitLog(DurableLog):
         self._meta = meta
         self._lock = lock
         self._tables: LogTables | None = load_tables(files, layout, meta)
+        self.abstention: Final = Abstention(files, layout)
         self._failure: DiskFailedError | None = None
         self._cuts = 0
         for folder in (layout.root, layout.meta, layout.data, layout.index):
@@ -230,8 +232,7 @@ class CommitLog(DurableLog):
             self._zero_ahead.poke()
 
     def _truncate(self, index: int) -> None:
-        last = self._last_index
-        if index > last:
+        if index > (last := self._last_index):
             return
         invariant(index > self._commit_index, "a committed entry would be cut", index=index, commit=self._commit_index)
         end = self._certain_end_of(index - 1)
@@ -246,6 +247,7 @@ class CommitLog(DurableLog):
         with self._writing():
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
+            self.abstention.end_with(self._reader.term_at, range(self._first_index, self._commit_index + 1))
 
     def _write_checkpoint(self) -> None:
         self._appender.sync()
@@ -265,12 +267,12 @@ class CommitLog(DurableLog):
         Args:
             index: nothing from here on is deleted.
             tables: of what is committed up to ``commit_index``.
-            commit_index: nothing behind it is deleted.
+            commit_index: what is kept begins here at the latest, so that it has its place for good.
 
         Raises like ``persist``.
         """
         with self._writing():
-            found = log_queries.prefix_before(self._reader, min(index, commit_index + 1))
+            found = log_queries.prefix_before(self._reader, min(index, commit_index))
             if found is None:
                 return self.first_index()
             position, first, term = found
@@ -353,10 +355,8 @@ class CommitLog(DurableLog):
     def mend_rows(self, records: Records, first_index: int) -> None:
         """Corrects rows of the index that do not know intact committed records. Called by the writer thread."""
         with self._writing():
-            wrong = wrong_rows(self._index, records, first_index) if first_index >= self._first_index else None
-            if wrong is not None:
-                self._index.write(*wrong)
-                self._index.sync(wrong[0], wrong[0] + len(wrong[1]))
+            if first_index >= self._first_index:
+                write_wrong_rows(self._index, records, first_index)
 
     def _fail(self, error: OSError) -> DiskFailedError:
         if self._failure is None:

@@ -19,11 +19,11 @@ from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position
 from dledger_core.record import Records, index_records
-from dledger_core.storage.index_file import IndexSource, agreement, contradiction
+from dledger_core.storage.index_file import IndexFile, IndexSource, agreement, contradiction
 from dledger_core.storage.record_reader import RecordReader
 from dledger_core.storage.scan import Cursor, Run, Scanner, Stop, StopKind
 
-__all__ = ["Damage", "damage_near", "find_damage", "wrong_rows"]
+__all__ = ["Damage", "damage_near", "find_damage", "write_wrong_rows", "wrong_rows"]
 
 _ROWS_PER_STEP: Final = 4096
 _NEAR: Final = 1 << 16
@@ -58,6 +58,14 @@ def wrong_rows(index: IndexSource, records: Records, first_index: int) -> tuple[
         return None
     first, stop = int(wrong[0]), int(wrong[-1]) + 1
     return first_index + first, rows[first:stop]
+
+
+def write_wrong_rows(index: IndexFile, records: Records, first_index: int) -> None:
+    """Writes, durably, what the index lacks to know these intact records."""
+    wrong = wrong_rows(index, records, first_index)
+    if wrong is not None:
+        index.write(*wrong)
+        index.sync(wrong[0], wrong[0] + len(wrong[1]))
 
 
 class _Search:

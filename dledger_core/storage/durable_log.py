@@ -81,6 +81,11 @@ class DurableLog:
         """Returns records as ``read`` does, for who looks for damage and wants to find it: it is not reported here."""
         return self._read(start, end, max_bytes, body_crc=True)
 
+    def check_blanks(self, records: Records, first_index: int) -> None:
+        """Raises CorruptRecordError if a segment that these records fill does not end with its BLANK."""
+        following = first_index + records.count
+        self._reporting(first_index, lambda: self._reader.check_blanks(records, self.position_of(following)))
+
     def read_raw(self, start: int, end: int, max_bytes: int) -> Records:
         """Returns records as ``read`` does, without checking bodies against their CRCs."""
         return self._read(start, end, max_bytes, body_crc=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
@@ -86,16 +85,15 @@ def load_tables(files: Files, layout: Layout, meta: LogMeta) -> LogTables:
 def end_interrupted(files: Files, layout: Layout, meta: LogMeta) -> LogMeta:
     """Ends what a crash interrupted, before anybody looks at the segments; returns the identity as it is then.
 
-    Segments that a deletion left at the log's beginning stay, as long as they are the log's beginning: with a hole
-    behind them they are not.
+    What a deletion left before the log's beginning goes too: no checkpoint and no repair looks at it any more. Only
+    where the beginning itself is lost it stays, for people to look at.
     """
     if meta.discarding:
         return remove_everything(files, layout, meta)
-    names = [name for name in files.listdir(layout.data) or () if is_segment_name(name)]
-    left = sorted(int(name) for name in names if int(name) < meta.first_position - meta.data_segment_bytes + 1)
+    bases = sorted(int(name) for name in files.listdir(layout.data) or () if is_segment_name(name))
     first = meta.first_position - meta.first_position % meta.data_segment_bytes
-    hole = max((a for a, b in pairwise([*left, first]) if b != a + meta.data_segment_bytes), default=-1)
-    _remove(files, layout, [segment_name(base) for base in left if base <= hole])
+    if first in bases:
+        _remove(files, layout, [segment_name(base) for base in bases if base < first])
     return meta
 
 

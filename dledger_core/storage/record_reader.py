@@ -26,6 +26,7 @@ __all__ = ["HEADER_STRUCT", "RecordReader", "corrupt", "out_of_range", "own_rule
 HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
 """One record's header: magic, size, index, term, position, mark, crc, length."""
 
+_BLANK: Final = struct.Struct(">ii")
 _MEAN_BYTES_FIRST: Final = 256
 _ROWS_EXTRA: Final = 16
 _ROWS_MAX: Final = 1 << 20
@@ -165,6 +166,25 @@ class RecordReader:
                 {"index": start, "position": position},
             )
         raise corrupt(self.data, stop)
+
+    def check_blanks(self, records: Records, following: int) -> None:
+        """Looks at what no read by the index touches: the BLANK behind the last record of a segment.
+
+        Args:
+            records: consecutive ones that were read.
+            following: where the record behind them lies, or will.
+
+        Raises:
+            CorruptRecordError: a BLANK is damaged; ``index`` names the record before it.
+        """
+        headers = records.headers
+        positions = headers["position"].astype(np.int64)
+        ends = positions + records.sizes
+        for row in np.flatnonzero(ends != np.append(positions[1:], following)).tolist():
+            end, data = int(ends[row]), self.data
+            blank = _BLANK.pack(MAGIC_BLANK, data.base_of(end) + data.segment_bytes - end)
+            if data.read(end, _BLANK.size) != blank:
+                raise corrupt(data, Stop(StopKind.HEADER, Cursor(end, int(headers["index"][row]))))
 
     def check_witness(self, run: Run) -> None:
         """Raises CorruptRecordError if the index contradicts a record; see ``contradiction``."""

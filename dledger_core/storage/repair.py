@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +17,13 @@ import numpy as np
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError
-from dledger_core.ids import Index, Position
+from dledger_core.ids import Index, Position, Term
 from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, MAGIC_BLANK, TIME_MASK, Records, index_records, place
+from dledger_core.storage.abstention import Abstention, mark_abstaining
 from dledger_core.storage.checkpoint import load_checkpoint
-from dledger_core.storage.damage import Damage, find_damage, wrong_rows
+from dledger_core.storage.damage import Damage, find_damage, write_wrong_rows
 from dledger_core.storage.files import File, Files, OsFiles
+from dledger_core.storage.hard_state import load_hard_state
 from dledger_core.storage.index_file import IndexFile, contradiction
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
@@ -238,6 +240,20 @@ class StoreRepair:
         return suspicion(self._files, self._layout)
 
     @property
+    def abstains_above(self) -> Term | None:
+        """See ``Abstention``."""
+        return Abstention(self._files, self._layout).above
+
+    def accept_loss(self) -> None:
+        """Gives the node its vote back, whatever it may have acknowledged behind what it holds.
+
+        Raises:
+            DiskFailedError: the disk does not take it.
+        """
+        with self._writing():
+            Abstention(self._files, self._layout).end()
+
+    @property
     def path(self) -> Path:
         """The store's directory."""
         return self._layout.root
@@ -260,7 +276,7 @@ class StoreRepair:
             if self._closed:
                 raise RuntimeError("the store was closed while it was read")
             if mend_rows:
-                self._mend_rows(run)
+                write_wrong_rows(self._index, run.records, run.first_index)
 
         with self._writing():
             found = list(find_damage(self._reader, self._index, first, *end, on_run))
@@ -283,11 +299,6 @@ class StoreRepair:
             return None
         return last + 1, int(row["position"]) + int(row["size"])
 
-    def _mend_rows(self, run: Run) -> None:
-        wrong = wrong_rows(self._index, run.records, run.first_index)
-        if wrong is not None:
-            self._index.write(*wrong)
-
     def prepare(self) -> None:
         """Makes data files that are gone, and lengthens those that are too short: with zeros, which are damage.
 
@@ -304,6 +315,21 @@ class StoreRepair:
                     data.create(base)
                 data.fill_up(base)
             data.sync_dir()
+
+    def abstain_if_end_is_lost(self, found: Sequence[Damage]) -> None:
+        """Takes the node's vote if what may lie behind the last durable entry can be gone too; see ``abstention``.
+
+        Called before anything is mended: then nothing shows any more that it was damaged.
+
+        Raises:
+            CorruptRecordError: nobody knows the node's term.
+            DiskFailedError: the disk does not take the mark.
+        """
+        end = self._durable_end()
+        if end is not None and any(damage.end >= end[0] for damage in found):
+            term = load_hard_state(self._files, self._layout.root, last_term=1).term
+            with self._writing():
+                mark_abstaining(self._files, self._layout, term)
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.

@@ -170,6 +170,70 @@ def test_two_damaged_stores_of_three_are_repaired_and_without_peers_it_is_said(t
         check_alike(cluster)
 
 
+# --- the end of a log is lost -----------------------------------------------------------------------------------------
+
+
+def cut_end(store: Path, keep: int = 64 << 10) -> None:
+    """Cuts the last data file, and all rows of the index behind half of the first file."""
+    last = [path for path in data_files(store) if any(path.read_bytes())][-1]
+    with last.open("r+b") as file:
+        file.truncate(min(keep, last.stat().st_size) // 2)
+    with sorted((store / "index").iterdir())[0].open("r+b") as file:
+        file.seek(16 << 10)
+        file.write(bytes(16 << 10))
+
+
+def mark_of(cluster: LocalCluster, node: str) -> Path:
+    return cluster.store_path(node) / "meta" / "abstains"
+
+
+def test_a_node_whose_log_lost_its_end_gets_its_vote_back_from_a_leader_elected_without_it(tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        cluster.stop("n2")
+        cut_end(cluster.store_path("n2"))
+        cluster.restart("n2")
+        soon(lambda: "the node has its vote again" in cluster.log_path("n2").read_text())
+        said = cluster.log_path("n2").read_text()
+        assert said.index("are repaired") < said.index("the end of the log was lost") < said.index("its vote again")
+        assert not mark_of(cluster, "n2").exists()
+        fill(cluster, 5)
+        check_alike(cluster)
+
+
+def test_without_its_vote_there_is_no_majority_until_another_node_or_the_operator_helps(tmp_path: Path) -> None:
+    runner = CliRunner()
+    with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
+        fill(cluster)
+        soon(lambda: settled(cluster))
+        cluster.kill("n1")
+        cluster.stop("n2")
+        cut_end(cluster.store_path("n2"))
+        cluster.restart("n2")
+        soon(lambda: "the end of the log was lost" in cluster.log_path("n2").read_text())
+        with Client(cluster.peers) as client:
+            soon(lambda: [node.abstains for node in client.metadata().nodes] == [False, False, True])
+        told = runner.invoke(main, ["status", "--peers", cluster.peers])
+        assert told.exit_code == 1
+        assert "n2 lost the end of its log, and has no vote" in told.stderr
+        assert "no leader" in told.stderr
+        cluster.stop("n2")
+        assert mark_of(cluster, "n2").exists(), "not given back by a restart"
+        repair = ["repair", "--dir", str(cluster.store_path("n2")), "--peers", cluster.peers]
+        kept = runner.invoke(main, repair)
+        assert (kept.exit_code, mark_of(cluster, "n2").exists()) == (0, True)
+        assert "no vote before the node holds a committed entry of a term above" in kept.stderr
+        given = runner.invoke(main, [*repair, "--accept-loss"])
+        assert (given.exit_code, mark_of(cluster, "n2").exists()) == (0, False)
+        assert "given up" in given.stderr
+        cluster.restart("n2")
+        cluster.leader()
+        fill(cluster, 5)
+        cluster.restart("n1")
+        check_alike(cluster)
+
+
 def test_a_group_that_is_repaired_stops_no_other_group(tmp_path: Path) -> None:
     with (
         LocalCluster(3, tmp_path, groups=("a", "b"), **OPTIONS) as cluster,

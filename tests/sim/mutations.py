@@ -82,7 +82,7 @@ CORE_MUTATIONS = {
     ),
     "a vote for a log that lacks entries": (
         "raft/election.py",
-        "granted = willing and state.log.is_up_to_date(message.last_index, message.last_term)",
+        "granted = willing and _may_elect(state, message)",
         "granted = willing",
     ),
     "the previous entry is not compared": (
@@ -250,13 +250,28 @@ REPAIR_MUTATIONS: dict[str, Mutation] = {
         "            if found is None or found.discarding:\n",
     ),
     "rows that are mended are not made durable": (
-        "storage/commit_log.py",
-        "                self._index.sync(wrong[0], wrong[0] + len(wrong[1]))\n",
+        "storage/damage.py",
+        "        index.sync(wrong[0], wrong[0] + len(wrong[1]))\n",
         "",
     ),
 }
 
 WHOLE_MUTATIONS: dict[str, Mutation] = {
+    "a node whose log lost its end votes at once": (
+        "raft/state.py",
+        "        return self.abstains_above is None\n",
+        "        return True\n",
+    ),
+    "a node whose log lost its end trusts a leader of the same term": (
+        "raft/state.py",
+        "if term is not None and term > self.abstains_above:",
+        "if term is not None:",
+    ),
+    "a node without a vote does not say so to its disk": (
+        "server/repair.py",
+        "        await environment.beside(partial(store.abstain_if_end_is_lost, found))\n",
+        "        pass\n",
+    ),
     "a suspect store is opened as any other": (
         "server/repair.py",
         "    if why is not None:\n        raise CorruptRecordError(",

@@ -301,7 +301,7 @@ def test_the_prefix_can_be_dropped() -> None:
     expected = read_all(log)
     second = next(i for i in range(400) if log.position_of(i) == 4096)
     assert log.delete_prefix(second - 1, NO_TABLES, 100) == 0
-    assert log.delete_prefix(second + 5, NO_TABLES, second - 2) == 0
+    assert log.delete_prefix(second + 5, NO_TABLES, second - 1) == 0, "the first entry that is kept must be committed"
     assert log.delete_prefix(second + 5, NO_TABLES, 100) == second
     assert read_all(log) == expected[second:]
     assert log.term_runs()[0] == TermRun(Index(second - 1), Term(1))

@@ -98,18 +98,25 @@ def test_a_deletion_is_whole_or_not_at_all_and_loses_no_table() -> None:
     assert {0, first} <= seen <= {0, head_of(open_log(files.clone()), 4096), first}
 
 
-def test_a_hole_that_a_deletion_left_is_what_it_deleted() -> None:
+@pytest.mark.parametrize("left", [(0,), (4096, 8192), (8192,)], ids=["with a hole", "the end", "the last"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_a_deletion_left_of_what_it_deleted_goes_too(left: tuple[int, ...], damaged: bool) -> None:
     files, tables = filled()
     log = open_log(files)
     before = files.clone()
     first = head_of(log, 12288)
     log.delete_prefix(first, TablesSnapshot.of(tables), ENTRIES - 1)
     log.close()
-    old = STORE / "data" / segment_name(0)
-    files.names[old] = files.durable_names[old] = before.names[old]  # the order of removals is the file system's
+    old = [STORE / "data" / segment_name(base) for base in left]
+    for path in old:
+        files.names[path] = files.durable_names[path] = before.names[path]  # the order of removals is the file system's
+        files.content(path)[100] ^= damaged
     log = open_log(files)
     assert log.first_index() == first
-    assert old not in files.names
+    assert not set(old) & set(files.names)
+    log.close()
+    files.crash(0.0)
+    assert not set(old) & set(files.names)
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "older"])

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
-from dledger_core.ids import Index, Position
+from dledger_core.ids import Index, NodeId, Position, Term
+from dledger_core.raft import HardState
 from dledger_core.record import Records
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.abstention import Abstention
 from dledger_core.storage.damage import Damage
+from dledger_core.storage.hard_state import save_hard_state
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.repair import StoreRepair
 from dledger_core.storage.segments import Segments, segment_name
@@ -538,3 +541,115 @@ def test_a_search_ends_when_its_store_is_closed() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         store.find()
     open_log(files, config=CONFIG).close()
+
+
+@pytest.mark.parametrize("byte", range(8))
+def test_a_blank_that_no_read_touches_is_looked_at_and_repaired(byte: int) -> None:
+    files = WHOLE.files.clone()
+    log = open_log(files, config=CONFIG)
+    last = head() - 1
+    end = WHOLE.positions[last] + int(WHOLE.log.read(last, last + 1, 1).sizes[0])
+    file, at = data_file(files, end)
+    file[at + byte] ^= 1
+    for start, stop in [(last - 3, last + 3), (last - 3, last + 1)]:  # across the boundary, and up to it
+        records = log.read(start, stop, 1 << 20)
+        with pytest.raises(CorruptRecordError) as caught:
+            log.check_blanks(records, start)
+        assert caught.value.values == {"index": last, "position": end}
+    log.check_blanks(log.read(0, last, 1 << 20), 0)
+    damage = log.damage_near(last)
+    assert damage is not None
+    assert (damage.start, damage.end, damage.position) == (last + 1, last + 1, end)
+    assert log.write_back(damage, None, LAST) is None
+    log.check_blanks(log.read(0, WHOLE.end, 1 << 20), 0)
+    log.close()
+    check_like_new(files)
+
+
+# --- the end of the log ---------------------------------------------------------------------------------------------
+
+
+def abstains_above(files: FaultyFiles) -> int | None:
+    return Abstention(files, Layout(STORE)).above
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "lost"),
+    [
+        (17, 17, False),
+        (0, 40, False),
+        (LAST - 1, LAST - 1, False),
+        (LAST, LAST, True),
+        (60, LAST, True),
+        (0, LAST, True),
+    ],
+)
+def test_the_vote_is_taken_where_damage_reaches_the_end_and_before_anything_is_mended(
+    first: int, last: int, lost: bool
+) -> None:
+    files = WHOLE.files.clone()
+    save_hard_state(files, STORE, HardState(Term(5), NodeId("n1")))
+    for index in range(first, last + 1):
+        file, at = data_file(files, WHOLE.positions[index])
+        file[at + 3] ^= 0xFF
+    before = content(files)
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        store.prepare()
+        store.abstain_if_end_is_lost(store.find())
+    assert content(files) == before
+    files.crash(0.0)
+    assert abstains_above(files) == (5 if lost else None)
+
+
+def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
+    files = WHOLE.files.clone()
+    save_hard_state(files, STORE, HardState(Term(5), None))
+    last = max(content(files))
+    for names in (files.names, files.durable_names):
+        del names[last]
+    assert repair_as_a_node(files) == [(int(index_at(last)), WHOLE.end)]
+    assert abstains_above(files) == 5
+    log = open_log(files, config=CONFIG)
+    assert log.abstention.above == 5
+    append(log, [b"of the term in which it was lost"], term=5)
+    log.save_checkpoint(LAST + 1)
+    assert log.abstention.above == 5
+    append(log, [b"of a later one"], term=6)
+    log.save_checkpoint(LAST + 1)
+    assert log.abstention.above == 5, "it is not committed"
+    log.save_checkpoint(LAST + 2)
+    assert log.abstention.above is None
+    files.crash(0.0)
+    assert abstains_above(files) is None
+
+
+def index_at(path: Path) -> int:
+    return WHOLE.positions.index(int(path.name))
+
+
+def repair_as_a_node(files: FaultyFiles) -> list[tuple[int, int]]:
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        store.prepare()
+        store.abstain_if_end_is_lost(store.find())
+        return work(store)
+
+
+def test_a_mark_that_cannot_be_read_stops_the_node_and_says_what_to_write() -> None:
+    files = WHOLE.files.clone()
+    files.replace(Layout(STORE).meta / "abstains", b"garbage")
+    with pytest.raises(CorruptRecordError, match="write"):
+        open_log(files, config=CONFIG)
+    assert files.read(Layout(STORE).meta / "abstains") == b"garbage"
+
+
+def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:
+    files = WHOLE.files.clone()
+    file, at = data_file(files, WHOLE.positions[LAST])
+    file[at] ^= 0xFF
+    for names in (files.names, files.durable_names):
+        names.pop(STORE / "currterm", None)
+    with (
+        StoreRepair.open(STORE, files=files, config=CONFIG) as store,
+        pytest.raises(CorruptRecordError, match="currterm"),
+    ):
+        store.abstain_if_end_is_lost(store.find())

@@ -26,6 +26,7 @@ from dledger_core.raft import (
 
 if TYPE_CHECKING:
     from tests.support.cluster_sim import SimNode
+    from tests.support.memory_store import MemoryStore
 
 
 class SafetyViolationError(AssertionError):
@@ -53,6 +54,8 @@ class SafetyChecker:
         self.reads: dict[int, Index] = {}
         self.seen: dict[NodeId, tuple[Term, Index]] = {}
         self.leader_last_index: dict[tuple[NodeId, Term], Index] = {}
+        self.lost: list[tuple[NodeId, MemoryStore]] = []
+        """Disks that lost the end of their log, as they were: what was acknowledged from there still counts."""
 
     @property
     def commit_index(self) -> Index:
@@ -72,7 +75,9 @@ class SafetyChecker:
     def on_start(self, node: SimNode) -> None:
         """A node starts from its disk."""
         status = node.status
-        check(status.term == node.disk.hard_state.term, "a node starts in its durable term", node.node_id)
+        term = node.disk.hard_state.term
+        known = status.term == term or (status.term == term + 1 and node.core._state.voted_for is None)
+        check(known, "a node starts in its durable term, or behind it without a vote", node.node_id)
         self.seen[node.node_id] = (status.term, status.commit_index)
 
     def on_step(self, node: SimNode) -> None:
@@ -193,9 +198,9 @@ class SafetyChecker:
             for other in self.nodes.values()
             if commit_index < other.disk.first_index() or other.disk.term_at(commit_index) == entry_term
         ]
-        check(
-            len(holders) >= self.majority, "committed without a majority of disks", node.node_id, commit_index, holders
-        )
+        holders += [lost for lost, disk in self.lost if disk.term_at(commit_index) == entry_term]
+        majority = len(set(holders)) >= self.majority
+        check(majority, "committed without a majority of disks", node.node_id, commit_index, holders)
         self.commit_points.append((commit_index, entry_term, term))
 
     def _check_committed(self, node: SimNode, start: Index, end: Index) -> None:

@@ -55,6 +55,7 @@ class Member:
         commit_index: int = NO_INDEX,
         seed: int = 0,
         resets: Resets | None = None,
+        abstains_above: int | None = None,
     ) -> None:
         self.store = store or MemoryStore()
         if term is not None:
@@ -72,6 +73,7 @@ class Member:
             random=random.Random(seed),
             noop_payload=noop_payload,
             reset_payloads=resets,
+            abstains_above=None if abstains_above is None else Term(abstains_above),
         )
         self.unpersisted: deque[Ready] = deque()
         self.readys: list[Ready] = []

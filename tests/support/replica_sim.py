@@ -39,6 +39,7 @@ from tests.support.network import Network, NetworkFaults, sometimes
 from tests.support.sim_clients import History, PlainClient, ProducerClient, QueryClient, ReadClient, SimClient
 from tests.support.sim_damage import DamageMix, Damages, draw_damage_mix
 from tests.support.sim_history import check_history
+from tests.support.sim_lost_end import LostEnds
 from tests.support.sim_member import GROUP, SimMember, fingerprint, shadow_of
 from tests.support.sim_repair import check_sound
 from tests.support.virtual_time import VirtualTime
@@ -131,6 +132,7 @@ class ReplicaSim:
         self._tables: dict[Index, int] = {}
         self.deleted: dict[int, tuple[int, bytes]] = {}
         self._turn_delay = self.source.choice((0, 0, 1, 5))
+        self.lost_ends = LostEnds(self, self.damages, random.Random(f"{seed}/end"))
 
     def run(self) -> Counter[str]:
         """Runs both phases and returns what happened."""
@@ -233,6 +235,7 @@ class ReplicaSim:
 
     def on_down(self, member: SimMember) -> None:
         """A member's process is gone; it comes back."""
+        self.lost_ends.perhaps(member)
         life = member.life
         away = 1500 if self.chance(self.mix.retention) else 300  # so long that others may delete what it needs
         delay = self.source.randrange(1, away) if self.faults_on else 1

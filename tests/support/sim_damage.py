@@ -134,7 +134,7 @@ class Damages:
             else:
                 self._sim.counters[f"{state}: {place.kind}"] += 1
         self._places = left
-        if not left:
+        if not left and self._victim.lost_behind is None:  # of a lost end, rows of the index may be missing still
             self._victim = None
 
     def on(self, member: SimMember) -> bool:
@@ -154,7 +154,7 @@ class Damages:
 
     def strike(self) -> None:
         """Perhaps damages something on some member, if nothing is damaged now."""
-        if not self._sim.damage_chance(self._sim.damage_mix.damage) or self.any:
+        if not self._sim.damage_chance(self._sim.damage_mix.damage) or self.any or self._sim.lost_ends.unsettled:
             return
         member = self._source.choice(list(self._sim.members.values()))
         rows = self._vulnerable(member)
@@ -169,23 +169,27 @@ class Damages:
                 place.apply()
                 self._sim.counters[place.kind] += 1
         if places:
-            self._victim, self._places, self._first_index = member, places, int(rows["index"][0])
+            self.took(member, places, int(rows["index"][0]))
+
+    def took(self, member: SimMember, places: list[Place], first_index: int) -> None:
+        """Takes note of what a member lacks from ``first_index`` on until it is repaired."""
+        self._victim, self._places, self._first_index = member, places, first_index
 
     def _vulnerable(self, member: SimMember) -> np.ndarray:
         """Returns the index rows of some entries that may be damaged; none if there are none."""
         checkpoint, none = _durable_checkpoint(member), np.empty(0, INDEX_RECORD)
         first = max(one.first_index_max for one in self._sim.members.values())
         last = min(checkpoint.durable_index, member.disk.last_index()) if checkpoint is not None else -1
-        batch = _committed(self._sim.checker, last)
+        batch = committed_batch(self._sim.checker, last)
         while last >= first and (batch is None or member.disk.term_at(Index(last)) != batch.term):
             last = (batch.first_index if batch is not None else self._sim.checker.commit_index + 1) - 1
-            batch = _committed(self._sim.checker, last)
+            batch = committed_batch(self._sim.checker, last)
         if last < first:
             return none
         if last - first >= NEAR:
             first = self._source.choice((first, last + 1 - NEAR, self._source.randrange(first, last + 2 - NEAR)))
         wanted = np.arange(first, min(last + 1, first + NEAR))
-        found = np.frombuffer(_rows(member, first, int(wanted[-1]) + 1), INDEX_RECORD)
+        found = np.frombuffer(index_rows(member, first, int(wanted[-1]) + 1), INDEX_RECORD)
         return found if len(found) == len(wanted) and bool((found["index"] == wanted).all()) else none
 
     def _strike_rows(self, member: SimMember, rows: np.ndarray) -> Place | None:
@@ -225,7 +229,7 @@ class Damages:
         return _replace(kind, inode, path, start, content)
 
 
-def _committed(checker: SafetyChecker, index: int) -> Batch | None:
+def committed_batch(checker: SafetyChecker, index: int) -> Batch | None:
     """Returns the committed batch that holds an entry."""
     if not 0 <= index <= checker.commit_index:
         return None
@@ -241,7 +245,7 @@ def _durable_checkpoint(member: SimMember) -> Checkpoint | None:
     return min((one for one in both if one), key=lambda one: one.durable_index) if all(both) else None
 
 
-def _rows(member: SimMember, first: int, end: int) -> bytes:
+def index_rows(member: SimMember, first: int, end: int) -> bytes:
     """Returns the bytes of index rows; fewer where there are none."""
     pieces, at, stop = [], first * INDEX_RECORD_BYTES, end * INDEX_RECORD_BYTES
     size = member.sim.mix.storage.index_segment_bytes

@@ -234,6 +234,8 @@ class SimMember:
         self.clock_offset = 0
         self.life = 0
         self.stalled_until = 0
+        self.lost_behind: Index | None = None
+        """The end of its log is lost, all that lay behind this entry for good; until that was seen at a start."""
         self.running = False
         """Whether the process is there; ``up`` only once its store is sound and hosted."""
         self.up = False
@@ -327,6 +329,11 @@ class SimMember:
         check(log.hard_state in allowed, "a hard state was lost or invented", self.node_id, log.hard_state, allowed)
         prev_term = self._compare_start(first_index)
         kept = [b for b in before.batches if cut is None or b.first_index < cut]
+        if self.lost_behind is not None:
+            vouched = [b for b in kept if b.last_index <= self.lost_behind]
+            check(len(found) >= len(vouched), "a repair brought back too little", self.node_id, found, vouched)
+            check(log.abstention.above is not None, "a node votes that lost the end of its log", self.node_id)
+            kept, self.lost_behind = kept[: len(found)], None
         check(found[: len(kept)] == kept, "the log lost what was durable", self.node_id, found, kept)
         rest = found[len(kept) :]
         cut_away = [b for b in before.batches if cut is not None and b.first_index >= cut]

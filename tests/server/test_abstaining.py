@@ -1,0 +1,137 @@
+"""A node whose log lost its end has forgotten what it acknowledged there: it has no vote until it holds it again.
+
+Real replicas on disks in memory, driven by hand. What the last checkpoint does not vouch for may be lost without a
+trace beside what it does vouch for, so a repair from a peer's committed entries, however complete, is not enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core.config import Peer
+from dledger_core.errors import UnreachableError
+from dledger_core.raft import Role
+from dledger_core.server.repair import RepairReport, repair_store
+from dledger_core.storage.checkpoint import load_checkpoint
+from dledger_core.storage.layout import Layout
+from dledger_core.storage.repair import StoreRepair
+from tests.support.hand_driven import HandDriven
+from tests.support.hand_group import NAMES, TICKS_MAX, HandGroup
+from tests.support.server_group import STORAGE
+
+SMALL = replace(STORAGE, data_segment_bytes=4096, index_segment_bytes=1024)
+LAYOUT = Layout(Path("/store"))
+PEERS = tuple(Peer(name, "hand", 1 + at) for at, name in enumerate(NAMES))
+
+
+class Beside:
+    """A ``RepairEnvironment`` whose only peer is another replica of the test."""
+
+    def __init__(self, giver: HandDriven) -> None:
+        self.giver = giver
+        self.peer: Any = None
+
+    def now(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError(f"nothing to wait for {seconds} seconds")
+
+    async def beside(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def source(self, peer: Peer) -> Beside:
+        source = Beside(self.giver)
+        source.peer = peer
+        return source
+
+    async def open(self, group: str, log_uuid: str | None) -> None:
+        if self.peer.node_id != self.giver.node_id:
+            raise UnreachableError("down", str(self.peer.node_id))
+
+    async def read(self, group: str, start: int, end: int) -> Any:
+        stop = min(end, self.giver.replica.readable_end)
+        return self.giver.log.inspect(start, stop, 1 << 20), stop - 1
+
+    async def close(self) -> None:
+        pass
+
+
+def repair(group: HandGroup, victim: HandDriven, giver: HandDriven) -> RepairReport:
+    files = group.files[str(victim.node_id)]
+    with StoreRepair.open(LAYOUT.root, files=files, config=SMALL) as store:
+        return asyncio.run(repair_store(store, PEERS, "g", environment=Beside(giver)))
+
+
+def lose_from(group: HandGroup, victim: HandDriven, keep: float) -> None:
+    """Leaves a share of what the checkpoint vouches for, and nothing behind it, in data and index."""
+    files = group.files[str(victim.node_id)]
+    checkpoint = load_checkpoint(files, LAYOUT.checkpoint)
+    assert checkpoint is not None
+    index = int(checkpoint.durable_index * keep)
+    ends = {LAYOUT.data: int(victim.log.position_of(index)), LAYOUT.index: index * 32}
+    files.kill()
+    for names in (files.names, files.durable_names):
+        for path in [path for path in names if path.parent in ends]:
+            content, end = names[path].content, max(0, ends[path.parent] - int(path.name))
+            content[end:] = bytes(len(content[end:]))
+            names[path].durable[:] = content
+
+
+def ahead() -> tuple[HandGroup, HandDriven, HandDriven, HandDriven]:
+    """A leader and a follower have acknowledged what neither the third node nor any checkpoint knows."""
+    group = HandGroup(SMALL)
+    leader = group.leader()
+    victim, late = (node for node in group.nodes.values() if node is not leader)
+    for number in range(40):
+        group.append(leader, b"%d" % number * 100)
+    group.tick(10)
+    victim.replica.save_checkpoint()
+    group.settle()
+    cut_off(group, late)
+    for number in range(7):
+        group.append(leader, b"only two have this %d" % number)
+    assert len(group.acknowledged) == 47
+    assert not group.unknown
+    return group, leader, victim, late
+
+
+def cut_off(group: HandGroup, *nodes: HandDriven) -> None:
+    names = {node.node_id for node in nodes}
+    group.drop = lambda message: message.sender in names or message.target in names
+
+
+def elects(group: HandGroup, *nodes: HandDriven) -> bool:
+    """Whether one of these nodes comes to lead in due time."""
+    for _ in range(TICKS_MAX):
+        if any(node.replica.soft_state.role is Role.LEADER for node in nodes):
+            return True
+        group.tick()
+    return False
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.4, 0.9])
+def test_what_a_repaired_node_may_have_forgotten_is_not_lost_with_its_vote(keep: float) -> None:
+    group, leader, victim, late = ahead()
+    lose_from(group, victim, keep)
+    report = repair(group, victim, leader)
+    assert report.found
+    assert not report.remaining
+    victim = group.start(str(victim.node_id))
+    cut_off(group, leader)
+    assert not elects(group, late, victim), "they lack what was acknowledged"
+    group.drop = lambda _: False
+    leader = group.leader()
+    group.append(leader, b"after", ticks=5)
+    assert [group.lost(node) for node in group.nodes.values()] == [[], [], []]
+    cut_off(group, leader)
+    assert elects(group, late, victim), "it holds everything again"
+    group.drop = lambda _: False
+    group.tick(20)
+    assert [group.lost(node) for node in group.nodes.values()] == [[], [], []]
