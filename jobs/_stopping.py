@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Event
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from jobs._cli import StoppedError, progress, stop_requests
@@ -22,18 +23,21 @@ _POLL_S: Final = 0.1
 _Result = TypeVar("_Result")
 
 
-def run_stoppable(spark: SparkSession, work: Callable[[], _Result]) -> _Result:
+def run_stoppable(spark: SparkSession, work: Callable[[], _Result], stopping: Event | None = None) -> _Result:
     """Runs ``work``; on SIGTERM or Ctrl-C its Spark jobs are cancelled and StoppedError is raised.
 
     Args:
         spark: the session that ``work`` uses.
         work: what to do; called in another thread. It must not go on after a failed Spark job.
+        stopping: set then, for what ``work`` does without Spark.
     """
     with stop_requests() as stop, ThreadPoolExecutor(1, "spark-job") as pool:
         future = pool.submit(work)
         while not wait([future], _POLL_S).done:
             if stop.is_set():
                 progress("stopping")
+                if stopping is not None:
+                    stopping.set()
                 _cancel(spark, future)
                 raise StoppedError("stopped by a signal")
         return future.result()

@@ -134,7 +134,7 @@ def command(
     audit = Audit(snapshot, options)
     with spark_session("dledger-audit", settings=VERBOSE if more["verbose"] else None) as spark:
         try:
-            summary = run_stoppable(spark, lambda: audit.run(spark))
+            summary = run_stoppable(spark, lambda: audit.run(spark), audit.stopping)
         except StoppedError:
             if options.table is not None:
                 progress(f"go on with --resume {audit.run_id}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,15 +22,16 @@ from dledger_core.errors import DLedgerError
 from jobs._audit.drill import Drilled, drill
 from jobs._audit.limiter import RateLimiter
 from jobs._audit.model import Class, Finding, Replica
-from jobs._audit.plan import DigestTask, Section, aligned, bundles
+from jobs._audit.plan import DigestTask, Section, aligned, bundles, shares
 from jobs._audit.sources import Gap, RangeSeen, open_source
-from jobs._cli import progress
+from jobs._cli import StoppedError, progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "digest_pass",
+    "digests_here",
     "drill_pass",
     "index_pass",
     "watched",
@@ -93,6 +95,35 @@ def digest_pass(
             yield pa.RecordBatch.from_pylist(pending, _ARROW_SCHEMA)
 
     return _spread(spark, tuple(bundles(tasks, one_per_node=rate is not None)), rows, RANGES_SCHEMA)
+
+
+def digests_here(
+    tasks: Sequence[DigestTask], run_id: str, stopping: threading.Event, *, resumes: str = "", threads: int = 2
+) -> pa.Table:
+    """Returns what ``digest_pass`` does, read by threads of this process: of little work a Spark job is the most.
+
+    Args:
+        tasks: what to read.
+        run_id: this run.
+        stopping: ends it.
+        resumes: the run that it goes on with.
+        threads: how many read at once; hashing and reading leave Python's lock alone.
+
+    Raises:
+        StoppedError: ``stopping`` was set.
+    """
+
+    def rows(task: DigestTask) -> list[dict[str, Any]]:
+        found = []
+        for row in _digest_rows(task, run_id, resumes):
+            if stopping.is_set():
+                raise StoppedError("stopped by a signal")
+            found.append(row)
+        return found
+
+    with ThreadPoolExecutor(threads, "audit-digests") as pool:
+        found = list(chain.from_iterable(pool.map(rows, shares(tasks, threads))))
+    return pa.Table.from_pylist(found, _ARROW_SCHEMA)
 
 
 def _digest_rows(

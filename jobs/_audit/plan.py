@@ -28,6 +28,7 @@ __all__ = [
     "runs_of",
     "sample",
     "sections",
+    "shares",
     "steps",
     "two_logs",
 ]
@@ -174,6 +175,16 @@ def bundles(tasks: Sequence[DigestTask], *, one_per_node: bool) -> list[tuple[Di
     for task in tasks:
         by_node.setdefault(task.replica.name, []).append(task)
     return [tuple(mine) for mine in by_node.values()]
+
+
+def shares(tasks: Iterable[DigestTask], count: int) -> Iterator[DigestTask]:
+    """Cuts each task into about so many, between two ranges."""
+    for task in tasks:
+        chunk = task.span
+        while chunk * count < task.end - task.start:
+            chunk *= 2
+        for start, end in aligned(task.start, task.end, chunk):
+            yield DigestTask(task.replica, start, end, task.span)
 
 
 def runs_of(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections import defaultdict
@@ -20,10 +21,10 @@ from jobs._audit.judged import Judged, judge_suspects, report_of
 from jobs._audit.model import Replica
 from jobs._audit.options import Options
 from jobs._audit.page import page
-from jobs._audit.passes import digest_pass, drill_pass, index_pass, watched
+from jobs._audit.passes import digest_pass, digests_here, drill_pass, index_pass, watched
 from jobs._audit.picture import Stretch
 from jobs._audit.report import GroupReport, merge_findings, summarize
-from jobs._cli import progress
+from jobs._cli import StoppedError, progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +37,9 @@ TASK_BYTES_MIN: Final = 1 << 26
 TASK_BYTES_MAX: Final = 1 << 29
 """A task costs as much as reading some tens of megabytes; a large one says for long nothing of how far it is."""
 STEP_BYTES: Final = 16 << 30
+HERE_BYTES: Final = 1 << 29
+"""So much is read in half a second, at least where hashing is the bound; a Spark job takes some tenths by itself."""
+HERE_THREADS: Final = 4
 TASK_S: Final = 5
 STEP_S: Final = 30
 """With a byte rate: about how long a task or a step reads."""
@@ -55,9 +59,15 @@ class Audit:
     spans: dict[str, int] = field(default_factory=dict)
     proven: dict[RangeKey, Proof] = field(default_factory=dict)
     drilled_bytes: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Ends a run from outside: what it has not recorded by then it does not record."""
 
     def run(self, spark: SparkSession) -> dict[str, Any]:
-        """Does everything and returns the JSON summary."""
+        """Does everything and returns the JSON summary.
+
+        Raises:
+            StoppedError: ``stopping`` was set.
+        """
         progress(f"run {self.run_id}")
         parts = {group: plan.sections(replicas) for group, replicas in self.snapshot.items()}
         for group, sections in parts.items():
@@ -70,6 +80,8 @@ class Audit:
         digests = self._digests(spark, earlier)
         judged = judge_suspects(suspect_ranges(digests))
         self._second_pass(spark, judged)
+        if self.stopping.is_set():
+            raise StoppedError("stopped by a signal")
         compared = compared_by_replica(digests)
         self.reports = [
             report_of(group, self.snapshot[group], parts[group], judged, self._done(group, compared), self.run_id)
@@ -123,19 +135,16 @@ class Audit:
             replicas = [replica for found in self.snapshot.values() for replica in found]
             rows, there = held(earlier.of_runs(chain_of(earlier.resumed(), self.options.resume)), replicas)
             there = {one for one in there if (one[0], one[2], one[3]) in self.chosen}
-        tasks = self._tasks(spark, there)
-        resumes, rate = self.options.resume or "", self.options.rate
+        tasks, rate = self._tasks(spark, there), self.options.rate
         if self.options.table is None:
-            with watched(spark, "digests"):
-                return digest_pass(spark, tasks, self.run_id, resumes=resumes, rate=rate).toArrow()
+            return self._read(spark, tasks)
         nodes = len({task.replica.name for task in tasks})
         work = list(plan.steps(tasks, rate * STEP_S * nodes if rate else STEP_BYTES))
         mine: list[pa.Table] = []
         for number, step in enumerate(work or [[]]):
             if len(work) > 1:
                 progress(f"step {number + 1} of {len(work)}")
-            with watched(spark, "digests"):
-                mine.append(digest_pass(spark, step, self.run_id, resumes=resumes, rate=rate).toArrow())
+            mine.append(self._read(spark, step))
             tables.write_ranges(spark, mine[-1], self.options.table)
         if rows is None:
             return pa.concat_tables(mine)
@@ -143,6 +152,17 @@ class Audit:
         wanted = pa.table({"group": groups, "start": starts, "end": ends}, _CHOSEN_SCHEMA)
         held_ranges = of_ranges(rows, wanted).select(mine[0].column_names)
         return pa.concat_tables([*mine, held_ranges.cast(mine[0].schema)])
+
+    def _read(self, spark: SparkSession, work: list[plan.DigestTask]) -> pa.Table:
+        """Reads digests: a little of stores here, else on Spark."""
+        resumes, rate = self.options.resume or "", self.options.rate
+        nbytes = sum((task.end - task.start) * task.replica.entry_bytes for task in work)
+        if nbytes <= HERE_BYTES and not rate and not any(task.replica.live for task in work):
+            cores = spark.sparkContext.defaultParallelism
+            threads = min(cores, HERE_THREADS)
+            return digests_here(work, self.run_id, self.stopping, resumes=resumes, threads=threads)
+        with watched(spark, "digests"):
+            return digest_pass(spark, work, self.run_id, resumes=resumes, rate=rate).toArrow()
 
     def _tasks(self, spark: SparkSession, there: set[Held]) -> list[plan.DigestTask]:
         cores = spark.sparkContext.defaultParallelism

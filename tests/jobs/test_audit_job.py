@@ -230,6 +230,7 @@ def test_sigterm_ends_the_job_cleanly(tmp_path: Path) -> None:
         writer.append_numbers(100)
     shutil.copytree(writer.path, tmp_path / "copy")
     arguments = ["--replica", f"a={writer.path}", "--replica", f"b={tmp_path / 'copy'}", "--table", "audit"]
+    arguments += ["--max-bytes-per-second", "100"]  # it would be done before the signal is seen
     job = subprocess.Popen(
         [sys.executable, str(CHECKOUT / "jobs" / "audit_replicas.py"), *arguments],
         stdout=subprocess.PIPE,
