@@ -40,7 +40,7 @@ __all__ = ["repair"]
     "--accept-loss",
     is_flag=True,
     help="Give the node its vote at once, although it may have acknowledged what its log lost behind the last "
-    "checkpoint: for a group that has no majority without it, never beside a node that may still hold it.",
+    "checkpoint: for a group that gets no majority without it. What no voting node holds is given up.",
 )
 @format_option
 def repair(

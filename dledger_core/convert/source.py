@@ -18,6 +18,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import decode_messages
 from dledger_core.rocketmq.commit_log import classic_files, named_files
 from dledger_core.rocketmq.layout import PHYSICAL_OFFSET_DELTA
+from dledger_core.storage.abstention import abstains_above
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import parse_properties, read_properties
 from dledger_core.storage.index_file import IndexFile
@@ -223,11 +224,18 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
     kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
     parts: tuple[Part, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
     commit = reader.commit_index
+    hard_state = _hard_state(files, layout, reader)
+    if meta is not None and abstains_above(files, layout, hard_state.term) is not None:
+        raise CorruptRecordError(
+            "the end of this log was lost, and with it entries that its node may have acknowledged",
+            str(store),
+            "convert another node's, or let this one catch up first; dledger repair --accept-loss gives them up",
+        )
     return Source(
         kind,
         path,
         parts,
-        _hard_state(files, layout, reader),
+        hard_state,
         NO_INDEX if commit is None else int(commit),
         meta,
         data_bytes,

@@ -19,6 +19,7 @@ from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import (
+    UNTOLD,
     AppendEntries,
     AppendEntriesResponse,
     Heartbeat,
@@ -149,6 +150,7 @@ def _append_entries_frame(header: dict[str, Any], message: AppendEntries) -> lis
     for part in payload:
         crc = crc32(part, crc)
     header |= {"t": Type.APPEND_ENTRIES, "pi": message.prev_index, "pt": message.prev_term, "c": message.commit_index}
+    header["l"] = message.last_index
     header |= {
         "b": [(b.first_index, b.count, b.term) for b in message.batches],
         "n": sum(run.count for run in runs),
@@ -309,6 +311,7 @@ def _append_entries(frame: Frame, ends: _Ends, term: Term) -> Message:
         prev_term=Term(int_field(header, "pt")),
         commit_index=Index(int_field(header, "c")),
         batches=_batches(frame, runs, n),
+        last_index=Index(int_field(header, "l")) if "l" in header else UNTOLD,
     )
 
 

@@ -59,6 +59,8 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
     matched = message.batches[-1].last_index if message.batches else message.prev_index
     # Not min(commit, last_index): entries behind ``matched`` may be another leader's (pitfall 2).
     log.commit_to(min(message.commit_index, matched))
+    if matched >= message.last_index:
+        state.note_complete(matched)
     accept(state, message.sender, max(matched, log.commit_index))
 
 

@@ -8,11 +8,13 @@ Ongaro's thesis (pre-vote §9.6, transfer §3.10, ReadIndex §6.4).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 
 __all__ = [
+    "UNTOLD",
     "AppendEntries",
     "AppendEntriesResponse",
     "Heartbeat",
@@ -24,6 +26,9 @@ __all__ = [
     "ResetResponse",
     "TimeoutNow",
 ]
+
+
+UNTOLD: Final = Index((1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +64,15 @@ class RequestVoteResponse(_Message):
 class AppendEntries(_Message):
     """Batches that follow (prev_index, prev_term); none = a probe.
 
-    ``batches`` are consecutive and start at ``prev_index + 1``.
+    ``batches`` are consecutive and start at ``prev_index + 1``. ``last_index`` is the leader's own: a follower that
+    matches so far holds all that the leader held. A leader of before this field never says that.
     """
 
     prev_index: Index
     prev_term: Term
     commit_index: Index
     batches: tuple[Batch, ...]
+    last_index: Index = UNTOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,7 @@ def _send(state: RaftState, member: NodeId, progress: Progress, batches: tuple[B
             prev_term=prev_term,
             commit_index=log.commit_index,
             batches=batches,
+            last_index=log.last_index,
         )
     )
     return True

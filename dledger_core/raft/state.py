@@ -40,7 +40,9 @@ class RaftState:
         incoming_reset: what has arrived of a transfer to this node.
         new_start: the log was begun anew, which the next Ready tells.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
-        abstains_above: this node has no vote before it holds a committed entry of a higher term; None = it has one.
+        abstains_above: this node has no vote before it holds a committed entry of a higher term, or all that a leader
+            of a higher term held; None = it has one.
+        complete_to: in such a term the log was equal to the leader's, which ended here.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class RaftState:
         self.asked_to_lead = False
         self.preferred_pause = 0
         self.abstains_above = None if configuration.is_sole_voter(node_id) else abstains_above
+        self.complete_to: Index | None = None
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
         self._random = random
@@ -103,9 +106,17 @@ class RaftState:
         if self.abstains_above is not None:
             log = self.log
             term = log.term_at(log.commit_index) if log.commit_index <= log.durable_index else None
-            if term is not None and term > self.abstains_above:
+            committed = term is not None and term > self.abstains_above
+            # What a later leader has cut since was not committed.
+            complete = self.complete_to is not None and log.durable_index >= min(self.complete_to, log.last_index)
+            if committed or complete:
                 self.abstains_above = None
         return self.abstains_above is None
+
+    def note_complete(self, index: Index) -> None:
+        """Takes note that the log equals that of a leader, which ends at ``index``."""
+        if self.abstains_above is not None:
+            self.complete_to = index
 
     @property
     def is_hard_state_durable(self) -> bool:

@@ -9,66 +9,84 @@ ever committed with this node's help (Leader Completeness, Raft section 5.4.3).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
 from typing import Final
 
+from dledger_core import checksum
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Term
 from dledger_core.storage.files import Files
 from dledger_core.storage.layout import Layout
 
-__all__ = ["Abstention", "mark_abstaining"]
+__all__ = ["Abstention", "abstains_above", "clear_abstaining", "mark_abstaining"]
 
 _LOG = logging.getLogger(__name__)
 _NAME: Final = "abstains"
 
 
+def _encode(above: int) -> bytes:
+    fields = json.dumps({"above": above})
+    return f'{{"crc": {checksum.crc32(fields.encode())}, "abstains": {fields}}}\n'.encode()
+
+
 def mark_abstaining(files: Files, layout: Layout, above: Term) -> None:
     """Takes a node's vote, durably, until it holds a committed entry of a term above ``above``."""
-    files.replace(layout.meta / _NAME, f'{{"above": {above}}}\n'.encode())
+    files.replace(layout.meta / _NAME, _encode(above))
 
 
-class Abstention:
-    """Whether a store's node has a vote.
+def clear_abstaining(files: Files, layout: Layout) -> None:
+    """Gives a node's vote back, durably."""
+    if files.read(layout.meta / _NAME) is not None:
+        files.unlink(layout.meta / _NAME)
+        files.sync_dir(layout.meta)
+
+
+def abstains_above(files: Files, layout: Layout, term: Term) -> Term | None:
+    """Returns above which term a committed entry must be held before the node votes; None if it has its vote.
 
     Args:
         files: the file system.
         layout: the store.
+        term: the node's own; it is the answer where the mark is damaged, for a higher one is never wrong.
+    """
+    data = files.read(layout.meta / _NAME)
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        above = int(json.loads(data)["abstains"]["above"])
+        if _encode(above) == data:
+            return Term(above)
+    return term
 
-    Raises:
-        CorruptRecordError: the mark is there and cannot be read, so nobody knows when it ends.
+
+class Abstention:
+    """Whether the node of an open store has a vote. Called by the writer thread.
+
+    Args:
+        files: the file system.
+        layout: the store.
+        term: the node's.
 
     Attributes:
         above: it abstains until it holds a committed entry of a higher term; None = it has its vote.
     """
 
-    def __init__(self, files: Files, layout: Layout) -> None:
+    def __init__(self, files: Files, layout: Layout, term: Term) -> None:
         self._files = files
-        self._meta = layout.meta
-        self.above: Term | None = None
-        data = files.read(self._meta / _NAME)
-        if data is None:
-            return
-        try:
-            self.above = Term(int(json.loads(data)["above"]))
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise CorruptRecordError(
-                "the mark of a node without a vote cannot be read",
-                str(self._meta / _NAME),
-                'write {"above": N} to it, with the currTerm of the file currterm for N',
-            ) from None
-
-    def end(self) -> None:
-        """Gives the vote back, durably."""
-        if self.above is not None:
-            self._files.unlink(self._meta / _NAME)
-            self._files.sync_dir(self._meta)
-            self.above = None
+        self._layout = layout
+        self.above = abstains_above(files, layout, term)
+        if self.above == term:  # a damaged mark does not say another term at each start
+            mark_abstaining(files, layout, term)
 
     def end_with(self, term_at: Callable[[int], int], held: range) -> None:
         """Gives the vote back if the last of the entries that are committed and durable here has a term high enough."""
-        if self.above is not None and held and term_at(held[-1]) > self.above:
-            self.end()
-            _LOG.warning("%s: what was committed is here again, so the node has its vote again", self._meta.parent)
+        if self.above is None or not held:
+            return
+        with contextlib.suppress(CorruptRecordError):  # it is repaired as any other damage; the mark can wait
+            if term_at(held[-1]) > self.above:
+                clear_abstaining(self._files, self._layout)
+                self.above = None
+                _LOG.warning("%s: what was committed is here again, so the node has its vote again", self._layout.root)

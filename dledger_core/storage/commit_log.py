@@ -59,7 +59,6 @@ class CommitLog(DurableLog):
         self._meta = meta
         self._lock = lock
         self._tables: LogTables | None = load_tables(files, layout, meta)
-        self.abstention: Final = Abstention(files, layout)
         self._failure: DiskFailedError | None = None
         self._cuts = 0
         for folder in (layout.root, layout.meta, layout.data, layout.index):
@@ -74,6 +73,7 @@ class CommitLog(DurableLog):
         self.recovered: Final[LogEnd] = end
         self._first_index, self._last_index = end.first_index, end.last_index
         self._hard_state = load_hard_state(files, layout.root, end.term or meta.previous_term or 0)
+        self.abstention: Final = Abstention(files, layout, self._hard_state.term)
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
         self._appender = Appender(data, self._index, end.position, config.zero_ahead_bytes)
@@ -262,14 +262,12 @@ class CommitLog(DurableLog):
         self._checkpoint = checkpoint
 
     def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
-        """Drops data segments that lie wholly below ``index``; returns the new first index.
+        """Drops data segments that lie wholly below ``index``; returns the new first index. Raises like ``persist``.
 
         Args:
             index: nothing from here on is deleted.
             tables: of what is committed up to ``commit_index``.
             commit_index: what is kept begins here at the latest, so that it has its place for good.
-
-        Raises like ``persist``.
         """
         with self._writing():
             found = log_queries.prefix_before(self._reader, min(index, commit_index))
@@ -350,6 +348,7 @@ class CommitLog(DurableLog):
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """Puts records over damaged ones; see ``repair.write_back``. Called by the writer thread."""
         with self._writing():
+            self._write_checkpoint()  # what of the damage a crash leaves must not look like a torn tail
             return write_back(self._reader, self._index, damage, records, min(commit_index, self._last_index))
 
     def mend_rows(self, records: Records, first_index: int) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError
-from dledger_core.ids import Index, Position, Term
+from dledger_core.ids import NO_TERM, Index, Position, Term
 from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, MAGIC_BLANK, TIME_MASK, Records, index_records, place
-from dledger_core.storage.abstention import Abstention, mark_abstaining
+from dledger_core.storage.abstention import abstains_above, clear_abstaining, mark_abstaining
 from dledger_core.storage.checkpoint import load_checkpoint
 from dledger_core.storage.damage import Damage, find_damage, write_wrong_rows
 from dledger_core.storage.files import File, Files, OsFiles
-from dledger_core.storage.hard_state import load_hard_state
+from dledger_core.storage.hard_state import load_hard_state, read_properties
 from dledger_core.storage.index_file import IndexFile, contradiction
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
@@ -241,8 +241,11 @@ class StoreRepair:
 
     @property
     def abstains_above(self) -> Term | None:
-        """See ``Abstention``."""
-        return Abstention(self._files, self._layout).above
+        """See ``abstains_above``."""
+        with contextlib.suppress(CorruptRecordError):
+            term = load_hard_state(self._files, self._layout.root, last_term=0).term
+            return abstains_above(self._files, self._layout, term)
+        return abstains_above(self._files, self._layout, NO_TERM)
 
     def accept_loss(self) -> None:
         """Gives the node its vote back, whatever it may have acknowledged behind what it holds.
@@ -251,7 +254,7 @@ class StoreRepair:
             DiskFailedError: the disk does not take it.
         """
         with self._writing():
-            Abstention(self._files, self._layout).end()
+            clear_abstaining(self._files, self._layout)
 
     @property
     def path(self) -> Path:
@@ -327,7 +330,8 @@ class StoreRepair:
         """
         end = self._durable_end()
         if end is not None and any(damage.end >= end[0] for damage in found):
-            term = load_hard_state(self._files, self._layout.root, last_term=1).term
+            known = read_properties(self._files, self._layout.root / "currterm") is not None
+            term = load_hard_state(self._files, self._layout.root, last_term=0 if known else 1).term
             with self._writing():
                 mark_abstaining(self._files, self._layout, term)
 

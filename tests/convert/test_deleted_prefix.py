@@ -9,7 +9,11 @@ import pytest
 from dledger_core import control
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import Term
 from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage.abstention import clear_abstaining, mark_abstaining
+from dledger_core.storage.files import OsFiles
+from dledger_core.storage.layout import Layout
 from dledger_core.storage.prefix import TablesSnapshot
 from dledger_core.storage.tables import LogTables
 from tests.convert.stores import converted, entries
@@ -51,3 +55,14 @@ def test_without_its_tables_it_is_not_converted(store: Path, tmp_path: Path) -> 
     (store / "meta" / "tables").write_bytes(b"rot")
     with pytest.raises(CorruptRecordError, match="tables"):
         converted(store, tmp_path / "new")
+
+
+def test_a_store_whose_node_has_no_vote_is_not_converted(store: Path, tmp_path: Path) -> None:
+    """What its log lost would be forgotten for good: the new node would vote at once."""
+    files = OsFiles()
+    mark_abstaining(files, Layout(store), Term(3))
+    with pytest.raises(CorruptRecordError, match="the end of this log was lost"):
+        converted(store, tmp_path / "new")
+    clear_abstaining(files, Layout(store))
+    converted(store, tmp_path / "new")
+    assert entries(tmp_path / "new") == entries(store)

@@ -14,6 +14,7 @@ from dledger_core.net.frame import ARRAY_LENGTH_MAX, Frame, FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
 from dledger_core.raft.batch import BATCHES_MAX, Batch
 from dledger_core.raft.messages import (
+    UNTOLD,
     AppendEntries,
     AppendEntriesResponse,
     Heartbeat,
@@ -168,6 +169,14 @@ def test_append_entries_round_trip(counts, first):
         assert bytes(ours.payload.records.data) == bytes(theirs.payload.records.data)
         assert ours.payload.records.sizes.tolist() == theirs.payload.records.sizes.tolist()
         theirs.payload.records.check(ours.first_index)
+
+
+def test_a_leader_of_before_does_not_say_where_its_log_ends():
+    message = replace(make_append([], 5), last_index=9)
+    frame = received(codec.message_to_frame("g", message))
+    assert codec.frame_to_message(frame)[1].last_index == 9
+    del frame.header["l"]
+    assert codec.frame_to_message(frame)[1] == replace(message, last_index=UNTOLD)
 
 
 def test_a_batch_without_records_is_not_sent():

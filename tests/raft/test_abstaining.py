@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term
@@ -81,6 +83,47 @@ def test_it_votes_again_with_a_committed_entry_of_a_later_term(term: int, commit
     assert member.raw.status().abstains is abstains
     member.ticks(CONFIG.election_ticks_max)
     assert (member.role is Role.PRE_CANDIDATE) is not abstains
+
+
+@pytest.mark.parametrize(
+    ("last_index", "abstains"), [(1, False), (2, True), (None, True)], ids=["it ends here", "goes on", "is not told"]
+)
+def test_it_votes_again_with_all_that_a_leader_of_a_later_term_holds(last_index: int | None, abstains: bool) -> None:
+    """In profile A, where no NOOP is appended, an idle group commits nothing in its new term."""
+    member = abstaining(above=5)
+    member.turn()
+    told = {} if last_index is None else {"last_index": Index(last_index)}
+    probe = {"prev_index": Index(1), "prev_term": Term(2), "commit_index": NO_INDEX, "batches": ()}
+    member.step(AppendEntries(sender=N1, target=N0, term=Term(6), **probe, **told))  # type: ignore[arg-type]
+    assert member.raw.status().abstains is abstains
+
+
+def test_an_idle_group_of_profile_a_gives_the_vote_back() -> None:
+    config = replace(CONFIG, noop_on_election=False)
+    lost = Member(N0, store=MemoryStore(log_of(1, 2)), term=5, abstains_above=5, config=config)
+    others = [
+        Member(node, store=MemoryStore(log_of(1, 2, 5)), config=config, seed=at) for at, node in [(1, N1), (2, N2)]
+    ]
+    group = Group(lost, *others)
+    group.tick(6 * CONFIG.election_ticks_max)
+    assert [member.log_terms() for member in group.members.values()] == [[1, 2, 5]] * 3
+    assert lost.commit_index == NO_INDEX
+    assert not lost.raw.status().abstains
+    (leader,) = [member for member in others if member.role is Role.LEADER]
+    group.drop = lambda message: leader.node_id in (message.sender, message.target)
+    group.tick(6 * CONFIG.election_ticks_max)
+    assert any(member.role is Role.LEADER for member in group.members.values() if member is not leader)
+
+
+def test_what_a_leader_holds_counts_once_it_is_durable_here() -> None:
+    member = abstaining(above=5)
+    member.turn()
+    message = appended(6, 1)
+    member.raw.step(replace(message, last_index=Index(2)))
+    member.take()
+    assert member.raw.status().abstains
+    member.persist()
+    assert not member.raw.status().abstains
 
 
 def test_an_entry_that_is_not_durable_here_gives_no_vote_back() -> None:

@@ -264,8 +264,13 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
     ),
     "a node whose log lost its end trusts a leader of the same term": (
         "raft/state.py",
-        "if term is not None and term > self.abstains_above:",
-        "if term is not None:",
+        "committed = term is not None and term > self.abstains_above",
+        "committed = term is not None",
+    ),
+    "a node whose log lost its end trusts any match": (
+        "raft/following.py",
+        "    if matched >= message.last_index:\n",
+        "    if True:\n",
     ),
     "a node without a vote does not say so to its disk": (
         "server/repair.py",

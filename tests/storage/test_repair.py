@@ -16,7 +16,7 @@ from dledger_core.ids import Index, NodeId, Position, Term
 from dledger_core.raft import HardState
 from dledger_core.record import Records
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.abstention import Abstention
+from dledger_core.storage.abstention import abstains_above, mark_abstaining
 from dledger_core.storage.damage import Damage
 from dledger_core.storage.hard_state import save_hard_state
 from dledger_core.storage.layout import Layout
@@ -569,10 +569,6 @@ def test_a_blank_that_no_read_touches_is_looked_at_and_repaired(byte: int) -> No
 # --- the end of the log ---------------------------------------------------------------------------------------------
 
 
-def abstains_above(files: FaultyFiles) -> int | None:
-    return Abstention(files, Layout(STORE)).above
-
-
 @pytest.mark.parametrize(
     ("first", "last", "lost"),
     [
@@ -598,7 +594,7 @@ def test_the_vote_is_taken_where_damage_reaches_the_end_and_before_anything_is_m
         store.abstain_if_end_is_lost(store.find())
     assert content(files) == before
     files.crash(0.0)
-    assert abstains_above(files) == (5 if lost else None)
+    assert abstains_above(files, Layout(STORE), Term(99)) == (5 if lost else None)
 
 
 def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
@@ -608,7 +604,7 @@ def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
     for names in (files.names, files.durable_names):
         del names[last]
     assert repair_as_a_node(files) == [(int(index_at(last)), WHOLE.end)]
-    assert abstains_above(files) == 5
+    assert abstains_above(files, Layout(STORE), Term(99)) == 5
     log = open_log(files, config=CONFIG)
     assert log.abstention.above == 5
     append(log, [b"of the term in which it was lost"], term=5)
@@ -620,7 +616,7 @@ def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
     log.save_checkpoint(LAST + 2)
     assert log.abstention.above is None
     files.crash(0.0)
-    assert abstains_above(files) is None
+    assert abstains_above(files, Layout(STORE), Term(99)) is None
 
 
 def index_at(path: Path) -> int:
@@ -634,12 +630,78 @@ def repair_as_a_node(files: FaultyFiles) -> list[tuple[int, int]]:
         return work(store)
 
 
-def test_a_mark_that_cannot_be_read_stops_the_node_and_says_what_to_write() -> None:
+@pytest.mark.parametrize("byte", [*range(0, 42, 7), None])
+def test_a_damaged_mark_says_the_nodes_own_term_from_then_on(byte: int | None) -> None:
     files = WHOLE.files.clone()
-    files.replace(Layout(STORE).meta / "abstains", b"garbage")
-    with pytest.raises(CorruptRecordError, match="write"):
+    save_hard_state(files, STORE, HardState(Term(7), None))
+    mark_abstaining(files, Layout(STORE), Term(5))
+    mark = files.content(Layout(STORE).meta / "abstains")
+    mark[:] = b"" if byte is None else mark[:byte] + bytes([mark[byte] ^ 1]) + mark[byte + 1 :]
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        assert store.abstains_above == 7
+    log = open_log(files, config=CONFIG)
+    assert log.abstention.above == 7
+    log.persist(HardState(Term(9), None), None, [])
+    log.close()
+    files.crash(0.0)
+    log = open_log(files, config=CONFIG)
+    assert log.abstention.above == 7
+    log.close()
+
+
+def test_a_store_of_term_0_is_repaired_too() -> None:
+    """A conversion of a CommitLog writes it; nobody has voted yet."""
+    files = WHOLE.files.clone()
+    save_hard_state(files, STORE, HardState(Term(0), None))
+    file, at = data_file(files, WHOLE.positions[LAST])
+    file[at] ^= 0xFF
+    assert repair_as_a_node(files) == [(LAST, WHOLE.end)]
+    assert abstains_above(files, Layout(STORE), Term(99)) == 0
+
+
+def test_a_repair_of_an_open_log_that_is_killed_leaves_what_shows_as_damage() -> None:
+    """Not as a torn tail: what lies behind the last checkpoint is vouched for before any of it is mended."""
+    files = WHOLE.files.clone()
+    save_hard_state(files, STORE, HardState(Term(5), None))
+    log = open_log(files, config=CONFIG)
+    append(log, [b"behind the checkpoint"] * 4, term=3)
+    last, whole = log.last_index(), files.clone()
+    intact = open_log(whole, config=CONFIG)
+    position = WHOLE.positions[LAST - 2]
+    for path, inode in files.names.items():
+        if path.parent == DATA:
+            start = max(0, position - int(path.name))
+            inode.content[start:] = bytes(len(inode.content[start:]))
+            inode.durable[:] = inode.content
+    damage = log.damage_near(LAST - 2)
+    assert damage is not None
+    assert (damage.start, damage.end) == (LAST - 2, last + 1)
+    left = log.write_back(damage, intact.read(LAST - 2, LAST + 1, 1 << 20), LAST)
+    assert left is not None
+    files.kill()
+    with pytest.raises(CorruptRecordError):
         open_log(files, config=CONFIG)
-    assert files.read(Layout(STORE).meta / "abstains") == b"garbage"
+    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
+        found = store.find()
+        assert [(one.start, one.end) for one in found] == [(LAST + 1, last + 1)]
+        store.abstain_if_end_is_lost(found)
+    assert abstains_above(files, Layout(STORE), Term(99)) == 5
+
+
+def test_damage_that_hides_a_term_keeps_the_mark_and_stops_nobody() -> None:
+    files = WHOLE.files.clone()
+    save_hard_state(files, STORE, HardState(Term(5), None))
+    mark_abstaining(files, Layout(STORE), Term(5))
+    log = open_log(files, config=CONFIG)
+    append(log, [b"of a later term"] * 2, term=6)
+    file, at = data_file(files, int(log.position_of(log.last_index())))
+    file[at + 23] ^= 1
+    log.save_checkpoint(log.last_index())
+    assert log.failure is None
+    assert log.abstention.above == 5
+    file[at + 23] ^= 1
+    log.save_checkpoint(log.last_index())
+    assert log.abstention.above is None
 
 
 def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:

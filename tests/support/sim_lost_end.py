@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dledger_core.ids import Index
+from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
-from dledger_core.storage.abstention import Abstention
+from dledger_core.storage.abstention import abstains_above
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.layout import Layout
 from tests.support.faulty_files import FaultyFiles
@@ -43,7 +43,9 @@ class LostEnds:
     def unsettled(self) -> bool:
         """Whether some member may still lack what it once acknowledged."""
         members = self._sim.members.values()
-        return any(Abstention(m.files, Layout(m.path)).above is not None or m.lost_behind is not None for m in members)
+        return any(
+            abstains_above(m.files, Layout(m.path), NO_TERM) is not None or m.lost_behind is not None for m in members
+        )
 
     def perhaps(self, member: SimMember) -> None:
         """Takes the end of a log whose member just went down, if that is promised to be survived."""
