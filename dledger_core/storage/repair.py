@@ -80,8 +80,8 @@ def write_back(
     if stop == damage.end and end < damage.position + damage.length:
         _write_blank(data, end)
         touched.add(data.base_of(end))
+    data.sync(sorted(touched))  # before the rows: a crash must not tear a record and its witness
     index.write(damage.start, index_records(records))
-    data.sync(sorted(touched))
     index.sync(damage.start, stop)
     at = damage.start
     while at < stop:

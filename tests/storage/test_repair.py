@@ -715,3 +715,29 @@ def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:
         pytest.raises(CorruptRecordError, match="currterm"),
     ):
         store.abstain_if_end_is_lost(store.find())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_a_repair_of_records_and_rows_may_be_interrupted_anywhere(keep: float) -> None:
+    """A torn record beside a torn row would leave nobody to say which of the two is right."""
+    start, steps = 40, 0
+    while True:
+        steps += 1
+        files = WHOLE.files.clone()
+        for folder, end in ((DATA, WHOLE.positions[start]), (INDEX, start * 32)):
+            for path, inode in files.names.items():
+                if path.parent == folder:
+                    at = max(0, end - int(path.name))
+                    inode.content[at:] = bytes(len(inode.content[at:]))
+                    inode.durable[:] = inode.content
+        files.crash_at = files.operations + steps
+        with contextlib.suppress(Crash):
+            repair(files, chunk=7)
+        done, files.crash_at = files.crash_at is not None and files.operations < files.crash_at, None
+        if done:
+            break
+        files.crash(keep)
+        repair(files, chunk=7)
+        check_like_new(files)
+    assert steps > 20
