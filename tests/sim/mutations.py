@@ -464,6 +464,7 @@ NOTICED_BY_SEED: Final = {
     "a cut is not handed to the disk": 29,
     "a late advance counts entries that were cut": 38,
     "a read is answered by old echoes": 95,
+    "a node whose log lost its end trusts any match": 124,
 }
 """The first seed that noticed, where it is not 0. After a change of the simulation it may be another: all are tried."""
 SCENARIOS: Final = SCENARIO_MUTATIONS | STORAGE_MUTATIONS | REPAIR_MUTATIONS

@@ -37,7 +37,7 @@ class LostEnds:
         self._sim = sim
         self._damages = damages
         self._source = source
-        self._probability = source.choice((0.0, 0.0, 0.4)) if len(sim.members) > 1 else 0.0
+        self._probability = source.choice((0.0, 0.3, 0.8)) if len(sim.members) > 1 else 0.0
 
     @property
     def unsettled(self) -> bool:
@@ -75,6 +75,14 @@ class LostEnds:
         self._damages.took(member, self._blank(member, int(rows["position"][0]), high.position), start)
         if self._source.random() < 0.7:
             _zero(member, "index", start * INDEX_RECORD_BYTES)
+
+    def repaired(self) -> None:
+        """A member takes part again: perhaps who alone holds what it lost falls silent, so that the others elect."""
+        if not self._sim.faults_on or self._source.random() < 0.4:
+            return
+        for leader in [one.node_id for one in self._sim.members.values() if one.up and one.replica.is_leader]:
+            self._sim.counters["leaders cut off"] += 1
+            self._sim.network.partition("isolate", leader)
 
     def _blank(self, member: SimMember, position: int, end: int) -> list[Place]:
         """Zeroes the data from ``position`` on; returns the places of what is to come back."""

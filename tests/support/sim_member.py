@@ -334,6 +334,7 @@ class SimMember:
             check(len(found) >= len(vouched), "a repair brought back too little", self.node_id, found, vouched)
             check(log.abstention.above is not None, "a node votes that lost the end of its log", self.node_id)
             kept, self.lost_behind = kept[: len(found)], None
+            self.sim.lost_ends.repaired()
         check(found[: len(kept)] == kept, "the log lost what was durable", self.node_id, found, kept)
         rest = found[len(kept) :]
         cut_away = [b for b in before.batches if cut is not None and b.first_index >= cut]
