@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -182,9 +182,10 @@ def _append_here(rows: pa.Table, place: Path) -> bool:
     except ModuleNotFoundError:
         return False
     try:
-        if DeltaTable.is_deltatable(str(place)) and not _is_plain(DeltaTable(place).protocol()):
+        table = DeltaTable(place) if DeltaTable.is_deltatable(str(place)) else None
+        if table is not None and not _is_plain(table.protocol()):
             return False
-        write_deltalake(place, rows, mode="append", schema_mode="merge")
+        write_deltalake(place if table is None else table, rows, mode="append", schema_mode="merge")
     except DeltaError as error:
         raise OSError(f"{place} cannot be written: {error}") from error
     return True
@@ -218,6 +219,7 @@ def _is_there(spark: SparkSession, path: str) -> bool:
     return DeltaTable.isDeltaTable(spark, path) if place is None else any(place.glob("_delta_log/0*"))
 
 
+@lru_cache(maxsize=64)  # each of its calls into the JVM takes as long as writing a small file
 def _place(spark: SparkSession, table: str) -> Path | None:
     """Where Spark would write, if that is in a file system of this machine and has a simple name."""
     jvm: Any = spark._jvm

@@ -63,6 +63,7 @@ def test_threads_read_the_same_as_one_task(tasks: list[DigestTask], threads: int
 
 
 @pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_spark_reads_the_same(spark: Any, tasks: list[DigestTask]) -> None:
     there = digest_pass(spark, tasks, "run").toArrow()
     here = digests_here(tasks, "run", threading.Event())
