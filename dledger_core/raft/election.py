@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger_core.ids import NodeId, Term
+from dledger_core.ids import NO_TERM, NodeId, Term
 from dledger_core.raft import leadership
 from dledger_core.raft.messages import RequestVote, RequestVoteResponse, TimeoutNow
 from dledger_core.raft.quorum import VoteResult
@@ -80,8 +80,10 @@ def _may_elect(state: RaftState, message: RequestVote) -> bool:
     """Whether the candidate holds everything that this node knows to be committed, or may have known."""
     if state.has_vote:
         return state.log.is_up_to_date(message.last_index, message.last_term)
-    # In a group of two nothing is committed that the other one does not hold.
-    return len(state.configuration.voters) == 2
+    # In a group of two nothing is committed that the other one did not hold; what is known to be, it must still hold.
+    log = state.log
+    known = (log.term_at(log.commit_index) or NO_TERM, log.commit_index)
+    return len(state.configuration.voters) == 2 and (message.last_term, message.last_index) >= known
 
 
 def refuse_request_vote(state: RaftState, message: RequestVote) -> None:

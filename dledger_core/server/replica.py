@@ -378,7 +378,7 @@ class Replica:
 
     def save_checkpoint(self) -> None:
         """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
-        self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
+        self._disk.run(partial(self.log.save_checkpoint, self.commit_index, votes=not self.raft.status().abstains))
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes
             self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))

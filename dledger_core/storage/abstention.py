@@ -4,7 +4,8 @@ The checkpoint lags behind what was acknowledged. Where damage reaches the end o
 that may be gone without a trace, and a repair cannot tell. Such a node must not vote before it holds, durably, a
 committed entry of a term above the one it was in when it was damaged: that term's leader was elected without it, so by
 a majority of which each member kept its promises, and an entry that is committed there comes after everything that was
-ever committed with this node's help (Leader Completeness, Raft section 5.4.3).
+ever committed with this node's help (Leader Completeness, Raft section 5.4.3). The same holds where it has matched all
+that such a leader held. The core decides (``RaftState.has_vote``); the mark makes a restart remember.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from dledger_core import checksum
-from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Term
 from dledger_core.storage.files import Files
 from dledger_core.storage.layout import Layout
@@ -81,12 +80,9 @@ class Abstention:
         if self.above == term:  # a damaged mark does not say another term at each start
             mark_abstaining(files, layout, term)
 
-    def end_with(self, term_at: Callable[[int], int], held: range) -> None:
-        """Gives the vote back if the last of the entries that are committed and durable here has a term high enough."""
-        if self.above is None or not held:
-            return
-        with contextlib.suppress(CorruptRecordError):  # it is repaired as any other damage; the mark can wait
-            if term_at(held[-1]) > self.above:
-                clear_abstaining(self._files, self._layout)
-                self.above = None
-                _LOG.warning("%s: what was committed is here again, so the node has its vote again", self._layout.root)
+    def end(self) -> None:
+        """Gives the vote back: the core has found that all is here, durably, that the node may have acknowledged."""
+        if self.above is not None:
+            clear_abstaining(self._files, self._layout)
+            self.above = None
+            _LOG.warning("%s: what was committed is here again, so the node has its vote again", self._layout.root)

@@ -242,12 +242,13 @@ class CommitLog(DurableLog):
             self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
         self._appender.cut(end.position, index, last + 1)
 
-    def save_checkpoint(self, commit_index: int) -> None:
-        """Records lower bounds on what is durable and committed; called now and then. Raises like ``persist``."""
+    def save_checkpoint(self, commit_index: int, *, votes: bool = False) -> None:
+        """Records what is durable and committed, and that the node ``votes`` again. Raises like ``persist``."""
         with self._writing():
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
-            self.abstention.end_with(self._reader.term_at, range(self._first_index, self._commit_index + 1))
+            if votes:
+                self.abstention.end()
 
     def _write_checkpoint(self) -> None:
         self._appender.sync()

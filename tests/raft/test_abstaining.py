@@ -201,6 +201,17 @@ def test_of_two_the_other_one_is_elected_because_it_holds_all_that_is_committed(
     assert group[N0].log_terms() == group[N1].log_terms()
 
 
+@pytest.mark.parametrize(("commit_index", "elected"), [(-1, True), (1, True), (2, False)])
+def test_of_two_the_other_one_must_hold_what_is_known_to_be_committed(commit_index: int, elected: bool) -> None:
+    lost = Member(
+        N0, voters=(N0, N1), store=MemoryStore(log_of(1, 2, 5)), term=5, commit_index=commit_index, abstains_above=5
+    )
+    group = Group(lost, Member(N1, voters=(N0, N1), store=MemoryStore(log_of(1, 2)), term=5))
+    group.tick(6 * CONFIG.election_ticks_max)
+    assert (group[N1].role is Role.LEADER) is elected
+    assert lost.log_terms()[:2] == [1, 2]
+
+
 def test_the_only_voter_has_nobody_to_ask() -> None:
     member = abstaining(voters=(N0,))
     assert not member.raw.status().abstains
