@@ -32,6 +32,7 @@ from jobs._audit.model import OTHER, Replica, Verdict
 from jobs._audit.options import Options, parse_age, parse_run_id
 from jobs._audit.run import Audit
 from jobs._audit.snapshot import STORE_GROUP, node_replicas, parse_replicas, stored_logs
+from jobs._audit.tables import load_ahead
 from jobs._cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -68,7 +69,7 @@ _EXAMPLES = """Examples:
   audit_replicas.py --replica a=/data/n0/default/dledger-n0 --replica b=/data/n1/default/dledger-n1 --table audit
   # the CommitLogs of a master and its slave: are they aligned, as an upgrade to DLedger needs them?
   audit_replicas.py --replica master=/data/store/commitlog --replica slave=/mnt/slave/store/commitlog --table audit
-  # every day: trust what was read within a month, but read 4 % of it again, so all of it in 25 days
+  # every day: trust what was read within a month, but read a thirtieth of it again, the longest unread first
   audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --skip-proven 30d
 """
 
@@ -96,9 +97,9 @@ _EXAMPLES = """Examples:
 @click.option(
     "--reread-share",
     type=click.IntRange(0, 100),
-    default=4,
-    show_default=True,
-    help="Percent of the trusted ranges to read again all the same, the longest unread first.",
+    metavar="PERCENT",
+    help="How many of the trusted ranges to read again all the same, the longest unread first."
+    "  [default: the share of AGE that has passed since the last audit, at least 1]",
 )
 @click.option("--resume", metavar="RUN_ID", help="Go on with a run that was killed; what it read is not read again.")
 @click.option(
@@ -130,6 +131,8 @@ def command(
     check_apart({"--report": more["report"]}, stores)
     options = _options(None if dry_run else table, against, more)
     check_versions()
+    if table is not None:
+        load_ahead()
     snapshot = _snapshot(peers, groups, replicas, against)
     audit = Audit(snapshot, options)
     with spark_session("dledger-audit", settings=VERBOSE if more["verbose"] else None) as spark:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -15,11 +16,23 @@ from jobs._audit.compared import by_range
 from jobs._audit.model import Replica
 from jobs._audit.plan import SPAN_MAX, SPAN_MIN, Section
 
-__all__ = ["Held", "History", "Proof", "chain_of", "held", "histories", "identity", "to_reread", "trusted"]
+__all__ = [
+    "Held",
+    "History",
+    "Proof",
+    "chain_of",
+    "due_percent",
+    "held",
+    "histories",
+    "identity",
+    "to_reread",
+    "trusted",
+]
 
 _OF_REPLICA: Final = ["group", "replica", "known", "start", "end"]
 _SEEN: Final = ["content", "layout", "bytes", "read_at"]
 _RESUMES_MAX: Final = 100
+DUE_PERCENT_MIN: Final = 1.0
 Key = tuple[str, int, int]
 Held = tuple[str, str, int, int]
 """(group, replica, start, end)."""
@@ -113,9 +126,19 @@ def trusted(wanted: Mapping[Key, Section], history: Mapping[str, History], oldes
     return found
 
 
-def to_reread(proofs: Mapping[Key, Proof], percent: int) -> set[Key]:
+def due_percent(proofs: Mapping[Key, Proof], age: timedelta, now: datetime) -> float:
+    """Returns the share of trusted ranges to read again: that of ``age`` which has passed since the last run, or more.
+
+    So all are read again within ``age`` and about as many in each run, however often one runs; without that, all that
+    one run had proven would have to be read at once when it is too old.
+    """
+    last = max((proof.read_at for proof in proofs.values()), default=now)
+    return min(100.0, max(DUE_PERCENT_MIN, 100 * ((now - last) / age)))
+
+
+def to_reread(proofs: Mapping[Key, Proof], percent: float) -> set[Key]:
     """Returns the share of trusted ranges that is read again, the longest unread first; at least one."""
-    count = -(-len(proofs) * percent // 100)
+    count = math.ceil(len(proofs) * percent / 100)
     return set(sorted(proofs, key=lambda key: (proofs[key].read_at, key))[:count])
 
 

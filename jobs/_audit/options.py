@@ -22,7 +22,8 @@ class Options:
         mode: quick, digest or full.
         table: directory of the Delta tables; None writes none.
         skip_proven: trust ranges proven equal that recently; None reads everything.
-        reread_percent: share of the trusted ranges that is read again all the same, oldest first.
+        reread_percent: share of the trusted ranges that is read again all the same, oldest first; None: as
+            ``history.due_percent`` says.
         resume: the run to go on with.
         rate: bytes per second that may be read from one node; None = no limit.
         report: where the HTML report goes.
@@ -32,7 +33,7 @@ class Options:
     mode: str = "digest"
     table: str | None = None
     skip_proven: timedelta | None = None
-    reread_percent: int = 4
+    reread_percent: int | None = None
     resume: str | None = None
     rate: int | None = None
     report: str | None = None
@@ -44,7 +45,8 @@ class Options:
         shown["against"] = self.against or None
         shown["max bytes per second and node"] = self.rate
         if self.skip_proven is not None:
-            shown["skip proven"] = f"{self.skip_proven}, {self.reread_percent} % read again"
+            share = "all in turn" if self.reread_percent is None else f"{self.reread_percent} %"
+            shown["skip proven"] = f"{self.skip_proven}, {share} read again"
         return {name: value for name, value in shown.items() if value is not None}
 
 

@@ -23,7 +23,6 @@ __all__ = [
     "committed_end",
     "common_range",
     "end_findings",
-    "finer_span",
     "reading_tasks",
     "runs_of",
     "sample",
@@ -35,7 +34,8 @@ __all__ = [
 
 SPAN_MIN: Final = 1024
 SPAN_MAX: Final = 1 << 16
-RANGES_WANTED: Final = 1 << 14
+RANGES_WANTED: Final = 1 << 9
+RANGE_BYTES_MAX: Final = 1 << 26
 SAMPLE_SHARE: Final = 64
 SAMPLE_MIN: Final = 8
 
@@ -100,18 +100,17 @@ def committed_end(replicas: Sequence[Replica]) -> int:
     return min(recorded) + 1 if recorded else 0
 
 
-def choose_span(entries: int) -> int:
-    """Returns entries per range: a power of two that makes neither tiny ranges nor too many."""
-    span = SPAN_MIN
-    while span < SPAN_MAX and entries > span * RANGES_WANTED:
+def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -> int:
+    """Returns entries per range: a power of two that makes neither tiny ranges, nor too many, nor huge ones.
+
+    Args:
+        entries: to be compared.
+        entry_bytes: of one on the replica where they take most.
+        rate: bytes per second that may be read; a range is read in one go, and takes about a second then.
+    """
+    span, most = SPAN_MIN, min(rate or RANGE_BYTES_MAX, RANGE_BYTES_MAX)
+    while span < SPAN_MAX and entries > span * RANGES_WANTED and 2 * span * entry_bytes <= most:
         span *= 2
-    return span
-
-
-def finer_span(span: int, entry_bytes: float, bytes_per_second: int) -> int:
-    """Returns a span so small that one range takes about a second at that rate; a range is read in one go."""
-    while span > SPAN_MIN and span * entry_bytes > bytes_per_second:
-        span //= 2
     return span
 
 
@@ -178,13 +177,13 @@ def bundles(tasks: Sequence[DigestTask], *, one_per_node: bool) -> list[tuple[Di
 
 
 def shares(tasks: Iterable[DigestTask], count: int) -> Iterator[DigestTask]:
-    """Cuts each task into about so many, between two ranges."""
+    """Cuts each task into so many of nearly one length, between two ranges."""
     for task in tasks:
-        chunk = task.span
-        while chunk * count < task.end - task.start:
-            chunk *= 2
-        for start, end in aligned(task.start, task.end, chunk):
-            yield DigestTask(task.replica, start, end, task.span)
+        ranges = -(-task.end // task.span) - task.start // task.span
+        chunk = -(-ranges // count) * task.span
+        first = task.start - task.start % task.span
+        for start, end in aligned(task.start - first, task.end - first, chunk):
+            yield DigestTask(task.replica, first + start, first + end, task.span)
 
 
 def runs_of(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:

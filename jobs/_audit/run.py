@@ -16,7 +16,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from jobs._audit import plan, tables
 from jobs._audit.compared import Compared, RangeKey, bytes_read, compared_by_replica, of_ranges, suspect_ranges
-from jobs._audit.history import Held, Proof, chain_of, held, histories, to_reread, trusted
+from jobs._audit.history import Held, Proof, chain_of, due_percent, held, histories, to_reread, trusted
 from jobs._audit.judged import Judged, judge_suspects, report_of
 from jobs._audit.model import Replica
 from jobs._audit.options import Options
@@ -95,11 +95,9 @@ class Audit:
         """Fixes the ranges to compare."""
         seed = self.options.resume or self.run_id
         for group, sections in parts.items():
-            span = plan.choose_span(sum(part.end - part.start for part in sections))
-            if self.options.rate:
-                heaviest = max((replica.entry_bytes for replica in self.snapshot[group]), default=0)
-                span = plan.finer_span(span, heaviest, self.options.rate)
-            self.spans[group] = span
+            heaviest = max((replica.entry_bytes for replica in self.snapshot[group]), default=0)
+            entries = sum(part.end - part.start for part in sections)
+            self.spans[group] = span = plan.choose_span(entries, heaviest, self.options.rate)
             picked = plan.sample(sections, span, seed) if self.options.mode == "quick" else sections
             for part in picked:
                 for start, end in plan.aligned(part.start, part.end, span):
@@ -120,9 +118,10 @@ class Audit:
         if earlier is None or self.options.skip_proven is None:
             return
         replicas = [replica for found in self.snapshot.values() for replica in found]
-        oldest = self.started_at - self.options.skip_proven
+        age, percent = self.options.skip_proven, self.options.reread_percent
+        oldest = self.started_at - age
         known = trusted(self.chosen, histories(earlier.since(oldest), replicas), oldest)
-        again = to_reread(known, self.options.reread_percent)
+        again = to_reread(known, due_percent(known, age, self.started_at) if percent is None else percent)
         self.proven = {key: proof for key, proof in known.items() if key not in again}
         self.chosen = {key: part for key, part in self.chosen.items() if key not in self.proven}
         progress(f"{len(self.proven)} ranges were proven before, {len(self.chosen)} are read")

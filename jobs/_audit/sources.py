@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gap", "RangeSeen", "Source", "open_source", "read_past_damage"]
 
-READ_BYTES: Final = 2 << 20
+READ_BYTES: Final = 5 << 19
 RANGES_AT_ONCE: Final = 16
 """So many ranges that cannot be read at all, as one was deleted meanwhile, count as one gap."""
 CLIENT_TIMEOUT_MS: Final = 20_000

@@ -102,14 +102,14 @@ def measure(place: Path, nbytes: int, rounds: int) -> None:
             assert summary["verdict"] == summary_again["verdict"] == "CONSISTENT"
             sys.stdout.write(
                 f"{total / 1e9:.2f} GB in {took:.1f} s: {total / took / 1e9:.2f} GB/s; "
-                f"--skip-proven {total_again / total:.1%} of the bytes in {took_again:.1f} s\n"
+                f"--skip-proven {total_again / total:.1%} of the bytes in {took_again:.2f} s\n"
             )
             first, again = [*first, total / took], [*again, took_again / took]
         del first[0], again[0]
     rate = statistics.median(first)
     sys.stdout.write(
         f"audit {rate / 1e9:.2f} GB/s  hashing alone {best / 1e9:.2f} GB/s  share {rate / best:.2f}  "
-        f"time of a second audit {statistics.median(again):.0%}\n"
+        f"time of a second audit {statistics.median(again):.1%}\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core.errors import ConfigError
-from jobs._audit.history import History, Proof, chain_of, identity, to_reread, trusted
+from jobs._audit.history import History, Proof, chain_of, due_percent, identity, to_reread, trusted
 from jobs._audit.limiter import RateLimiter
 from jobs._audit.model import Replica
 from jobs._audit.options import parse_age, parse_run_id
-from jobs._audit.plan import Section, aligned, bundles, finer_span, reading_tasks, steps
+from jobs._audit.plan import Section, aligned, bundles, reading_tasks, steps
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -97,6 +98,27 @@ def test_every_trusted_range_is_read_again_in_turn(percent: int) -> None:
     assert not to_reread({}, percent)
 
 
+@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60), st.integers(1, 400))
+def test_all_is_read_again_in_time_and_no_run_has_to_read_it_all_at_once(days: list[float], ranges: int) -> None:
+    age, now = timedelta(days=30), NOW
+    proofs = {("g", start, start + 1): replace(proof(start, start + 1, 0), read_at=now) for start in range(ranges)}
+    for passed in days:
+        now += timedelta(days=passed)
+        known = {key: one for key, one in proofs.items() if one.read_at >= now - age}
+        again = to_reread(known, due_percent(known, age, now))
+        share = passed / 30
+        assert 1 <= len(again) <= max(0.01, share) * ranges + 1
+        # Whatever is too old by now was not yet when the last run came.
+        assert len(proofs) - len(known) <= share * ranges + 1
+        kept = [one.read_at for key, one in known.items() if key not in again]
+        assert max(proofs[key].read_at for key in again) <= min(kept, default=now)
+        proofs |= {key: replace(one, read_at=now) for key, one in proofs.items() if key in again or key not in known}
+
+
+def test_with_no_proof_nothing_is_due() -> None:
+    assert not to_reread({}, due_percent({}, HOUR, NOW))
+
+
 def test_a_chain_of_resumed_runs() -> None:
     assert chain_of({"a": "", "b": "a", "c": "b"}, "c") == ["c", "b", "a"]
     with pytest.raises(ConfigError, match="nothing is recorded of run x"):
@@ -133,7 +155,6 @@ def test_with_a_rate_each_node_is_read_by_one_task() -> None:
     tasks = reading_tasks([Section(s, e, (A, B)) for s, e in aligned(0, 10 * 1024, 1024)], 1024, 10)
     assert [{task.replica.name for task in bundle} for bundle in bundles(tasks, one_per_node=True)] == [{"a"}, {"b"}]
     assert len(bundles(tasks, one_per_node=False)) == 20
-    assert [finer_span(1 << 16, 100, rate) for rate in (10**9, 1_000_000, 1)] == [1 << 16, 1 << 13, 1024]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 3)), max_size=40), st.integers(1, 5000))

@@ -101,6 +101,11 @@ def test_the_span_grows_with_the_log() -> None:
     assert all(span & (span - 1) == 0 for span in spans)
 
 
+def test_a_range_is_read_in_about_a_second_and_has_no_gigabytes() -> None:
+    assert [choose_span(10**9, 100, rate) for rate in (None, 10**9, 1_000_000, 1)] == [1 << 16, 1 << 16, 1 << 13, 1024]
+    assert [choose_span(10**9, nbytes) for nbytes in (1024, 1025, 65_536, 10**6)] == [1 << 16, 1 << 15, 1024, 1024]
+
+
 def test_a_sample_keeps_both_ends_and_is_the_same_for_the_same_run() -> None:
     parts = [Section(100, 100_000, (replica("a", 0, 0), replica("b", 0, 0)))]
     chosen = sample(parts, 1024, "run")
