@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache, partial
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Ranges", "RunFacts", "append", "load_ahead", "read_ranges", "write_findings", "write_ranges", "write_runs"]
+__all__ = ["Ranges", "RunFacts", "append", "read_ranges", "write_findings", "write_ranges", "write_runs"]
 
 _WHOSE: Final = [("run_id", pa.string()), ("group", pa.string())]
 _RUNS_SCHEMA: Final = pa.schema(
@@ -74,17 +72,6 @@ class RunFacts:
     mode: str
     started_at: datetime
     duration_s: float
-
-
-def load_ahead() -> None:
-    """Starts to load what reads and writes tables here, a tenth of a second, while a session starts."""
-
-    def load() -> None:
-        with suppress(ModuleNotFoundError):
-            import deltalake  # noqa: F401
-            import pyarrow.dataset  # noqa: F401
-
-    threading.Thread(target=load, name="audit-load", daemon=True).start()
 
 
 def write_ranges(spark: SparkSession, digests: pa.Table, directory: str) -> None:
