@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from dledger_core.checksum import Buffer
-from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, Records, index_records
+from dledger_core.record import BLANK, INDEX_RECORD_BYTES, MAGIC_BLANK, Records, index_records
 from dledger_core.storage.files import Files
 from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.layout import Layout
@@ -19,7 +18,6 @@ from dledger_core.storage.segments import Segments
 
 __all__ = ["LayoutBreakError", "StoreWriter", "breaks_layout"]
 
-_BLANK: Final = struct.Struct(">ii")
 _BLANK_BYTES: Final = 8
 
 
@@ -104,7 +102,7 @@ class StoreWriter:
         for first, stop in itertools.pairwise([0, *breaks.tolist(), records.count]):
             begin, after = int(positions[first]), int(ends[stop - 1])
             if begin != at:
-                self._put(at, _BLANK.pack(MAGIC_BLANK, begin - at))
+                self._put(at, BLANK.pack(MAGIC_BLANK, begin - at))
             self._put(begin, view[offset : offset + after - begin])
             offset += after - begin
             at = after

@@ -25,6 +25,7 @@ from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, ke
 from dledger_core.record.encoding import encode
 from dledger_core.record.layout import (
     BATCH_END,
+    BLANK,
     HEADER,
     HEADER_BYTES,
     INDEX_RECORD,
@@ -44,6 +45,7 @@ from dledger_core.record.slices import slices_of
 
 __all__ = [
     "BATCH_END",
+    "BLANK",
     "DESCRIPTIONS",
     "HEADER",
     "HEADER_BYTES",

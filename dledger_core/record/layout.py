@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 __all__ = [
     "BATCH_END",
+    "BLANK",
     "HEADER",
     "HEADER_BYTES",
     "INDEX_RECORD",
@@ -45,6 +47,8 @@ HEADER: Final = np.dtype(
         ("length", ">i4"),
     ]
 )
+BLANK: Final = struct.Struct(">ii")
+"""MAGIC_BLANK, and the bytes from there to the segment's end."""
 INDEX_RECORD: Final = np.dtype(
     [("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")]
 )

@@ -7,7 +7,6 @@ sparse file does.
 from __future__ import annotations
 
 import itertools
-import struct
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -17,7 +16,7 @@ import numpy as np
 from dledger_core.checksum import Buffer
 from dledger_core.errors import invariant
 from dledger_core.raft.batch import Batch
-from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, Records, index_records, place
+from dledger_core.record import BLANK, INDEX_RECORD_BYTES, MAGIC_BLANK, Records, index_records, place
 from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.recovery import cut_tail
 from dledger_core.storage.segments import Segments
@@ -28,7 +27,6 @@ __all__ = ["Appender", "bounded"]
 _ZERO_CHUNK_MIN: Final = 64 << 10
 _ZERO_CHUNK_MAX: Final = 1 << 20
 _LARGE_SYNC_BYTES: Final = 512 << 10
-_BLANK = struct.Struct(">ii")
 
 
 def bounded(batches: Sequence[Batch], bytes_max: int) -> Iterator[Sequence[Batch]]:
@@ -84,7 +82,7 @@ class Appender:
             at = int(positions[first])
             length = int(positions[stop - 1] + sizes[stop - 1]) - at
             if at != self.position:
-                blank = _BLANK.pack(MAGIC_BLANK, at - self.position)
+                blank = BLANK.pack(MAGIC_BLANK, at - self.position)
                 self._join(writes, self.position, blank)
             self._join(writes, at, view[offset : offset + length])
             offset += length

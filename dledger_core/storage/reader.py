@@ -37,7 +37,7 @@ from dledger_core.storage.scan import Cursor, Rules, Scanner
 from dledger_core.storage.segments import Segments, is_segment_name
 from dledger_core.storage.start_check import start_findings
 from dledger_core.storage.tables import LogTables
-from dledger_core.storage.verify import StoreReport, verify_store
+from dledger_core.storage.verify import StoreReport, record_behind, verify_store
 
 __all__ = ["StoreReader", "open_store"]
 
@@ -77,12 +77,11 @@ def _origin(files: Files, layout: Layout) -> _Origin:
 
 
 def _segment_bytes(files: Files, directory: Path, recorded: int | None, default: int) -> int:
-    """Returns the size of the files in a folder: the recorded one, or that of the first file."""
+    """Returns the size of the files in a folder: the recorded one, or that of the first ones, the last may be cut."""
     if recorded is not None:
         return recorded
-    names = [name for name in files.listdir(directory) or () if len(name) == 20 and name.isdigit()]
-    size = files.open(directory / names[0]).size() if names else 0
-    return size or default
+    names = sorted(name for name in files.listdir(directory) or () if is_segment_name(name))
+    return max((files.open(directory / name).size() for name in names[:2]), default=0) or default
 
 
 def _check_folder(files: Files, layout: Layout) -> None:
@@ -171,8 +170,7 @@ class StoreReader:
     @property
     def commit_index(self) -> Index | None:
         """A recorded lower bound on what is committed; None if the store records none."""
-        checkpoint = self._origin.checkpoint
-        found = checkpoint.commit_index if checkpoint is not None else self._origin.java_commit_index
+        found = self.vouched_index
         return None if found is None else Index(min(found, self.last_index))
 
     @property
@@ -182,8 +180,10 @@ class StoreReader:
 
     @property
     def vouched_index(self) -> Index | None:
-        """The last entry that the checkpoint says is committed here; above ``last_index`` if the log lost its end."""
-        return None if self._origin.checkpoint is None else Index(self._origin.checkpoint.commit_index)
+        """What the checkpoint, if any, says is the last committed entry; above ``last_index`` if the end is lost."""
+        checkpoint, java = self._origin.checkpoint, self._origin.java_commit_index
+        found = java if checkpoint is None else checkpoint.commit_index
+        return None if found is None else Index(found)
 
     @property
     def log_uuid(self) -> str | None:
@@ -263,7 +263,24 @@ class StoreReader:
             ends = batch_ends(run.records)
             if len(ends):
                 last = run.first_index + int(ends[-1])
+        self._stop = scanner.stop
         return last
+
+    def damaged_end(self) -> tuple[Index, Index] | None:
+        """Returns the entries [start, end) behind the last one that are damaged: others follow, so the log goes on.
+
+        None where nothing follows, or what is older than the last entry: Java leaves what it truncates.
+        """
+        stop, start = self._stop, self.last_index + 1
+        if stop is None or (stop.cursor.index or 0) != start:
+            return None
+        behind = record_behind(self._reader, self._disk_index, stop, start)
+        if behind is None or behind.index is None or behind.term < stop.cursor.term:
+            return None
+        again = Scanner(self._reader.data, self._disk_index, self._origin.rules, stop.cursor)
+        if next(again.runs(), None) is not None:  # it has grown meanwhile
+            return None
+        return Index(start), Index(max(behind.index, start + 1))
 
     def _tail_start(self) -> Cursor:
         """Returns where the tail begins: behind the checkpoint, or at a segment whose head the index knows."""
@@ -355,8 +372,10 @@ class StoreReader:
         first = self._index.first
         if first is None:
             return self.last_index + 1
-        written = np.flatnonzero(self._disk_index.read(first, self.last_index + 1)["size"])
-        return first + (int(written[-1]) + 1 if len(written) else 0)
+        before = max(first - 1, self.first_index)
+        written = np.flatnonzero(self._disk_index.read(before, self.last_index + 1)["size"])
+        # Without a single row the index is lost, and not behind.
+        return before + int(written[-1]) + 1 if len(written) else self.last_index + 1
 
     def verify(self) -> StoreReport:
         """Reads everything and reports what is wrong; see ``Finding``."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
-from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, index_records
+from dledger_core.record import BLANK, HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, index_records
 from dledger_core.storage.index_file import IndexSource, contradiction
 from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.scan import Cursor, Rules, Run, Scanner, Stop, StopKind
@@ -26,7 +26,6 @@ __all__ = ["HEADER_STRUCT", "RecordReader", "corrupt", "out_of_range", "own_rule
 HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
 """One record's header: magic, size, index, term, position, mark, crc, length."""
 
-_BLANK: Final = struct.Struct(">ii")
 _MEAN_BYTES_FIRST: Final = 256
 _ROWS_EXTRA: Final = 16
 _ROWS_MAX: Final = 1 << 20
@@ -182,8 +181,8 @@ class RecordReader:
         ends = positions + records.sizes
         for row in np.flatnonzero(ends != np.append(positions[1:], following)).tolist():
             end, data = int(ends[row]), self.data
-            blank = _BLANK.pack(MAGIC_BLANK, data.base_of(end) + data.segment_bytes - end)
-            if data.read(end, _BLANK.size) != blank:
+            blank = BLANK.pack(MAGIC_BLANK, data.base_of(end) + data.segment_bytes - end)
+            if data.read(end, BLANK.size) != blank:
                 raise corrupt(data, Stop(StopKind.HEADER, Cursor(end, int(headers["index"][row]))))
 
     def check_witness(self, run: Run) -> None:

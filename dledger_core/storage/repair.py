@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,16 @@ import numpy as np
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError
 from dledger_core.ids import NO_TERM, Index, Position, Term
-from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, MAGIC_BLANK, TIME_MASK, Records, index_records, place
+from dledger_core.record import (
+    BLANK,
+    HEADER_BYTES,
+    INDEX_RECORD_BYTES,
+    MAGIC_BLANK,
+    TIME_MASK,
+    Records,
+    index_records,
+    place,
+)
 from dledger_core.storage.abstention import abstains_above, clear_abstaining, mark_abstaining
 from dledger_core.storage.checkpoint import load_checkpoint
 from dledger_core.storage.damage import Damage, find_damage, write_wrong_rows
@@ -34,8 +42,6 @@ from dledger_core.storage.segments import Segments
 from dledger_core.storage.suspect import clear_suspect, rewrite_doubtful, suspicion
 
 __all__ = ["StoreRepair", "write_back"]
-
-_BLANK: Final = struct.Struct(">ii")
 
 
 def _misfit(damage: Damage, what: str, index: int) -> CorruptRecordError:
@@ -167,8 +173,8 @@ def _write_records(data: Segments, position: int, records: Records) -> set[int]:
 def _write_blank(data: Segments, position: int) -> None:
     """Writes the BLANK that fills a segment from ``position`` on, and zeros behind it."""
     stop = data.base_of(position) + data.segment_bytes
-    data.write(position, [_BLANK.pack(MAGIC_BLANK, stop - position)])
-    data.zero(position + _BLANK.size, stop)
+    data.write(position, [BLANK.pack(MAGIC_BLANK, stop - position)])
+    data.zero(position + BLANK.size, stop)
 
 
 class StoreRepair:
@@ -322,7 +328,7 @@ class StoreRepair:
     def abstain_if_end_is_lost(self, found: Sequence[Damage]) -> None:
         """Takes the node's vote if what may lie behind the last durable entry can be gone too; see ``abstention``.
 
-        Called before anything is mended: then nothing shows any more that it was damaged.
+        Called before anything is mended: afterwards nothing shows that it was damaged.
 
         Raises:
             CorruptRecordError: nobody knows the node's term.

@@ -78,6 +78,7 @@ class StopKind(Enum):
     BODY = "the body does not match its CRC"
     TERM = "the term is below the one before"
     INDEX = "the index does not continue the one before"
+    CUT = "the file ends within the record"
     WITNESS = "the record and its row in the index say different terms or magics"
 
 
@@ -136,7 +137,7 @@ class Scanner:
     def runs(self) -> Iterator[Run]:
         """Yields runs of valid records; ends where ``stop`` says."""
         while self._data.holds(self.cursor.position):
-            buffer = self._fill()
+            buffer, held = self._fill()
             magic, size = _PREFIX.unpack_from(buffer) if len(buffer) >= 8 else (0, 0)
             if magic == MAGIC_BLANK:
                 if not self._skip_blank(size):
@@ -146,7 +147,7 @@ class Scanner:
             if not len(sizes):
                 self._stop_at_prefix(magic, size)
                 return
-            run, stop = self._validate(buffer, sizes)
+            run, stop = self._validate(buffer, sizes, held)
             if run is not None:
                 self.cursor = Cursor(run.end_position, run.end_index, run.last_term)
                 yield run
@@ -156,12 +157,13 @@ class Scanner:
         if self.stop is None:
             self.stop = Stop(StopKind.END, self.cursor)
 
-    def _fill(self) -> bytes:
-        """Returns the bytes at the cursor; a file that is too short counts as zeros."""
+    def _fill(self) -> tuple[bytes, int]:
+        """Returns the bytes at the cursor, and how many the file has; one that is too short counts as zeros."""
         position = self.cursor.position
         length = min(_BUFFER_BYTES, self._data.base_of(position) + self._data.segment_bytes - position)
         buffer = self._data.read(position, length)
-        return buffer + bytes(length - len(buffer)) if len(buffer) < length else buffer
+        held = len(buffer)
+        return (buffer + bytes(length - held) if held < length else buffer), held
 
     def _skip_blank(self, size: int) -> bool:
         position = self.cursor.position
@@ -212,8 +214,14 @@ class Scanner:
         same = real == sizes[:count]
         return chain if bool(same.all()) else chain[: int(np.argmin(same))]
 
-    def _validate(self, buffer: bytes, sizes: npt.NDArray[np.uint32]) -> tuple[Run | None, Stop | None]:
-        """Checks the records and returns the good ones and, if one is bad, why the scan stops there."""
+    def _validate(self, buffer: bytes, sizes: npt.NDArray[np.uint32], held: int) -> tuple[Run | None, Stop | None]:
+        """Checks the records and returns the good ones and, if one is bad, why the scan stops there.
+
+        Args:
+            buffer: the records.
+            sizes: of each.
+            held: bytes of them that the file has; behind that only a CRC tells a record from what was invented.
+        """
         cursor = self.cursor
         records = Records(sizes, memoryview(buffer)[: int(sizes.sum(dtype=np.int64))])
         first = cursor.index if cursor.index is not None else int(records.headers["index"][0])
@@ -224,6 +232,12 @@ class Scanner:
             wrong = records.first_bad_body()
             if wrong is not None:
                 kind, good = StopKind.BODY, wrong
+                records = records.slice(0, good)
+        if records.nbytes > held:
+            headers = records.headers
+            invented = (records.starts + records.sizes > held) & (headers["mark"] == 0) & (headers["crc"] == 0)
+            if bool(invented.any()):
+                kind, good = StopKind.CUT, int(np.argmax(invented))
                 records = records.slice(0, good)
         run = Run(first, cursor.position, records) if records.count else None
         if kind is None:

@@ -21,7 +21,7 @@ from dledger_core.storage.record_reader import RecordReader
 from dledger_core.storage.recovery import batch_ends, missing_head, wrong_sizes
 from dledger_core.storage.scan import Cursor, Run, Scanner, Stop, StopKind
 
-__all__ = ["Finding", "FindingKind", "StoreReport", "verify_store"]
+__all__ = ["Finding", "FindingKind", "StoreReport", "record_behind", "verify_store"]
 
 FindingKind = Literal["CORRUPT", "INDEX_MISMATCH", "TERM_REGRESSION", "INDEX_GAP", "TORN_TAIL", "FOREIGN_FILE"]
 _SYNC_ROWS: Final = 4096
@@ -68,6 +68,34 @@ class StoreReport:
     findings: tuple[Finding, ...]
 
 
+def record_behind(reader: RecordReader, index: IndexSource, stop: Stop, at: int) -> Cursor | None:
+    """Returns the next record behind a bad one that fits its index, or None.
+
+    Args:
+        reader: the store.
+        index: its index as it lies on disk.
+        stop: where the bad one lies.
+        at: its index.
+    """
+    position = stop.cursor.position
+    rows = index.read(at, at + _SYNC_ROWS)
+    candidates = [(at + 1, position + stop.size)] if stop.size else []
+    own_row = rows[0]
+    if int(own_row["index"]) == at and int(own_row["position"]) == position:
+        candidates.append((at + 1, position + int(own_row["size"])))
+    known = np.flatnonzero((rows["index"] == np.arange(at, at + len(rows))) & (rows["position"] > position))
+    candidates += [(at + row, int(rows["position"][row])) for row in known.tolist()]
+    for expected, place in candidates:
+        header = reader.header_at(place)
+        if header is not None and header[2] == expected:
+            return Cursor(place, expected, header[3])
+    for base in reader.data.bases:
+        header = reader.header_at(base) if base > position else None
+        if header is not None and header[2] > at:
+            return Cursor(base, header[2], header[3])
+    return None
+
+
 class _Verifier:
     def __init__(
         self, reader: RecordReader, index: IndexSource, checkpoint: Checkpoint | None, meta: LogMeta | None
@@ -89,7 +117,8 @@ class _Verifier:
     def run(self, first_index: int) -> StoreReport:
         self.end = self.whole_end = first_index
         if self.meta is not None:
-            self._check_files(self.meta, first_index)
+            self._check_head(self.meta, first_index)
+        self._check_sizes(first_index)
         cursor = self._begin()
         while cursor is not None:
             scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
@@ -110,17 +139,24 @@ class _Verifier:
         base, meta = self.data.bases[0], self.meta
         return Cursor(base, meta.first_index if meta is not None and base == meta.first_position else None)
 
-    def _check_files(self, meta: LogMeta, first_index: int) -> None:
-        """Reports what recovery refuses before it looks at records: lost first files and wrong sizes."""
+    def _check_head(self, meta: LogMeta, first_index: int) -> None:
+        """Reports lost first files, which recovery refuses before it looks at records."""
         lost = missing_head(self.data, meta)
         if lost is not None:
             end = max(first_index, meta.first_index + 1)
             self._report("CORRUPT", meta.first_index, end, lost, "data files at the log's beginning are missing")
-        for base, size in wrong_sizes(self.data):
+
+    def _check_sizes(self, first_index: int) -> None:
+        """Reports files of a wrong size, which recovery refuses as well; Java's refuses the last one too."""
+        data, whole = self.data, self.data.segment_bytes
+        wrong = list(wrong_sizes(data))
+        if self.meta is None:
+            wrong += [(base, size) for base in data.bases[-1:] if (size := data.size_of(base)) < whole]
+        for base, size in wrong:
             header = self.reader.header_at(base)
             index = first_index if header is None else header[2]
-            message = f"the file has {size} bytes instead of {self.data.segment_bytes}"
-            self._report("CORRUPT", index, index, base + min(size, self.data.segment_bytes - 1), message)
+            message = f"the file has {size} bytes instead of {whole}"
+            self._report("CORRUPT", index, index, base + min(size, whole - 1), message)
 
     def _see(self, run: Run) -> None:
         """Takes note of valid records."""
@@ -191,11 +227,12 @@ class _Verifier:
             return self._pass_wrong_index(cursor, index)
         if self.data.written_end(cursor.position) == cursor.position:
             return None
-        onward = self._behind(stop, index)
-        if onward is not None and onward.index is not None:
-            kind = stop.kind if stop.kind is not StopKind.END else StopKind.HEADER
-            self._report("CORRUPT", index, max(onward.index, index + 1), cursor.position, kind.value)
-        return onward
+        onward = record_behind(self.reader, self.index, stop, index)
+        if onward is None or onward.index is None:
+            return None
+        kind = stop.kind if stop.kind is not StopKind.END else StopKind.HEADER
+        self._report("CORRUPT", index, max(onward.index, index + 1), cursor.position, kind.value)
+        return Cursor(onward.position, onward.index)
 
     def _pass_wrong_index(self, cursor: Cursor, index: int) -> Cursor | None:
         """Tells a record whose index is damaged, by the record behind it, from entries that are missing."""
@@ -233,26 +270,6 @@ class _Verifier:
         self._report("CORRUPT", index - 1, index, int(row["position"]), message)
         self.highest_term = int(row["term"])
         return True
-
-    def _behind(self, stop: Stop, index: int) -> Cursor | None:
-        """Returns the next record behind a bad one that fits its index, or None."""
-        position = stop.cursor.position
-        rows = self.index.read(index, index + _SYNC_ROWS)
-        candidates = [(index + 1, position + stop.size)] if stop.size else []
-        own_row = rows[0]
-        if int(own_row["index"]) == index and int(own_row["position"]) == position:
-            candidates.append((index + 1, position + int(own_row["size"])))
-        known = np.flatnonzero((rows["index"] == np.arange(index, index + len(rows))) & (rows["position"] > position))
-        candidates += [(index + at, int(rows["position"][at])) for at in known.tolist()]
-        for expected, at in candidates:
-            header = self.reader.header_at(at)
-            if header is not None and header[2] == expected:
-                return Cursor(at, expected)
-        for base in self.data.bases:
-            header = self.reader.header_at(base) if base > position else None
-            if header is not None and header[2] > index:
-                return Cursor(base, header[2])
-        return None
 
     def _finish(self, position: int, kind: StopKind) -> None:
         """Judges what lies behind the last valid record."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,12 @@ def as_manifest(batch: pa.RecordBatch, node: str) -> list[dict[str, Any]]:
     ]
 
 
+def overwrite(path: Path, position: int, data: bytes) -> None:
+    with (path / "data" / f"{position - position % 65536:020d}").open("r+b") as file:
+        file.seek(position % 65536)
+        file.write(data)
+
+
 @pytest.mark.parametrize(("name", "node"), CASES)
 def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) -> None:
     path, node = store_of(golden, name, node)
@@ -59,6 +66,7 @@ def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) ->
     report = reader.verify()
     assert (report.first_index, report.last_index) == (info["begin"], info["end"])
     assert report.findings == ()
+    assert reader.damaged_end() is None
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
@@ -84,6 +92,8 @@ def test_java_store_whose_index_is_lost(golden: Path, tmp_path: Path, name: str,
         at += batch.num_rows
     assert batches == manifest(golden, name, node)
     assert {finding.kind for finding in reader.verify().findings} == {"INDEX_MISMATCH"}
+    expected = range(890, 900) if lost.startswith("index") and lost != "index tail" else ()
+    assert reader.index_mismatches(reader.records(890, 900)) == list(expected)
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
@@ -169,6 +179,53 @@ def test_a_damaged_header_in_the_middle_is_never_served(golden: Path, tmp_path: 
             reader.read(start, end, max_bytes=1 << 30)
         assert caught.value.values == {"index": 100, "position": line["p"]}
         assert caught.value.where == str(file)
+
+
+@pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
+@pytest.mark.parametrize(("offset", "bit"), [(0, 6), (4, 0), (8, 0), (14, 0), (44, 2)])
+def test_a_damaged_header_does_not_look_like_the_end(
+    golden: Path, tmp_path: Path, name: str, offset: int, bit: int
+) -> None:
+    """In the last files recovery reads record by record, so a view ends there; so does Java, which cuts the rest."""
+    source, node = store_of(golden, name, "n1")
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    line = manifest(golden, name, node)[100]
+    at = line["p"] + offset
+    byte = (path / "data" / f"{at - at % 65536:020d}").read_bytes()[at % 65536]
+    overwrite(path, at, bytes([byte ^ 1 << bit]))
+    reader = open_store(path)
+    assert reader.last_index == 99
+    assert reader.damaged_end() == (100, 101)
+    assert reader.vouched_index == (266 if "0.3.1.2" in name else None)
+
+
+def test_what_java_truncated_is_no_damage(golden: Path, tmp_path: Path) -> None:
+    source, node = store_of(golden, "dledger-0.4.0-three", "n1")
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    lines = manifest(golden, "dledger-0.4.0-three", node)
+    at = next(i for i, line in enumerate(lines) if i and line["t"] > lines[i - 1]["t"])
+    overwrite(path, lines[at + 1]["p"], b"\1")  # a new term's first entry, and behind it nothing but what is older
+    for line in lines[at + 2 :]:
+        overwrite(path, line["p"] + 16, bytes(8))
+    reader = open_store(path)
+    assert (reader.last_index, reader.damaged_end()) == (at, None)
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
+def test_nothing_is_invented_where_a_file_was_cut(golden: Path, tmp_path: Path, name: str) -> None:
+    """Java's records carry no CRC: zeros in the place of a body's end would be served, and converted, as the body."""
+    source, node = store_of(golden, name, None)
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    last = sorted((path / "data").iterdir())[-1]
+    inside = [line for line in manifest(golden, name, node) if line["p"] >= int(last.name)]
+    for line in reversed(inside):
+        os.truncate(last, line["p"] - int(last.name) + line["s"] - 1)
+        reader = open_store(path)
+        assert reader.last_index == line["i"] - 1
+        found = [(finding.kind, finding.severity) for finding in reader.verify().findings]
+        assert ("CORRUPT", "error") in found
+        assert reader.vouched_index in (899, None)
+        assert reader.commit_index in (reader.last_index, None)
 
 
 def test_a_leftover_checkpoint_bak_is_read(golden: Path, tmp_path: Path) -> None:
