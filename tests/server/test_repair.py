@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_core.cli.root import main
-from dledger_core.client import Client
+from dledger_core.client import Client, Producer
 from dledger_core.cluster import LocalCluster
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
@@ -23,8 +23,9 @@ pytestmark = pytest.mark.integration
 
 def fill(cluster: LocalCluster, batches: int = 150) -> None:
     with Client(cluster.peers) as client:
+        producer = Producer(client, "filler")  # repeats what a busy machine leaves unknown
         for number in range(batches):
-            client.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
+            producer.append([b"%d:" % number + b"q" * (number % 50) * 10 for _ in range(7)])
 
 
 def flip(path: Path, offset: int) -> None:
