@@ -100,7 +100,7 @@ _EXAMPLES = """Examples:
     type=click.IntRange(0, 100),
     metavar="PERCENT",
     help="How many of the trusted ranges to read again all the same, the longest unread first."
-    "  [default: the share of AGE that has passed since the last audit, at least 1]",
+    "  [default: so many that all are within AGE, and about as many each day, at least 1]",
 )
 @click.option("--resume", metavar="RUN_ID", help="Go on with a run that was killed; what it read is not read again.")
 @click.option(
@@ -152,7 +152,7 @@ def command(
 
 def _load_ahead() -> None:
     """Loads, while a session starts, what a job needs later and takes a fifth of a second."""
-    with suppress(ImportError):  # whoever needs it says what is missing
+    with suppress(Exception):  # whoever needs it says what is missing
         import deltalake  # noqa: F401
         import pyarrow.dataset  # noqa: F401
 

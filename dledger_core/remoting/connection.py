@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RemotingConnection(asyncio.Protocol):
-    """One client's connection; requests start in the order they come, answers leave as they are ready.
+    """One client's connection; requests but large ones start in the order they come, answers leave as they are ready.
 
     While a client has too much under way, or does not take its answers, nothing more is read from it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NoLeaderError
 from dledger_core.ids import NodeId
@@ -18,6 +19,9 @@ from dledger_core.server.request import Hosted
 from dledger_core.server.transfer import hand_over
 
 __all__ = ["RemotingNode"]
+
+READABLE_S: Final = 5.0
+_Result = TypeVar("_Result")
 
 
 class RemotingNode:
@@ -35,6 +39,12 @@ class RemotingNode:
         self._hosted = hosted
         self._is_started = is_started
         self._peers = {str(peer.node_id): peer.address for peer in config.peers}
+        self._large = asyncio.Lock()
+
+    async def beside(self, work: Callable[[], _Result]) -> _Result:
+        """See ``NodeService``."""
+        async with self._large:
+            return await asyncio.to_thread(work)
 
     def connection(self) -> RemotingConnection:
         """Makes what serves a connection."""
@@ -77,7 +87,15 @@ class _HostedGroup:
 
         self._hosted.appends.append(Columns.from_bodies(list(bodies)), reply)
         found = await done
+        await self._wait_readable(found.last_index)
         return Appended(found.last_index, self._position_of(found.last_index), found.term)
+
+    async def _wait_readable(self, index: int) -> None:
+        """Waits until an acknowledged entry is in this node's own files: a majority without it may be faster."""
+        loop, replica = asyncio.get_running_loop(), self._hosted.replica
+        deadline = loop.time() + READABLE_S
+        while replica.readable_end <= index and replica.is_leader and (left := deadline - loop.time()) > 0:
+            await replica.wait_progress(left)
 
     def _position_of(self, index: int) -> int:
         try:

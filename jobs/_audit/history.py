@@ -21,7 +21,7 @@ __all__ = [
     "History",
     "Proof",
     "chain_of",
-    "due_percent",
+    "due_count",
     "held",
     "histories",
     "identity",
@@ -32,7 +32,8 @@ __all__ = [
 _OF_REPLICA: Final = ["group", "replica", "known", "start", "end"]
 _SEEN: Final = ["content", "layout", "bytes", "read_at"]
 _RESUMES_MAX: Final = 100
-DUE_PERCENT_MIN: Final = 1.0
+DUE_PERCENT_MIN: Final = 1
+_ROUNDING: Final = 1e-6
 Key = tuple[str, int, int]
 Held = tuple[str, str, int, int]
 """(group, replica, start, end)."""
@@ -126,19 +127,20 @@ def trusted(wanted: Mapping[Key, Section], history: Mapping[str, History], oldes
     return found
 
 
-def due_percent(proofs: Mapping[Key, Proof], age: timedelta, now: datetime) -> float:
-    """Returns the share of trusted ranges to read again: that of ``age`` which has passed since the last run, or more.
+def due_count(proofs: Mapping[Key, Proof], age: timedelta, now: datetime) -> int:
+    """Returns how many trusted ranges to read again, the longest unread first, so that all are within ``age``.
 
-    So all are read again within ``age`` and about as many in each run, however often one runs; without that, all that
-    one run had proven would have to be read at once when it is too old.
+    The i-th oldest of n (from 1) may be as old as n - i + 1 of n parts of ``age``: if none is older, as many are due in
+    each part, however often one runs. Without that, all that one run had proven would be due at once.
     """
-    last = max((proof.read_at for proof in proofs.values()), default=now)
-    return min(100.0, max(DUE_PERCENT_MIN, 100 * ((now - last) / age)))
+    n = len(proofs)
+    oldest = sorted(proof.read_at for proof in proofs.values())
+    late = max((i + 1 - n * (1 - (now - read_at) / age) for i, read_at in enumerate(oldest)), default=0.0)
+    return min(n, math.ceil(max(late - _ROUNDING, n * DUE_PERCENT_MIN / 100)))
 
 
-def to_reread(proofs: Mapping[Key, Proof], percent: float) -> set[Key]:
-    """Returns the share of trusted ranges that is read again, the longest unread first; at least one."""
-    count = math.ceil(len(proofs) * percent / 100)
+def to_reread(proofs: Mapping[Key, Proof], count: int) -> set[Key]:
+    """Returns so many trusted ranges, the longest unread first."""
     return set(sorted(proofs, key=lambda key: (proofs[key].read_at, key))[:count])
 
 
@@ -165,11 +167,15 @@ def held(digests: pa.Table, replicas: Iterable[Replica]) -> tuple[pa.Table, set[
     return mine, set(zip(*keys, strict=True))
 
 
-def histories(digests: pa.Table, replicas: Iterable[Replica]) -> dict[str, History]:
-    """Returns by group what the newest digests of these replicas say about each range."""
+def histories(digests: pa.Table, replicas: Iterable[Replica], now: datetime) -> dict[str, History]:
+    """Returns by group what the newest digests of these replicas say about each range.
+
+    Nobody knows what is newest where a clock was wrong, so a digest from after ``now`` counts as a range that differs.
+    """
     rows = _of_replicas(digests, replicas)
     wrong = pc.add(*(pc.fill_null(pc.list_value_length(rows[name]), 0) for name in ("damaged", "index_wrong")))
-    bad = pc.or_(pc.not_equal(rows["problem"], ""), pc.greater(wrong, 0))
+    early = pc.greater(rows["read_at"], pa.scalar(now, rows.schema.field("read_at").type))
+    bad = pc.or_(pc.or_(pc.not_equal(rows["problem"], ""), pc.greater(wrong, 0)), early)
     rows = rows.select([*_OF_REPLICA, *_SEEN]).append_column("bad", bad).sort_by("read_at")
     at = rows.schema.get_field_index("read_at")
     rows = rows.set_column(at, "read_at", rows["read_at"].cast(pa.timestamp("us", tz="UTC")))

@@ -23,7 +23,7 @@ class Options:
         table: directory of the Delta tables; None writes none.
         skip_proven: trust ranges proven equal that recently; None reads everything.
         reread_percent: share of the trusted ranges that is read again all the same, oldest first; None: as
-            ``history.due_percent`` says.
+            ``history.due_count`` says.
         resume: the run to go on with.
         rate: bytes per second that may be read from one node; None = no limit.
         report: where the HTML report goes.

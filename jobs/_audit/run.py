@@ -16,7 +16,7 @@ import pyarrow as pa
 from dledger_core.errors import ConfigError
 from jobs._audit import plan, tables
 from jobs._audit.compared import Compared, RangeKey, bytes_read, compared_by_replica, of_ranges, suspect_ranges
-from jobs._audit.history import Held, Proof, chain_of, due_percent, held, histories, to_reread, trusted
+from jobs._audit.history import Held, Proof, chain_of, due_count, held, histories, to_reread, trusted
 from jobs._audit.judged import Judged, judge_suspects, report_of
 from jobs._audit.model import Replica
 from jobs._audit.options import Options
@@ -120,8 +120,9 @@ class Audit:
         replicas = [replica for found in self.snapshot.values() for replica in found]
         age, percent = self.options.skip_proven, self.options.reread_percent
         oldest = self.started_at - age
-        known = trusted(self.chosen, histories(earlier.since(oldest), replicas), oldest)
-        again = to_reread(known, due_percent(known, age, self.started_at) if percent is None else percent)
+        known = trusted(self.chosen, histories(earlier.since(oldest), replicas, self.started_at), oldest)
+        due = due_count(known, age, self.started_at) if percent is None else -(-len(known) * percent // 100)
+        again = to_reread(known, due)
         self.proven = {key: proof for key, proof in known.items() if key not in again}
         self.chosen = {key: part for key, part in self.chosen.items() if key not in self.proven}
         progress(f"{len(self.proven)} ranges were proven before, {len(self.chosen)} are read")

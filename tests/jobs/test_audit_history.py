@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core.errors import ConfigError
-from jobs._audit.history import History, Proof, chain_of, due_percent, identity, to_reread, trusted
+from jobs._audit.history import History, Proof, chain_of, due_count, identity, to_reread, trusted
 from jobs._audit.limiter import RateLimiter
 from jobs._audit.model import Replica
 from jobs._audit.options import parse_age, parse_run_id
@@ -88,14 +88,14 @@ def test_every_trusted_range_is_read_again_in_turn(percent: int) -> None:
     runs = 0
     while len(seen) < len(proofs):
         runs += 1
-        again = to_reread(proofs, percent)
+        again = to_reread(proofs, -(-len(proofs) * percent // 100))
         assert again
         assert not again & seen
         seen |= again
         proofs |= {key: Proof(key[1], key[2], p.holders, NOW + runs * HOUR, p.nbytes) for key, p in proofs.items()
                    if key in again}  # fmt: skip
     assert runs <= -(-100 // percent)
-    assert not to_reread({}, percent)
+    assert not to_reread({}, 1)
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60), st.integers(1, 400))
@@ -105,7 +105,7 @@ def test_all_is_read_again_in_time_and_no_run_has_to_read_it_all_at_once(days: l
     for passed in days:
         now += timedelta(days=passed)
         known = {key: one for key, one in proofs.items() if one.read_at >= now - age}
-        again = to_reread(known, due_percent(known, age, now))
+        again = to_reread(known, due_count(known, age, now))
         share = passed / 30
         assert 1 <= len(again) <= max(0.01, share) * ranges + 1
         # Whatever is too old by now was not yet when the last run came.
@@ -116,7 +116,7 @@ def test_all_is_read_again_in_time_and_no_run_has_to_read_it_all_at_once(days: l
 
 
 def test_with_no_proof_nothing_is_due() -> None:
-    assert not to_reread({}, due_percent({}, HOUR, NOW))
+    assert due_count({}, HOUR, NOW) == 0
 
 
 def test_a_chain_of_resumed_runs() -> None:

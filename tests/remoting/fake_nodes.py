@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError
 from dledger_core.remoting.responses import WireEntry
 from dledger_core.remoting.session import Appended, GroupState
+
+_Result = TypeVar("_Result")
 
 
 class FakeGroup:
@@ -70,6 +73,11 @@ class FakeNode:
     def __init__(self, node_id: str, group: FakeGroup, name: str = "g-1") -> None:
         self.node_id = node_id
         self._name, self._service = name, FakeService(group, node_id)
+        self.large = 0
+
+    async def beside(self, work: Callable[[], _Result]) -> _Result:
+        self.large += 1
+        return work()
 
     def group(self, name: str) -> FakeService | None:
         return self._service if name == self._name else None

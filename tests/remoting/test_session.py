@@ -96,6 +96,25 @@ def test_an_entry_is_served_as_it_lies(group: FakeGroup) -> None:
     assert entry == control
 
 
+@pytest.mark.parametrize(("nbytes", "large"), [(1000, 0), (300_000, 3)])
+def test_what_takes_long_is_done_beside(group: FakeGroup, nbytes: int, large: int) -> None:
+    """JSON and base64 of megabytes would keep heartbeats waiting, and a leader would be taken for dead."""
+    node = FakeNode("n1", group)
+    session = RemotingSession(node)
+    requests = [
+        AppendRequest(**BASE, bodies=(b"x" * nbytes,)),
+        GetRequest(**BASE, index=0),
+        GetRequest(**BASE, index=0),
+    ]
+
+    async def answers() -> list[bytes]:
+        frames = session.receive_data(b"".join(encode_frame(encode_request(one, 1)) for one in requests))
+        return [await session.answer(frame) for frame in frames]
+
+    assert [len(answer) > nbytes for answer in asyncio.run(answers())] == [False, True, True]
+    assert node.large == large
+
+
 REQUESTS = [
     MetadataRequest(**BASE),
     AppendRequest(**BASE, bodies=(b"x",)),

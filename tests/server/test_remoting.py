@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +39,39 @@ def test_the_same_log_through_both_protocols(tmp_path: Path) -> None:
     run(test())
 
 
+def test_what_is_acknowledged_can_be_read_at_once(tmp_path: Path) -> None:
+    """Of three nodes two followers may be enough, and the leader's own files do not hold the entry yet."""
+
+    async def test() -> None:
+        async with ServerGroup(tmp_path) as group, java_client(group) as java:
+            leader = await group.leader()
+            log = group.hosted(leader).replica.log
+            for number in range(300):
+                request = AppendRequest(group="default", remote_id=leader, bodies=(b"%d" % number,), is_batch=True)
+                reply = await java._nodes.ask(request, AppendReply, 10)
+                read = await java._nodes.ask(
+                    GetRequest(group="default", remote_id=leader, index=reply.index), GetReply, 10
+                )
+                assert [entry.body for entry in read.entries] == [b"%d" % number]
+                assert reply.position == read.entries[0].position == log.position_of(reply.index)
+
+    run(test())
+
+
+def test_large_entries_are_made_into_json_elsewhere(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group) as java:
+            await group.leader()
+            body = bytes(range(256)) * 8192
+            results = await asyncio.gather(*(java.append([body + b"%d" % number]) for number in range(6)))
+            entries = await asyncio.gather(*(java.get(result.last_index) for result in results))
+            assert [entry.body for entry in entries] == [body + b"%d" % number for number in range(6)]
+
+    run(test())
+
+
 def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
     async def test() -> None:
-        # One node: of three, two followers may be enough, and the leader's own files do not hold the entry yet.
         async with ServerGroup(tmp_path, nodes=1) as group, java_client(group) as java:
             leader = await group.leader()
             request = AppendRequest(group="default", remote_id=leader, bodies=(b"a", b"bc"), is_batch=True)
