@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -119,7 +119,23 @@ class Source:
                     else "convert an intact replica, or repair this one first",
                     {"kind": finding.kind, "start": finding.start, "end": finding.end, "position": finding.position},
                 )
-        return notes
+        return [*notes, *self._lost_end(cut_tail=cut_tail)]
+
+    def _lost_end(self, *, cut_tail: bool) -> list[str]:
+        """Compares the last entry with what the checkpoint says is committed; see ``check``."""
+        log = self.log
+        if log is None or log.vouched_index is None or log.vouched_index <= log.last_index:
+            return []
+        if not cut_tail:
+            raise CorruptRecordError(
+                "the source lost its end: its checkpoint says that more was committed",
+                str(log.path),
+                "convert an intact replica; --cut-tail converts what is left",
+                {"last_index": log.last_index, "committed_index": log.vouched_index},
+            )
+        return [
+            f"entries {log.last_index + 1} to {log.vouched_index} were committed, says its checkpoint, and are lost"
+        ]
 
     def hidden_ranges(self) -> tuple[tuple[int, int], ...]:
         """Returns the half-open ranges of entries that belong to transactions that did not win, in order."""
@@ -167,6 +183,10 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
     if store is None:
         assert part is not None
         sizes = {file.size for file in part.files[:-1]} or {part.files[-1].size}
+        if not max(sizes):
+            raise ConfigError(
+                f"{classic} holds nothing but empty files", "SOURCE", "name a CommitLog that has messages"
+            )
         mark = _fingerprint([Path(file.path) for file in part.files])
         state = HardState(Term(0), None)
         return Source("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, mark)
@@ -220,6 +240,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
     if classic is not None:
         watched += [Path(file.path) for file in classic.files]
         _check_joins(reader, classic, data_bytes)
+        classic = replace(classic, closed=reader.last_index >= reader.first_index)
     before, classic = (classic, None) if meta is not None else (None, classic)
     kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
     parts: tuple[Part, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
@@ -270,6 +291,13 @@ def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool
         found.append(
             f"the last {missing} entries are not in Java's index: it was killed while it wrote them, and since its "
             "records carry no CRC their bodies may be torn; the other nodes have them whole if they were acknowledged"
+        )
+    behind = index.read(last + 1, last + 1 + _TAIL_ROWS)["index"] == np.arange(last + 1, last + 1 + _TAIL_ROWS)
+    if behind[0]:
+        more = len(behind) if behind.all() else int(np.argmin(behind))
+        found.append(
+            f"Java's index names {'at least ' * bool(behind.all())}{more} entries behind the last one: it truncated "
+            "them, or this node lost them; jobs/audit_replicas.py tells which"
         )
     return found
 

@@ -45,6 +45,7 @@ BLANK_MAGIC: Final = -875286124
 _HEAD: Final = struct.Struct(">ii")
 _MAGICS: Final = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 _NAME_DIGITS: Final = 20
+_POSITION_MAX: Final = (1 << 63) - 1
 _BATCH_BYTES: Final = 8 << 20
 
 
@@ -100,6 +101,9 @@ def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
     )
     if not files:
         raise ConfigError(f"{folder} holds no CommitLog file", "--commitlog", "name RocketMQ's commitlog directory")
+    if files[-1].end > _POSITION_MAX:
+        remedy = "a CommitLog's files are named by the position of their first byte"
+        raise ConfigError(f"{files[-1].path} is named by no position", "--commitlog", remedy)
     for before, after in pairwise(files):
         if before.end != after.position:
             found = {"ends_at": before.end, "next_begins_at": after.position}

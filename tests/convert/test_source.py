@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
@@ -228,6 +229,69 @@ def test_a_commitlog_cut_in_the_middle_of_a_message(tmp_path: Path) -> None:
     last.write_bytes(content[: sizes + 40])
     with pytest.raises(CorruptRecordError, match="let its broker recover"):
         converted(classic, tmp_path / "new")
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("inside", [0, 60])
+def test_messages_are_not_lost_between_a_commitlog_and_the_store_behind_it(
+    tmp_path: Path, inside: int, dry_run: bool
+) -> None:
+    """RocketMQ closes the last file with a BLANK before DLedger goes on, so zeros there are messages that are gone."""
+    classic, store = extract(MIXED, "n0/commitlog", tmp_path), extract(MIXED, "n0/dledger-n0", tmp_path)
+    last = max(classic.iterdir())
+    content = bytearray(last.read_bytes())
+    [*_, (begin, _)] = walk(content)
+    last.write_bytes(content[: begin + inside] + bytes(len(content) - begin - inside))
+    with pytest.raises(CorruptRecordError, match="no message and no end of file") as caught:
+        converted(store.parent, tmp_path / "new", dry_run=dry_run)
+    assert caught.value.where == str(last)
+    assert caught.value.values == {"position": int(last.name) + begin}
+    assert converted(classic, tmp_path / "alone", dry_run=True).entries > 0, "without a store it is the log's end"
+    assert not (tmp_path / "new" / "g" / "dledger-n0" / "meta" / "log.json").exists()
+
+
+@pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
+@pytest.mark.parametrize("left", [0, 1, 20, 48, 100, 600, 65535])
+def test_a_last_file_that_was_cut_is_damage(tmp_path: Path, name: str, left: int) -> None:
+    """Java refuses such a store; zeros behind what is left would be taken for the end of a body, which has no CRC."""
+    source, _ = store_of(unpacked(name, tmp_path), "")
+    os.truncate(max((source / "data").iterdir()), left)
+    with pytest.raises(CorruptRecordError, match="the source is damaged"):
+        converted(source, tmp_path / "new", dry_run=True)
+    with pytest.raises(CorruptRecordError, match=f"the file has {left} bytes instead of 65536"):
+        converted(source, tmp_path / "new", cut_tail=True)
+
+
+def test_a_store_that_lost_its_end_in_silence(tmp_path: Path) -> None:
+    source, _ = store_of(unpacked("dledger-0.3.1.2-single", tmp_path), "")
+    with open_store(source) as reader:
+        position = int(reader.records(890, 891, 1).headers["position"][0])
+    for path in (source / "data").iterdir():
+        content = path.read_bytes()
+        keep = min(max(position - int(path.name), 0), len(content))
+        path.write_bytes(content[:keep] + bytes(len(content) - keep))
+    with pytest.raises(CorruptRecordError, match="lost its end") as caught:
+        converted(source, tmp_path / "new", dry_run=True)
+    assert caught.value.values == {"last_index": 889, "committed_index": 899}
+    report = converted(source, tmp_path / "new", cut_tail=True)
+    assert report.last_index == 889
+    assert "entries 890 to 899 were committed, says its checkpoint, and are lost" in report.notes
+    assert any("Java's index names 10 entries behind the last one" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("9" * 20, b"\0" * 100, "named by no position"),
+        (f"{2**63 - 50:020d}", b"\0" * 100, "named by no position"),
+        ("0" * 20, b"", "nothing but empty files"),
+    ],
+)
+def test_what_is_no_commitlog_file(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        converted(tmp_path / "log", tmp_path / "new")
 
 
 def test_a_commitlog_whose_broker_runs_or_was_killed(tmp_path: Path) -> None:
