@@ -42,6 +42,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from dledger_core.cli.termination import lost_signals_return
+from dledger_core.cli.whole_output import write_whole
 from dledger_core.config import check_group_name
 from dledger_core.errors import ConfigError, DLedgerError
 from jobs._failures import find_failure
@@ -162,6 +163,7 @@ def verbose_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
 def run_job(command: click.Command, arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a job's command, prints its JSON summary as the last line of stdout and exits."""
     began = time.monotonic()
+    write_whole()
     outcome = _run(command, arguments)
     if outcome.summary:
         summary = {"status": "ok" if outcome.exit_code == EXIT_OK else "not ok", **outcome.summary}

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from dledger_core.cli.termination import is_interruption, termination_unwinds
+from dledger_core.cli.whole_output import write_whole
 from dledger_core.errors import DLedgerError, InvariantViolationError
 
 __all__ = ["EXIT_FINDING", "EXIT_INCOMPLETE", "EXIT_INTERRUPTED", "EXIT_STORAGE", "EXIT_USAGE", "main"]
@@ -91,6 +92,7 @@ class _Root(click.Group):
         """Runs the command and exits."""
         # numpy's BLAS, of which nothing here makes use, would start and spin a thread per core in every process.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        write_whole()
         with termination_unwinds():
             code = self._run(*args, **extra)
         sys.exit(code)
