@@ -209,6 +209,14 @@ class DumpSource:
         log = self.log
         if log is None:
             return None
+        damaged = None if log.writer == "dledger-python" else log.damaged_end()
+        if damaged is not None:
+            raise CorruptRecordError(
+                "the record behind the last entry shown is damaged, and others follow it",
+                self._file_at(log, log.position_end),
+                f"'dledger verify {log.path}' says what else is; another replica may have them whole",
+                {"index": damaged[0], "position": log.position_end, "next_index": damaged[1]},
+            )
         if log.vouched_index is not None and log.vouched_index > log.last_index:
             raise CorruptRecordError(
                 "committed entries behind the last one shown are damaged or missing",
@@ -218,11 +226,14 @@ class DumpSource:
             )
         return self._behind(log)
 
+    @staticmethod
+    def _file_at(log: StoreReader, position: int) -> str:
+        return str(log.path / "data" / f"{position - position % log.segment_bytes[0]:020d}")
+
     def _behind(self, log: StoreReader) -> str | None:
         position, size = log.position_end, log.segment_bytes[0]
-        path = log.path / "data" / f"{position - position % size:020d}"
         try:
-            with path.open("rb") as file:
+            with Path(self._file_at(log, position)).open("rb") as file:
                 file.seek(position % size)
                 word = file.read(_WORD)
         except OSError:

@@ -134,13 +134,15 @@ class _Reading:
         text = self._value(_ROOT, "the broker's store directory")
         if "${" in text:
             raise self._wrong(_ROOT, "holds a variable", "write the path out; RocketMQ does not replace it either")
+        if not text.isprintable():
+            raise self._wrong(_ROOT, "holds a character that no path has", "write the path out")
         return Path(text)
 
     def _size(self) -> int:
         if _SIZE not in self._last:
             return _SIZE_DEFAULT
         text = self._value(_SIZE, "a number of bytes")
-        size = int(text) if text.isascii() and text.isdigit() else -1
+        size = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(_SIZE_MAX)) else -1
         if not _SIZE_MIN <= size <= _SIZE_MAX:
             remedy = f"write a whole number of bytes from {_SIZE_MIN} to {_SIZE_MAX}, without a unit"
             raise self._wrong(_SIZE, "is no size of a file", remedy)

@@ -132,6 +132,7 @@ class Replica:
         data_bytes: about how many bytes it holds; 0 = unknown.
         block_bytes: of a classic CommitLog: bytes that an index stands for; else 0.
         end_position: of a classic CommitLog: where its last message ends.
+        damaged: entries [start, end) of a store that Java wrote, behind the last one: damage that looks like its end.
     """
 
     group: str
@@ -149,6 +150,7 @@ class Replica:
     data_bytes: int = 0
     block_bytes: int = 0
     end_position: int = 0
+    damaged: tuple[int, int] | None = None
 
     @property
     def node(self) -> str:
@@ -162,8 +164,8 @@ class Replica:
 
     @property
     def source(self) -> str:
-        """What it was read from, as the table of ranges records it."""
-        return self.path or "node"
+        """What it was read from, and in what its indexes count, as the table of ranges records it."""
+        return (f"{self.path}#{self.block_bytes}" if self.block_bytes else self.path) or "node"
 
     @property
     def entry_bytes(self) -> float:

@@ -219,10 +219,12 @@ def end_findings(replicas: Sequence[Replica]) -> list[Finding]:
         held = max(replica.last_index + 1, replica.first_index)
         own = held if replica.commit_index is None else max(held, replica.commit_index + 1)
         evidence = {"last_index": replica.last_index, "commit_index": replica.commit_index}
-        if own > held:
+        if replica.damaged is not None:  # nobody knows how many entries it lost behind that
+            found.append(_of(Class.CORRUPT, replica, *replica.damaged, evidence))
+        elif own > held:
             found.append(_of(Class.MISSING_COMMITTED, replica, held, own, evidence))
         behind = max(own, replica.end)
-        if behind < end and replica.first_index <= behind:
+        if behind < end and replica.first_index <= behind and replica.damaged is None:
             found.append(_of(Class.LAGGING, replica, behind, end, evidence))
         if replica.first_index > first:
             evidence = {"first_index": replica.first_index}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.classic_log import ClassicLog
 from jobs._audit.classic import BLOCK_BYTES, alignment, alignment_note
+from jobs._audit.history import identity
 from jobs._audit.model import Finding
 from jobs._audit.report import verdict_of
 from jobs._audit.snapshot import store_replicas, stored_logs
@@ -262,3 +264,10 @@ def test_the_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, caps
     assert (code, told["verdict"]) == (1, "INCONSISTENT")
     assert [(f["class"], f["replica"], f["group"]) for f in told["findings"]] == [("CORRUPT", "n1", "commitlog")]
     assert "not aligned" in (tmp_path / "page.html").read_text()
+
+
+def test_in_what_its_indexes_count_is_part_of_a_commitlog_s_identity(logs: Folders) -> None:
+    """With a file of an odd size the blocks are smaller: earlier proofs are of other bytes then."""
+    (first, _) = store_replicas(logs)
+    assert identity(first) != identity(replace(first, block_bytes=64))
+    assert identity(first) == identity(replace(first, end=first.end + 1))

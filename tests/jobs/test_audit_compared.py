@@ -90,7 +90,7 @@ def seen(replica: str, start: int = 0, **more: Any) -> dict[str, Any]:
 
 def known(digests: list[dict[str, Any]], *replicas: str) -> History:
     sources = [Replica(group="g", name=name, path=f"/{name}", last_index=999, end=1000) for name in replicas]
-    return histories(table(*digests), sources).get("g", History())
+    return histories(table(*digests), sources, LATER).get("g", History())
 
 
 def test_digests_prove_or_refute() -> None:
@@ -115,7 +115,7 @@ def test_the_newest_digest_of_a_replica_counts(first: bytes, then: bytes, proven
 
 def test_other_stores_and_other_replicas_prove_nothing() -> None:
     rows = [seen("a"), seen("b", source="/elsewhere"), seen("b", log_uuid="another"), seen("c"), seen("a", 100)]
-    assert histories(table(*rows), [Replica(group="g", name=name, path=f"/{name}") for name in "ab"]) == {}
+    assert histories(table(*rows), [Replica(group="g", name=name, path=f"/{name}") for name in "ab"], LATER) == {}
     assert len(known([*rows, seen("b", log_uuid=None)], "a", "b").proofs) == 1
     assert histories(table(), []) == {}
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core.errors import ConfigError
-from jobs._audit.history import History, Proof, chain_of, due_count, identity, to_reread, trusted
+from jobs._audit.history import History, Proof, chain_of, due_count, histories, identity, to_reread, trusted
 from jobs._audit.limiter import RateLimiter
 from jobs._audit.model import Replica
 from jobs._audit.options import parse_age, parse_run_id
+from jobs._audit.passes import _ARROW_SCHEMA
 from jobs._audit.plan import Section, aligned, bundles, reading_tasks, steps
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -196,3 +199,34 @@ def test_run_ids() -> None:
     assert parse_run_id("0" * 32)
     with pytest.raises(ConfigError, match="is no run id"):
         parse_run_id("../x")
+
+
+def test_what_was_read_at_a_time_that_has_not_come_is_not_trusted() -> None:
+    """A clock was wrong: nobody knows whether that digest, or the damage found since, is newer."""
+    names = [identity(A), identity(B)]
+
+    def rows(read_at: datetime, content: bytes = b"x") -> list[dict[str, object]]:
+        whose = {
+            "group": "g",
+            "start": 0,
+            "end": 2048,
+            "bytes": 20_480,
+            "layout": b"",
+            "problem": "",
+            "read_at": read_at,
+        }
+        seen = {"damaged": [], "index_wrong": [], "log_uuid": A.log_uuid or "", "source": A.source}
+        return [
+            whose | seen | {"replica": name.partition("|")[0], "content": content if at else b"x", "source": source}
+            for at, (name, source) in enumerate(zip(names, (A.source, B.source), strict=True))
+        ]
+
+    def is_trusted(*found: list[dict[str, object]]) -> bool:
+        table = pa.Table.from_pylist(list(chain.from_iterable(found)), _ARROW_SCHEMA)
+        return bool(trusted(wanted(0, 2048), histories(table, [A, B], NOW), NOW - 24 * HOUR))
+
+    assert is_trusted(rows(NOW - HOUR))
+    assert not is_trusted(rows(NOW - HOUR), rows(NOW + 300 * 24 * HOUR))
+    assert not is_trusted(rows(NOW + 300 * 24 * HOUR), rows(NOW - HOUR, b"differs"))
+    assert not is_trusted(rows(NOW - 2 * HOUR), rows(NOW - HOUR, b"differs"))
+    assert is_trusted(rows(NOW - 2 * HOUR, b"differs"), rows(NOW - HOUR))

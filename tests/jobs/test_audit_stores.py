@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import tarfile
@@ -278,6 +279,51 @@ def test_a_flipped_byte_in_a_java_store_shows_by_comparison(java: Callable[[str]
     assert (found.replica, found.start, found.count) == ("n2", 20, 1)
     assert found.evidence["first_difference"]["offset"] == 3
     assert verdict_of([found], []) == ("INCONSISTENT" if recorded else "INCOMPLETE")
+
+
+def keeps_commit_index(store: Path) -> bool:
+    return (store / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("at", [0, 4, 11, 32 + 12])
+def test_a_damaged_header_near_the_end_of_a_java_store_is_no_end(java: Callable[[str], Stores], at: int) -> None:
+    """A view of such a store ends there, as Java's own recovery does, and whoever lags is forgiven."""
+    stores = java("three")
+    flip(stores["n1"], 100, at)
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica, found.start, found.end) == ("CORRUPT", "n1", 100, 101)
+    assert found.evidence["last_index"] == 99
+    assert verdict_of([found], []) == "INCONSISTENT"
+
+
+@pytest.mark.parametrize("lost", [["n1"], ["n0", "n1", "n2"]])
+def test_a_java_store_that_lost_its_end(java: Callable[[str], Stores], lost: list[str]) -> None:
+    stores = java("three")
+    recorded = keeps_commit_index(stores["n0"])
+    for name in lost:
+        max((stores[name] / "data").iterdir()).unlink()
+    with open_store(stores["n1"]) as reader:
+        end = reader.last_index + 1
+    found = [(f.kind.value, f.replica, f.start, f.end) for f in audit(stores)]
+    kind = "MISSING_COMMITTED" if recorded else "LAGGING"
+    assert found == [(kind, name, end, 267) for name in lost if recorded or len(lost) == 1]
+
+
+@pytest.mark.parametrize("left", [0, 40, 100, 30_000])
+def test_a_java_store_whose_last_file_was_cut(java: Callable[[str], Stores], left: int) -> None:
+    stores = java("three")
+    os.truncate(max((stores["n2"] / "data").iterdir()), left)
+    with open_store(stores["n2"]) as reader:
+        end = reader.last_index + 1
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica, found.start, found.end) == ("CORRUPT", "n2", end, end + 1)
+
+
+def test_a_java_store_without_its_index(java: Callable[[str], Stores]) -> None:
+    stores = java("three")
+    shutil.rmtree(stores["n0"] / "index")
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica, found.start, found.end) == ("INDEX_MISMATCH", "n0", 0, 267)
 
 
 def test_a_process_looks_through_the_end_of_a_store_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
