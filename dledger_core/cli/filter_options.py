@@ -21,7 +21,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Messages with this key, among their keys or as their unique key; repeat it for more.",
     )(command)
     command = click.option(
-        "--tag", multiple=True, help="Messages with this tag; repeat it, or write 'a || b', for more."
+        "--tag", multiple=True, help="Messages with this tag; repeat it, or write 'a || b', for more; '*' for all."
     )(command)
     command = click.option(
         "--queue",
@@ -41,11 +41,12 @@ def filters_of(
     keys: tuple[str, ...],
 ) -> Filters:
     """Returns what the options and the places that are times leave out."""
+    names = tuple(name.strip() for tag in tags for name in (tag, *tag.split("||")))  # a tag may hold the sign itself
     return Filters(
         since=start.time if start is not None else None,
         until=end.time if end is not None else None,
         topics=topics,
         queues=queues,
-        tags=tuple(name.strip() for tag in tags for name in (tag, *tag.split("||"))),  # a tag may hold the sign itself
+        tags=() if "*" in names else names,  # as subscriptions say it
         keys=keys,
     )

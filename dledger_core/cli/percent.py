@@ -102,7 +102,7 @@ def _value_of(token: re.Match[str]) -> bytes | str:
         if letter not in ESCAPES:
             raise ValueError(f"'%{letter}' is no escape; --help lists them, %% is a percent sign")
         return b"%" if letter == "%" else ESCAPES[letter][0]
-    if name not in COLUMNS and not name.startswith("property."):
+    if name not in COLUMNS and not (name.startswith("property.") and name != "property."):
         raise ValueError(f"'%{{{name}}}' names no column; there are {', '.join(COLUMNS)}, property.NAME")
     return str(name)
 

@@ -136,8 +136,12 @@ class _Conversion:
         names = set(self._files.listdir(self._layout.root) or ())
         meta = set(self._files.listdir(self._layout.meta) or ())
         if names - {"meta"} or meta - {"lock", "converting.json.tmp"}:
+            done = "log.json" in meta
             raise StoreMismatchError(
-                "the destination is not empty", str(self._layout.root), "name a directory that does not exist yet"
+                f"the destination is not empty{': a finished store is there' if done else ''}",
+                str(self._layout.root),
+                f"{'there is nothing left to do if that was this conversion; else ' if done else ''}"
+                "name a directory that does not exist yet",
             )
 
     def _check_space(self) -> None:

@@ -18,6 +18,8 @@ REQUEST_BYTES_MAX: Final = 32 << 20
 GETS_MAX: Final = 8
 """Entries read at once: each may take 5.6 MB as base64 until the client has taken it."""
 FIRST_REQUEST_S: Final = 5.0
+HALF_REQUEST_S: Final = 60.0
+"""For the rest of a request of which something has come: what is held for it is memory."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,10 +49,16 @@ class RemotingConnection(asyncio.Protocol):
         """See ``asyncio.Protocol``."""
         self._transport = cast("asyncio.Transport", transport)
         self._peer = str(transport.get_extra_info("peername"))
-        self._timer = asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._first_is_late)
+        self._wait_for_request(FIRST_REQUEST_S)
 
-    def _first_is_late(self) -> None:
-        self._refuse(ProtocolError("no request in time", self._peer, "", {"seconds": FIRST_REQUEST_S}))
+    def _wait_for_request(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._is_late, seconds)
+
+    def _is_late(self, seconds: float) -> None:
+        if self._reading:
+            self._refuse(ProtocolError("no request in time", self._peer, "", {"seconds": seconds}))
+        else:  # it was not allowed to send
+            self._wait_for_request(seconds)
 
     def data_received(self, data: bytes) -> None:
         """Starts every request that is complete now."""
@@ -65,6 +73,8 @@ class RemotingConnection(asyncio.Protocol):
             task = asyncio.create_task(self._answer(frame))
             self._tasks.add(task)
             task.add_done_callback(self._answered)
+        if self._timer is None and self._session.holds_half:
+            self._wait_for_request(HALF_REQUEST_S)
         self._read_or_pause()
 
     async def _answer(self, frame: RemotingFrame) -> None:

@@ -95,6 +95,11 @@ class RemotingSession:
         self._node = node
         self._decoder = FrameDecoder()
 
+    @property
+    def holds_half(self) -> bool:
+        """Whether part of a request was received, and the rest was not."""
+        return self._decoder.buffered_bytes > 0
+
     def receive_data(self, data: bytes) -> list[RemotingFrame]:
         """Returns the requests that are complete now; raises ProtocolError."""
         self._decoder.receive_data(data)

@@ -101,6 +101,10 @@ def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
     )
     if not files:
         raise ConfigError(f"{folder} holds no CommitLog file", "--commitlog", "name RocketMQ's commitlog directory")
+    folders = [path for path in folder.iterdir() if len(path.name) == _NAME_DIGITS and path.name.isdecimal()]
+    folders = sorted(path for path in folders if path.is_dir())
+    if folders:
+        raise ConfigError(f"{folders[0]} is named like a CommitLog file and is none", "--commitlog", "move it away")
     if files[-1].end > _POSITION_MAX:
         remedy = "a CommitLog's files are named by the position of their first byte"
         raise ConfigError(f"{files[-1].path} is named by no position", "--commitlog", remedy)

@@ -7,6 +7,7 @@ are those of messages that a running broker appended after the log was read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,9 @@ _EXT_ADDRESS_MAX: Final = -2147483649
 _GROUPS_MAX: Final = 50
 _FINDINGS_MAX: Final = 1000
 _NAME_DIGITS: Final = 20
+_QUEUE_MAX: Final = (1 << 31) - 1
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+"""Bytes of a name that are not UTF-8."""
 _QUEUE: Final = ["topic", "queue_id"]
 _FOUND: Final = "topic string, queue_id int, slot bigint, position bigint, found_size int, found_tags bigint"
 _DIFFERENCE: Final = ["kind", *_QUEUE, "slot", "expected", "found"]
@@ -204,11 +208,12 @@ def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, An
 
 
 def _files(directory: str) -> list[tuple[str, int, int, str]]:
-    """Topic, queue id, first slot and path of each file."""
+    """Topic, queue id, first slot and path of each file; what no broker names so is left out."""
     found = []
     for path in sorted(Path(directory).glob("*/*/" + "[0-9]" * _NAME_DIGITS)):
         queue, topic = path.parent.name, path.parent.parent.name
-        if queue.isdecimal() and path.is_file():
+        named = queue.isascii() and queue.isdecimal() and int(queue) <= _QUEUE_MAX and not _SURROGATES.search(topic)
+        if named and path.is_file():
             found.append((topic, int(queue), int(path.name) // UNIT_BYTES, str(path)))
     return found
 

@@ -317,6 +317,7 @@ def test_many_compressed_bodies_are_opened_in_pieces(tmp_path: Path) -> None:
         (["--format", "%y"], "'%y' is no escape; --help lists them"),
         (["--format", "%i %"], "'%' is no escape"),
         (["--format", "%{colour}"], "names no column; there are index, term"),
+        (["--format", "%{property.}"], "names no column; there are index, term"),
         (["--format", r"%i\q"], r"'\q' is no escape"),
         (["--format", "xml"], "none of table, json, hex"),
         (["--queue", "-1"], "--queue"),
@@ -402,6 +403,30 @@ def test_a_damaged_entry_is_named_and_a_torn_end_is_pointed_out(java: Path, tmp_
     assert "dledger verify" in result.stderr
     assert len(result.stdout.splitlines()) == len(everything)  # the heading, and all but the last
     assert snapshot(tmp_path) == before
+
+
+def test_damage_that_looks_like_the_end_is_named(java: Path, tmp_path: Path) -> None:
+    """A view of a Java store ends there, but entries follow: what is whole is shown, and the place is told."""
+    store, _ = store_of(java, "n0")
+    shutil.copytree(store, tmp_path / "s")
+    everything = rows(tmp_path / "s")
+    place = everything[100]["position"]
+    file = sorted((tmp_path / "s" / "data").iterdir())[place // 65536]
+    data = bytearray(file.read_bytes())
+    data[place % 65536 : place % 65536 + 4] = bytes(4)  # its magic
+    file.write_bytes(data)
+    result = run(tmp_path / "s", "--format", "json", code=4)
+    assert [json.loads(line) for line in result.stdout.splitlines()] == everything[:100]
+    said = result.stderr.splitlines()[-1]
+    assert f"the record behind the last entry shown is damaged, and others follow it at {file}" in said
+    assert f"index=100 position={place} next_index=101" in said
+
+
+def test_all_tags_are_those_of_a_star(golden: Path) -> None:
+    store = golden / THREE / "n0"
+    everything = rows(store, "--topic", "TopicTest", "--format", "json")
+    assert rows(store, "--topic", "TopicTest", "--tag", "*") == everything
+    assert rows(store, "--topic", "TopicTest", "--tag", "nothing || *") == everything
 
 
 def test_a_store_that_is_cut_in_the_middle_of_a_record(java: Path, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_other_stores_and_other_replicas_prove_nothing() -> None:
     rows = [seen("a"), seen("b", source="/elsewhere"), seen("b", log_uuid="another"), seen("c"), seen("a", 100)]
     assert histories(table(*rows), [Replica(group="g", name=name, path=f"/{name}") for name in "ab"], LATER) == {}
     assert len(known([*rows, seen("b", log_uuid=None)], "a", "b").proofs) == 1
-    assert histories(table(), []) == {}
+    assert histories(table(), [], LATER) == {}
 
 
 def test_what_a_killed_run_read_is_held_if_it_could_be_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_prefill_holes_and_queues_that_no_file_can_hold(spark: Any, tmp_path: Pa
     }
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["consumequeue"]
     assert not (tmp_path / "up").exists()
+
+
+def test_folders_that_no_broker_makes_are_left_out(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "T" / "0").mkdir(parents=True)
+    (tmp_path / "T" / "0" / f"{0:020d}").write_bytes(np.array([unit(0)], UNIT).tobytes())
+    for strange in (b"T/99999999999", "T/\u0663".encode(), b"\xff/0", b"T/x"):
+        folder = os.path.join(os.fsencode(tmp_path), strange)
+        os.makedirs(folder)
+        Path(os.fsdecode(folder), f"{0:020d}").write_bytes(bytes(200))
+    report = compare(spark, rows_of(spark, [row(0, position=1)]), str(tmp_path))
+    assert report.files == 1
 
 
 def test_each_class_of_difference(spark: Any, tmp_path: Path) -> None:

@@ -193,6 +193,27 @@ def test_who_asks_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
+def test_who_sends_half_a_request_is_not_kept_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held for the rest of it is memory, up to 16 MiB for each connection."""
+    monkeypatch.setattr(remoting_connection, "HALF_REQUEST_S", 0.2)
+
+    async def test(running: Running) -> None:
+        whole = encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1))
+        async with running.raw() as (reader, writer), running.raw() as (patient, other):
+            for sender, sent in ((writer, whole + whole[:9]), (other, whole + whole[:9])):
+                sender.write(sent)
+            other.write(whole[9:])
+            assert len(await replies(patient, 2)) == 2
+            [answer] = await replies(reader, 1)
+            assert answer.opaque == 1
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            other.write(whole)
+            assert len(await replies(patient, 1)) == 1
+
+    run(test)
+
+
 def test_more_requests_than_are_served_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remoting_connection, "REQUESTS_MAX", 4)
 

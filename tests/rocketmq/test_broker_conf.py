@@ -124,6 +124,8 @@ def test_defaults_and_what_is_pointed_out(tmp_path: Path) -> None:
         ("=/s", "=/s\nmappedFileSizeCommitLog=1G", ["line 5", "mappedFileSizeCommitLog = '1G'", "without a unit"]),
         ("=/s", "=/s\nmappedFileSizeCommitLog=4294967296", ["line 5", "to 2147483647"]),
         ("=/s", "=/s\nmappedFileSizeCommitLog=-1", ["line 5", "'-1'"]),
+        ("=/s", "=/s\nmappedFileSizeCommitLog=" + "9" * 5000, ["line 5", "is no size of a file"]),
+        ("=/s", r"=/x/\u0000y", ["line 4", "holds a character that no path has"]),
     ],
 )
 def test_errors_name_file_line_key_value_and_remedy(tmp_path: Path, before: str, after: str, said: list[str]) -> None:

@@ -80,6 +80,14 @@ def test_directories_that_are_no_commit_log(tmp_path: Path) -> None:
         classic_files(tmp_path)
 
 
+def test_a_folder_named_like_a_file_is_not_passed_over(tmp_path: Path) -> None:
+    """It may be where the next file should be: a group must not begin behind the first one alone."""
+    (tmp_path / f"{0:020d}").write_bytes(bytes(1024))
+    (tmp_path / f"{1024:020d}").mkdir()
+    with pytest.raises(ConfigError, match=f"{1024:020d} is named like a CommitLog file and is none"):
+        classic_files(tmp_path)
+
+
 def test_a_commit_log_in_several_directories(tmp_path: Path) -> None:
     """A broker may put its files into the directories by turns; links to all of them are the log."""
     for number in range(4):
