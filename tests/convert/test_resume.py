@@ -182,7 +182,7 @@ def test_another_conversion_does_not_go_on_with_what_is_there(tmp_path: Path) ->
 def test_a_finished_store_is_not_written_again(tmp_path: Path) -> None:
     source = big_store(tmp_path, 1)
     converted(source, tmp_path / "new")
-    with pytest.raises(StoreMismatchError, match="not empty: a finished store is there.*nothing left to do"):
+    with pytest.raises(StoreMismatchError, match=r"not empty: a finished store is there.*nothing left to do"):
         converted(source, tmp_path / "new")
 
 
