@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
 from jobs._audit.classic import check_kinds, classic_replicas, is_classic
 from jobs._audit.model import Replica
+from jobs._java_end import damaged_end
 
 if TYPE_CHECKING:
-    from dledger_core import StoreReader
     from dledger_core.client import NodeStatus
 
 __all__ = ["STORE_GROUP", "node_replicas", "parse_replicas", "store_replicas", "stored_logs"]
@@ -120,24 +120,12 @@ def _store_replica(name: str, path: Path) -> Replica:
                 end=reader.last_index + 1,
                 log_uuid=reader.log_uuid,
                 data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
-                damaged=_damaged_end(reader, path / "data"),
+                damaged=damaged_end(reader),
             )
     except StoreMismatchError as error:
         raise ConfigError(f"replica {name} is no store: {error.what}", error.where, error.remedy) from None
     except StorageError as error:
         return Replica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
-
-
-def _damaged_end(reader: StoreReader, data: Path) -> tuple[int, int] | None:
-    """Returns what is damaged where a store of Java seems to end; in one of ours the checkpoint tells.
-
-    Java makes its files whole, and refuses a store of which one is not.
-    """
-    if reader.writer == "dledger-python":
-        return None
-    files = sorted(path for path in data.iterdir() if path.name.isdigit())
-    cut = len(files) > 1 and files[-1].stat().st_size < files[0].stat().st_size
-    return reader.damaged_end() or ((reader.last_index + 1, reader.last_index + 2) if cut else None)
 
 
 def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000) -> tuple[Replica, ...]:

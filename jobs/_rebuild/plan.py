@@ -15,6 +15,7 @@ from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
 from jobs._checkpoint import check_resume
 from jobs._cli import parse_groups
 from jobs._directories import check_apart, check_checkpoint
+from jobs._java_end import damaged_end
 from jobs._rebuild.batch_queues import batch_topics
 from jobs._rebuild.classic import group_of, preceding, until_now
 from jobs._rebuild.compare import LogEnd, check_compared
@@ -257,7 +258,9 @@ def _store_plan(
     rules = replace(rules, broker_end=broker_end, committed_end=committed + 1, hidden=hidden)
     classic = preceding(commitlog, store) if commitlog else ()
     recorded = _recorded_end(store) if meta is None else vouched
-    cut = ((group, int(recorded)),) if recorded is not None and recorded > last else ()
+    damaged = damaged_end(reader)
+    known = max(-1 if recorded is None else int(recorded), last if damaged is None else damaged[1] - 1)
+    cut = ((group, known),) if known > last else ()
     ranges = {group: (max(0, first), max(0, first, end))}
     plan = RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)
     return replace(plan, log_end=_log_end(reader, store, ranges[group][1])) if plan.compared else plan

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
 import pytest
 
+from dledger_core import open_store
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
 from tests.jobs.broker_store import write_broker_store
@@ -77,6 +79,30 @@ def test_a_store_that_ends_early(tmp_path: Path, capsys: pytest.CaptureFixture[s
     end = summary["end"]
     assert (code, end < _COUNT, summary["rows"] + summary["skipped"]["not_messages"]) == (1, True, end)
     assert summary["lost_end"] == [{"group": "in", "recorded_end": _COUNT}]
+
+
+@pytest.mark.parametrize("how", ["cut", "emptied", "header"])
+def test_an_end_that_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    """Without a checkpoint, as in Java's generation B, nothing tells of more; the files themselves do."""
+    store = tmp_path / "in" / "dledger-n0"
+    places = write(store)
+    for path in store.glob("checkpoint*"):
+        path.unlink()
+    last = max((store / "data").iterdir())
+    if how == "header":
+        overwrite(store, places[-3] - 48, bytes(4))
+    else:
+        os.truncate(last, 0 if how == "emptied" else places[-3] - int(last.name) + 40)
+    with open_store(store) as reader:
+        end = int(reader.last_index) + 1
+    before = state(store)
+    code, summary, _ = run_in_process(
+        rebuild_consume_queue.command, capsys, "--store", str(store), "--table", str(tmp_path / "t")
+    )
+    assert (code, summary["end"], summary["rows"]) == (1, end, end)
+    assert end < _COUNT
+    assert summary["lost_end"] == [{"group": "in", "recorded_end": end + 1}]
+    assert state(store) == before
 
 
 def test_damage_before_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
