@@ -49,7 +49,7 @@ def test_the_notebook_looks_into_an_audit(
     card, held, found, drilled = shown.pages
     assert "INCONSISTENT" in card
     assert all(name in held for name in replicas)
-    assert "LAGGING" in found
+    assert "MISSING_COMMITTED" in found
     assert f"index {FLIPPED}" in drilled
     assert drilled.count("background:#f6b8b3") == 2  # the byte of n1, as digits and as text
     _check_drill_down(load_audit(tmp_path / "audit.json"))
