@@ -62,11 +62,11 @@ def _check_drill_down(summary: dict[str, Any]) -> None:
     assert flipped.bodies["n0"] == flipped.bodies["n2"] == wanted
     assert [a ^ b for a, b in zip(flipped.bodies["n1"], wanted, strict=True) if a != b] == [4]
     assert flipped.facts["n1"]["topic"] == "user_profile"
-    lagging = drill_down(summary, kinds["LAGGING"])
-    assert "no: " in lagging.facts["n2"]["held"]
-    assert (lagging.difference, set(lagging.bodies)) == (None, {"n0", "n1"})
-    assert "no body differs here" in repr(lagging)
-    assert f"index {CUT}" in lagging.title
+    missing = drill_down(summary, kinds["MISSING_COMMITTED"])
+    assert "no: " in missing.facts["n2"]["held"]
+    assert (missing.difference, set(missing.bodies)) == (None, {"n0", "n1"})
+    assert "no body differs here" in repr(missing)
+    assert f"index {CUT}" in missing.title
 
 
 def made_up(stores: dict[str, Path], **finding: Any) -> dict[str, Any]:
