@@ -132,7 +132,7 @@ class Replica:
         data_bytes: about how many bytes it holds; 0 = unknown.
         block_bytes: of a classic CommitLog: bytes that an index stands for; else 0.
         end_position: of a classic CommitLog: where its last message ends.
-        damaged: entries [start, end) of a store that Java wrote, behind the last one: damage that looks like its end.
+        damaged: entries [start, end) behind the last one of a store that Java wrote: damage that looks like its end.
     """
 
     group: str

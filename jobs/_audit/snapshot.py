@@ -110,17 +110,19 @@ def _store_replica(name: str, path: Path) -> Replica:
 
     try:
         with open_store(path) as reader:
+            damaged = damaged_end(reader)
+            last = reader.last_index if damaged is None else min(int(reader.last_index), damaged[0] - 1)
             return Replica(
                 group=reader.group or STORE_GROUP,
                 name=name,
                 path=str(path.resolve()),
                 first_index=reader.first_index,
-                last_index=reader.last_index,
+                last_index=last,
                 commit_index=reader.vouched_index if reader.vouched_index is not None else reader.commit_index,
-                end=reader.last_index + 1,
+                end=last + 1,
                 log_uuid=reader.log_uuid,
                 data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
-                damaged=damaged_end(reader),
+                damaged=damaged,
             )
     except StoreMismatchError as error:
         raise ConfigError(f"replica {name} is no store: {error.what}", error.where, error.remedy) from None

@@ -259,7 +259,7 @@ def _store_plan(
     classic = preceding(commitlog, store) if commitlog else ()
     recorded = _recorded_end(store) if meta is None else vouched
     damaged = damaged_end(reader)
-    known = max(-1 if recorded is None else int(recorded), last if damaged is None else damaged[1] - 1)
+    known = max(-1 if recorded is None else int(recorded), last if damaged is None else max(damaged[1] - 1, last + 1))
     cut = ((group, known),) if known > last else ()
     ranges = {group: (max(0, first), max(0, first, end))}
     plan = RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)

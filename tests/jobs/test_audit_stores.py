@@ -296,6 +296,28 @@ def test_a_damaged_header_near_the_end_of_a_java_store_is_no_end(java: Callable[
     assert verdict_of([found], []) == "INCONSISTENT"
 
 
+@pytest.mark.parametrize("index", [20, 100, 180, 250])
+def test_another_term_in_a_java_store_is_one_finding(java: Callable[[str], Stores], index: int) -> None:
+    """In its last files a view ends there, since what follows has a lower term; the index knows better."""
+    stores = java("three")
+    set_term(stores["n1"], index, 9)
+    (found,) = audit(stores)
+    assert (found.replica, found.start, found.end) == ("n1", index, index + 1)
+    assert found.severity.value == "critical"
+    assert verdict_of([found], []) == "INCONSISTENT"
+
+
+@pytest.mark.parametrize(("fault", "count"), [(wipe_header, 1), (swap, 2)])
+@pytest.mark.parametrize("index", [20, 100, 250])
+def test_a_fault_in_a_java_store_gives_one_finding(
+    java: Callable[[str], Stores], fault: Callable[[Path, int], None], count: int, index: int
+) -> None:
+    stores = java("three")
+    fault(stores["n1"], index)
+    (found,) = audit(stores)
+    assert (found.kind.value, found.replica, found.start, found.end) == ("CORRUPT", "n1", index, index + count)
+
+
 @pytest.mark.parametrize("lost", [["n1"], ["n0", "n1", "n2"]])
 def test_a_java_store_that_lost_its_end(java: Callable[[str], Stores], lost: list[str]) -> None:
     stores = java("three")
