@@ -91,7 +91,8 @@ def classic_files(directory: Path | str) -> tuple[ClassicFile, ...]:
     """Returns the files of a CommitLog directory, by position, without those at its end that are empty yet.
 
     Raises:
-        ConfigError: no directory, no such files, or they do not continue each other.
+        ConfigError: no directory, no such files, a folder among them, a name that is no position, or they do not
+            continue each other.
     """
     folder = Path(directory)
     if not folder.is_dir():
