@@ -22,12 +22,23 @@ if TYPE_CHECKING:
 
     from spark_connector.monitoring.lag_report import LagReport, lag_reports
     from spark_connector.monitoring.listener import DLedgerListener, monitor
+    from spark_connector.schema import ddl_of
 
-__all__ = ["PYSPARK_VERSION", "DLedgerListener", "LagReport", "check_spark", "lag_reports", "monitor", "register"]
+__all__ = [
+    "PYSPARK_VERSION",
+    "DLedgerListener",
+    "LagReport",
+    "check_spark",
+    "ddl_of",
+    "lag_reports",
+    "monitor",
+    "register",
+]
 
 PYSPARK_VERSION: Final = "4.2"
 
 _ON_DEMAND: Final = {
+    "ddl_of": "spark_connector.schema",
     "DLedgerListener": "spark_connector.monitoring.listener",
     "LagReport": "spark_connector.monitoring.lag_report",
     "lag_reports": "spark_connector.monitoring.lag_report",

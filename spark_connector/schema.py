@@ -1,111 +1,99 @@
-"""Columns of the data source, as Spark types and as the Arrow types Spark insists on."""
+"""Columns of the data source: Arrow schemas, the core's where it has them, and their DDL text for Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
+from dledger_core import rocketmq
+from dledger_core.record import READ_SCHEMA
 from spark_connector.errors import SchemaError
 
-__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "arrow_schema", "check_columns", "chosen_columns", "schema_for"]
+__all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "chosen_columns", "ddl_of", "schema_for"]
 
-_ENTRY: Final[tuple[tuple[str, DataType], ...]] = (
-    ("group", StringType()),
-    ("index", LongType()),
-    ("term", LongType()),
-    ("position", LongType()),
-    ("timestamp", TimestampType()),
-)
-_BODY: Final[tuple[tuple[str, DataType], ...]] = (("body", BinaryType()),)
-_MESSAGE: Final[tuple[tuple[str, DataType], ...]] = (
-    ("topic", StringType()),
-    ("queue_id", IntegerType()),
-    ("queue_offset", LongType()),
-    ("tags", StringType()),
-    ("keys", StringType()),
-    ("properties", MapType(StringType(), StringType())),
-    ("flag", IntegerType()),
-    ("sys_flag", IntegerType()),
-    ("born_timestamp", TimestampType()),
-    ("born_host", StringType()),
-    ("store_timestamp", TimestampType()),
-    ("store_host", StringType()),
-    ("msg_id", StringType()),
-    ("reconsume_times", IntegerType()),
-    ("prepared_transaction_offset", LongType()),
-    ("store_size", IntegerType()),
-    ("body_crc", IntegerType()),
-    ("tags_code", LongType()),
-    ("error", StringType()),
-)
-
-
-def _struct(columns: tuple[tuple[str, DataType], ...]) -> StructType:
-    return StructType([StructField(name, kind, True) for name, kind in columns])
-
-
-ENTRY_SCHEMA: Final = _struct(_ENTRY + _BODY)
+ENTRY_SCHEMA: Final = pa.schema([pa.field("group", pa.string()), *READ_SCHEMA])
 """Columns with ``decode = none``."""
 
-MESSAGE_SCHEMA: Final = _struct(_ENTRY + _BODY + _MESSAGE)
+_OF_ENTRIES: Final = ("body", "physical_offset")
+MESSAGE_SCHEMA: Final = pa.schema(
+    [*ENTRY_SCHEMA, *(field for field in rocketmq.MESSAGE_SCHEMA if field.name not in _OF_ENTRIES)]
+)
 """Columns with ``decode = message``."""
 
-
-_COMMITTED: Final = StructField("committed", BooleanType(), True)
+_COMMITTED: Final = pa.field("committed", pa.bool_())
 """Of a Java group: true where a probe has proved it, else null."""
 
 
-def schema_for(decode: str, protocol: str = "dledger") -> StructType:
-    """Returns the columns for the options ``decode`` and ``protocol``."""
+def schema_for(decode: str, protocol: str = "dledger", columns: Sequence[str] | None = None) -> pa.Schema:
+    """Returns the columns for the options ``decode`` and ``protocol``; ``columns``: only these, in this order."""
     schema = MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
-    return StructType([*schema.fields, _COMMITTED]) if protocol == "dledger-java" else schema
-
-
-def arrow_schema(decode: str, protocol: str = "dledger", columns: Sequence[str] | None = None) -> pa.Schema:
-    """Returns the exact Arrow schema that Spark expects of the batches; ``columns``: of these, None = of all."""
-    schema = to_arrow_schema(schema_for(decode, protocol), timezone="UTC")
+    if protocol == "dledger-java":
+        schema = schema.append(_COMMITTED)
     return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
 
-def chosen_columns(schema: StructType, offered: StructType) -> tuple[str, ...]:
-    """Returns the columns that a user-given schema names: some of the source's or all, in any order.
+def ddl_of(schema: pa.Schema) -> str:
+    """Returns an Arrow schema as DDL text, which Spark takes wherever it takes a schema.
 
     Raises:
-        SchemaError: one is not the source's, has another type, or is named twice; or there is none.
+        SchemaError: Spark has no such type.
     """
-    kinds = {column.name: column.dataType for column in offered.fields}
+    return ", ".join(f"{_quoted(field.name)} {_type_name(field.type)}{_null(field)}" for field in schema)
+
+
+_SIMPLE: Final = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "tinyint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_date32, "date"),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "string"),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), "binary"),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "timestamp"),
+    (pa.types.is_timestamp, "timestamp_ntz"),
+)
+
+
+def _type_name(kind: Any) -> str:
+    for matches, name in _SIMPLE:
+        if matches(kind):
+            return name
+    if pa.types.is_map(kind):
+        return f"map<{_type_name(kind.key_type)},{_type_name(kind.item_type)}>"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"array<{_type_name(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{_quoted(field.name)}:{_type_name(field.type)}' for field in kind)}>"
+    raise SchemaError(f"Spark has no type for Arrow's {kind}", "schema", "cast the column")
+
+
+def _null(field: pa.Field) -> str:
+    return "" if field.nullable else " NOT NULL"
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def chosen_columns(schema: StructType, offered: pa.Schema) -> tuple[str, ...]:
+    """Returns the columns that a user-given schema names: some of those offered or all, in any order.
+
+    Raises:
+        SchemaError: a column is unknown, has another type, or is named twice; or there is none.
+    """
+    known = {field.name: _type_name(field.type) for field in offered}
     names = tuple(schema.names)
-    fit = all(kinds.get(column.name) == column.dataType for column in schema.fields)
+    fit = all(known.get(column.name) == column.dataType.simpleString() for column in schema.fields)
     if not fit or not names or len(set(names)) < len(names):
         raise SchemaError(
             f"the schema {schema.simpleString()} does not fit this source",
             "schema",
-            f"leave .schema() out, or name some of these columns: {offered.simpleString()}",
+            f"leave .schema() out, or name some of these columns: {ddl_of(offered)}",
         )
     return names
-
-
-def check_columns(schema: StructType, wanted: StructType) -> None:
-    """Raises SchemaError if a user-given schema is not a metadata table's own."""
-    found = [(column.name, column.dataType) for column in schema.fields]
-    if found != [(column.name, column.dataType) for column in wanted.fields]:
-        raise SchemaError(
-            f"the schema {schema.simpleString()} is not the one of this table",
-            "schema",
-            f"leave .schema() out; the columns are {wanted.simpleString()}",
-        )

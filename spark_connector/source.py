@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -15,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.schema import check_columns, chosen_columns, schema_for
+from spark_connector.schema import chosen_columns, ddl_of, schema_for
 
 __all__ = ["DLedgerDataSource"]
 
@@ -28,26 +29,20 @@ class DLedgerDataSource(DataSource):
         """The format's name."""
         return "dledger"
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         """Columns of a read; a wrong option fails here, before the query starts."""
-        options = DLedgerOptions.for_reading(self.options)
-        if options.table is not None:
-            from spark_connector.reading.tables import table_schema
-
-            return table_schema(options.table)
-        return schema_for(options.decode, options.protocol)
+        return ddl_of(_columns_of(DLedgerOptions.for_reading(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Makes the batch reader, or that of a metadata table."""
-        options = DLedgerOptions.for_reading(self.options)
+        options = self._read_options(schema)
         if options.table is not None:
-            from spark_connector.reading.tables import TableReader, table_schema
+            from spark_connector.reading.tables import TableReader
 
-            check_columns(schema, table_schema(options.table))
             return TableReader(options)
         from spark_connector.reading.batch_reader import DLedgerBatchReader
 
-        return DLedgerBatchReader(self._read_options(schema))
+        return DLedgerBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Makes the stream reader."""
@@ -81,4 +76,12 @@ class DLedgerDataSource(DataSource):
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)
-        return replace(options, columns=chosen_columns(schema, schema_for(options.decode, options.protocol)))
+        return replace(options, columns=chosen_columns(schema, _columns_of(options)))
+
+
+def _columns_of(options: DLedgerOptions) -> pa.Schema:
+    if options.table is None:
+        return schema_for(options.decode, options.protocol)
+    from spark_connector.reading.tables import TABLES
+
+    return TABLES[options.table]

@@ -23,7 +23,7 @@ from spark_connector.reading.logs import Chunk, Log, open_log
 from spark_connector.reading.memory import keep_memory
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Range
-from spark_connector.schema import arrow_schema
+from spark_connector.schema import schema_for
 
 __all__ = ["RangesPartition", "read_partition"]
 
@@ -68,7 +68,7 @@ def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -
 
 def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
-    schema = arrow_schema(options.decode, options.protocol, options.columns)
+    schema = schema_for(options.decode, options.protocol, options.columns)
     pool = ThreadPoolExecutor(1, "dledger-prefetch")
     try:
         for part in partition.ranges:

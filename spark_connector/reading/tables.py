@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from dledger_core.record import DESCRIPTIONS
 from spark_connector.errors import OptionError
@@ -33,14 +31,14 @@ from spark_connector.reading.store_log import fresh_view
 if TYPE_CHECKING:
     from dledger_core import Metadata, StoreReader
 
-__all__ = ["TableReader", "table_schema"]
+__all__ = ["TABLES", "TableReader"]
 
 _FIRST_MS: Final = 5_000
 _GROUP: Final = pa.field("group", pa.string())
 _NODE: Final = pa.field("node_id", pa.string())
 _RANGE: Final = [("first_index", pa.int64()), ("end", pa.int64()), ("commit_index", pa.int64()), ("bytes", pa.int64())]
 
-_SCHEMAS: Final[dict[str, pa.Schema]] = {
+TABLES: Final[dict[str, pa.Schema]] = {
     "groups": pa.schema(
         [
             _GROUP,
@@ -59,11 +57,7 @@ _SCHEMAS: Final[dict[str, pa.Schema]] = {
     "segments": pa.schema([_GROUP, _NODE, *DESCRIPTIONS["segments"]]),
     "producers": pa.schema([_GROUP, *DESCRIPTIONS["producers"]]),
 }
-
-
-def table_schema(table: str) -> StructType:
-    """Returns the columns of a metadata table."""
-    return from_arrow_schema(_SCHEMAS[table])
+"""The columns of each table."""
 
 
 class _Rows(InputPartition):
@@ -87,7 +81,8 @@ class TableReader(DataSourceReader):
         """Collects the rows, on the driver."""
         table = str(self._options.table)
         rows = _rows_of_store(self._options, table) if self._options.path else _rows_of_servers(self._options, table)
-        return [_Rows(pa.RecordBatch.from_pylist(list(rows), _SCHEMAS[table]))]
+        batch = pa.RecordBatch.from_pylist(list(rows), TABLES[table])
+        return [_Rows(batch.select(self._options.columns or batch.schema.names))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the rows."""

@@ -18,7 +18,7 @@ from spark_connector.reading.batch_reader import DLedgerBatchReader
 from spark_connector.reading.logs import open_log
 from spark_connector.reading.planning import Range
 from spark_connector.reading.tracking import Tracker
-from spark_connector.schema import arrow_schema
+from spark_connector.schema import schema_for
 from tests.interop.java_group import JavaGroup
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -75,7 +75,7 @@ def test_messages_are_decoded_and_keep_the_offsets_that_their_broker_gave(group:
     chosen = DLedgerOptions.for_reading(reading(group, **more))
     reader = DLedgerBatchReader(chosen)
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
-    assert {batch.schema for batch in batches} == {arrow_schema("message", "dledger-java")}
+    assert {batch.schema for batch in batches} == {schema_for("message", "dledger-java")}
     rows = sorted(pa.Table.from_batches(batches).to_pylist(), key=lambda row: row["queue_offset"])
     assert [(row["topic"], row["queue_offset"], row["body"], row["committed"]) for row in rows] == [
         ("orders", 7, b"one", True),

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from dledger_core.rocketmq import encode_messages
 from spark_connector.errors import DecodeError, SchemaError
 from spark_connector.reading.batch_reader import DLedgerBatchReader
-from spark_connector.schema import MESSAGE_SCHEMA, arrow_schema, chosen_columns, schema_for
+from spark_connector.schema import MESSAGE_SCHEMA, chosen_columns, schema_for
 from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter
 
@@ -71,12 +70,6 @@ def test_filters_look_at_columns_that_nobody_reads(store: StoreWriter) -> None:
     store.append(BODIES[:2])
     store.append(encode_messages("payments", 0, [b"three"], tags="t").to_pylist())
     assert [row["body"] for row in read(store, ("body",), decode="message", topics="payments")] == [b"three"]
-
-
-def test_columns_of_a_java_group() -> None:
-    names = ("committed", "body", "index")
-    schema = arrow_schema("none", "dledger-java", names)
-    assert (schema.names, schema.types) == (list(names), [pa.bool_(), pa.binary(), pa.int64()])
 
 
 @pytest.mark.parametrize(

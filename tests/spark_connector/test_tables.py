@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from dledger_core import Client, LocalCluster
 from dledger_core.control import Part, TransactionId
+from spark_connector import ddl_of
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.tables import TableReader, table_schema
+from spark_connector.reading.tables import TABLES as SCHEMAS
+from spark_connector.reading.tables import TableReader
 from spark_connector.source import DLedgerDataSource
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
@@ -31,7 +32,7 @@ def rows(table: str, **options: str) -> list[dict[str, Any]]:
     reader = TableReader(DLedgerOptions.for_reading({"table": table, **options}))
     executor, partitions = pickle.loads(pickle.dumps((reader, reader.partitions())))
     batches = [batch for partition in partitions for batch in executor.read(partition)]
-    assert [batch.schema for batch in batches] == [to_arrow_schema(table_schema(table), timezone="UTC")]
+    assert [batch.schema for batch in batches] == [SCHEMAS[table]]
     return pa.Table.from_batches(batches).to_pylist()
 
 
@@ -147,6 +148,6 @@ def test_a_path_that_is_no_store(tmp_path: Path) -> None:
 
 def test_a_table_is_no_stream() -> None:
     source = DLedgerDataSource({"peers": "n0-127.0.0.1:1", "table": "groups"})
-    assert source.schema() == table_schema("groups")
+    assert source.schema() == ddl_of(SCHEMAS["groups"])
     with pytest.raises(OptionError, match=r"a metadata table is no stream at table; use spark\.read"):
         source.streamReader(source.schema())

@@ -21,10 +21,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from spark_connector.reading.messages import decoded
-from spark_connector.schema import ENTRY_SCHEMA, MESSAGE_SCHEMA, arrow_schema
+from spark_connector.schema import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of
 from tests.benchmarks.spark_table.bodies import random_messages
 
 BATCH_BYTES = 4 << 20
@@ -79,7 +78,7 @@ def ready_messages(size: int) -> pa.RecordBatch:
     names = [name for name in MESSAGE_SCHEMA.names if name not in ENTRY_SCHEMA.names[:-1]]
     (columns,) = decoded(pa.RecordBatch.from_pydict(entries), names, fail=False, group="messages")
     columns |= {"group": pa.repeat("messages", rows), "queue_offset": pa.nulls(rows, pa.int64())}
-    schema = arrow_schema("message")
+    schema = MESSAGE_SCHEMA
     return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
@@ -114,8 +113,8 @@ class MemorySource(DataSource):
     def name(cls) -> str:
         return "memory"
 
-    def schema(self) -> str | StructType:
-        return MESSAGE_SCHEMA if "messages" in self.options else SCHEMA
+    def schema(self) -> str:
+        return ddl_of(MESSAGE_SCHEMA) if "messages" in self.options else SCHEMA
 
     def reader(self, schema: Any) -> DataSourceReader:
         return MemoryReader(self.options)
