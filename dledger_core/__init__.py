@@ -1,116 +1,161 @@
 """A replicated commit log in DLedger's disk format: clients, local clusters and read-only access to stores.
 
-Importing it loads nothing else: each name is imported when it is first used, so a program pays for what it needs alone.
+These are the public names. The connector and the jobs use them, ``dledger_core.rocketmq`` and ``dledger_core.cli``,
+and nothing deeper.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from dledger_core.client import (
-        AppendResult,
-        AsyncClient,
-        AsyncProducer,
-        Client,
-        Entry,
-        Metadata,
-        NodeStatus,
-        Part,
-        PositionFetch,
-        Producer,
-        ProducerState,
-        RoleChange,
-        TransactionId,
-    )
-    from dledger_core.cluster import LocalCluster
-    from dledger_core.errors import (
-        BadRequestError,
-        BehindError,
-        BusyError,
-        ClientError,
-        ConfigError,
-        CorruptRecordError,
-        DiskFullError,
-        DLedgerError,
-        FencedError,
-        IndexOutOfRangeError,
-        LeadershipLostError,
-        NoLeaderError,
-        NotLeaderError,
-        ProducerError,
-        ProducerUnknownError,
-        RequestTimedOutError,
-        SequenceConflictError,
-        SequenceGapError,
-        StorageError,
-        StoreMismatchError,
-        TransactionError,
-        UnknownGroupError,
-        UnreachableError,
-    )
-    from dledger_core.storage import Finding, StoreReader, StoreReport, open_store
+from dledger_core.checksum import Buffer, crc32, crc32_column
+from dledger_core.client import (
+    AppendResult,
+    AsyncClient,
+    AsyncProducer,
+    AttemptResult,
+    Behind,
+    Client,
+    DigestReport,
+    Entry,
+    JavaOptions,
+    LogBounds,
+    Metadata,
+    NodeStatus,
+    PositionFetch,
+    Producer,
+    ProducerState,
+    RoleChange,
+    TransactionState,
+    measure_behind,
+    record_at,
+)
+from dledger_core.cluster import LocalCluster
+from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format_peers, parse_peers
+from dledger_core.control import PARTS_MAX, Part, TransactionId
+from dledger_core.digest import RangeDigest, RangeHasher
+from dledger_core.errors import (
+    BadRequestError,
+    BehindError,
+    BusyError,
+    ClientError,
+    ConfigError,
+    CorruptRecordError,
+    DiskFullError,
+    DLedgerError,
+    FencedError,
+    IndexOutOfRangeError,
+    LeadershipLostError,
+    NoLeaderError,
+    NotLeaderError,
+    ProducerError,
+    ProducerUnknownError,
+    ProtocolError,
+    RequestTimedOutError,
+    SequenceConflictError,
+    SequenceGapError,
+    StorageError,
+    StoreBusyError,
+    StoreIncompleteError,
+    StoreMismatchError,
+    TransactionError,
+    TransferringError,
+    UnknownGroupError,
+    UnreachableError,
+)
+from dledger_core.ids import Index
+from dledger_core.record import (
+    DESCRIPTIONS,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC_CONTROL,
+    MAGIC_DATA,
+    MAGIC_MEMBERSHIP,
+    READ_SCHEMA,
+    RECORD_SCHEMA,
+    TIME_MASK,
+    Fetch,
+    Isolation,
+    Records,
+    empty_batch,
+    inside,
+)
+from dledger_core.storage import Finding, StoreReader, StoreReport, open_store
 
 __all__ = [
+    "DESCRIPTIONS",
+    "HEADER",
+    "HEADER_BYTES",
+    "MAGIC_CONTROL",
+    "MAGIC_DATA",
+    "MAGIC_MEMBERSHIP",
+    "PARTS_MAX",
+    "READ_SCHEMA",
+    "RECORD_BYTES_MAX",
+    "RECORD_SCHEMA",
+    "TIME_MASK",
     "AppendResult",
     "AsyncClient",
     "AsyncProducer",
+    "AttemptResult",
     "BadRequestError",
+    "Behind",
     "BehindError",
+    "Buffer",
     "BusyError",
     "Client",
     "ClientError",
     "ConfigError",
     "CorruptRecordError",
     "DLedgerError",
+    "DigestReport",
     "DiskFullError",
     "Entry",
     "FencedError",
+    "Fetch",
     "Finding",
+    "Index",
     "IndexOutOfRangeError",
+    "Isolation",
+    "JavaOptions",
     "LeadershipLostError",
     "LocalCluster",
+    "LogBounds",
     "Metadata",
     "NoLeaderError",
     "NodeStatus",
     "NotLeaderError",
     "Part",
+    "Peer",
     "PositionFetch",
     "Producer",
     "ProducerError",
     "ProducerState",
     "ProducerUnknownError",
+    "ProtocolError",
+    "RangeDigest",
+    "RangeHasher",
+    "Records",
     "RequestTimedOutError",
     "RoleChange",
     "SequenceConflictError",
     "SequenceGapError",
     "StorageError",
+    "StoreBusyError",
+    "StoreIncompleteError",
     "StoreMismatchError",
     "StoreReader",
     "StoreReport",
     "TransactionError",
     "TransactionId",
+    "TransactionState",
+    "TransferringError",
     "UnknownGroupError",
     "UnreachableError",
+    "check_group_name",
+    "crc32",
+    "crc32_column",
+    "empty_batch",
+    "format_peers",
+    "inside",
+    "measure_behind",
     "open_store",
+    "parse_peers",
+    "record_at",
 ]
-
-_PLACES: Final = {
-    **dict.fromkeys(("Finding", "StoreReader", "StoreReport", "open_store"), "dledger_core.storage"),
-    "LocalCluster": "dledger_core.cluster",
-}
-"""Where a name lies that is neither an error nor the client's."""
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = "dledger_core.errors" if name.endswith("Error") else _PLACES.get(name, "dledger_core.client")
-    value = globals()[name] = getattr(importlib.import_module(place), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

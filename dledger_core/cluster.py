@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core.client import Client
-from dledger_core.config import Peer, check_group_name, format_peers
+from dledger_core.config import STOP_WITH_STDIN, Peer, check_group_name, format_peers
 from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
 from dledger_core.ids import NodeId
-from dledger_core.server.node import STOP_WITH_STDIN
 
 __all__ = ["LocalCluster", "free_ports"]
 

@@ -18,6 +18,7 @@ __all__ = [
     "DATA_SEGMENT_BYTES",
     "INDEX_SEGMENT_BYTES",
     "RECORD_BYTES_MAX",
+    "STOP_WITH_STDIN",
     "Peer",
     "RaftConfig",
     "RandomSource",
@@ -31,6 +32,8 @@ DATA_SEGMENT_BYTES: Final = 1 << 30
 INDEX_SEGMENT_BYTES: Final = 5_242_880 * 32
 RECORD_BYTES_MAX: Final = 4 << 20
 BATCH_BYTES_MAX: Final = 8 << 20
+STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
+"""Environment variable: the node stops when its standard input ends, so when its parent process exits."""
 
 _NODE_ID = re.compile(r"[A-Za-z0-9_.]{1,64}\Z")
 _GROUP = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%-]{0,126}\Z")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dledger_core.cli.output import say
-from dledger_core.config import Peer
+from dledger_core.config import STOP_WITH_STDIN, Peer
 from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
@@ -25,7 +25,6 @@ from dledger_core.net.protocol import Type
 from dledger_core.net.transport import Hello, connect, serve
 from dledger_core.rocketmq.old_messages import Seal
 from dledger_core.server import ServerConfig
-from dledger_core.server.node import STOP_WITH_STDIN
 
 __all__ = ["aligned"]
 

@@ -23,7 +23,7 @@ from dledger_core.client.describing import (
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.positions import PositionReads
 from dledger_core.client.protocols import check_supported, client_class
-from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency, Isolation
+from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
 from dledger_core.client.results import (
@@ -31,7 +31,6 @@ from dledger_core.client.results import (
     AttemptResult,
     DigestReport,
     Entry,
-    Fetch,
     LogBounds,
     Metadata,
     RoleChange,
@@ -43,7 +42,7 @@ from dledger_core.errors import BadRequestError, ConfigError, ProtocolError
 from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import Columns
+from dledger_core.record import Columns, Fetch, Isolation
 
 __all__ = ["TAIL_WAIT_MS", "AsyncClient"]
 

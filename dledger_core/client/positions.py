@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency, Isolation
+from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
 from dledger_core.client.replica_reads import NEWEST_TIMEOUT_S
-from dledger_core.client.results import Fetch, PositionFetch
+from dledger_core.client.results import PositionFetch
 from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import HEADER_BYTES, READ_SCHEMA
+from dledger_core.record import HEADER_BYTES, READ_SCHEMA, Fetch, Isolation
 
 __all__ = ["PositionReads", "ending_behind"]
 

@@ -8,19 +8,27 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.client.results import DigestReport, Entry, Fetch
+from dledger_core.client.results import DigestReport, Entry
 from dledger_core.digest import RangeDigest
 from dledger_core.errors import BadRequestError, IndexOutOfRangeError, ProtocolError
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Records, empty_batch, inside, to_arrow
+from dledger_core.record import (
+    MAGIC_DATA,
+    READ_SCHEMA,
+    RECORD_SCHEMA,
+    Fetch,
+    Records,
+    empty_batch,
+    inside,
+    to_arrow,
+)
 
 __all__ = [
     "END_OF_LOG",
     "READ_BYTES",
     "Consistency",
-    "Isolation",
     "decode_digests",
     "decode_index",
     "decode_read",
@@ -32,7 +40,6 @@ __all__ = [
 ]
 
 Consistency = Literal["committed", "linearizable"]
-Isolation = Literal["read_committed", "read_uncommitted"]
 
 READ_BYTES: Final = 8 << 20
 END_OF_LOG: Final = 1 << 62

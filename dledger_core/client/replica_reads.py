@@ -10,11 +10,10 @@ import pyarrow as pa
 from dledger_core.client.cluster_view import ClusterView
 from dledger_core.client.reading import decode_read, read_request, wire_isolation
 from dledger_core.client.requests import Requests
-from dledger_core.client.results import Fetch
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import DESCRIPTIONS, description_batch, key_of
+from dledger_core.record import DESCRIPTIONS, Fetch, description_batch, key_of
 
 __all__ = ["NEWEST_TIMEOUT_S", "Reader"]
 

@@ -15,7 +15,6 @@ __all__ = [
     "AttemptResult",
     "DigestReport",
     "Entry",
-    "Fetch",
     "LogBounds",
     "Metadata",
     "NodeStatus",
@@ -59,25 +58,6 @@ class Entry:
     position: int
     timestamp: datetime | None
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """One read: the entries found, and what the replica said of its log.
-
-    Attributes:
-        batch: the entries; may end before the asked end.
-        next_index: where to go on; behind the last entry looked at, also when it was left out.
-        commit_index: commit index of the replica.
-        visible_end: end of what ``read_committed`` shows.
-        first_index: first index of the replica's log.
-    """
-
-    batch: pa.RecordBatch
-    next_index: int
-    commit_index: int
-    visible_end: int
-    first_index: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ from dledger_core.client.appending import Bodies
 from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncClient
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.loop_thread import LoopThread
-from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency, Isolation
+from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
 from dledger_core.client.results import (
     AppendResult,
     AttemptResult,
     DigestReport,
     Entry,
-    Fetch,
     LogBounds,
     Metadata,
     PositionFetch,
@@ -33,6 +32,7 @@ from dledger_core.client.results import (
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import ConfigError
+from dledger_core.record import Fetch, Isolation
 
 __all__ = ["Client"]
 

@@ -23,6 +23,7 @@ from dledger_core.record.arrow import empty_batch, integers_of, repeated, time_a
 from dledger_core.record.columns import Columns
 from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
+from dledger_core.record.fetch import Fetch, Isolation
 from dledger_core.record.layout import (
     BATCH_END,
     BLANK,
@@ -59,6 +60,8 @@ __all__ = [
     "RECORD_SCHEMA",
     "TIME_MASK",
     "Columns",
+    "Fetch",
+    "Isolation",
     "Payload",
     "Records",
     "description_batch",

@@ -16,6 +16,7 @@ from typing import Final
 
 import uvloop
 
+from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, UnreachableError
 from dledger_core.ids import NodeId
@@ -40,13 +41,11 @@ from dledger_core.server.upkeep import RETENTION_S, SPACE_S, Upkeep
 from dledger_core.storage import CommitLog
 from dledger_core.storage.layout import check_owner
 
-__all__ = ["STOP_WITH_STDIN", "NodeServer", "run"]
+__all__ = ["NodeServer", "run"]
 
 _LOG = logging.getLogger(__name__)
 
 CHECKPOINT_S: Final = 1.0
-STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
-"""Environment variable: the node stops when its standard input ends, so when its parent dies."""
 READ_THREADS: Final = 2
 SILENT_TIMEOUTS: Final = 4
 """Election timeouts without a byte after which a link to a peer is given up."""

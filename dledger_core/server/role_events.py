@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId, Term
 from dledger_core.raft import Role
@@ -35,7 +36,6 @@ COMMAND_END_S: Final = 2.0
 """How long a command may take to end after SIGTERM, when the node stops."""
 COMMANDS_AT_ONCE: Final = 8
 """Of all groups together: a node that loses its network must not start a process per group at once."""
-_NOT_FOR_COMMANDS: Final = "DLEDGER_STOP_WITH_STDIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def _environment(event: RoleEvent) -> dict[str, str]:
         "DLEDGER_TERM": str(event.term),
         "DLEDGER_LEADER": event.leader_id or "",
     }
-    inherited = {name: value for name, value in os.environ.items() if name != _NOT_FOR_COMMANDS}
+    inherited = {name: value for name, value in os.environ.items() if name != STOP_WITH_STDIN}
     return inherited | told
 
 

@@ -35,8 +35,7 @@ from spark_connector.reading.planning import Range
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dledger_core import Client
-    from dledger_core.client import Fetch
+    from dledger_core import Client, Fetch
     from spark_connector.reading.local_stores import LocalStores
 
 __all__ = [

@@ -16,10 +16,9 @@ from typing import Any, Final
 import dledger_core
 from dledger_core import Client
 from dledger_core.cluster import LocalCluster
-from dledger_core.config import Peer, format_peers
+from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import NodeId
-from dledger_core.server.node import STOP_WITH_STDIN
 from tests.chaos.proxy import Network
 
 CLIENTS: Final = "clients"

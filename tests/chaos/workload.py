@@ -15,9 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from dledger_core import AsyncClient
+from dledger_core import AsyncClient, AttemptResult, Fetch
 from dledger_core.client.reading import END_OF_LOG
-from dledger_core.client.results import AttemptResult, Fetch
 from dledger_core.client.retry import is_unknown
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError

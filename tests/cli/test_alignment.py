@@ -14,13 +14,12 @@ import pytest
 from dledger_core.cli import alignment
 from dledger_core.cli.alignment import _compare, aligned
 from dledger_core.client import AsyncClient
-from dledger_core.config import Peer, format_peers
+from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers
 from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.ids import NodeId
 from dledger_core.net.transport import Hello, Server, connect, serve
 from dledger_core.rocketmq.old_messages import Seal
 from dledger_core.server import ServerConfig
-from dledger_core.server.node import STOP_WITH_STDIN
 from tests.support.server_group import free_peers
 
 SEAL = Seal(0, 1 << 30, "a" * 32)

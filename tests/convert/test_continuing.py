@@ -14,14 +14,13 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from dledger_core.cluster import free_ports
-from dledger_core.config import StorageConfig
+from dledger_core.config import STOP_WITH_STDIN, StorageConfig
 from dledger_core.convert import begin_behind, read_old_log
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import read_messages
 from dledger_core.rocketmq.old_messages import OLD_FILES, Seal
-from dledger_core.server.node import STOP_WITH_STDIN
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout

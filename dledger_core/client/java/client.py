@@ -19,13 +19,12 @@ from dledger_core.client.java.describing import metadata_of
 from dledger_core.client.java.nodes import JavaNodes
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.java.reading import PROBE_MARK, batch_of, read_entries
-from dledger_core.client.reading import READ_BYTES, Consistency, Isolation
+from dledger_core.client.reading import READ_BYTES, Consistency
 from dledger_core.client.results import (
     AppendResult,
     AttemptResult,
     DigestReport,
     Entry,
-    Fetch,
     LogBounds,
     Metadata,
     PositionFetch,
@@ -44,7 +43,7 @@ from dledger_core.errors import (
     TransferringError,
     UnknownGroupError,
 )
-from dledger_core.record import Columns
+from dledger_core.record import Columns, Fetch, Isolation
 from dledger_core.remoting.codes import ResponseCode
 from dledger_core.remoting.requests import AppendRequest, GetRequest, TransferRequest
 from dledger_core.remoting.responses import AppendReply, GetReply, Reply, WireEntry
