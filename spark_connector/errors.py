@@ -20,6 +20,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from dledger_core import EntryCheck, Loss, LossKind
 from dledger_core.errors import ConfigError, DLedgerError
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "SchemaError",
     "SparkVersionError",
     "TermMismatchError",
+    "loss_error",
 ]
 
 _log = logging.getLogger("spark_connector")
@@ -228,6 +230,22 @@ class GroupGoneError(DataLossError):
             "'groups' or 'groupsPattern' was changed, no node hosts it any more, or the checkpoint is of another query",
             next_index,
         )
+
+
+def loss_error(group: str, loss: Loss) -> DataLossError:
+    """Return the error for a loss that ``find_loss`` found in a group."""
+    position, view = loss.position, loss.view
+    match loss.kind:
+        case LossKind.LOG_RECREATED:
+            known, found = str(position.log_uuid), str(view.log_uuid)
+            return LogRecreatedError.of(group, known, found, position.next_index, view.first_index, view.end)
+        case LossKind.OFFSET_BEYOND_END:
+            return OffsetBeyondEndError.of(group, position.next_index, view.end)
+        case LossKind.RETENTION:
+            return RetentionError.of(group, position.next_index, view.first_index)
+        case LossKind.TERM_MISMATCH:
+            known_check = None if position.check is None else EntryCheck(position.term, position.check)
+            return TermMismatchError.of(group, position.next_index, known_check, loss.found, view.first_index)
 
 
 @dataclass(slots=True)

@@ -14,35 +14,17 @@ Spark compares offsets as strings, so the keys are always sorted and the same of
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dledger_core.checksum import Buffer, crc32
+from dledger_core import EntryCheck, LogPosition
 from spark_connector.errors import CheckpointError
 
-__all__ = ["VERSION", "GroupOffset", "Mark", "StreamOffset", "check_of"]
+__all__ = ["VERSION", "GroupOffset", "StreamOffset"]
 
 VERSION: Final = 1
-_HEADER = struct.Struct(">qqqI")
 _KEYS = {"check", "log", "next", "term"}
-
-
-def check_of(index: int, term: int, position: int, body: Buffer) -> int:
-    """Returns the ``check`` of a record."""
-    return crc32(_HEADER.pack(index, term, position, crc32(body)))
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What identifies one record: its term and its check."""
-
-    term: int
-    check: int
-
-    def __str__(self) -> str:
-        return f"term {self.term}, check {self.check:08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +44,21 @@ class GroupOffset:
     check: int | None = None
 
     @property
-    def mark(self) -> Mark | None:
+    def mark(self) -> EntryCheck | None:
         """The record before ``next``, None if unknown."""
-        return None if self.check is None else Mark(self.term, self.check)
+        return None if self.check is None else EntryCheck(self.term, self.check)
+
+    @property
+    def position(self) -> LogPosition:
+        """The position in the log, for ``find_loss``."""
+        return LogPosition(self.next, self.log, self.term, self.check)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the sorted map that is stored."""
         return {"check": self.check, "log": self.log, "next": self.next, "term": self.term}
 
     @classmethod
-    def at(cls, index: int, log: str | None, mark: Mark | None) -> GroupOffset:
+    def at(cls, index: int, log: str | None, mark: EntryCheck | None) -> GroupOffset:
         """Makes the offset before ``index``; ``mark`` describes the record before it."""
         return cls(index, log) if mark is None else cls(index, log, mark.term, mark.check)
 

@@ -1,6 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.lag import Behind, measure_behind, record_at
 from dledger_core.client.producer import AsyncProducer, Producer
@@ -29,8 +30,12 @@ __all__ = [
     "Client",
     "DigestReport",
     "Entry",
+    "EntryCheck",
     "JavaOptions",
     "LogBounds",
+    "LogPosition",
+    "Loss",
+    "LossKind",
     "Metadata",
     "NodeStatus",
     "Part",
@@ -40,6 +45,8 @@ __all__ = [
     "RoleChange",
     "TransactionId",
     "TransactionState",
+    "check_of",
+    "find_loss",
     "measure_behind",
     "record_at",
 ]

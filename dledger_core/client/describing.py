@@ -41,7 +41,7 @@ def bounds_of(metadata: Metadata) -> LogBounds:
     nodes = [node for node in metadata.nodes if node.reachable]
     first = min((node.first_index for node in nodes), default=0)
     end, commit = max(((node.visible_end, node.commit_index) for node in nodes), default=(0, -1))
-    return LogBounds(max(0, first), max(0, end), commit)
+    return LogBounds(max(0, first), max(0, end), commit, metadata.log_uuid)
 
 
 def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:

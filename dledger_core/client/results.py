@@ -77,11 +77,19 @@ class PositionFetch:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """What can be read now: entries of [first_index, end); ``commit_index`` is -1 where nobody tells it."""
+    """Entries that can be read now: [first_index, end).
+
+    Attributes:
+        first_index: first stored index.
+        end: index after the last readable entry.
+        commit_index: commit index of the replica with that end; -1 where none is known.
+        log_uuid: identity of the log; None if it has none.
+    """
 
     first_index: int
     end: int
     commit_index: int
+    log_uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from dledger_core import EntryCheck, check_of
 from dledger_core.client import JavaOptions, record_at
 from dledger_core.config import parse_peers
 from dledger_core.errors import (
@@ -28,7 +29,6 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from spark_connector.errors import RetentionError
-from spark_connector.offsets import Mark, check_of
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.planning import Range
 
@@ -94,7 +94,7 @@ class Chunk:
 class RecordFacts:
     """What identifies a stored record, and its place [position, end_position) in the log."""
 
-    mark: Mark
+    mark: EntryCheck
     position: int
     end_position: int
     timestamp: datetime | None
@@ -352,7 +352,7 @@ class _ReplicaOrder:
 def facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
     """Returns the facts of the record at ``index`` in a batch of records."""
     row = record_at(batch, index, f"group {group!r}")
-    mark = Mark(row["term"], check_of(index, row["term"], row["position"], row["body"]))
+    mark = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
     return RecordFacts(mark, row["position"], row["end_position"], row["timestamp"])
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from dledger_core import LogBounds, find_loss
 from spark_connector.errors import (
     DataLossError,
     GroupGoneError,
@@ -18,6 +19,7 @@ from spark_connector.errors import (
     OptionError,
     RetentionError,
     TermMismatchError,
+    loss_error,
 )
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
@@ -203,19 +205,13 @@ class Tracker:
         return self._beyond_end.get(group) == index
 
     def _loss(self, group: str, offset: GroupOffset, bounds: Bounds) -> DataLossError | None:
-        if offset.log is not None and bounds.log is not None and offset.log != bounds.log:
-            return LogRecreatedError.of(group, offset.log, bounds.log, offset.next, bounds.first, bounds.end)
-        if offset.next > bounds.end:
-            return OffsetBeyondEndError.of(group, offset.next, bounds.end)
-        if offset.next < bounds.first:
-            return RetentionError.of(group, offset.next, bounds.first)
-        known = bounds.log is not None and offset in self._verified[group]
-        if offset.mark is None or offset.next <= bounds.first or known:
-            return None
-        found = self._logs[group].record(offset.next - 1).mark
-        if found == offset.mark:
-            return None
-        return TermMismatchError.of(group, offset.next, offset.mark, found, bounds.first)
+        view = LogBounds(bounds.first, bounds.end, bounds.commit, bounds.log)
+        mark = offset.mark
+        if mark is not None and bounds.log is not None and offset in self._verified[group]:
+            loss = find_loss(offset.position, view, lambda _: mark)
+        else:
+            loss = find_loss(offset.position, view, lambda index: self._logs[group].record(index).mark)
+        return None if loss is None else loss_error(group, loss)
 
     def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, Bounds]) -> None:
         """Reports a start that lies behind the end of its log."""

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+from dledger_core import EntryCheck
 from spark_connector.errors import (
     DataLossError,
     GroupGoneError,
@@ -14,7 +15,6 @@ from spark_connector.errors import (
     RetentionError,
     TermMismatchError,
 )
-from spark_connector.offsets import Mark
 
 LOSSES = [
     (RetentionError.of("orders", 1200, 1874), "RETENTION", "[1200, 1874) (674 entries)", 1874),
@@ -22,7 +22,7 @@ LOSSES = [
     (LogRecreatedError.of("orders", "aa", "bb", 50, 0, 9), "LOG_RECREATED", "log aa up to index 50", 0),
     (LogRecreatedError.of("orders", "aa", "bb", 50, 2, 9), "LOG_RECREATED", "leaves out its entries [2, 9) (7", 2),
     (LogRecreatedError.of("orders", "aa", "bb", 50, 2, 90), "LOG_RECREATED", "leaves out its entries [2, 50) (48", 2),
-    (TermMismatchError.of("orders", 50, Mark(3, 255), Mark(4, 16), 2), "TERM_MISMATCH", "entry 49", 2),
+    (TermMismatchError.of("orders", 50, EntryCheck(3, 255), EntryCheck(4, 16), 2), "TERM_MISMATCH", "entry 49", 2),
     (OffsetBeyondEndError.of("orders", 50, 9), "OFFSET_BEYOND_END", "[9, 50) (41 entries)", 9),
     (GroupGoneError.of("orders", 50, ["other"]), "GROUP_GONE", "reads other", 50),
 ]
