@@ -33,9 +33,10 @@ from dledger_core.client import (
     record_at,
 )
 from dledger_core.cluster import LocalCluster
-from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format_peers, parse_peers
+from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format_peers, parse_groups, parse_peers
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.digest import RangeDigest, RangeHasher
+from dledger_core.durations import parse_duration
 from dledger_core.errors import (
     BadRequestError,
     BehindError,
@@ -168,6 +169,8 @@ __all__ = [
     "inside",
     "measure_behind",
     "open_store",
+    "parse_duration",
+    "parse_groups",
     "parse_peers",
     "record_at",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "StorageConfig",
     "check_group_name",
     "format_peers",
+    "parse_groups",
     "parse_peers",
 ]
 
@@ -109,6 +110,25 @@ def check_group_name(name: str) -> str:
             "use 1 to 127 letters, digits, '_', '.', '%' or '-' (not first)",
         )
     return name
+
+
+def parse_groups(text: str, option: str = "") -> tuple[str, ...]:
+    """Return the groups of a list such as ``orders,payments``, in its order.
+
+    Args:
+        text: names, separated by commas.
+        option: the option's name, for the error.
+
+    Raises:
+        ConfigError: no group, a malformed name, or a group twice.
+    """
+    groups = tuple(check_group_name(name.strip()) for name in text.split(",") if name.strip())
+    twice = next((name for name in groups if groups.count(name) > 1), None)
+    if not groups or twice is not None:
+        prefix = f"{option}: " if option else ""
+        what = f"group {twice} occurs twice in {text!r}" if twice is not None else f"no group in {text!r}"
+        raise ConfigError(f"{prefix}{what}", "", "name each group once, separated by commas")
+    return groups
 
 
 def _check(ok: bool, what: str, option: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dledger_core.cli.output import say
+from dledger_core.cli.progress import say
 from dledger_core.config import STOP_WITH_STDIN, Peer
 from dledger_core.errors import ConfigError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.net.connection import Connection

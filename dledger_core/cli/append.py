@@ -10,8 +10,9 @@ from typing import Any, BinaryIO
 
 import click
 
-from dledger_core.cli.options import Format, connect, connection_options, examples, format_option
-from dledger_core.cli.output import say, show_facts
+from dledger_core.cli.options import connect, connection_options, examples, format_option
+from dledger_core.cli.output import Format, show_facts
+from dledger_core.cli.progress import say
 from dledger_core.client import Client, Producer
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import BadRequestError, DLedgerError

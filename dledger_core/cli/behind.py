@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from dledger_core.cli.alignment import aligned
-from dledger_core.cli.output import say
+from dledger_core.cli.progress import say
 from dledger_core.convert import OldLog, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.old_messages import Seal

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.options import Format, examples, format_option
-from dledger_core.cli.output import say, show_facts, show_rows
+from dledger_core.cli.options import examples, format_option
+from dledger_core.cli.output import Format, emit, show_facts, show_rows
+from dledger_core.cli.progress import say
 from dledger_core.cli.spark_checkpoint import MicroBatch, Position, SparkCheckpoint, read_checkpoint
 from dledger_core.errors import ConfigError
 
@@ -94,8 +95,8 @@ def export(output: Format, at: str, directory: Path) -> None:
     else:
         for number, options in enumerate(sources):
             if len(sources) > 1:
-                click.echo(f"# source {number}")
-            click.echo("\n".join(f".option({json.dumps(name)}, {value!r})" for name, value in options.items()))
+                emit(f"# source {number}")
+            emit("\n".join(f".option({json.dumps(name)}, {value!r})" for name, value in options.items()))
     _explain(found, batch)
 
 

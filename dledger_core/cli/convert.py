@@ -10,8 +10,9 @@ from typing import Final, Literal
 import click
 from pydantic import ByteSize, TypeAdapter
 
-from dledger_core.cli.options import Format, examples, format_option, peers_option
-from dledger_core.cli.output import say, show_facts
+from dledger_core.cli.options import examples, format_option, peers_option
+from dledger_core.cli.output import Format, show_facts
+from dledger_core.cli.progress import say
 from dledger_core.convert import ConvertRequest, Step, store_directory
 from dledger_core.convert import convert as run_conversion
 

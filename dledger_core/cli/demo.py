@@ -25,10 +25,11 @@ from dledger_core.cli.demo_stages import (
     delta_bodies_hash,
     delta_row_count,
 )
+from dledger_core.cli.exit_codes import EXIT_FINDING
 from dledger_core.cli.flights import FLIGHTS_COUNT, flight_messages
-from dledger_core.cli.options import Format, Seconds, examples, format_option
-from dledger_core.cli.output import say, show_facts
-from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.cli.options import DurationType, examples, format_option
+from dledger_core.cli.output import Format, show_facts
+from dledger_core.cli.progress import say
 from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.errors import ConfigError, DLedgerError
@@ -58,7 +59,9 @@ JOB_TIMEOUT_S: Final = 180.0
     show_default=True,
     help="Use only the first so many flights.",
 )
-@click.option("--seconds", type=Seconds(0), default=16.0, show_default=True, help="Spread the appends over so long.")
+@click.option(
+    "--seconds", type=DurationType(0), default=16.0, show_default=True, help="Spread the appends over so long."
+)
 @format_option
 def demo(keep: Path | None, events: int, seconds: float, output: Format) -> int | None:
     """Run the pipeline on the 336,776 flights that left New York in 2013, and check the result.

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import click
 
-from dledger_core.cli.options import Format, examples, format_option, peers_option
-from dledger_core.cli.output import say, show_rows
-from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.cli.exit_codes import EXIT_FINDING
+from dledger_core.cli.options import examples, format_option, peers_option
+from dledger_core.cli.output import Format, show_rows
+from dledger_core.cli.progress import say
 from dledger_core.config import Peer, parse_peers
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.raft import even_group_warning

@@ -13,8 +13,8 @@ from dledger_core.cli.entry_sources import open_dump
 from dledger_core.cli.entry_view import EntryView
 from dledger_core.cli.filter_options import filter_options, filters_of
 from dledger_core.cli.options import examples
-from dledger_core.cli.output import say
 from dledger_core.cli.places import PLACE_HELP, Place, PlaceType
+from dledger_core.cli.progress import say
 
 __all__ = ["dump"]
 

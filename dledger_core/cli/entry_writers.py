@@ -9,8 +9,9 @@ import base64
 import json
 from typing import Any, Final, Protocol
 
-import click
 import pyarrow as pa
+
+from dledger_core.cli.output import emit
 
 __all__ = ["HexWriter", "JsonWriter", "TableWriter", "Writer"]
 
@@ -55,7 +56,7 @@ class TableWriter:
             lines.insert(0, f"{'index':>10}  {'term':>4}  {'time (UTC)':<23}{kind}  {more}body")
         self._begun = True
         if lines:
-            click.echo("\n".join(lines))
+            emit("\n".join(lines))
 
     def _line(self, row: dict[str, Any]) -> str:
         time = row["timestamp"] or row.get("store_timestamp")
@@ -89,7 +90,7 @@ class JsonWriter:
         more = [name for name in names if name not in (*self._first, "body", "magic", "record", "error")]
         lines = [self._line(row, more) for row in batch.to_pylist()]
         if lines:
-            click.echo("\n".join(lines))
+            emit("\n".join(lines))
 
     def _line(self, row: dict[str, Any], more: list[str]) -> str:
         fields = {name: _plain(row[name]) for name in (*self._first, *more)}
@@ -113,7 +114,7 @@ class HexWriter:
             lines.append(f"# {facts}  {len(data)} bytes")
             lines += _hex_lines(data, address)
         if lines:
-            click.echo("\n".join(lines))
+            emit("\n".join(lines))
 
     @staticmethod
     def _bytes(row: dict[str, Any]) -> tuple[bytes, int]:

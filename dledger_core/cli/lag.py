@@ -12,9 +12,10 @@ import click
 import pyarrow as pa
 
 from dledger_core.cli.checkpoint import checkpoint_argument
-from dledger_core.cli.options import Format, Seconds, connect, examples, format_option, peers_option, timeout_option
-from dledger_core.cli.output import say, show_facts, show_rows
-from dledger_core.cli.root import EXIT_FINDING, EXIT_INCOMPLETE
+from dledger_core.cli.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE
+from dledger_core.cli.options import DurationType, connect, examples, format_option, peers_option, timeout_option
+from dledger_core.cli.output import Format, show_facts, show_rows
+from dledger_core.cli.progress import say
 from dledger_core.cli.spark_checkpoint import Position, read_checkpoint
 from dledger_core.client import Client, measure_behind, record_at
 from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
@@ -57,7 +58,9 @@ class _Row:
 @timeout_option
 @format_option
 @click.option("--max-records", type=click.IntRange(0), help="Exit 1 if a group is further behind than this.")
-@click.option("--max-seconds", type=Seconds(0, _SECONDS_MAX), help="Exit 1 if an entry has waited longer than this.")
+@click.option(
+    "--max-seconds", type=DurationType(0, _SECONDS_MAX), help="Exit 1 if an entry has waited longer than this."
+)
 @checkpoint_argument
 def lag(
     peers: str, timeout: float, output: Format, max_records: int | None, max_seconds: float | None, directory: Path

@@ -1,67 +1,73 @@
-"""Writes results to stdout, as a table for people or as JSON for programs, and progress to stderr.
+"""Results on stdout: a table for people, or one JSON document for programs.
 
-One result is one JSON document. Entries are printed by ``entry_writers``.
+Entries are printed by ``entry_writers``, progress by ``progress``.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from dledger_core.cli.options import Format
+__all__ = ["Format", "emit", "show_facts", "show_rows"]
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["say", "show_facts", "show_rows"]
+Format = Literal["table", "json"]
 
 _UNCUT_WIDTH = 1000
 _ADDRESSES = re.compile("index|term|end|start|position|port|pid")
 """Numbers that people copy are shown without separators."""
 
 
-def say(text: str) -> None:
-    """Writes a line of progress to stderr."""
-    click.echo(text, err=True)
+def emit(data: str | bytes | memoryview) -> None:
+    """Write all of ``data`` to stdout and flush it; text gets a line end if it has none.
+
+    Without a buffer (``PYTHONUNBUFFERED``) one write may take only a part, as on a disk that fills up. The loop writes
+    the rest, or gets the error.
+
+    Raises:
+        OSError: the data could not be written.
+    """
+    if isinstance(data, str):
+        data = (data if data.endswith("\n") else data + "\n").encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+    sys.stdout.flush()
+    left = memoryview(data)
+    while left:
+        left = left[sys.stdout.buffer.write(left) :]
+    sys.stdout.buffer.flush()
 
 
 def show_facts(facts: Mapping[str, Any], output: Format, title: str = "") -> None:
-    """Writes one result: names and values."""
+    """Write one result: names and values."""
     if output == "json":
-        click.echo(json.dumps(facts, default=str))
+        emit(json.dumps(facts, default=str))
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table("", "", title=title or None, title_justify="left", show_header=False, box=box.SIMPLE)
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " ")), Text(_shown(name, value)))
-    _console().print(table)
+    _emit_table(table)
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], output: Format, title: str = "") -> None:
-    """Writes a list of like results; the first row's names are the columns."""
+    """Write a list of results of one kind; the first row's names are the columns."""
     if output == "json":
-        click.echo(json.dumps(rows, default=str))
+        emit(json.dumps(rows, default=str))
         return
     if not rows:
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     numeric = {name for name, value in rows[0].items() if isinstance(value, (int, float))}
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right" if name in numeric else "left")
     for row in rows:
         table.add_row(*(Text(_shown(name, value)) for name, value in row.items()))
-    _console().print(table)
+    _emit_table(table)
 
 
 def _shown(name: str, value: Any) -> str:
@@ -76,9 +82,10 @@ def _shown(name: str, value: Any) -> str:
     return str(value)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
+def _emit_table(table: Table) -> None:
     console = Console()
-    # Piped tables are not cut to a terminal's width.
-    return console if console.is_terminal else Console(width=_UNCUT_WIDTH)
+    if not console.is_terminal:
+        console = Console(width=_UNCUT_WIDTH)  # piped tables are not cut to a terminal's width
+    with console.capture() as captured:
+        console.print(table)
+    emit(captured.get())

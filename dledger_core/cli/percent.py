@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dledger_core.cli.output import emit
 from dledger_core.rocketmq import MESSAGE_SCHEMA
 
 __all__ = ["COLUMNS", "ESCAPES", "PercentWriter", "Piece", "parse_percent"]
@@ -127,9 +127,8 @@ class PercentWriter:
             joined = pc.binary_join_element_wise(*columns, pa.scalar(b"", _BINARY))
         _, offsets, data = joined.buffers()
         bounds = np.frombuffer(offsets, np.int32, len(joined) + 1, joined.offset * 4)
-        sys.stdout.flush()  # what was written as text comes first
-        sys.stdout.buffer.write(memoryview(data)[int(bounds[0]) : int(bounds[-1])] if data else b"")
-        sys.stdout.buffer.flush()
+        if data:
+            emit(memoryview(data)[int(bounds[0]) : int(bounds[-1])])
 
     def _column(self, piece: Piece, batch: pa.RecordBatch) -> pa.Array:
         if not piece.value:

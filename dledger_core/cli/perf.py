@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import uvloop
 
-from dledger_core.cli.options import Format, Seconds, examples, format_option, peers_option
-from dledger_core.cli.output import say, show_facts
+from dledger_core.cli.options import DurationType, examples, format_option, peers_option
+from dledger_core.cli.output import Format, show_facts
+from dledger_core.cli.progress import say
 from dledger_core.client import AsyncClient
 from dledger_core.config import BATCH_BYTES_MAX, check_group_name
 from dledger_core.errors import ConfigError
@@ -89,7 +90,7 @@ def perf() -> None:
     "--request-bytes", type=click.IntRange(1), default=1 << 20, show_default=True, help="Bytes of bodies in a request."
 )
 @click.option("--in-flight", type=click.IntRange(1), default=6, show_default=True, help="Requests under way at a time.")
-@click.option("--seconds", type=Seconds(0.1), default=10.0, show_default=True, help="How long to measure.")
+@click.option("--seconds", type=DurationType(0.1), default=10.0, show_default=True, help="How long to measure.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the own cluster's stores lie.")
 @format_option
 def _append(

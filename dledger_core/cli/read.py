@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -12,9 +11,9 @@ from dledger_core.cli.entry_formats import EntryFormat, asked, entry_format_opti
 from dledger_core.cli.entry_view import EntryView, Filters
 from dledger_core.cli.entry_writers import Writer
 from dledger_core.cli.filter_options import filter_options, filters_of
-from dledger_core.cli.options import connect, connection_options, examples
+from dledger_core.cli.options import announce_wait, connect, connection_options, examples, is_java
+from dledger_core.cli.output import emit
 from dledger_core.cli.places import PLACE_HELP, EntryPlaceType, Place, PlaceType
-from dledger_core.cli.protocol import announce_wait, is_java
 from dledger_core.client import Client
 from dledger_core.client.positions import ending_behind
 from dledger_core.errors import IndexOutOfRangeError
@@ -57,7 +56,7 @@ def get(
             entry = client.get(place.number)
             row = {name: getattr(entry, name) for name in READ_SCHEMA.names}
     if body_only:
-        sys.stdout.buffer.write(row["body"])
+        emit(row["body"])
         return
     view, writer = _printing(output, decode, Filters(), None, messages=row["index"] is None)
     for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.options import Format, examples, format_option, peers_option
-from dledger_core.cli.output import say, show_rows
-from dledger_core.cli.root import EXIT_FINDING, EXIT_INCOMPLETE
+from dledger_core.cli.exit_codes import EXIT_FINDING, EXIT_INCOMPLETE
+from dledger_core.cli.options import examples, format_option, peers_option
+from dledger_core.cli.output import Format, show_rows
+from dledger_core.cli.progress import say
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
 from dledger_core.storage.damage import Damage

@@ -6,28 +6,25 @@ A command returns its exit code, or None for 0; errors are raised.
 
 from __future__ import annotations
 
-import gc
 import importlib
+import importlib.metadata
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from dledger_core.cli.termination import is_interruption, termination_unwinds
-from dledger_core.cli.whole_output import write_whole
+from dledger_core.cli.exit_codes import EXIT_INTERRUPTED, EXIT_STORAGE, EXIT_USAGE
+from dledger_core.cli.stopping import interrupt_on_sigterm
 from dledger_core.errors import DLedgerError, InvariantViolationError
 
-__all__ = ["EXIT_FINDING", "EXIT_INCOMPLETE", "EXIT_INTERRUPTED", "EXIT_STORAGE", "EXIT_USAGE", "main"]
+__all__ = ["main"]
 
-EXIT_FINDING = 1
-EXIT_INCOMPLETE = 2
-EXIT_USAGE = 3
-EXIT_STORAGE = 4
-EXIT_INTERRUPTED = 130
+_ENTRY_POINTS: Final = "dledger.commands"
+"""Other packages add commands to this group of entry points."""
 
-_COMMANDS = {
+_COMMANDS: Final = {
     "append": "append:append",
     "checkpoint": "checkpoint:checkpoint",
     "convert": "convert:convert",
@@ -55,29 +52,28 @@ class _Root(click.Group):
     """A group whose commands live in modules that are imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted({*_COMMANDS, *importlib.metadata.entry_points(group=_ENTRY_POINTS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = _COMMANDS.get(cmd_name)
-        if place is None:
-            return None
-        module, _, name = place.partition(":")
-        gc.disable()  # what modules make lives on: a dozen collections would look at all of it in vain
         try:
-            command = getattr(importlib.import_module(f"dledger_core.cli.{module}"), name)
-        except ImportError as error:
+            if cmd_name in _COMMANDS:
+                module, _, name = _COMMANDS[cmd_name].partition(":")
+                command = getattr(importlib.import_module(f"dledger_core.cli.{module}"), name)
+            else:
+                found = importlib.metadata.entry_points(group=_ENTRY_POINTS, name=cmd_name)
+                if not found:
+                    return None
+                command = next(iter(found)).load()
+        except (ImportError, AttributeError) as error:
             raise DLedgerError(
                 f"the command {cmd_name} cannot be loaded: {error}", "", "pip install 'dledger[all]'"
             ) from error
-        finally:
-            gc.freeze()
-            gc.enable()
         if not isinstance(command, click.Command):
-            raise TypeError(f"{place} is not a command")
+            raise TypeError(f"{cmd_name} is not a command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        # One command that cannot be loaded must not take the whole help away.
+        # A command that fails to import must not break the help page.
         rows = []
         for name in self.list_commands(ctx):
             try:
@@ -90,12 +86,8 @@ class _Root(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Runs the command and exits."""
-        # numpy's BLAS, of which nothing here makes use, would start and spin a thread per core in every process.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        write_whole()
-        with termination_unwinds():
-            code = self._run(*args, **extra)
-        sys.exit(code)
+        interrupt_on_sigterm()
+        sys.exit(self._run(*args, **extra))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; click itself would end with 1, a finding, when the reader of the output has left."""
@@ -119,7 +111,7 @@ class _Root(click.Group):
 
 def _explain(error: Exception) -> int:
     """Writes one line about ``error`` to stderr; returns the exit code."""
-    if isinstance(error, click.exceptions.Abort) or is_interruption(error):
+    if isinstance(error, click.exceptions.Abort):
         return EXIT_INTERRUPTED
     line, code = _line_of(error)
     click.secho(f"error: {line}", err=True, fg="red")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from pydantic.fields import FieldInfo
 
-from dledger_core.cli.options import Format, examples, format_option
-from dledger_core.cli.output import say, show_facts
+from dledger_core.cli.options import examples, format_option
+from dledger_core.cli.output import Format, show_facts
+from dledger_core.cli.progress import say
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
 from dledger_core.server import NodeServer, run
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dledger_core.cli.options import Format, connect, connection_options, examples, format_option
-from dledger_core.cli.output import say, show_facts, show_rows
-from dledger_core.cli.protocol import is_java
-from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.cli.exit_codes import EXIT_FINDING
+from dledger_core.cli.options import connect, connection_options, examples, format_option, is_java
+from dledger_core.cli.output import Format, emit, show_facts, show_rows
+from dledger_core.cli.progress import say
 from dledger_core.raft import even_group_warning
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
 def _show_change(group: str, change: RoleChange, output: Format) -> None:
     now = datetime.now(UTC)
     if output == "json":
-        click.echo(json.dumps({"time": now.isoformat(), "group": group, **dataclasses.asdict(change)}))
+        emit(json.dumps({"time": now.isoformat(), "group": group, **dataclasses.asdict(change)}))
         return
     time = now.strftime("%Y-%m-%d %H:%M:%S.") + f"{now.microsecond // 1000:03}"
     if change.broker_role is None:
-        click.echo(f"{time}  {change.node_id}  {change.role}: {change.reason}")
+        emit(f"{time}  {change.node_id}  {change.role}: {change.reason}")
     else:
         role = f"{change.role} ({change.broker_role})"
-        click.echo(f"{time}  {change.node_id}  {role:<22}  term {change.term}  leader {change.leader_id or '-'}")
+        emit(f"{time}  {change.node_id}  {role:<22}  term {change.term}  leader {change.leader_id or '-'}")
 
 
 @click.command(epilog=examples("dledger transfer n2"))

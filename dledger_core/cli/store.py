@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.options import Format, examples, format_option
-from dledger_core.cli.output import say, show_rows
-from dledger_core.cli.root import EXIT_FINDING
+from dledger_core.cli.exit_codes import EXIT_FINDING
+from dledger_core.cli.options import examples, format_option
+from dledger_core.cli.output import Format, show_rows
+from dledger_core.cli.progress import say
 from dledger_core.convert.source import locate_source
 from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
 from dledger_core.storage import open_store

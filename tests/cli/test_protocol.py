@@ -25,7 +25,7 @@ def run(*arguments: str) -> Any:
         (["append", "x", *JAVA], "no node of group default answered"),
         (["status", *JAVA], "no node of group default answered"),
         (["append", "x", "--producer-id", "p", *JAVA], "a Java group knows no producers"),
-        (["tail", *JAVA, "--safety-lag", "nan"], "not a number of seconds"),
+        (["tail", *JAVA, "--safety-lag", "nan"], "malformed duration"),
         (["tail", *JAVA, "--safety-lag", "-1"], "-1"),
         (["get", "1", "--peers", "n0-127.0.0.1:1", "--protocol", "java"], "'java' is not one of"),
     ],

@@ -40,9 +40,7 @@ def test_a_disk_that_is_full(tmp_path: Path, form: str, unbuffered: str) -> None
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_every_line_leaves_at_once(unbuffered: str) -> None:
-    code = (
-        "import sys; from dledger_core.cli.whole_output import write_whole; write_whole(); print('x'); sys.stdin.read()"
-    )
+    code = "import sys; from dledger_core.cli import emit; emit('x'); sys.stdin.read()"
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, env=environment, **pipes) as process:  # type: ignore[call-overload]
