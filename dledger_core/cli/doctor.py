@@ -25,16 +25,13 @@ from dledger_core.cli.options import examples, format_option, peers_option
 from dledger_core.cli.output import Format, show_rows
 from dledger_core.cli.progress import say
 from dledger_core.config import Peer, parse_peers
+from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.raft import even_group_warning
 
 __all__ = ["doctor"]
 
-_PYSPARK = "4.2."
-_DELTA = "4.4.0"
-_DELTA_JAR = f"*delta-spark_4.2_2.13*{_DELTA}.jar"
-_JAVA = (17, 21)
-_SYSTEM_JAVA = Path("/usr/lib/jvm")
+_DELTA_JAR = f"*delta-spark_{SPARK_VERSION}_2.13*{DELTA_VERSION}.jar"
 _CONNECT_TIMEOUT_S = 2.0
 _FREE_BYTES_MIN = 1 << 30
 _WITH_SPARK = "pip install 'dledger[spark]'"
@@ -110,8 +107,8 @@ def _packages() -> Iterator[_Check]:
 
 def _spark() -> Iterator[_Check]:
     pyspark, delta = _version("pyspark"), _version("delta-spark")
-    yield _pinned("PySpark", pyspark, _PYSPARK, bool(pyspark and pyspark.startswith(_PYSPARK)))
-    yield _pinned("delta-spark", delta, _DELTA, delta == _DELTA)
+    yield _pinned("PySpark", pyspark, SPARK_VERSION, bool(pyspark and pyspark.startswith(f"{SPARK_VERSION}.")))
+    yield _pinned("delta-spark", delta, DELTA_VERSION, delta == DELTA_VERSION)
     yield _java(needed=pyspark is not None)
     python = os.environ.get("PYSPARK_PYTHON")
     if python and shutil.which(python) != sys.executable:
@@ -127,41 +124,27 @@ def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> _Check:
     if version is None:
         return _Check(what, "note", "not installed", f"only needed for Spark: {_WITH_SPARK}")
     if not fits:
-        return _Check(what, "wrong", version, f"this version of dledger works with {wanted.rstrip('.')}: {_WITH_SPARK}")
+        return _Check(what, "wrong", version, f"this version of dledger works with {wanted}: {_WITH_SPARK}")
     return _Check(what, "ok", version)
 
 
 def _java(*, needed: bool) -> _Check:
-    home = os.environ.get("JAVA_HOME")
-    path = f"{home}/bin/java" if home else shutil.which("java")
+    """The Java that Spark starts, and the one to point JAVA_HOME at if that one does not fit."""
     result = "wrong" if needed else "note"
-    if path is None:
-        return _Check("Java", result, "none on PATH and no JAVA_HOME", _java_remedy())
-    version = _java_version(path)
-    if version is None:
-        return _Check("Java", result, f"{path} cannot be run", _java_remedy())
-    major = re.search(r"\d+", version.removeprefix("1."))
-    if major is None or int(major[0]) not in _JAVA:
-        return _Check("Java", result, f"version {version} at {path}; 17 or 21 is needed", _java_remedy())
-    return _Check("Java", "ok", f"version {version} at {path}")
-
-
-def _java_version(path: str) -> str | None:
     try:
-        done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r'version "([^"]+)"', done.stderr)
-    return match[1] if match and done.returncode == 0 else None
-
-
-def _java_remedy() -> str:
-    """What to do: use a fitting Java that is there already, else install one."""
-    for home in sorted(_SYSTEM_JAVA.glob("*")):
-        major = re.match(r"\d+", _java_version(f"{home}/bin/java") or "")
-        if major and int(major[0]) in _JAVA:
-            return f"export JAVA_HOME={home}"
-    return "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) and set JAVA_HOME to it"
+        remedy = f"export JAVA_HOME={find_java()}"
+    except ConfigError as error:
+        remedy = error.remedy
+    given, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+    if not given and on_path is None:
+        return _Check("Java", result, "none on PATH and no JAVA_HOME", remedy)
+    home = Path(given) if given else Path(on_path or "").resolve().parent.parent
+    version = java_version(home)
+    if version is None:
+        return _Check("Java", result, f"{home}/bin/java cannot be run", remedy)
+    if version not in JAVA_VERSIONS:
+        return _Check("Java", result, f"version {version} at {home}/bin/java; 17 or 21 is needed", remedy)
+    return _Check("Java", "ok", f"version {version} at {home}/bin/java")
 
 
 def _data_sources() -> Iterator[_Check]:

@@ -1,0 +1,64 @@
+"""Versions of Spark and Java that were tried together, and the search for an installed Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from dledger_core.errors import ConfigError
+
+__all__ = ["DELTA_VERSION", "JAVA_VERSIONS", "SPARK_VERSION", "SYSTEM_JAVA", "find_java", "java_version"]
+
+SPARK_VERSION: Final = "4.2"
+"""Major and minor version of PySpark and of Spark's servers."""
+DELTA_VERSION: Final = "4.4.0"
+JAVA_VERSIONS: Final = (17, 21)
+"""Major versions of Java."""
+SYSTEM_JAVA: Final = Path("/usr/lib/jvm")
+
+
+def find_java() -> Path:
+    """Return the home of a Java 17 or 21: JAVA_HOME, then ``java`` on PATH, then the homes below ``SYSTEM_JAVA``.
+
+    Raises:
+        ConfigError: none fits; its values name the ones that were found.
+    """
+    found: dict[str, Any] = {}
+    for home in _java_homes():
+        version = java_version(home)
+        if version in JAVA_VERSIONS:
+            return home
+        if version is not None:
+            found[str(home)] = version
+    raise ConfigError(
+        "Java 17 or 21 is needed",
+        "JAVA_HOME and PATH",
+        "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it",
+        found,
+    )
+
+
+def java_version(home: Path) -> int | None:
+    """Return the major version of the Java at ``home``, or None if none runs there."""
+    try:
+        done = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    text = done.stderr.partition('version "')[2]
+    major = text.removeprefix("1.").partition('"')[0].partition(".")[0]
+    return int(major) if major.isdigit() else None
+
+
+def _java_homes() -> Iterator[Path]:
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"])
+    on_path = shutil.which("java")
+    if on_path is not None:
+        yield Path(on_path).resolve().parent.parent
+    yield from sorted(SYSTEM_JAVA.glob("*"))
