@@ -83,7 +83,7 @@ from dledger_core.record import (
     empty_batch,
     inside,
 )
-from dledger_core.storage import Finding, StoreReader, StoreReport, open_store
+from dledger_core.storage import Finding, StoreReader, StoreReport, Until, Visibility, open_store
 
 __all__ = [
     "DESCRIPTIONS",
@@ -159,6 +159,8 @@ __all__ = [
     "TransferringError",
     "UnknownGroupError",
     "UnreachableError",
+    "Until",
+    "Visibility",
     "check_group_name",
     "check_of",
     "crc32",

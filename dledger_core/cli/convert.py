@@ -84,6 +84,7 @@ class _Narrator:
 @click.option(
     "--cut-tail", is_flag=True, help="Leave out damaged bytes behind a Java store's last entry, as Java does."
 )
+@click.option("--drop-open", is_flag=True, help="Leave out the entries of open transactions; profile A has none.")
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @format_option
 def convert(
@@ -99,6 +100,7 @@ def convert(
     index_segment_bytes: int | None,
     opaque: bool,
     cut_tail: bool,
+    drop_open: bool,
     dry_run: bool,
     output: Format,
 ) -> None:
@@ -121,6 +123,7 @@ def convert(
         index_segment_bytes=index_segment_bytes,
         messages=not opaque,
         cut_tail=cut_tail,
+        drop_open=drop_open,
         dry_run=dry_run,
     )
     report = run_conversion(request, _Narrator(dry_run=dry_run))

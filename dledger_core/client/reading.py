@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from dledger_core.client.results import DigestReport, Entry
@@ -14,16 +13,7 @@ from dledger_core.errors import BadRequestError, IndexOutOfRangeError, ProtocolE
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
-from dledger_core.record import (
-    MAGIC_DATA,
-    READ_SCHEMA,
-    RECORD_SCHEMA,
-    Fetch,
-    Records,
-    empty_batch,
-    inside,
-    to_arrow,
-)
+from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA, Fetch, Records, data_entries, empty_batch, to_arrow
 
 __all__ = [
     "END_OF_LOG",
@@ -117,16 +107,10 @@ def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_record
         return empty_batch(RECORD_SCHEMA if as_records else READ_SCHEMA)
     if as_records:
         return to_arrow(records, magic=True)
-    keep = records.headers["magic"] == MAGIC_DATA
-    skip = header.get("skip")
-    if skip:
-        try:
-            keep &= ~inside(np.arange(first, first + records.count), skip)
-        except (TypeError, ValueError, OverflowError):
-            raise ProtocolError("field 'skip' is malformed", "header") from None
-    if not keep.any():
-        return empty_batch(READ_SCHEMA)
-    return to_arrow(records, keep)
+    try:
+        return data_entries(records, first, header.get("skip") or ())
+    except (TypeError, ValueError, OverflowError):
+        raise ProtocolError("field 'skip' is malformed", "header") from None
 
 
 def entry_of(batch: pa.RecordBatch, row: int) -> Entry:

@@ -34,6 +34,7 @@ class ConvertRequest:
         index_segment_bytes: size of the new index files; None = as in the source.
         messages: bodies that are message records get their offsets right where entries move.
         cut_tail: bytes behind the last entry of a Java store may be left out.
+        drop_open: leave out the entries of open transactions, where the destination cannot hold transactions.
         dry_run: read and check everything, write nothing.
         save_bytes: progress is saved at least this often.
     """
@@ -50,6 +51,7 @@ class ConvertRequest:
     index_segment_bytes: int | None = None
     messages: bool = True
     cut_tail: bool = False
+    drop_open: bool = False
     dry_run: bool = False
     save_bytes: int = _SAVE_BYTES
 

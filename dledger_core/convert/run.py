@@ -195,7 +195,7 @@ class _Conversion:
             keeps_positions=keeps_positions,
             drops_control=drops,
             assigns_offsets=drops and source.meta is not None,
-            hidden=source.hidden_ranges() if drops else (),
+            hidden=source.hidden_ranges(drop_open=request.drop_open) if drops else (),
             messages=request.messages,
             start_position=start,
         )

@@ -28,6 +28,7 @@ from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.reader import StoreReader, open_store
 from dledger_core.storage.segments import Segments
 from dledger_core.storage.tables import LogTables
+from dledger_core.storage.visibility import Outcomes
 
 __all__ = ["Kind", "Source", "broker_end_of", "locate_source", "open_source"]
 
@@ -137,19 +138,30 @@ class Source:
             f"entries {log.last_index + 1} to {log.vouched_index} were committed, says its checkpoint, and are lost"
         ]
 
-    def hidden_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Returns the half-open ranges of entries that belong to transactions that did not win, in order."""
+    def hidden_ranges(self, *, drop_open: bool) -> tuple[tuple[int, int], ...]:
+        """Return the ranges [start, end) of entries that ``read_committed`` does not show, sorted.
+
+        Args:
+            drop_open: include the entries of open transactions.
+
+        Raises:
+            ConfigError: a transaction is open, and its entries may not be dropped.
+        """
         log = self.log
         if log is None or self.meta is None:
             return ()
-        tables = LogTables.restore(self.tables or b"")
-        for index, time_ms, magic, body in log.control_entries(tables.applied_index + 1, log.last_index + 1):
-            if magic == _MAGIC_CONTROL:
-                tables.apply(index, time_ms, body)
-        found = tables.transactions.losers(log.first_index, log.last_index + 1)
-        for transaction in tables.transactions.open.values():
-            found += [(part.first, part.last + 1) for part in transaction.parts if part.rows]
-        return tuple(sorted(found))
+        # Not by the reader: a native store to which Java has appended is read as Java's, without its identity.
+        outcomes = Outcomes(LogTables.restore(self.tables or b""), log.first_index)
+        visible = outcomes.visibility(log.control_entries, log.last_index + 1)
+        opened = visible.open_transaction
+        if opened is not None and not drop_open:
+            raise ConfigError(
+                f"transaction {opened.batch_id} of query {opened.query_id!r} is open from index {visible.end} on",
+                str(self.path),
+                "commit or abort it, or leave its entries out with --drop-open",
+                {"query_id": opened.query_id, "batch_id": opened.batch_id, "index": int(visible.end)},
+            )
+        return tuple(sorted([*visible.orphaned_ranges, *outcomes.open_ranges()]))
 
     def close(self) -> None:
         """Lets go of the files."""
@@ -157,7 +169,6 @@ class Source:
             self.log.close()
 
 
-_MAGIC_CONTROL: Final = 2
 _TAIL_ROWS: Final = 1024
 
 

@@ -23,7 +23,7 @@ from dledger_core.record.arrow import empty_batch, integers_of, repeated, time_a
 from dledger_core.record.columns import Columns
 from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
-from dledger_core.record.fetch import Fetch, Isolation
+from dledger_core.record.fetch import Fetch, Isolation, data_entries
 from dledger_core.record.layout import (
     BATCH_END,
     BLANK,
@@ -64,6 +64,7 @@ __all__ = [
     "Isolation",
     "Payload",
     "Records",
+    "data_entries",
     "description_batch",
     "empty_batch",
     "encode",

@@ -38,9 +38,8 @@ class Controls:
         self.tables = log.load_tables()
         self._waiting: deque[_Control] = deque()
         start, end = Index(max(self.tables.applied_index + 1, log.first_index())), log.last_index() + 1
-        for index, time_ms, magic, body in log.control_entries(start, Index(end)):
-            if magic == MAGIC_CONTROL:
-                self._waiting.append(_Control(index, time_ms, body))
+        for index, time_ms, body in log.control_entries(start, Index(end)):
+            self._waiting.append(_Control(index, time_ms, body))
 
     def note(self, batch: Batch) -> None:
         """Remembers the control entry that leads a staged batch, if one does."""

@@ -17,6 +17,7 @@ from dledger_core.ids import Index
 from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica import Replica
 from dledger_core.storage.describing import producer_rows, segment_rows, term_rows
+from dledger_core.storage.visibility import Visibility
 
 __all__ = [
     "READ_BYTES_MAX",
@@ -136,22 +137,15 @@ class Reads:
             CorruptRecordError: the records are damaged here.
         """
         request = await self.ready(request)
-        end = self._readable_end(request)
         first = self._replica.log.first_index()
         if request.start < first:
             raise self._out_of_range(request.start, "is below the first index of the log")
-        start, losers = request.start, self._replica.tables.transactions.losers(request.start, end)
-        if request.isolation != "committed":
-            losers = []
-        while losers and losers[0][0] <= start:
-            start = max(start, losers.pop(0)[1])
-        if len(losers) > RANGES_MAX:
-            end, losers = losers[RANGES_MAX][0], losers[:RANGES_MAX]
+        visibility = self._visibility(request.isolation)
+        start, stop, skip = visibility.span(request.start, request.end, ranges_max=RANGES_MAX)
         records = None
-        if start < end:
+        if start < stop:
             log = self._replica.log
             read = log.inspect if request.isolation == "records" else log.read  # an audit reads what it suspects twice
-            stop = losers[0][0] if losers and losers[0][1] - losers[0][0] > 1024 else end
             records = await asyncio.get_running_loop().run_in_executor(
                 self._executor, read, Index(start), Index(stop), request.max_bytes
             )
@@ -162,7 +156,7 @@ class Reads:
             commit_index=self._replica.readable_end - 1,
             visible_end=self._replica.visible_end,
             first_index=first,
-            skip=[pair for pair in losers if pair[0] < next_index],
+            skip=[pair for pair in skip if pair[0] < next_index],
         )
 
     async def ready(self, request: ReadRequest) -> ReadRequest:
@@ -201,9 +195,11 @@ class Reads:
             await self._replica.wait_progress(left)
 
     def _readable_end(self, request: ReadRequest) -> int:
-        """Returns the end of what may be read of the request's range now."""
-        replica = self._replica
-        return min(request.end, replica.visible_end if request.isolation == "committed" else replica.readable_end)
+        """Return the end (exclusive) of the part of the request's range that can be read now."""
+        return min(request.end, self._visibility(request.isolation).end)
+
+    def _visibility(self, isolation: Isolation) -> Visibility:
+        return self._replica.visibility if isolation == "committed" else Visibility(self._replica.readable_end)
 
     def _out_of_range(self, index: int, why: str) -> IndexOutOfRangeError:
         first, last = self._replica.log.first_index(), self._replica.readable_end - 1
@@ -246,7 +242,7 @@ class Reads:
         log, loop = self._replica.log, asyncio.get_running_loop()
         while True:
             first = log.first_index()
-            losers = self._replica.tables.transactions.losers(first, self._replica.readable_end)
+            losers = self._replica.visibility.orphaned(first, self._replica.readable_end)
             stored = [(max(low, first), high) for low, high in losers]
             try:
                 nbytes = await loop.run_in_executor(self._executor, _bytes_between, log.position_of, stored)

@@ -28,6 +28,7 @@ from dledger_core.server.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
 from dledger_core.storage.prefix import TablesSnapshot
 from dledger_core.storage.tables import LogTables
+from dledger_core.storage.visibility import Visibility
 
 __all__ = ["Replica"]
 
@@ -327,9 +328,14 @@ class Replica:
         return Index(min(self.commit_index, self.raft.durable_index, self.log.last_index()) + 1)
 
     @property
+    def visibility(self) -> Visibility:
+        """Entries that ``read_committed`` shows now; valid until the next control entry is applied."""
+        return Visibility.of(self.tables.transactions, self.readable_end)
+
+    @property
     def visible_end(self) -> Index:
         """End (exclusive) of what ``read_committed`` shows."""
-        return self.tables.transactions.visible_end(self.readable_end)
+        return self.visibility.end
 
     async def wait_progress(self, timeout_s: float) -> None:
         """Waits until something became readable, the role changed, or the time is over."""

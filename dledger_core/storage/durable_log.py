@@ -161,8 +161,8 @@ class DurableLog:
         """Returns what is known of each data file, in order."""
         return self._undisturbed(lambda: log_queries.segment_facts(self._reader, self._last_index + 1))
 
-    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
-        """Yields (index, append time in ms, magic, body) of the control entries in [start, end)."""
+    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
+        """Yield (index, append time in ms, body) of the control entries in [start, end)."""
         return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch
-from dledger_core.record import HEADER_BYTES, MAGIC_DATA, TIME_MASK, Payload, Records
+from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, TIME_MASK, Payload, Records
 from dledger_core.storage.record_reader import HEADER_STRUCT, RecordReader
 from dledger_core.storage.recovery import batch_ends
 
@@ -146,15 +147,35 @@ def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
     return facts
 
 
-def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
-    """Yields (index, append time, magic, body) of control entries; the index's column ``magic`` finds them."""
+def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
+    """Yield (index, append time in ms, body) of the control entries in [start, end).
+
+    The index's column ``magic`` finds them. Where it is wrong about an entry, the records themselves are scanned.
+    """
     for low in range(start, end, _ROWS_PER_STEP):
-        rows = reader.index.read(low, min(low + _ROWS_PER_STEP, end))
+        high = min(low + _ROWS_PER_STEP, end)
+        rows = reader.index.read(low, high)
         for at in np.flatnonzero(rows["magic"] != MAGIC_DATA).tolist():
-            yield _control_entry(reader, low + at, rows[at])
+            index, time_ms, magic, body = _other_entry(reader, low + at, rows[at])
+            if magic == MAGIC_DATA:  # its row is missing, and each such entry would be searched for
+                yield from _scanned_control_entries(reader, low + at, high)
+                break
+            if magic == MAGIC_CONTROL:
+                yield index, time_ms, body
 
 
-def _control_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int, int, bytes]:
+def _scanned_control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
+    while start < end:
+        records = reader.read(start, end, BATCH_BYTES_MAX, body_crc=False)
+        for at in np.flatnonzero(records.headers["magic"] == MAGIC_CONTROL).tolist():
+            one = records.slice(at, at + 1)
+            one.check(start + at)
+            yield Index(start + at), int(one.headers["mark"][0]) & TIME_MASK, bytes(one.bodies)
+        start += records.count
+
+
+def _other_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int, int, bytes]:
+    """Return (index, append time, magic, body) of an entry that the index does not call a data entry."""
     position, size = int(row["position"]), int(row["size"])
     data = reader.data.read(position, size) if size >= HEADER_BYTES and reader.data.holds(position) else b""
     if len(data) == size and size >= HEADER_BYTES:
@@ -170,21 +191,15 @@ def _control_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, i
 
 
 def index_at_time(reader: RecordReader, first_index: int, end: int, timestamp_ms: int) -> int:
-    """Returns the first entry whose append time is at or after ``timestamp_ms``, or ``end``; by bisecting."""
-    low, high = first_index, end
-    while low < high:
-        middle = (low + high) // 2
-        row = reader.index.read(middle, middle + 1)[0]
-        header = reader.header_at(int(row["position"]))
-        if header is None or header[2] != middle:
-            raise CorruptRecordError(
-                "a record's header is damaged",
-                str(reader.data.path(int(row["position"]))),
-                "repair the store from a peer",
-                {"index": middle, "position": int(row["position"])},
-            )
-        if header[5] & TIME_MASK >= timestamp_ms:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """Return the first entry in [first_index, end) appended at or after ``timestamp_ms``, or ``end``; by bisecting.
+
+    An entry that Java wrote has no append time and counts as earlier than any.
+    """
+    return first_index + bisect_left(range(first_index, end), timestamp_ms, key=lambda index: _time_ms(reader, index))
+
+
+def _time_ms(reader: RecordReader, index: int) -> int:
+    header = reader.header_at(int(reader.index.read(index, index + 1)[0]["position"]))
+    if header is not None and header[2] == index:
+        return header[5] & TIME_MASK
+    return int(reader.read(index, index + 1, 1, body_crc=False).headers["mark"][0]) & TIME_MASK

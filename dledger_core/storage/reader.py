@@ -21,7 +21,18 @@ from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
 from dledger_core.errors import BadRequestError, CorruptRecordError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import GroupName, Index, NodeId
 from dledger_core.raft.batch import TermRun
-from dledger_core.record import DESCRIPTIONS, MAGIC_CONTROL, Records, description_batch, index_records, to_arrow
+from dledger_core.record import (
+    DESCRIPTIONS,
+    READ_SCHEMA,
+    Fetch,
+    Isolation,
+    Records,
+    data_entries,
+    description_batch,
+    empty_batch,
+    index_records,
+    to_arrow,
+)
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.describing import producer_rows, segment_rows, term_rows
 from dledger_core.storage.files import Files, OsFiles
@@ -29,7 +40,7 @@ from dledger_core.storage.hard_state import read_properties
 from dledger_core.storage.index_file import IndexFile, OverlaidIndex, agreement, term_runs
 from dledger_core.storage.layout import Layout, check_complete, lacks_identity
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
-from dledger_core.storage.log_queries import control_entries, segment_facts
+from dledger_core.storage.log_queries import control_entries, index_at_time, segment_facts
 from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import batch_ends
@@ -38,6 +49,7 @@ from dledger_core.storage.segments import Segments, is_segment_name
 from dledger_core.storage.start_check import start_findings
 from dledger_core.storage.tables import LogTables
 from dledger_core.storage.verify import StoreReport, record_behind, verify_store
+from dledger_core.storage.visibility import Outcomes, Until, Visibility
 
 __all__ = ["StoreReader", "open_store"]
 
@@ -145,7 +157,10 @@ class StoreReader:
         self._index = OverlaidIndex(index)
         self._reader = RecordReader(data, self._index, origin.rules)
         self.first_index: Final = Index(self._find_first(origin.meta))
-        seen = since._seen_end() if since is not None and self._continues(since) else None
+        continued = since if since is not None and self._continues(since) else None
+        self._outcomes: Outcomes | None = None if continued is None else continued._outcomes
+        self._visibility: dict[Until, Visibility] = {}
+        seen = None if continued is None else continued._seen_end()
         self.last_index: Final = Index(self._scan_tail(seen))
 
     def _find_first(self, meta: LogMeta | None) -> int:
@@ -221,8 +236,8 @@ class StoreReader:
         row = self._index.read(self.last_index, self.last_index + 1)[0]
         return int(row["position"]) + int(row["size"])
 
-    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, int, bytes]]:
-        """Yields (index, append time in ms, magic, body) of the control entries of a store of ours in [start, end)."""
+    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
+        """Yield (index, append time in ms, body) of a native store's control entries in [start, end)."""
         return control_entries(self._reader, max(start, self.first_index), min(end, self.last_index + 1))
 
     def _continues(self, since: StoreReader) -> bool:
@@ -328,10 +343,110 @@ class StoreReader:
         if self._origin.meta is None:
             return LogTables()
         tables = load_tables(self._files, self._layout, self._origin.meta)
-        for index, time_ms, magic, body in self.control_entries(tables.applied_index + 1, self.last_index + 1):
-            if magic == MAGIC_CONTROL:
-                tables.apply(index, time_ms, body)
+        for index, time_ms, body in self.control_entries(tables.applied_index + 1, self.last_index + 1):
+            tables.apply(index, time_ms, body)
         return tables
+
+    def committed_end(self, until: Until = "committed") -> Index:
+        """Return the end (exclusive) of the committed entries.
+
+        It is the end of all entries with ``until="end"``, and for a store that records no commit index.
+        """
+        if until == "end" or self.commit_index is None:
+            return Index(self.last_index + 1)
+        return Index(max(self.commit_index + 1, self.first_index))
+
+    @property
+    def visible_end(self) -> Index:
+        """End (exclusive) of the entries that ``read_committed`` shows."""
+        return self.visibility().end
+
+    def visibility(self, until: Until = "committed") -> Visibility:
+        """Return the entries that ``read_committed`` shows; all of them in a store written by Java.
+
+        Raises:
+            CorruptRecordError: a control entry is damaged, or the snapshot that replaces deleted ones.
+        """
+        found = self._visibility.get(until)
+        if found is None:
+            found = self._visibility[until] = self._find_visibility(self.committed_end(until))
+        return found
+
+    def _find_visibility(self, end: int) -> Visibility:
+        meta = self._origin.meta
+        if meta is None:
+            return Visibility(Index(end))
+        outcomes = self._outcomes
+        if outcomes is None or outcomes.end < self.first_index:
+            outcomes = Outcomes(load_tables(self._files, self._layout, meta), self.first_index)
+        if self.commit_index is not None and end <= self.commit_index + 1:
+            self._outcomes = outcomes  # later entries may still be replaced: their outcomes are not kept
+        elif outcomes is self._outcomes:
+            outcomes = Outcomes(load_tables(self._files, self._layout, meta), self.first_index)
+        return outcomes.visibility(self.control_entries, end)
+
+    def fetch(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        isolation: Isolation = "read_committed",
+        until: Until = "committed",
+    ) -> Fetch:
+        """Return data entries from ``start`` on, like ``Client.fetch``.
+
+        Args:
+            start: first index.
+            end: end (exclusive).
+            max_bytes: bound on the records that are read; at least one is.
+            isolation: ``read_uncommitted`` shows entries of open transactions and orphaned attempts too.
+            until: the recorded commit index, or the last entry of the store.
+
+        Returns:
+            The entries. ``next_index`` is ``start`` if the visible part of this view ends there.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is below the log's first index.
+            CorruptRecordError: a record is damaged.
+        """
+        if start < self.first_index:
+            raise out_of_range(self._layout.root, start, end, self.first_index, self.last_index)
+        committed_end = self.committed_end(until)
+        visible = self.visibility(until)
+        shown = visible if isolation == "read_committed" else Visibility(committed_end)
+        low, stop, skip = shown.span(start, end)
+        batch = empty_batch(READ_SCHEMA)
+        if low < stop:
+            records = self.records(low, stop, max_bytes)
+            batch = data_entries(records, low, skip)
+            low += records.count
+        commit = -1 if self.commit_index is None else int(self.commit_index)
+        return Fetch(batch, low, commit, visible.end, self.first_index)
+
+    def read_visible(self, start: int, end: int) -> pa.RecordBatch:
+        """Return all visible data entries in [start, end), with columns of READ_SCHEMA; see ``fetch``."""
+        batches = []
+        while start < end:
+            found = self.fetch(start, end)
+            if found.next_index == start:
+                break
+            batches.append(found.batch)
+            start = found.next_index
+        return pa.concat_batches(batches) if batches else empty_batch(READ_SCHEMA)
+
+    def index_at_time(self, timestamp_ms: int) -> Index:
+        """Return the index of the first entry appended at or after a time (ms since the epoch).
+
+        It is ``last_index + 1`` if there is none.
+
+        Raises:
+            BadRequestError: Java wrote the store, so it has no append times.
+            CorruptRecordError: a record is damaged.
+        """
+        if self._origin.meta is None:
+            raise BadRequestError("the store records no append times", str(self.path), "use indexes instead of times")
+        return Index(index_at_time(self._reader, self.first_index, self.last_index + 1, timestamp_ms))
 
     def read(self, start: int, end: int, *, max_bytes: int = READ_BYTES) -> pa.RecordBatch:
         """Returns entries from ``start`` on, control entries included, with columns of RECORD_SCHEMA.

@@ -1,10 +1,8 @@
 """The transaction table: which entries belong to open, committed or lost attempts.
 
 Like the producer table a pure function of the log's control entries. A transaction is a Spark micro-batch in one
-group. Each task attempt appends under its own uuid; the ``commit`` entry lists the winning ranges. From it follow:
-
-* the *visible end*: where the oldest open transaction begins. ``read_committed`` readers stop there;
-* the *losers*: ranges of attempts that did not win. ``read_committed`` readers leave them out.
+group. Each task attempt appends under its own uuid; the ``commit`` entry lists the winning ranges. The losers are the
+ranges of attempts that did not win. ``visibility`` has the rule of ``read_committed``.
 
 Fencing: a run of a query that appears first retires the run before it. A retired run may neither append nor commit, and
 what it left open is lost. A query commits its micro-batches in order: an attempt for one before its newest committed
@@ -92,19 +90,10 @@ class TransactionTable:
         """Queries that wrote, by id, least recently active first."""
         return self._queries
 
-    def visible_end(self, end: int) -> Index:
-        """Returns where ``read_committed`` readers stop, given the end of the committed log."""
-        return Index(min([end, *(t.first_index for t in self._open.values())]))
-
-    def losers(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Returns the losers' half-open ranges that overlap [start, end), in order."""
-        at = max(bisect_left(self._losers, (start, start)) - 1, 0)
-        found = []
-        while at < len(self._losers) and self._losers[at][0] < end:
-            if self._losers[at][1] > start:
-                found.append(self._losers[at])
-            at += 1
-        return found
+    @property
+    def losers(self) -> Sequence[tuple[int, int]]:
+        """The losers' ranges [start, end), sorted and disjoint; the table's own list."""
+        return self._losers
 
     def state(self, key: TransactionId) -> tuple[str, list[Part]]:
         """Returns ``unknown``, ``open``, ``committed`` or ``aborted``, and the parts appended or won."""

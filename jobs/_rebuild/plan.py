@@ -26,7 +26,7 @@ from jobs._rebuild.units import ALL_ENTRIES, EntryRules
 from jobs._session import check_versions
 
 if TYPE_CHECKING:
-    from dledger_core import StoreReader
+    from dledger_core import StoreReader, Until
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import Bounds
 
@@ -234,7 +234,7 @@ def _classic_plan(commitlog: str, rules: EntryRules, written: dict[str, Any]) ->
 
 
 def _store_plan(
-    store: str, commitlog: str | None, until: str, rules: EntryRules, written: dict[str, Any]
+    store: str, commitlog: str | None, until: Until, rules: EntryRules, written: dict[str, Any]
 ) -> RebuildPlan:
     """The plan for a store directory, which a classic CommitLog may precede."""
     from spark_connector.options import DLedgerOptions
@@ -251,8 +251,8 @@ def _store_plan(
         raise ConfigError("the store records no commit index", "--until", remedy)
     first, last, meta = int(reader.first_index), int(reader.last_index), reader.meta
     vouched = reader.vouched_index
-    end = min(last, committed) + 1 if until == "committed" else last + 1
-    end, hidden = _visible(reader, first, end)
+    visible = reader.visibility(until)
+    end, hidden = int(visible.end), tuple(visible.orphaned(first, visible.end))
     given = broker_end_of(reader, meta)
     broker_end = ALL_ENTRIES if given is None else given
     rules = replace(rules, broker_end=broker_end, committed_end=committed + 1, hidden=hidden)
@@ -285,15 +285,3 @@ def _recorded_end(store: str) -> int | None:
         if ends and ends[0].lstrip("-").isdigit():
             return int(ends[0])
     return None
-
-
-def _visible(reader: StoreReader, first: int, end: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """What servers would show of a store of ours: up to which index, and which ranges before it not.
-
-    They stop at the oldest transaction that is open, and leave out entries of those that did not win.
-    """
-    from spark_connector.reading.visible import losers_of, visible_end
-
-    known_end = int(reader.last_index) + 1
-    shown = min(end, visible_end(reader, known_end))
-    return shown, tuple(losers_of(reader, first, shown, known_end))

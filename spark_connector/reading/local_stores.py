@@ -17,15 +17,12 @@ from dledger_core.errors import DLedgerError, StoreMismatchError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk
 from spark_connector.reading.planning import Range
-from spark_connector.reading.visible import read_chunk, unseen
+from spark_connector.reading.visible import read_chunk
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader
 
 __all__ = ["LocalStores"]
-
-_UNSEEN_MAX: Final = 1 << 24
-"""Control entries are looked for in so many entries' index rows at most (32 B each): servers know them."""
 
 _KEPT_S: Final = 60.0
 """A view is kept so long: deleted files take space on the disk as long as it holds them."""
@@ -57,8 +54,8 @@ class LocalStores:
             try:
                 view = self._view(path, part)
                 if view is not None and view.first_index <= start:
-                    known_end = _committed_end(view) if self._hides else None
-                    return read_chunk(view, part, start, self._options.read_bytes(files=True), known_end=known_end)
+                    nbytes = self._options.read_bytes(files=True)
+                    return read_chunk(view, part, start, nbytes, uncommitted=not self._hides)
             except (DLedgerError, OSError) as error:
                 _views.pop((os.getpid(), path), None)  # what is wrong may be the view: files come and go
                 self._paths = [other for other in self._paths if other != path]
@@ -83,9 +80,6 @@ class LocalStores:
             if not _is_of(view, part):
                 raise StoreMismatchError("it is a store of another log", path, "name the directory of this cluster")
         known_end = _committed_end(view)
-        if self._hides and unseen(view, known_end) > _UNSEEN_MAX:
-            _log.info("%s is not read as files: its last %d entries hold no control entry", path, _UNSEEN_MAX)
-            return None
         return view if known_end >= end else None
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core import BadRequestError, CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import Bounds, Chunk, RecordFacts, facts_of, is_late_enough
+from spark_connector.reading.logs import Bounds, Chunk, RecordFacts, facts_of
 from spark_connector.reading.planning import Range
-from spark_connector.reading.visible import read_chunk, visible_end
+from spark_connector.reading.visible import read_chunk
 
 if TYPE_CHECKING:
     from dledger_core import StoreReader
@@ -75,35 +75,25 @@ class StoreLog:
         reads what lies behind it too, and what open transactions hide.
         """
         self._view = view = fresh_view(self._options.path)
-        end = self._committed_end(view)
-        shown = view.last_index + 1 if self._uncommitted else visible_end(view, end)
+        shown = view.committed_end("end") if self._uncommitted else view.visible_end
         return Bounds(first=max(0, view.first_index), end=shown, commit=-1, log=view.log_uuid)
 
     @property
     def _uncommitted(self) -> bool:
         return self._options.isolation == "read_uncommitted"
 
-    @staticmethod
-    def _committed_end(view: StoreReader) -> int:
-        """Returns the end of what the store records as committed; of all that it holds if it records nothing."""
-        return (view.last_index if view.commit_index is None else view.commit_index) + 1
-
     def record(self, index: int) -> RecordFacts:
         """Reads the record at ``index``."""
         return facts_of(self._view.read(index, index + 1), index, self.group)
 
     def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
-        """Bisects the entries: append times never go back."""
-        low, high = bounds.first, bounds.end
-        while low < high:
-            middle = (low + high) // 2
-            timestamp = self.record(middle).timestamp
-            if timestamp is None:
-                raise OptionError(
-                    "the store holds no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
-                )
-            low, high = (low, middle) if is_late_enough(timestamp, timestamp_ms) else (middle + 1, high)
-        return low
+        """Return the first entry appended at or after a time, at most the end of ``bounds``."""
+        try:
+            return min(self._view.index_at_time(timestamp_ms), bounds.end)
+        except BadRequestError:
+            raise OptionError(
+                "the store holds no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
+            ) from None
 
     def wait(self, known: Bounds, timeout_ms: int) -> bool:
         """Looks for new entries every 100 ms."""
@@ -139,5 +129,4 @@ class StoreLog:
             raise RetentionError.of(part.group, start, self._view.first_index, part.end) from error
 
     def _chunk(self, part: Range, start: int) -> Chunk:
-        known_end = None if self._uncommitted else self._committed_end(self._view)
-        return read_chunk(self._view, part, start, self._options.read_bytes(files=True), known_end=known_end)
+        return read_chunk(self._view, part, start, self._options.read_bytes(files=True), uncommitted=self._uncommitted)

@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Path:
         fields = {"k": "producer", "p": "p", "e": 0, "s": at, "n": 9, "c": at}
         append(log, [bytes([at]) * 30] * 9, control=control.pack(fields))
     tables = LogTables()
-    for index, time_ms, _, body in log.control_entries(0, 300):
+    for index, time_ms, body in log.control_entries(0, 300):
         tables.apply(index, time_ms, body)
     first = log.segment_facts()[2].first_index
     assert log.delete_prefix(first, TablesSnapshot.of(tables), 299) == first > 0

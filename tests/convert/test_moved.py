@@ -12,6 +12,7 @@ import pytest
 from dledger_core import control
 from dledger_core.config import StorageConfig
 from dledger_core.control import column_crc
+from dledger_core.errors import ConfigError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
@@ -140,7 +141,7 @@ def test_our_log_becomes_a_broker_s(tmp_path: Path) -> None:
     last = own.append(message_bodies(2))
     source = own.close()
     before = snapshot(source)
-    report = converted(source, tmp_path / "new", profile="A")
+    report = converted(source, tmp_path / "new", profile="A", drop_open=True)
     assert snapshot(source) == before
     assert (report.control_dropped, report.hidden_dropped, report.entries) == (6, 5, 15)
     assert (report.renumbered, report.messages_moved) == (True, 12)
@@ -165,6 +166,19 @@ def test_our_log_becomes_a_broker_s(tmp_path: Path) -> None:
     assert not {lost + 1, pending + 1} & set(covered)
     checkpoint = (tmp_path / "new/checkpoint").read_text()
     assert checkpoint == f"committedIndex={len(kept) - 1}\nendIndex={len(kept) - 1}\n"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_convert_refuses_an_open_transaction_where_the_result_has_none(tmp_path: Path, dry_run: bool) -> None:
+    own = OwnLog(tmp_path / "dledger-n0")
+    own.append([b"a"])
+    own.append([b"b"], k="attempt", q="query-7", b=3, r="r", a="1", n=1)
+    source = own.close()
+    with pytest.raises(ConfigError, match="transaction 3 of query 'query-7' is open") as caught:
+        converted(source, tmp_path / "new", profile="A", dry_run=dry_run)
+    assert caught.value.values == {"query_id": "query-7", "batch_id": 3, "index": 1}
+    assert converted(source, tmp_path / "kept", profile="B").entries == 3
+    assert converted(source, tmp_path / "dropped", profile="A", drop_open=True).entries == 1
 
 
 def part_of(own: OwnLog, control_index: int, rows: int) -> tuple[int, int, int, int]:

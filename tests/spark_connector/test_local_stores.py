@@ -154,14 +154,6 @@ def test_views_do_not_hold_files_for_long(store: StoreWriter, monkeypatch: pytes
     assert key not in local_stores._views
 
 
-def test_too_long_a_search_for_outcomes_is_left_to_the_servers(
-    store: StoreWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_stores, "_UNSEEN_MAX", 50)
-    assert stores(store).chunk(asked(50), 0) is None
-    assert found(stores(store, isolation="read_uncommitted").chunk(asked(50), 0)) == list(range(50))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 
-from dledger_core import StoreReader, open_store
-from dledger_core.storage.checkpoint import Checkpoint, save_checkpoint
-from dledger_core.storage.files import OsFiles
-from dledger_core.storage.layout import Layout
+from dledger_core import open_store
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.batch_reader import DLedgerBatchReader
 from spark_connector.reading.stream_reader import DLedgerStreamReader
-from spark_connector.reading.visible import visible_end
 from tests.spark_connector.engine import ALL, Engine, next_of
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
@@ -147,36 +143,3 @@ def test_what_lost_and_what_is_open_is_left_out(tmp_path: Path) -> None:
         store.commit(batch=1)  # none of its parts won: they are lost, and what was behind them is seen
         reader = DLedgerBatchReader(DLedgerOptions.for_reading(fixed))
         assert indexes(reader, reader.partitions()) == [*engine.read, opened.last + 1, opened.last + 2]
-
-
-def test_outcomes_that_may_still_be_replaced_are_not_kept(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path) as store:
-        store.append_numbers(10)
-        opened = store.append_attempt(5, batch=0)
-        committed = store.end
-        store.commit(opened, batch=0)
-        store.append_numbers(1)
-        view = open_store(store.path)
-        assert visible_end(view, committed) == 10
-        uncommitted = _with_commit_index(view, committed - 1)
-        assert visible_end(uncommitted, store.end) == store.end, "if it is taken for committed"
-        assert visible_end(uncommitted, committed) == 10
-
-
-def _with_commit_index(view: StoreReader, commit_index: int) -> StoreReader:
-    """The same view of a store that records less as committed."""
-    checkpoint = Checkpoint(view.last_index, commit_index, view.position_end)
-    save_checkpoint(OsFiles(), Layout(view.path).checkpoint, checkpoint)
-    return open_store(view.path)
-
-
-def test_without_index_files_outcomes_are_found_in_the_data(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, segment_bytes=1 << 24) as store:
-        lost = store.append_attempt(20_000, batch=0)
-        won = store.append_attempt(5, batch=0)
-        store.commit(won, batch=0)
-    for path in (store.path / "index").iterdir():
-        path.write_bytes(bytes(path.stat().st_size))
-    reader = DLedgerBatchReader(DLedgerOptions.for_reading({"path": str(store.path)}))
-    assert indexes(reader, reader.partitions()) == list(range(won.first, won.last + 1))
-    assert lost.last < won.first

@@ -216,10 +216,8 @@ def test_control_entries_are_found() -> None:
         control = bytes([0x81, number]) if number % 4 == 1 else None
         append(log, [b"data"] * 3, control=control, now_ms=number + 1)
     found = list(log.control_entries(0, 1 << 40))
-    assert [(at, magic, body) for at, _, magic, body in found] == [
-        (3 * n + (n - 1) // 4, 2, bytes([0x81, n])) for n in range(1, 20, 4)
-    ]
-    assert [time for _, time, _, _ in found] == [n + 1 for n in range(1, 20, 4)]
+    assert [(at, body) for at, _, body in found] == [(3 * n + (n - 1) // 4, bytes([0x81, n])) for n in range(1, 20, 4)]
+    assert [time for _, time, _ in found] == [n + 1 for n in range(1, 20, 4)]
     assert list(log.control_entries(4, 16)) == []
 
 

@@ -30,7 +30,7 @@ ENTRIES = 300
 def tables_of(log: CommitLog) -> LogTables:
     """The tables as a node has them after its start."""
     tables = log.load_tables()
-    for index, time_ms, _, body in log.control_entries(log.first_index(), log.last_index() + 1):
+    for index, time_ms, body in log.control_entries(log.first_index(), log.last_index() + 1):
         tables.apply(index, time_ms, body)
     return tables
 

@@ -12,6 +12,7 @@ from dledger_core.control import Part, TransactionId
 from dledger_core.errors import FencedError, TransactionError
 from dledger_core.storage.tables import LogTables
 from dledger_core.storage.transactions import TransactionTable
+from dledger_core.storage.visibility import Visibility
 
 T0 = TransactionId("q", 0, "run1")
 
@@ -29,9 +30,9 @@ def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0) 
 
 def test_an_open_transaction_bounds_the_visible_end():
     table = TransactionTable()
-    assert table.visible_end(50) == 50
+    assert Visibility.of(table, 50).end == 50
     attempt(table, 10, 5)
-    assert table.visible_end(50) == 10
+    assert Visibility.of(table, 50).end == 10
     assert table.state(T0)[0] == "open"
 
 
@@ -41,10 +42,10 @@ def test_commit_makes_winners_visible_and_losers_skipped():
     attempt(table, 20, 5)
     also_won = attempt(table, 30, 2)
     commit(table, [won, also_won])
-    assert table.visible_end(50) == 50
-    assert table.losers(0, 50) == [(21, 26)]
-    assert table.losers(22, 23) == [(21, 26)]
-    assert table.losers(26, 50) == []
+    assert Visibility.of(table, 50).end == 50
+    assert table.losers == [(21, 26)]
+    assert Visibility.of(table, 50).orphaned(22, 23) == [(21, 26)]
+    assert Visibility.of(table, 50).orphaned(26, 50) == []
 
 
 def test_a_repeated_commit_is_recognised_and_another_content_refused():
@@ -64,16 +65,16 @@ def test_late_attempts_of_a_committed_transaction_lose():
     with pytest.raises(TransactionError):
         table.check_attempt(T0)
     attempt(table, 40, 3)  # was in flight when the commit was appended
-    assert table.visible_end(60) == 60
-    assert table.losers(0, 60) == [(41, 44)]
+    assert Visibility.of(table, 60).end == 60
+    assert table.losers == [(41, 44)]
 
 
 def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
     table = TransactionTable()
     part = attempt(table, 10, 5)
     table.apply_abort({"q": "q", "b": 0})
-    assert table.visible_end(50) == 50
-    assert table.losers(0, 50) == [(11, 16)]
+    assert Visibility.of(table, 50).end == 50
+    assert table.losers == [(11, 16)]
     with pytest.raises(TransactionError):
         table.check_commit(T0, [part])
     commit(table, [part])
@@ -92,8 +93,8 @@ def test_what_was_aborted_is_not_opened_again_by_a_straggler_of_its_run():
     with pytest.raises(TransactionError, match="aborted"):
         table.check_attempt(T0)
     attempt(table, 20, 5)  # was in flight when the abort was appended
-    assert table.visible_end(50) == 50
-    assert table.losers(0, 50) == [(11, 16), (21, 26)]
+    assert Visibility.of(table, 50).end == 50
+    assert table.losers == [(11, 16), (21, 26)]
     table.check_attempt(T0._replace(run_id="run2"))
 
 
@@ -102,8 +103,8 @@ def test_an_abort_that_came_before_its_attempts_keeps_them_from_opening_the_tran
     table.apply_abort({"q": "q", "b": 0, "r": T0.run_id})
     assert table.state(T0)[0] == "aborted"
     attempt(table, 20, 5)
-    assert table.visible_end(50) == 50
-    assert table.losers(0, 50) == [(21, 26)]
+    assert Visibility.of(table, 50).end == 50
+    assert table.losers == [(21, 26)]
     newer = T0._replace(run_id="run2")
     commit(table, [attempt(table, 60, 5, newer)], newer)
     table.apply_abort({"q": "q", "b": 0, "r": "run2"})
@@ -121,7 +122,7 @@ def test_a_new_run_retires_the_old_one():
         table.check_commit(T0, [])
     attempt(table, 30, 5)  # the old run's, in flight
     commit(table, [part], newer)
-    assert table.losers(0, 50) == [(11, 16), (31, 36)]
+    assert table.losers == [(11, 16), (31, 36)]
 
 
 def test_what_a_retired_run_left_open_is_lost():
@@ -130,9 +131,9 @@ def test_what_a_retired_run_left_open_is_lost():
     newer = TransactionId("q", 1, "run2")
     attempt(table, 20, 5, TransactionId("another query", 0, "run1"))
     attempt(table, 30, 5, newer)
-    assert table.visible_end(50) == 20
+    assert Visibility.of(table, 50).end == 20
     assert sorted(table.open) == [("another query", 0), ("q", 1)]
-    assert table.losers(0, 50) == [(11, 16)]
+    assert table.losers == [(11, 16)]
 
 
 def test_a_run_that_was_retired_hears_so_even_of_a_transaction_that_is_committed():
@@ -156,8 +157,8 @@ def test_an_attempt_for_a_micro_batch_before_the_newest_is_fenced():
     with pytest.raises(FencedError, match="committed micro-batch 4 already"):
         table.check_attempt(T0)
     attempt(table, 20, 5, T0._replace(run_id="run2"))  # was in flight
-    assert table.visible_end(50) == 50
-    assert table.losers(0, 50) == [(21, 26)]
+    assert Visibility.of(table, 50).end == 50
+    assert table.losers == [(21, 26)]
     table.check_attempt(T0._replace(batch_id=5))
 
 
@@ -170,7 +171,7 @@ def test_an_older_transaction_that_is_open_still_may_go_on_and_commit():
     second = attempt(table, 30, 5)
     assert table.check_commit(T0, [first, second]) is False
     commit(table, [first, second])
-    assert table.visible_end(50) == 50
+    assert Visibility.of(table, 50).end == 50
     assert table.committed_input(T0)[0] == 4
 
 
@@ -260,7 +261,7 @@ def test_losers_are_what_no_commit_named_whatever_the_order(steps: list[tuple[in
             index += 2 + index % 3
         else:
             end(query, kind)
-    found = table.losers(0, index)
+    found = table.losers
     assert [at for start, stop in found for at in range(start, stop)] == sorted(lost)
     assert all(before[1] < after[0] for before, after in pairwise(found))
 

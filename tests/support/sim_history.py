@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dledger_core.errors import DLedgerError
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA
 from dledger_core.server.appends import Appended
+from dledger_core.storage.visibility import Visibility
 from tests.support.checkers import check
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _check_transactions(history: History, member: SimMember, found: dict[int, li
     """What readers of committed transactions see is, per transaction, what exactly one commit listed."""
     tables = member.replica.tables.transactions
     end = member.replica.readable_end
-    hidden = [*tables.losers(0, end)]
+    hidden = Visibility.of(tables, end).orphaned(0, end)
     visible: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
     open_keys = set(tables.open)
     for operation in history.operations:

@@ -14,6 +14,7 @@ from dledger_core.storage.checkpoint import load_checkpoint, save_checkpoint
 from dledger_core.storage.hard_state import load_hard_state, save_hard_state
 from dledger_core.storage.log_meta import load_log_meta, save_log_meta
 from dledger_core.storage.tables import LogTables
+from dledger_core.storage.visibility import Visibility
 from tests.fuzz.counted_files import CountedFiles
 from tests.fuzz.finding import expect, memory_below
 from tests.support.logs import STORE, append
@@ -110,9 +111,9 @@ def run_tables(data: bytes) -> None:
 def _ask(tables: LogTables) -> None:
     for key, entry in tables.producers._producers.items():
         expect(tables.producers.get(key) is entry, "a producer is not found", it=key)
-    end = tables.transactions.visible_end(1 << 40)
-    expect(end <= 1 << 40, "the visible end is behind the log", it=end)
-    tables.transactions.losers(0, 1 << 40)
+    visibility = Visibility.of(tables.transactions, 1 << 40)
+    expect(visibility.end <= 1 << 40, "the visible end is past the log", it=visibility.end)
+    visibility.orphaned(0, 1 << 40)
 
 
 def run_control(data: bytes) -> None:

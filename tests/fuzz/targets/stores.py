@@ -97,7 +97,7 @@ def origins() -> tuple[Origin, ...]:
     shortened_ends = _fill(log, 20)
     log.save_checkpoint(log.last_index())
     tables = LogTables()
-    for index, time_ms, _, body in log.control_entries(0, log.last_index() + 1):
+    for index, time_ms, body in log.control_entries(0, log.last_index() + 1):
         tables.apply(index, time_ms, body)
     log.delete_prefix(int(log.last_index()), TablesSnapshot.of(tables), log.last_index())
     log.close(log.last_index())
