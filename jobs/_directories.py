@@ -6,14 +6,14 @@ Of what has a scheme (``s3a://…``, ``hdfs://…``) only the names are compared
 from __future__ import annotations
 
 import errno
-import re
 import tempfile
 from collections.abc import Mapping
 from itertools import combinations, product
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
-from dledger_core.errors import ConfigError
+from dledger_core import ConfigError
+from spark_connector import local_path
 
 __all__ = [
     "check_apart",
@@ -22,19 +22,10 @@ __all__ = [
     "check_file",
     "check_table",
     "check_writable",
-    "local_path",
 ]
 
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-_FILE_SCHEME: Final = re.compile(r"file:(//)?(?=/)")
 _CHECKPOINT: Final = {"metadata", "offsets"}
 _AUDIT: Final = {"audit_runs", "audit_ranges", "audit_findings"}
-
-
-def local_path(directory: str) -> Path | None:
-    """Returns the absolute path, None if it has a scheme other than ``file:``."""
-    directory = _FILE_SCHEME.sub("", directory, count=1) if directory.startswith("file:") else directory
-    return None if _SCHEME.match(directory) else Path(directory).absolute()
 
 
 def check_table(directory: str, option: str = "--table") -> None:

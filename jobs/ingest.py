@@ -11,7 +11,6 @@ Usage::
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -343,9 +342,11 @@ def _batch_number(query: StreamingQuery) -> int:
 
 
 def _next_indexes(offset: Any) -> dict[str, int]:
-    """Returns the index per group of an offset as Spark's progress shows it: a JSON text, or a map already."""
-    data = json.loads(offset) if isinstance(offset, str) else offset
-    return {group: int(entry["next"]) for group, entry in data["groups"].items()} if data else {}
+    """Returns the index per group of an offset in Spark's progress."""
+    from spark_connector import StreamOffset
+
+    found = StreamOffset.from_text(offset)
+    return {} if found is None else found.next_indexes
 
 
 def _failure(error: Exception, source: dict[str, str]) -> tuple[dict[str, Any], int]:

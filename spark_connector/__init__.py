@@ -22,22 +22,36 @@ if TYPE_CHECKING:
 
     from spark_connector.monitoring.lag_report import LagReport, lag_reports
     from spark_connector.monitoring.listener import DLedgerListener, monitor
+    from spark_connector.offsets import LatestOffset, StreamOffset
     from spark_connector.schema import ddl_of
+    from spark_connector.spark_checkpoint import SparkCheckpoint, local_path, planned_offset, read_checkpoint
 
 __all__ = [
     "PYSPARK_VERSION",
     "DLedgerListener",
     "LagReport",
+    "LatestOffset",
+    "SparkCheckpoint",
+    "StreamOffset",
     "check_spark",
     "ddl_of",
     "lag_reports",
+    "local_path",
     "monitor",
+    "planned_offset",
+    "read_checkpoint",
     "register",
 ]
 
 PYSPARK_VERSION: Final = "4.2"
 
 _ON_DEMAND: Final = {
+    "LatestOffset": "spark_connector.offsets",
+    "StreamOffset": "spark_connector.offsets",
+    "SparkCheckpoint": "spark_connector.spark_checkpoint",
+    "local_path": "spark_connector.spark_checkpoint",
+    "planned_offset": "spark_connector.spark_checkpoint",
+    "read_checkpoint": "spark_connector.spark_checkpoint",
     "ddl_of": "spark_connector.schema",
     "DLedgerListener": "spark_connector.monitoring.listener",
     "LagReport": "spark_connector.monitoring.lag_report",

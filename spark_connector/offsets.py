@@ -14,6 +14,7 @@ Spark compares offsets as strings, so the keys are always sorted and the same of
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +22,7 @@ from typing import Any, Final
 from dledger_core import EntryCheck, LogPosition
 from spark_connector.errors import CheckpointError
 
-__all__ = ["VERSION", "GroupOffset", "StreamOffset"]
+__all__ = ["VERSION", "GroupOffset", "LatestOffset", "LogEnd", "StreamOffset"]
 
 VERSION: Final = 1
 _KEYS = {"check", "log", "next", "term"}
@@ -69,45 +70,141 @@ class StreamOffset:
 
     groups: Mapping[str, GroupOffset]
 
+    @property
+    def next_indexes(self) -> dict[str, int]:
+        """The next index of each group, as the options ``startingOffsets`` and ``endingOffsets`` take it."""
+        return {group: self.groups[group].next for group in sorted(self.groups)}
+
     def to_json(self) -> dict[str, Any]:
         """Returns what Spark stores; the same offset always gives the same text."""
         return {"groups": {group: self.groups[group].to_json() for group in sorted(self.groups)}, "v": VERSION}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StreamOffset:
+    def from_json(cls, data: Any, where: str = "checkpoint") -> StreamOffset:
         """Reads what ``to_json`` made.
 
         Raises:
-            CheckpointError: made by a newer version, or not an offset of this source.
+            CheckpointError: made by a newer version, or not an offset of this source; ``where`` names its place.
         """
-        if not isinstance(data, Mapping):  # another source's offset may be a bare number
-            raise _foreign(data)
-        version = data.get("v")
-        if isinstance(version, int) and version > VERSION:
-            raise CheckpointError(
-                f"the checkpoint's offset has version {version}, this connector reads up to {VERSION}",
-                "checkpoint",
-                "use the connector that wrote it, or a newer one",
+        groups = _groups(data, where)
+        return cls({group: _group_offset(fields, where) for group, fields in sorted(groups.items())})
+
+    @classmethod
+    def from_text(cls, text: Any, where: str = "checkpoint") -> StreamOffset | None:
+        """Reads an offset as Spark's files and progress reports show it; None if there is none, or another source's.
+
+        Raises:
+            CheckpointError: an offset of this source that is damaged or of a newer version.
+        """
+        data = _of_this_source(text)
+        return None if data is None else cls.from_json(data, where)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """End of a log when a micro-batch was planned, and the lag from the end of that micro-batch to there.
+
+    Attributes:
+        end: the index behind the last readable entry.
+        log: uuid of the log, None if it has none.
+        records: indexes from the first unread entry on; 0 if there is none, None if unknown, as are the others.
+        bytes: what their records take in the log.
+        seconds: how long the first unread entry had been waiting; None also if its append time is unknown.
+    """
+
+    end: int
+    log: str | None = None
+    records: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatestOffset:
+    """The ends of a query's logs with its lag, shown by Spark as ``sources[].latestOffset`` of a progress report.
+
+    ::
+
+        {"groups": {"default": {"behind": {"bytes": 92160, "records": 674, "seconds": 1740.2},
+                                "check": null, "log": "<uuid>", "next": 1874, "term": -1}},
+         "losses": {"entries": 0, "events": 0}, "v": 1}
+
+    Attributes:
+        groups: the logs.
+        losses: how often ``failOnDataLoss=false`` let a loss pass in this run.
+        lost: entries that were lost with them.
+    """
+
+    groups: Mapping[str, LogEnd]
+    losses: int = 0
+    lost: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what Spark shows."""
+        groups = {}
+        for group, end in sorted(self.groups.items()):
+            lag = None
+            if end.records is not None:
+                lag = {"bytes": end.bytes, "records": end.records, "seconds": end.seconds}
+            groups[group] = GroupOffset(end.end, end.log).to_json() | {"behind": lag}
+        return {"groups": groups, "losses": {"entries": self.lost, "events": self.losses}, "v": VERSION}
+
+    @classmethod
+    def from_text(cls, text: Any) -> LatestOffset | None:
+        """Reads a progress report's text; None if there is none, or another source's."""
+        data = _of_this_source(text)
+        if data is None:
+            return None
+        groups = {}
+        for group, fields in _groups(data, "progress report").items():
+            lag = fields.get("behind") or {}
+            groups[group] = LogEnd(
+                fields["next"], fields.get("log"), lag.get("records"), lag.get("bytes"), lag.get("seconds")
             )
-        groups = data.get("groups")
-        if version != VERSION or not isinstance(groups, dict):
-            raise _foreign(data)
-        return cls({group: _group_offset(group, fields) for group, fields in groups.items()})
+        losses = data.get("losses") or {}
+        return cls(groups, losses.get("events", 0), losses.get("entries", 0))
 
 
-def _group_offset(group: str, fields: Any) -> GroupOffset:
-    if not isinstance(fields, dict) or set(fields) != _KEYS:
-        raise _foreign({group: fields})
+def _of_this_source(text: Any) -> dict[str, Any] | None:
+    """Returns the map in a text (or the map itself) if it has the shape of this source's offsets."""
+    try:
+        data = json.loads(text) if isinstance(text, (str, bytes)) else text
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and "v" in data and isinstance(data.get("groups"), dict) else None
+
+
+def _groups(data: Any, where: str) -> dict[str, Any]:
+    """Returns the groups of an offset.
+
+    Raises:
+        CheckpointError: made by a newer version, or not an offset of this source.
+    """
+    version = data.get("v") if isinstance(data, dict) else None  # another source's offset may be a bare number
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(
+            f"the offset has version {version}, this connector reads up to {VERSION}",
+            where,
+            "use the connector that wrote it, or a newer one",
+        )
+    if version != VERSION or not isinstance(data.get("groups"), dict):
+        raise _foreign(data, where)
+    return dict(data["groups"])
+
+
+def _group_offset(fields: Any, where: str) -> GroupOffset:
+    if not isinstance(fields, dict) or not set(fields) >= _KEYS:
+        raise _foreign(fields, where)
     log, check = fields["log"], fields["check"]
     numbers = [fields["next"], fields["term"], *([] if check is None else [check])]
     if not all(type(number) is int for number in numbers) or not (log is None or isinstance(log, str)):
-        raise _foreign({group: fields})
+        raise _foreign(fields, where)
     return GroupOffset(fields["next"], log, fields["term"], check)
 
 
-def _foreign(data: Any) -> CheckpointError:
+def _foreign(data: Any, where: str) -> CheckpointError:
     return CheckpointError(
         f"{str(data)[:200]} is not an offset of this source",
-        "checkpoint",
-        "the checkpoint is of another source: use a new checkpoint directory",
+        where,
+        "the checkpoint is of another source, or damaged: use a new checkpoint directory, or restore this one",
     )

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dledger_core.config import check_group_name, parse_peers
+from spark_connector.errors import CheckpointError
+from spark_connector.offsets import StreamOffset
+from spark_connector.spark_checkpoint import read_offsets
 from spark_connector.times import parse_duration, parse_time
 
 __all__ = [
@@ -181,20 +184,28 @@ def offsets(value: str) -> StartSpec:
         parsed = json.loads(word)
     except ValueError:
         raise ValueError('it must be earliest, latest or JSON like {"default": 1200}, or @ and a file of it') from None
-    if isinstance(parsed, dict) and isinstance(parsed.get("groups"), dict) and "v" in parsed:
-        parsed = {group: entry.get("next") for group, entry in parsed["groups"].items() if isinstance(entry, dict)}
+    try:
+        stored = StreamOffset.from_text(parsed)
+    except CheckpointError as error:
+        raise ValueError(error.what) from None
+    parsed = parsed if stored is None else stored.next_indexes
     if not isinstance(parsed, dict) or not parsed:
         raise ValueError('it must be JSON like {"default": 1200}')
     return {group_name(group): _index(group, index) for group, index in sorted(parsed.items())}
 
 
 def _file(path: str) -> str:
-    """Returns a file's content; of a file of offsets in Spark's checkpoint its last line, which holds ours."""
+    """Returns a file's content; of a micro-batch's file in Spark's checkpoint the offset of this source."""
     try:
         content = Path(path).read_text(encoding="utf-8").strip()
+        ours = [ends for ends in read_offsets(Path(path)) if ends is not None] if content.startswith("v1\n") else []
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"cannot read the file: {error}") from None
-    return content.splitlines()[-1] if content.startswith("v1\n") else content
+    except CheckpointError as error:
+        raise ValueError(error.what) from None
+    if len(ours) > 1:
+        raise ValueError("the file holds offsets of several sources: give one of them as JSON")
+    return json.dumps(ours[0].to_json()) if ours else content
 
 
 def _index(group: str, value: object) -> int:

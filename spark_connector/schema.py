@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from dledger_core import rocketmq
 from dledger_core.record import READ_SCHEMA
 from spark_connector.errors import SchemaError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 __all__ = ["ENTRY_SCHEMA", "MESSAGE_SCHEMA", "chosen_columns", "ddl_of", "schema_for"]
 

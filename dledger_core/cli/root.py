@@ -26,14 +26,12 @@ _ENTRY_POINTS: Final = "dledger.commands"
 
 _COMMANDS: Final = {
     "append": "append:append",
-    "checkpoint": "checkpoint:checkpoint",
     "convert": "convert:convert",
     "demo": "demo:demo",
     "dev": "dev:dev",
     "doctor": "doctor:doctor",
     "dump": "dump:dump",
     "get": "read:get",
-    "lag": "lag:lag",
     "perf": "perf:perf",
     "repair": "repair:repair",
     "serve": "serve:serve",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from dledger_core.errors import ConfigError
-from jobs._directories import check_table, local_path
+from jobs._directories import check_table
 from jobs._rebuild.units import SEARCHED, UNIT_COLUMNS, UNIT_SCHEMA
+from spark_connector import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

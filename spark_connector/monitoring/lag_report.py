@@ -1,26 +1,29 @@
-"""What one progress report of a query says about its logs: a row per group, the same for every output."""
+"""The lag of a query behind its logs: one report type, for the command ``lag``, listeners and every output."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from spark_connector.offsets import LatestOffset, StreamOffset
+
 __all__ = ["LagReport", "lag_reports"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagReport:
-    """One group of one query, as a micro-batch left it.
+    """The lag of one group of one query after a micro-batch.
+
+    Without the query's progress (the command ``lag`` reads its checkpoint alone) what only a run knows is None.
 
     Attributes:
-        time: when Spark began to plan the micro-batch.
+        time: when the end of the log was asked for.
         query: the query's name, its id if it has none.
         query_id: the query's id, the same after a restart.
-        run_id: id of this run of it.
+        run_id: id of this run of it; empty without its progress.
         batch_id: the micro-batch.
         source: number of the source in the query.
         group: the log.
@@ -41,22 +44,22 @@ class LagReport:
     time: datetime
     query: str
     query_id: str
-    run_id: str
+    run_id: str = ""
     batch_id: int
     source: int
     group: str
-    start_index: int
+    start_index: int | None = None
     next_index: int
     end_index: int
     lag_records: int | None
     lag_bytes: int | None
     lag_seconds: float | None
-    records_per_second: float | None
-    rows: int
-    input_rows_per_second: float | None
-    processed_rows_per_second: float | None
-    losses: int
-    lost_records: int
+    records_per_second: float | None = None
+    rows: int | None = None
+    input_rows_per_second: float | None = None
+    processed_rows_per_second: float | None = None
+    losses: int = 0
+    lost_records: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields with names and values for JSON."""
@@ -83,14 +86,14 @@ def lag_reports(progress: Mapping[str, Any] | None) -> list[LagReport]:
         return []
     found = []
     for number, source in enumerate(progress["sources"]):
-        ends, latest = _offset(source["endOffset"]), _offset(source["latestOffset"])
+        ends, latest = StreamOffset.from_text(source["endOffset"]), LatestOffset.from_text(source["latestOffset"])
         if ends is None or latest is None:
             continue
-        starts = _offset(source["startOffset"]) or ends  # the first micro-batch is empty
+        starts = StreamOffset.from_text(source["startOffset"]) or ends  # the first micro-batch is empty
         found += [
             _report(progress, number, source, group, (starts, ends, latest))
-            for group in sorted(latest["groups"])
-            if group in ends["groups"]
+            for group in sorted(latest.groups)
+            if group in ends.groups
         ]
     return found
 
@@ -100,12 +103,11 @@ def _report(
     number: int,
     source: Mapping[str, Any],
     group: str,
-    offsets: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+    offsets: tuple[StreamOffset, StreamOffset, LatestOffset],
 ) -> LagReport:
     starts, ends, latest = offsets
-    end, told, losses = ends["groups"][group]["next"], latest["groups"][group], latest.get("losses") or {}
-    behind = told.get("behind") or {}
-    start = starts["groups"].get(group, {}).get("next", end)
+    end, log = ends.groups[group].next, latest.groups[group]
+    start = starts.groups[group].next if group in starts.groups else end
     took_ms = progress["durationMs"].get("triggerExecution", 0)
     return LagReport(
         time=datetime.fromisoformat(progress["timestamp"]),
@@ -117,26 +119,17 @@ def _report(
         group=group,
         start_index=start,
         next_index=end,
-        end_index=told["next"],
-        lag_records=behind.get("records"),
-        lag_bytes=behind.get("bytes"),
-        lag_seconds=behind.get("seconds"),
+        end_index=log.end,
+        lag_records=log.records,
+        lag_bytes=log.bytes,
+        lag_seconds=log.seconds,
         records_per_second=round((end - start) / took_ms * 1000, 1) if took_ms else None,
         rows=source["numInputRows"],
         input_rows_per_second=_finite(source["inputRowsPerSecond"]),
         processed_rows_per_second=_finite(source["processedRowsPerSecond"]),
-        losses=losses.get("events", 0),
-        lost_records=losses.get("entries", 0),
+        losses=latest.losses,
+        lost_records=latest.lost,
     )
-
-
-def _offset(text: Any) -> dict[str, Any] | None:
-    """Returns an offset of this source; None for nothing and for other sources'."""
-    try:
-        data = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) and "v" in data and isinstance(data.get("groups"), dict) else None
 
 
 def _finite(number: float | None) -> float | None:

@@ -44,6 +44,7 @@ __all__ = [
     "Log",
     "RecordFacts",
     "ServerLog",
+    "bounds_reaching",
     "client_for",
     "facts_of",
     "is_late_enough",
@@ -347,6 +348,16 @@ class _ReplicaOrder:
             leader = None  # asking the replicas in turn will tell
         order.sort(key=lambda node: (node == leader) != (self._read_from == "leader"))
         return order
+
+
+def bounds_reaching(log: Log, index: int, wait_s: float) -> Bounds:
+    """Waits for a view that reaches ``index``: after an election replicas may know less for a while."""
+    deadline = time.monotonic() + wait_s
+    bounds = log.bounds()
+    while bounds.end < index and time.monotonic() < deadline:
+        time.sleep(_RETRY_PAUSE_S)
+        bounds = log.bounds()
+    return bounds
 
 
 def facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:

@@ -188,7 +188,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ends_at is None or not self._seen:
             return None
         seen = {group: replace(view, end=self._ends[group]) for group, view in self._seen.items()}
-        return self._lag.report(StreamOffset.from_json(self._ends_at), seen, self.tracker.policy)
+        return self._lag.report(StreamOffset.from_json(self._ends_at), seen, self.tracker.policy).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plans [start, end); empty where a replayed first batch starts behind its end."""

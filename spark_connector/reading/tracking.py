@@ -25,7 +25,7 @@ from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
 from spark_connector.reading.groups import GroupFinder
 from spark_connector.reading.limits import ends_within_bytes
-from spark_connector.reading.logs import Bounds, Log, RecordFacts, open_log
+from spark_connector.reading.logs import Bounds, Log, RecordFacts, bounds_reaching, open_log
 from spark_connector.reading.partitions import RangesPartition
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Extent, Range, core_count, partition_count, split
@@ -220,13 +220,7 @@ class Tracker:
                 self.policy.report(OffsetBeyondEndError.of(group, start, bounds[group].end))
 
     def _caught_up(self, group: str, index: int) -> Bounds:
-        """Waits a moment for a view that reaches ``index``: after an election replicas may know less for a while."""
-        deadline = time.monotonic() + min(_CATCH_UP_S, self._options.fetch_retry_ms / 1000)
-        bounds = self._logs[group].bounds()
-        while bounds.end < index and time.monotonic() < deadline:
-            time.sleep(0.1)
-            bounds = self._logs[group].bounds()
-        return bounds
+        return bounds_reaching(self._logs[group], index, min(_CATCH_UP_S, self._options.fetch_retry_ms / 1000))
 
     def within_bytes(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds], most: int

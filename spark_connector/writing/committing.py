@@ -8,14 +8,11 @@ each other's rows. Spark's offset log tells them apart, so its digest is kept wi
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.datasource import WriterCommitMessage
 
@@ -26,7 +23,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import client_for, retrying
 from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
 
-__all__ = ["abort_attempts", "check_target", "commit_attempts", "has_committed", "input_of"]
+__all__ = ["abort_attempts", "check_target", "commit_attempts"]
 
 _log = logging.getLogger("spark_connector")
 _FIRST_PATIENCE_MS: Final = 5_000
@@ -63,23 +60,6 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool) -
         remedy = f"the nodes host {', '.join(sorted(hosted))}"
         raise OptionError(f"no node hosts the group {group!r}", "group", remedy)
     _checked.add(key)
-
-
-def input_of(checkpoint: str, batch_id: int) -> str:
-    """Returns a digest of the micro-batch's entry in Spark's offset log; empty if this process cannot read it."""
-    directory = _local(checkpoint)
-    if directory is None:
-        return ""
-    try:
-        return hashlib.sha256((directory / "offsets" / str(batch_id)).read_bytes()).hexdigest()[:32]
-    except OSError:
-        return ""
-
-
-def has_committed(checkpoint: str) -> bool:
-    """Whether the query of this checkpoint has finished a micro-batch; True if this process cannot know."""
-    directory = _local(checkpoint)
-    return directory is None or any((directory / "commits").glob("[0-9]*"))
 
 
 def commit_attempts(
@@ -188,11 +168,3 @@ def abort_attempts(
                 retrying(abort, patience_ms, unknown_outcome=True)
     except DLedgerError as error:
         _log.warning("the transaction could not be aborted, its leader will do it after a while: %s", error)
-
-
-def _local(checkpoint: str) -> Path | None:
-    """Returns a checkpoint's directory if it is a local one."""
-    parts = urlsplit(checkpoint)
-    if not checkpoint or parts.scheme not in ("", "file") or parts.netloc:
-        return None
-    return Path(unquote(parts.path) if parts.scheme else checkpoint)

@@ -84,13 +84,21 @@ def test_the_newest_micro_batch_counts(tracker: Tracker, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"head": "v7"}, {"extra": "\n{}"}, {"text": "{torn"}, {"text": ""}],
+    ("arguments", "said"),
+    [
+        ({"head": "v7"}, "not with v1"),
+        ({"extra": "\n{}"}, "has 2 sources"),
+        ({"text": "{torn"}, "is damaged"),
+        ({"text": ""}, "has 0 sources"),
+    ],
     ids=["a newer Spark", "two sources", "torn", "nothing"],
 )
-def test_what_is_not_understood_is_left_to_spark(tracker: Tracker, tmp_path: Path, arguments: dict[str, str]) -> None:
-    text = arguments.get("text", json.dumps(offset(log="log-2"))) + arguments.get("extra", "")
-    check_resume(checkpoint(tmp_path / "checkpoint", text, head=arguments.get("head", "v1")), tracker)
+def test_resume_rejects_a_checkpoint_that_cannot_be_read(
+    tracker: Tracker, tmp_path: Path, arguments: dict[str, str], said: str
+) -> None:
+    text = arguments.get("text", json.dumps(offset())) + arguments.get("extra", "")
+    with pytest.raises(CheckpointError, match=said):
+        check_resume(checkpoint(tmp_path / "checkpoint", text, head=arguments.get("head", "v1")), tracker)
 
 
 def test_a_directory_that_is_no_checkpoint(tracker: Tracker, tmp_path: Path) -> None:

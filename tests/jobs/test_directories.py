@@ -14,7 +14,6 @@ from jobs._directories import (
     check_checkpoint,
     check_file,
     check_table,
-    local_path,
 )
 
 CHECKS = [check_table, check_checkpoint, check_audit_directory]
@@ -81,11 +80,6 @@ def test_a_table_is_no_checkpoint_and_a_checkpoint_no_table(tmp_path: Path) -> N
         check_checkpoint(holding(tmp_path / "table", "_delta_log", "metadata"))
     with pytest.raises(ConfigError, match="is no Delta table"):
         check_table(holding(tmp_path / "checkpoint", "metadata", "offsets"))
-
-
-@pytest.mark.parametrize("text", ["file:/tmp/x", "file:///tmp/x", "/tmp/x"])
-def test_a_local_path_may_have_files_own_scheme(text: str) -> None:
-    assert local_path(text) == Path("/tmp/x")
 
 
 @pytest.mark.parametrize(

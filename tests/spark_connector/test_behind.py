@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_connector.errors import LossPolicy
-from spark_connector.offsets import GroupOffset, StreamOffset
+from spark_connector.offsets import GroupOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.behind import LagMeter
 from spark_connector.reading.logs import Bounds
@@ -81,10 +81,9 @@ def test_nodes_that_do_not_answer_leave_the_lag_unknown() -> None:
     meter = LagMeter(DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", "fetchTimeoutMs": "200"}))
     bounds = {"default": Bounds(first=0, end=9, commit=8, log="log-1")}
     report = meter.report(StreamOffset({"default": GroupOffset(3)}), bounds, LossPolicy(fail=True))
-    assert report["groups"]["default"]["behind"] is None
-    assert report["groups"]["default"]["next"] == 9
+    assert report.groups == {"default": LogEnd(9, "log-1")}
     done = meter.report(StreamOffset({"default": GroupOffset(9)}), bounds, LossPolicy(fail=True))
-    assert done["groups"]["default"]["behind"] == {"bytes": 0, "records": 0, "seconds": 0.0}
+    assert done.groups == {"default": LogEnd(9, "log-1", 0, 0, 0.0)}
 
 
 @pytest.mark.parametrize("known", [{}, {"default": GroupOffset(0)}])
@@ -96,4 +95,4 @@ def test_a_group_that_the_offset_does_not_hold_yet_counts_from_its_first_entry(
         meter = LagMeter(DLedgerOptions.for_reading({"path": str(store.path)}))
         bounds = {"default": Bounds(first=0, end=3, commit=-1, log="log-1")}
         report = meter.report(StreamOffset(known), bounds, LossPolicy(fail=True))
-        assert report["groups"]["default"]["behind"]["records"] == 3
+        assert report.groups["default"].records == 3

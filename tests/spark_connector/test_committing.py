@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -13,36 +12,10 @@ from dledger_core.errors import FencedError, UnreachableError
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
-from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts, has_committed, input_of
+from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
 
 NOBODY = DLedgerOptions.for_writing({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "1", "fetchTimeoutMs": "500"})
 KEY = TransactionId("query", 5, "run")
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    for name, text in (("offsets/0", "v1\na"), ("offsets/1", "v1\nb"), ("commits/0", "v1\n{}")):
-        (tmp_path / "with space" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "with space" / name).write_text(text)
-    return tmp_path / "with space"
-
-
-def test_the_input_is_told_by_sparks_offset_log(checkpoint: Path) -> None:
-    first, second = (input_of(str(checkpoint), batch_id) for batch_id in (0, 1))
-    assert (len(first), len(second), first != second) == (32, 32, True)
-    assert input_of(checkpoint.as_uri(), 0) == first
-    assert input_of(f"file:{str(checkpoint).replace(' ', '%20')}", 0) == first
-    assert {input_of(place, 0) for place in ("", "s3a://bucket/c", "hdfs://host/c", str(checkpoint / "none"))} == {""}
-    assert input_of(str(checkpoint), 2) == ""
-
-
-def test_whether_a_query_has_finished_a_micro_batch(checkpoint: Path) -> None:
-    assert has_committed(str(checkpoint))
-    (checkpoint / "commits" / "0").unlink()
-    assert not has_committed(str(checkpoint))
-    assert not has_committed(str(checkpoint / "none"))
-    assert has_committed("")
-    assert has_committed("s3a://bucket/c")
 
 
 def replay(known: CommittedBefore, input_id: str) -> None:

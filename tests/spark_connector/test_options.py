@@ -29,7 +29,12 @@ def test_defaults_and_sparks_own_options() -> None:
         ("STARTINGOFFSETS", "Earliest", "starting_offsets", "earliest"),
         ("startingOffsets", '{"default": 12}', "starting_offsets", {"default": 12}),
         ("startingOffsets", '{"default": "latest"}', "starting_offsets", {"default": -1}),
-        ("startingOffsets", '{"groups":{"default":{"next":7}},"v":1}', "starting_offsets", {"default": 7}),
+        (
+            "startingOffsets",
+            '{"groups":{"default":{"check":null,"log":null,"next":7,"term":-1}},"v":1}',
+            "starting_offsets",
+            {"default": 7},
+        ),
         ("endingOffsets", '{"default": -1}', "ending_offsets", {"default": -1}),
         ("maxOffsetsPerTrigger", "500", "max_offsets_per_trigger", 500),
         ("maxBytesPerTrigger", "500", "max_bytes_per_trigger", 500),
@@ -132,7 +137,12 @@ def test_the_examples_in_error_texts_are_right(option: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"default": 7}', 'v1\n{"batchWatermarkMs":0}\n{"groups":{"default":{"next":7}},"v":1}']
+    "text",
+    [
+        '{"default": 7}',
+        'v1\n{"batchWatermarkMs":0}\n{"groups":{"default":{"check":null,"log":null,"next":7,"term":-1}},"v":1}',
+        'v1\n{}\n17\n{"groups":{"default":{"check":1,"log":"l","next":7,"term":2}},"v":1}\n-',
+    ],
 )
 def test_starting_offsets_of_a_file_or_of_a_checkpoint(tmp_path: Path, text: str) -> None:
     (tmp_path / "offsets").write_text(text + "\n")

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dledger_core.cli.options import examples, format_option
-from dledger_core.cli.output import Format, emit, show_facts, show_rows
-from dledger_core.cli.progress import say
-from dledger_core.cli.spark_checkpoint import MicroBatch, Position, SparkCheckpoint, read_checkpoint
-from dledger_core.errors import ConfigError
+from dledger_core import ConfigError
+from dledger_core.cli import Format, examples, format_option, say, show_facts, show_rows
+from spark_connector.offsets import StreamOffset
+from spark_connector.spark_checkpoint import MicroBatch, SparkCheckpoint, local_path, read_checkpoint
 
 __all__ = ["checkpoint", "checkpoint_argument", "export", "show"]
 
 
-def _local(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
-    """Returns the directory; Spark's own names for it may be URIs."""
-    path = Path(value.removeprefix("file://"))
-    if "://" in value and not value.startswith("file://"):
-        raise ConfigError(f"{value} is not on this machine", "DIR", "copy the directory here and name the copy")
+def _check_directory(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
+    path = local_path(value)
+    if path is None:
+        raise ConfigError(f"{value} is not on this machine", "", "copy the directory here and name the copy")
     if not path.is_dir():
-        what = "is no directory" if path.exists() else "does not exist"
-        raise ConfigError(f"{value} {what}", "DIR", "name the directory that was given as checkpointLocation")
+        what = "is not a directory" if path.exists() else "does not exist"
+        raise ConfigError(f"{value} {what}", "", "name the directory that was given as checkpointLocation")
     return path
 
 
-checkpoint_argument = click.argument("directory", metavar="DIR", callback=_local)
+checkpoint_argument = click.argument("directory", metavar="DIR", callback=_check_directory)
 """DIR, checked: a directory on this machine."""
 
 
@@ -43,7 +41,7 @@ def checkpoint() -> None:
 )
 @format_option
 @click.option(
-    "--last", type=click.IntRange(1), default=5, show_default=True, help="Show so many of the newest micro-batches."
+    "--last", type=click.IntRange(1), default=5, show_default=True, help="Number of micro-batches to show, newest last."
 )
 @checkpoint_argument
 def show(output: Format, last: int, directory: Path) -> None:
@@ -76,7 +74,7 @@ def show(output: Format, last: int, directory: Path) -> None:
     type=click.Choice(["committed", "planned"]),
     default="committed",
     show_default=True,
-    help="Behind the last micro-batch that is done, or behind the last one that was begun.",
+    help="After the last micro-batch that is committed, or after the last one that was started.",
 )
 @checkpoint_argument
 def export(output: Format, at: str, directory: Path) -> None:
@@ -87,7 +85,7 @@ def export(output: Format, at: str, directory: Path) -> None:
     """
     found = read_checkpoint(directory)
     batch = found.planned if at == "planned" else found.reached
-    sources = [_options(ends) for ends in batch.ends if ends]
+    sources = [_options(ends) for ends in batch.ends if ends is not None and ends.groups]
     if not sources:
         raise ConfigError("the query has found no group yet", str(directory), "start the new query as this one")
     if output == "json":
@@ -95,8 +93,8 @@ def export(output: Format, at: str, directory: Path) -> None:
     else:
         for number, options in enumerate(sources):
             if len(sources) > 1:
-                emit(f"# source {number}")
-            emit("\n".join(f".option({json.dumps(name)}, {value!r})" for name, value in options.items()))
+                click.echo(f"# source {number}")
+            click.echo("\n".join(f".option({json.dumps(name)}, {value!r})" for name, value in options.items()))
     _explain(found, batch)
 
 
@@ -114,22 +112,21 @@ def _facts(found: SparkCheckpoint) -> dict[str, Any]:
 
 def _rows(batch: MicroBatch) -> Iterator[dict[str, Any]]:
     for source, ends in enumerate(batch.ends):
-        for group, position in (ends or {}).items():
+        for group, offset in ends.groups.items() if ends is not None else ():
             yield {
                 "batch_id": batch.number,
                 "committed": batch.committed,
                 "planned_at": batch.planned_at.isoformat(timespec="milliseconds") if batch.planned_at else None,
                 "source": source,
                 "group": group,
-                "next_index": position.next_index,
-                "term": position.term,
-                "log": position.log,
+                "next_index": offset.next,
+                "term": offset.term,
+                "log": offset.log,
             }
 
 
-def _options(ends: Mapping[str, Position]) -> dict[str, str]:
-    offsets = {group: position.next_index for group, position in ends.items()}
-    return {"groups": ",".join(offsets), "startingOffsets": json.dumps(offsets)}
+def _options(ends: StreamOffset) -> dict[str, str]:
+    return {"groups": ",".join(ends.next_indexes), "startingOffsets": json.dumps(ends.next_indexes)}
 
 
 def _explain(found: SparkCheckpoint, batch: MicroBatch) -> None:

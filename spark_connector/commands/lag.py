@@ -1,0 +1,154 @@
+"""``dledger lag``: how far a Spark query's checkpoint is behind the logs it reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from dledger_core import ConfigError, DLedgerError, LogBounds, find_loss
+from dledger_core.cli import (
+    EXIT_FINDING,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    DurationType,
+    Format,
+    examples,
+    format_option,
+    peers_option,
+    say,
+    show_facts,
+    show_rows,
+    timeout_option,
+)
+from spark_connector.commands.checkpoint import checkpoint_argument
+from spark_connector.errors import DataLossError, LogRecreatedError, loss_error
+from spark_connector.monitoring.lag_report import LagReport
+from spark_connector.offsets import GroupOffset
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.behind import behind_end
+from spark_connector.reading.logs import bounds_reaching, open_log
+from spark_connector.spark_checkpoint import SparkCheckpoint, read_checkpoint
+
+__all__ = ["lag"]
+
+_SECONDS_MAX: Final = 10 * 365 * 86_400
+_CATCH_UP_S: Final = 2.0
+_SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes", "lag_seconds")
+
+
+@click.command(
+    epilog=examples(
+        "dledger lag /data/checkpoint",
+        "dledger lag /data/checkpoint --format json",
+        "dledger lag /data/checkpoint --max-seconds 5m || echo 'the query is late'",
+    )
+)
+@peers_option(required=True)
+@timeout_option
+@format_option
+@click.option("--max-records", type=click.IntRange(0), help="Exit 1 if a group is further behind than this.")
+@click.option(
+    "--max-seconds",
+    type=DurationType(0, _SECONDS_MAX),
+    metavar="SECONDS",
+    help="Exit 1 if an entry has waited longer than this.",
+)
+@checkpoint_argument
+def lag(
+    peers: str, timeout: float, output: Format, max_records: int | None, max_seconds: float | None, directory: Path
+) -> int:
+    """Show how far a Spark query is behind the logs it reads.
+
+    From the newest committed micro-batch of its checkpoint DIR to the end of each group: records (indexes), bytes of
+    the log, and how long the oldest unread entry has waited; 0 where only control entries follow. Exit 1 if the
+    checkpoint does not fit its log, as a restart of the query would find, or a limit is exceeded; 2 if a group could
+    not be asked.
+    """
+    found = read_checkpoint(directory)
+    positions = _positions(found)
+    millis = max(1, int(timeout * 1000))
+    options = DLedgerOptions(peers=peers, fetch_timeout_ms=millis, fetch_retry_ms=millis)
+    reports: list[tuple[LagReport, DataLossError | None]] = []
+    failures = dict[str, DLedgerError]()
+    for source, group, offset in positions:
+        try:
+            reports.append(_measure(found, options, source, group, offset))
+        except DLedgerError as error:
+            failures[group] = error
+    if failures and not reports:
+        raise next(iter(failures.values()))
+    _show(found, reports, output, directory)
+    for group, failure in failures.items():
+        say(f"group {group} could not be asked: {failure}")
+    late = [report.group for report, _ in reports if _is_late(report, max_records, max_seconds)]
+    for report, loss in reports:
+        if loss is not None:
+            say(f"group {report.group}: [{loss.name}] {loss.what}")
+    for group in late:
+        say(f"group {group} is further behind than allowed")
+    if failures:
+        return EXIT_INCOMPLETE
+    return EXIT_FINDING if late or any(loss for _, loss in reports) else EXIT_OK
+
+
+def _positions(found: SparkCheckpoint) -> list[tuple[int, str, GroupOffset]]:
+    positions = [
+        (source, group, offset)
+        for source, ends in enumerate(found.reached.ends)
+        for group, offset in (ends.groups.items() if ends is not None else ())
+    ]
+    if not positions:
+        raise ConfigError("the checkpoint holds no group", str(found.path), "name another checkpoint")
+    return positions
+
+
+def _show(
+    found: SparkCheckpoint, reports: list[tuple[LagReport, DataLossError | None]], output: Format, directory: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        report.to_json() | {"loss": None if loss is None else loss.name.rpartition(".")[2]} for report, loss in reports
+    ]
+    if output == "json":
+        facts = {"checkpoint": str(directory), "query_id": found.query_id, "batch_id": found.reached.number}
+        show_facts(facts | {"groups": rows}, output)
+    else:
+        title = f"query {found.query_id or 'unknown'}, micro-batch {found.reached.number}"
+        show_rows([{name: row[name] for name in (*_SHOWN, "loss")} for row in rows], output, title)
+
+
+def _is_late(report: LagReport, max_records: int | None, max_seconds: float | None) -> bool:
+    too_many = max_records is not None and report.lag_records is not None and report.lag_records > max_records
+    return too_many or (max_seconds is not None and report.lag_seconds is not None and report.lag_seconds > max_seconds)
+
+
+def _measure(
+    found: SparkCheckpoint, options: DLedgerOptions, source: int, group: str, offset: GroupOffset
+) -> tuple[LagReport, DataLossError | None]:
+    # A query with isolation=read_uncommitted may have read what open transactions hide from others.
+    everything = open_log(replace(options, isolation="read_uncommitted"), group)
+    whole = bounds_reaching(everything, offset.next, _CATCH_UP_S)
+    view = LogBounds(whole.first, whole.end, whole.commit, whole.log)
+    loss = find_loss(offset.position, view, lambda index: everything.record(index).mark)
+    error = None if loss is None else loss_error(group, loss)
+    log = open_log(options, group)
+    bounds = log.bounds()
+    start = bounds.first if isinstance(error, LogRecreatedError) else max(offset.next, bounds.first)
+    behind = behind_end(log, start, bounds)
+    report = LagReport(
+        time=datetime.now(UTC),
+        query=found.query_id or "unknown",
+        query_id=found.query_id or "unknown",
+        batch_id=found.reached.number,
+        source=source,
+        group=group,
+        next_index=offset.next,
+        end_index=bounds.end,
+        lag_records=behind.records,
+        lag_bytes=behind.bytes,
+        lag_seconds=behind.seconds(),
+    )
+    return report, error
