@@ -22,7 +22,7 @@ from dledger_core.client.describing import (
 )
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.positions import PositionReads
-from dledger_core.client.protocols import check_supported, client_class
+from dledger_core.client.protocols import check_settings, client_class
 from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
@@ -60,8 +60,6 @@ class AsyncClient(TransactionCalls, PositionReads):
     Args:
         peers: DLedger's peers string, ``n0-host:port;n1-host:port``, or the parsed peers.
         group: the group's name.
-        tls: not supported yet.
-        token: not supported yet.
         timeout_ms: bound on each call, retries included.
         protocol: ``dledger``, or ``dledger-java`` for a Java group.
         java: settings for a Java group.
@@ -79,8 +77,6 @@ class AsyncClient(TransactionCalls, PositionReads):
         peers: str | Sequence[Peer],
         group: str = "default",
         *,
-        tls: object | None = None,
-        token: str | None = None,
         timeout_ms: int = 10_000,
         protocol: str = "dledger",
         java: JavaOptions | None = None,
@@ -88,7 +84,7 @@ class AsyncClient(TransactionCalls, PositionReads):
         self.peers = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
         self.group = check_group_name(group)
         self.timeout_ms = timeout_ms
-        check_supported(tls=tls, token=token, timeout_ms=timeout_ms, peers=self.peers)
+        check_settings(timeout_ms=timeout_ms, peers=self.peers)
         self._timeout_s = timeout_ms / 1000
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None

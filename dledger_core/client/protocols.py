@@ -1,4 +1,4 @@
-"""Which class of client speaks a protocol, and what no client supports yet."""
+"""The class of client for each protocol, and the checks of a client's arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 from dledger_core.config import Peer
 from dledger_core.errors import ConfigError
 
-__all__ = ["PROTOCOLS", "check_supported", "client_class"]
+__all__ = ["PROTOCOLS", "check_settings", "client_class"]
 
 _T = TypeVar("_T")
 PROTOCOLS = ("dledger", "dledger-java")
@@ -29,11 +29,8 @@ def client_class(asked: type[_T], base: type[_T], protocol: str) -> type[_T]:
     return cast("type[_T]", JavaClient)
 
 
-def check_supported(*, tls: object | None, token: str | None, timeout_ms: int, peers: tuple[Peer, ...]) -> None:
+def check_settings(*, timeout_ms: int, peers: tuple[Peer, ...]) -> None:
     """Checks the arguments of a client; raises ConfigError."""
-    for option, given in (("tls", tls is not None), ("token", token is not None)):
-        if given:
-            raise ConfigError("not supported yet", option, "leave it at its default")
     if timeout_ms <= 0:
         raise ConfigError(f"{timeout_ms} is no timeout", "timeout_ms", "use milliseconds above 0")
     if not peers:

@@ -70,15 +70,11 @@ class Client:
         peers: str | Sequence[Peer],
         group: str = "default",
         *,
-        tls: object | None = None,
-        token: str | None = None,
         timeout_ms: int = 10_000,
         protocol: str = "dledger",
         java: JavaOptions | None = None,
     ) -> None:
-        self.in_loop = AsyncClient(
-            peers, group, tls=tls, token=token, timeout_ms=timeout_ms, protocol=protocol, java=java
-        )
+        self.in_loop = AsyncClient(peers, group, timeout_ms=timeout_ms, protocol=protocol, java=java)
         self._pid = os.getpid()
         self._thread = LoopThread(f"dledger-client-{group}")
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self.in_loop, self._pid)

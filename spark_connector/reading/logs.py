@@ -139,12 +139,11 @@ def client_for(options: DLedgerOptions, group: str) -> Client:
     from dledger_core import Client
 
     java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
-    key = (os.getpid(), options.peers, group, options.token, options.fetch_timeout_ms, options.protocol, java)
+    key = (os.getpid(), options.peers, group, options.fetch_timeout_ms, options.protocol, java)
     if key not in _clients:
         _clients[key] = Client(
             options.peers,
             group,
-            token=options.token,
             timeout_ms=options.fetch_timeout_ms,
             protocol=options.protocol,
             java=java,

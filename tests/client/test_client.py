@@ -163,8 +163,6 @@ def test_a_closed_async_client_is_not_used():
         ({"peers": "n0"}, "malformed peer"),
         ({"peers": ()}, "no peers"),
         ({"group": "a/b"}, "cannot name a group"),
-        ({"tls": True}, "not supported yet at tls"),
-        ({"token": "secret"}, "not supported yet at token"),
         ({"protocol": "http"}, "unknown protocol"),
         ({"timeout_ms": 0}, "no timeout"),
     ],
