@@ -1,92 +1,104 @@
-"""``dledger serve --commitlog``: the group goes on behind the files of a classic CommitLog."""
+"""A group that starts after a classic CommitLog: ``convert --fingerprint DIR`` and ``serve --commitlog DIR``."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any
 
-from dledger_core.cli.alignment import aligned
-from dledger_core.cli.progress import say
+import click
+
+from dledger_core.cli.output import emit
+from dledger_core.cli.progress import Progress, say
 from dledger_core.convert import OldLog, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.rocketmq.old_messages import Seal
+from dledger_core.rocketmq.old_messages import CommitLogFingerprint
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout, open_identity
 
-__all__ = ["begin", "old_log"]
-
-_QUIET_S: Final = 2.0
+__all__ = ["check_commitlog", "print_fingerprint", "start_after"]
 
 
-def old_log(directory: Path, sealed: str | None, config: ServerConfig, *, check: bool) -> OldLog | None:
-    """Reads the CommitLog that the group is to go on behind, and compares it with its seal.
+def print_fingerprint(context: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
+    """Callback of ``--fingerprint DIR``: print the CommitLog's fingerprint and end the command."""
+    if value is not None and not context.resilient_parsing:
+        emit(str(_read(value, None).fingerprint))
+        context.exit()
+
+
+def check_commitlog(directory: Path, fingerprint: str | None, config: ServerConfig) -> OldLog | None:
+    """Compare a CommitLog with the fingerprint that all nodes were given.
 
     Args:
         directory: the CommitLog.
-        sealed: what all nodes were told it is; None = they are to compare what they have before they begin.
+        fingerprint: text that ``dledger convert --fingerprint`` printed; None only if the log exists already.
         config: the node's settings.
-        check: say what the seal is; a store that has begun already is no reason not to.
 
     Returns:
-        The CommitLog, None if the store has begun already.
+        The CommitLog, None if the log exists already.
 
     Raises:
-        ConfigError: several groups, no such seal, a store that began without a CommitLog.
-        StoreMismatchError: the CommitLog is not the one that was sealed.
+        ConfigError: several groups, no fingerprint for a new log, a log that did not start after a CommitLog.
+        StoreMismatchError: the CommitLog, or the one that the log started after, has another fingerprint.
     """
     if len(config.groups) != 1:
-        raise ConfigError("one group goes on behind a CommitLog", "--commitlog", "host the others on other nodes")
+        raise ConfigError("--commitlog needs a node with one group", "", "host the other groups on other nodes")
     (group,) = config.groups
+    given = None if fingerprint is None else CommitLogFingerprint.parse(fingerprint)
     store = config.store_path(group)
-    meta = None if check else open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id)
+    meta = open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id)
     if meta is not None:
         if meta.behind is None and (meta.first_position, meta.first_index) == (0, 0):
-            found = {"store": str(store)}
-            raise ConfigError("the store began without a CommitLog", "--commitlog", "leave it out", found)
+            raise ConfigError("the log did not start after a CommitLog", str(store), "leave --commitlog out")
+        if given is not None and meta.behind not in (None, str(given)):
+            raise StoreMismatchError(
+                f"the log started after the CommitLog with fingerprint {meta.behind}, not {given}",
+                str(store),
+                "correct --fingerprint, or move the store away if it belongs to another group",
+            )
         return None
-    seal = None if sealed is None else Seal.parse(sealed)
-    old = read_old_log(directory, seal.start if seal is not None else None, _reading())
-    if seal is not None and old.seal != seal:
-        remedy = "audit the copies of the log; copy the files from a node that has them whole"
-        values = {"found": str(old.seal), "sealed": str(seal)}
-        raise StoreMismatchError("the CommitLog is not the one that was sealed", str(directory), remedy, values)
-    return old
+    if given is None:
+        raise ConfigError(
+            "--commitlog needs --fingerprint for a new log",
+            "",
+            f"print it on one node with 'dledger convert --fingerprint {directory}' and give it to all nodes",
+        )
+    found = _read(directory, given.start)
+    if found.fingerprint != given:
+        raise StoreMismatchError(
+            f"the CommitLog has fingerprint {found.fingerprint}, not {given}",
+            str(directory),
+            "print it on each node with 'dledger convert --fingerprint DIR', and copy the files from a node that has "
+            "the right one",
+        )
+    return found
 
 
-def begin(old: OldLog, sealed: str | None, config: ServerConfig) -> bool:
-    """Makes the store that begins behind the CommitLog, once all nodes are known to have the same one.
-
-    Args:
-        old: from ``old_log``.
-        sealed: as there.
-        config: the node's settings.
-
-    Returns:
-        False if the node is to end before.
-
-    Raises:
-        StoreMismatchError: another node has another CommitLog.
-    """
+def start_after(commitlog: OldLog, config: ServerConfig) -> None:
+    """Create the store of a log that starts after ``commitlog``, which ``check_commitlog`` returned."""
     (group,) = config.groups
-    if sealed is None and len(config.peers) > 1 and not aligned(old.seal, config):
-        return False
-    store, node_id = config.store_path(group), config.self_id
-    begin_behind(old, store, group=group, node_id=node_id, config=config.storage, on_bytes=_reading())
-    say(f"group {group} begins at position {old.seal.end}, behind {len(old.files)} files of the CommitLog")
-    return True
+    with _reading() as progress:
+        begin_behind(
+            commitlog,
+            config.store_path(group),
+            group=group,
+            node_id=config.self_id,
+            config=config.storage,
+            on_bytes=_bytes_of(progress),
+        )
+    position, files = commitlog.fingerprint.end, len(commitlog.files)
+    say(f"group {group} starts at position {position}, after {files} files of the CommitLog")
 
 
-def _reading() -> Callable[[int, int], None]:
-    """Says how far a CommitLog was read, every two seconds."""
-    told = time.monotonic()
+def _read(directory: Path, start: int | None) -> OldLog:
+    with _reading() as progress:
+        return read_old_log(directory, start, _bytes_of(progress))
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _QUIET_S:
-            told = time.monotonic()
-            say(f"read {done >> 20:,} of {total >> 20:,} MiB of the CommitLog")
 
-    return tell
+def _reading() -> Progress:
+    return Progress("reading the CommitLog", unit="bytes")
+
+
+def _bytes_of(progress: Progress) -> Callable[[int, int], Any]:
+    return lambda done, total: progress.update(done, total=total)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+import threading
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import click
 from pydantic import ByteSize, TypeAdapter
 
+from dledger_core.cli.commitlog import print_fingerprint
 from dledger_core.cli.options import examples, format_option, peers_option
 from dledger_core.cli.output import Format, show_facts
-from dledger_core.cli.progress import say
+from dledger_core.cli.progress import Progress, say
+from dledger_core.cli.stopping import stop_requests
 from dledger_core.convert import ConvertRequest, Step, store_directory
 from dledger_core.convert import convert as run_conversion
 
 __all__ = ["convert"]
 
 _directory = click.Path(exists=True, file_okay=False, path_type=Path)
-_QUIET_S: Final = 2.0
-_CHECKED_AT_ONCE: Final = 512 << 20
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -32,27 +33,28 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
         raise click.BadParameter(f"{value!r} is no size; write 1048576 or 1MiB") from None
 
 
-class _Narrator:
-    """Says how far it has come, on stderr, once it takes more than two seconds."""
+class _Watch:
+    """Show each step, and stop the conversion after the step during which a signal came.
 
-    def __init__(self, *, dry_run: bool = False) -> None:
-        self._copied = "read" if dry_run else "copied"
-        self._begun = self._told = time.monotonic()
-        self._spoke = False
+    The first phase only reads, and has no steps: there a signal interrupts it at once.
+    """
+
+    def __init__(self, progress: Progress, stack: ExitStack, *, dry_run: bool) -> None:
+        self._progress, self._stack = progress, stack
+        self._titles = {"check": "checking", "copy": "reading" if dry_run else "copying", "verify": "verifying"}
+        self._stop: threading.Event | None = None
 
     def __call__(self, step: Step) -> None:
-        if step.phase == "check":
-            if step.total_bytes > _CHECKED_AT_ONCE:
-                say(f"checking {step.total_bytes / (1 << 20):,.0f} MiB ...")
-            return
-        now = time.monotonic()
-        if now - self._told < _QUIET_S:
-            return
-        self._told, self._spoke = now, True
-        share = f"{100 * step.done_bytes / step.total_bytes:.0f} %" if step.total_bytes else ""
-        what = self._copied if step.phase == "copy" else "verified"
-        mib = step.done_bytes / (1 << 20)
-        say(f"{what} {step.entries:,} entries, {mib:,.0f} MiB {share} ({now - self._begun:.0f} s)")
+        if self._stop is None and step.phase != "check":
+            self._stop = self._stack.enter_context(stop_requests())
+        if self._stop is not None and self._stop.is_set():
+            raise click.Abort
+        self._progress.update(
+            step.done_bytes,
+            total=step.total_bytes,
+            title=self._titles[step.phase],
+            detail=f"{step.entries:,} entries" if step.entries else "",
+        )
 
 
 @click.command(
@@ -60,6 +62,7 @@ class _Narrator:
         "dledger convert /var/lib/broker/dledger-n0 dledger-data --group orders --self-id n0 --peers $DLEDGER_PEERS",
         "dledger convert dledger-data/orders/dledger-n0 for-java --profile A --group orders --self-id n0 --peers ...",
         "dledger convert /var/lib/broker/commitlog dledger-data --group orders --self-id n0 --peers ... --dry-run",
+        "dledger convert --fingerprint /var/lib/broker/commitlog",
     )
 )
 @click.argument("source", type=_directory)
@@ -86,6 +89,15 @@ class _Narrator:
 )
 @click.option("--drop-open", is_flag=True, help="Leave out the entries of open transactions; profile A has none.")
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@click.option(
+    "--fingerprint",
+    type=_directory,
+    metavar="DIR",
+    is_eager=True,
+    expose_value=False,
+    callback=print_fingerprint,
+    help="Convert nothing: read the classic CommitLog DIR, print its fingerprint for 'dledger serve', and exit.",
+)
 @format_option
 def convert(
     source: Path,
@@ -126,7 +138,9 @@ def convert(
         drop_open=drop_open,
         dry_run=dry_run,
     )
-    report = run_conversion(request, _Narrator(dry_run=dry_run))
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress("checking", unit="bytes"))
+        report = run_conversion(request, _Watch(progress, stack, dry_run=dry_run))
     facts = dataclasses.asdict(report)
     if output == "table":
         facts = {name: value for name, value in facts.items() if name != "notes"}

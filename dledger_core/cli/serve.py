@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from pydantic.fields import FieldInfo
 
+from dledger_core.cli.commitlog import check_commitlog, start_after
 from dledger_core.cli.options import examples, format_option
 from dledger_core.cli.output import Format, show_facts
 from dledger_core.cli.progress import say
@@ -55,7 +56,7 @@ def _plain(value: Any) -> str:
         """printf 'peers = "n0-127.0.0.1:40911"\\nself-id = "n0"\\n' > n0.toml""",
         "dledger serve --config n0.toml --log-level debug",
         "dledger serve --broker-conf conf/dledger/broker-n0.conf --check",
-        "dledger serve --config n0.toml --commitlog /data/store/commitlog --check",
+        "dledger serve --config n0.toml --commitlog /data/store/commitlog --fingerprint START-END-DIGEST",
     )
 )
 @_setting_options
@@ -77,23 +78,17 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     """
     settings = read_settings(config, flags, None if broker_conf is None else _broker(broker_conf))
     server_config = settings.server_config()
-    old = None
+    commitlog = None
     if settings.commitlog is not None:
-        from dledger_core.cli.behind import old_log
-
-        old = old_log(settings.commitlog, settings.commitlog_seal, server_config, check=check)
+        commitlog = check_commitlog(settings.commitlog, settings.fingerprint, server_config)
     if check:
-        shown = {flag_of(name): _plain(value) for name, value in settings}
-        show_facts(shown | ({} if old is None else {"commitlog-seal": str(old.seal)}), output)
+        show_facts({flag_of(name): _plain(value) for name, value in settings}, output)
         return
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
-    if old is not None:
-        from dledger_core.cli.behind import begin
-
-        if not begin(old, settings.commitlog_seal, server_config):
-            return
+    if commitlog is not None:
+        start_after(commitlog, server_config)
     me = server_config.me
     facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
 

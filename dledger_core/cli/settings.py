@@ -128,13 +128,13 @@ class ServeSettings(BaseModel):
     scrub_pause_s: float = Field(3600.0, ge=0.05, le=1e9, description="Rest between two such rounds.")
     commitlog: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None,
-        description="Begin the group behind this classic CommitLog, as RocketMQ's upgrade to DLedger does: index 0 "
+        description="Start the group after this classic CommitLog, as RocketMQ's upgrade to DLedger does: index 0 "
         "lies where it ends. It is only read; its files are linked to DIR/GROUP/commitlog.",
     )
-    commitlog_seal: str | None = Field(
+    fingerprint: str | None = Field(
         None,
-        description="What all nodes' CommitLogs must hold, as --commitlog DIR --check shows it on one of them. Without "
-        "it the nodes compare theirs, and none begins before all have told the same.",
+        description="Fingerprint of the CommitLog, as 'dledger convert --fingerprint DIR' prints it on one node; "
+        "--commitlog needs it for a new log.",
     )
     no_remoting: bool = Field(False, description="Refuse clients that speak RocketMQ's remoting, as Java's do.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")

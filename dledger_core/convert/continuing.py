@@ -4,7 +4,7 @@
     DIR/GROUP/dledger-ID/data/00000000001073741824 the log: index 0 lies where the old files end
 
 The old directory is only read. All nodes must go on from the same bytes, or positions would mean different messages on
-each of them: a ``Seal`` says which bytes they are.
+each of them: a ``CommitLogFingerprint`` identifies these bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dledger_core.convert.busy import check_broker_idle
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.rocketmq.classic_log import wrong_messages
 from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, is_empty, read_messages
-from dledger_core.rocketmq.old_messages import OLD_FILES, Seal
+from dledger_core.rocketmq.old_messages import OLD_FILES, CommitLogFingerprint
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
@@ -45,14 +45,14 @@ class OldLog:
         files: by position, all of one size, without empty ones at the end.
         stop: where in the last file its messages end, relative to the file.
         closed: a BLANK lies there.
-        seal: of what was asked for.
+        fingerprint: of the files from the requested start on.
         stamps: of each file, as it was before it was read: inode, size and time of the last change.
     """
 
     files: tuple[ClassicFile, ...]
     stop: int
     closed: bool
-    seal: Seal
+    fingerprint: CommitLogFingerprint
     stamps: tuple[tuple[int, int, int], ...]
 
 
@@ -63,7 +63,7 @@ def read_old_log(
 
     Args:
         directory: RocketMQ's ``commitlog`` folder; no broker may run on it.
-        start: the seal's first position; None = where the first file begins.
+        start: the fingerprint's first position; None = where the first file begins.
         on_bytes: called now and then with the bytes read and the bytes there are.
 
     Raises:
@@ -103,8 +103,8 @@ def read_old_log(
             _check_blank(stop, file)
         if counted:
             hasher.update(_BLANK.pack(file.end - stop.position, BLANK_MAGIC))
-    seal = Seal(begins, files[-1].end, hasher.hexdigest()[:_DIGEST_CHARS])
-    return OldLog(files, stop.position - files[-1].position, stop.kind == "blank", seal, stamps)
+    fingerprint = CommitLogFingerprint(begins, files[-1].end, hasher.hexdigest()[:_DIGEST_CHARS])
+    return OldLog(files, stop.position - files[-1].position, stop.kind == "blank", fingerprint, stamps)
 
 
 def begin_behind(
@@ -140,7 +140,7 @@ def begin_behind(
     _check_unchanged(old)
     try:
         if not _lay_out(old, target, store.parent / f"{OLD_FILES}-{node_id}.part", files):
-            _check_laid_out(read_old_log(target, old.seal.start, on_bytes), old, target)
+            _check_laid_out(read_old_log(target, old.fingerprint.start, on_bytes), old, target)
     except OSError as error:
         refuse(error, target)
     _check_unchanged(old)  # nothing has begun yet, and what was laid out is compared by the next call
@@ -153,8 +153,8 @@ def begin_behind(
             node_id=node_id,
             data_segment_bytes=config.data_segment_bytes,
             index_segment_bytes=config.index_segment_bytes,
-            first_position=old.seal.end,
-            behind=str(old.seal),
+            first_position=old.fingerprint.end,
+            behind=str(old.fingerprint),
         )
         save_log_meta(files, layout.log_meta, meta)
     finally:
@@ -246,7 +246,7 @@ def _check_unchanged(old: OldLog) -> None:
 
 
 def _check_laid_out(found: OldLog, old: OldLog, target: Path) -> None:
-    if found.seal != old.seal or not found.closed:
+    if found.fingerprint != old.fingerprint or not found.closed:
         remedy = "name a CommitLog elsewhere and move these away, or copy them from a node that has begun"
         raise StoreMismatchError("the old files that lie here are others, or not closed", str(target), remedy)
 

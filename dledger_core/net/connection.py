@@ -319,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._handler = handler
         self.send(answer.to_answer())
-        self._accept(replace(hello, versions=answer.versions, features=answer.features, credential=None))
+        self._accept(replace(hello, versions=answer.versions, features=answer.features))
 
     def _accept(self, theirs: Hello) -> None:
         self.peer_hello = theirs

@@ -25,19 +25,15 @@ class Hello:
         role: ``client``, or ``peer`` for a node (a server's answer is always a peer's).
         node_id: the node's id; None for a client.
         logs: uuid of the log of each group the node hosts, None where it has none yet.
-        behind: seal of the CommitLog that a group's log begins behind, for groups whose log does.
         versions: protocol versions understood; in an answer the one that was chosen.
         features: names of optional features; in an answer those both understand.
-        credential: token; never logged.
     """
 
     role: Role = "client"
     node_id: NodeId | None = None
     logs: Mapping[str, str | None] = field(default_factory=dict)
-    behind: Mapping[str, str] = field(default_factory=dict)
     versions: tuple[int, ...] = (VERSION,)
     features: frozenset[str] = FEATURES
-    credential: str | None = field(default=None, repr=False)
 
     def to_header(self) -> dict[str, Any]:
         """Returns the header of HELLO."""
@@ -48,8 +44,6 @@ class Hello:
             "role": self.role,
             "node": self.node_id,
             "logs": dict(self.logs),
-            "behind": dict(self.behind),
-            "cred": self.credential,
         }
 
     def to_answer(self) -> dict[str, Any]:
@@ -60,7 +54,6 @@ class Hello:
             "f": sorted(self.features),
             "node": self.node_id,
             "logs": dict(self.logs),
-            "behind": dict(self.behind),
         }
 
     @classmethod
@@ -74,7 +67,6 @@ class Hello:
         versions = [header.get("v")] if answer else header.get("v")
         role = "peer" if answer else header.get("role")
         features, node, logs = header.get("f", []), header.get("node"), header.get("logs", {})
-        behind, credential = header.get("behind", {}), header.get("cred")
         well_formed = (
             _all_of(versions, int)
             and _all_of(features, str)
@@ -82,9 +74,6 @@ class Hello:
             and (node is None or isinstance(node, str))
             and isinstance(logs, dict)
             and all(type(group) is str and (uuid is None or isinstance(uuid, str)) for group, uuid in logs.items())
-            and isinstance(behind, dict)
-            and all(type(group) is str and isinstance(seal, str) for group, seal in behind.items())
-            and (credential is None or isinstance(credential, str))
         )
         if not well_formed or (role == "peer" and node is None):
             raise ProtocolError("a hello has malformed fields", "hello")
@@ -92,10 +81,8 @@ class Hello:
             cast("Role", role),
             None if node is None else NodeId(node),
             logs,
-            behind,
             tuple(cast("list[int]", versions)),
             frozenset(features),
-            credential,
         )
 
 

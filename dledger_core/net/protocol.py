@@ -42,9 +42,8 @@ class Type(IntEnum):
     """Message numbers with header keys beyond ``t``, ``r``, ``g``; [x] marks what the payload holds.
 
     ======================  =====================================================================================
-    HELLO                   v versions, f features, role client|peer, node id or nil, logs {group: uuid|nil},
-                            behind {group: seal of the CommitLog that its log begins behind}, cred
-    HELLO_OK                v version, f features, node, logs, behind
+    HELLO                   v versions, f features, role client|peer, node id or nil, logs {group: uuid|nil}
+    HELLO_OK                v version, f features, node, logs
     FAILURE                 e error map (DLedgerError.to_wire)
     METADATA                (g), pin [name, ms]|nil: for so long this node's retention keeps what this reader needs,
                             which is start and what follows; 0 gives it up; space bool (asks for losers)

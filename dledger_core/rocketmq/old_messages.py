@@ -22,19 +22,19 @@ from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, classic_f
 from dledger_core.rocketmq.layout import HEAD, MAGIC_V1, MAGIC_V2
 from dledger_core.storage.files import Files, OsFiles
 
-__all__ = ["MESSAGE_BYTES_MAX", "OLD_FILES", "OldMessages", "OldRun", "Seal"]
+__all__ = ["MESSAGE_BYTES_MAX", "OLD_FILES", "CommitLogFingerprint", "OldMessages", "OldRun"]
 
 OLD_FILES: Final = "commitlog"
 """Folder of the old files beside a node's store, as RocketMQ lays it out."""
 MESSAGE_BYTES_MAX: Final = 16 << 20
 """Of one message that is served; a broker's own bound is 4 MiB unless it is told otherwise."""
 _HEAD: Final = struct.Struct(">ii")
-_SEAL: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
+_FINGERPRINT: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
-    """Which messages a CommitLog holds, and where: SHA-256 over its files as they are when they are closed.
+class CommitLogFingerprint:
+    """The messages of a CommitLog and their positions: SHA-256 over its files as they are when they are closed.
 
     Attributes:
         start: position of the first file that counts; nodes may have deleted earlier ones.
@@ -52,12 +52,12 @@ class Seal:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Reads what ``str`` gives; raises ConfigError."""
-        found = _SEAL.fullmatch(text.strip())
+        found = _FINGERPRINT.fullmatch(text.strip())
         if found is None:
             raise ConfigError(
-                f"{text!r} is no seal of a CommitLog",
-                "--commitlog-seal",
-                "copy it from what 'dledger serve --commitlog DIR --check' shows: START-END-DIGEST",
+                f"malformed fingerprint of a CommitLog {text!r}",
+                "",
+                "copy the line START-END-DIGEST that 'dledger convert --fingerprint DIR' prints",
             )
         return cls(int(found[1]), int(found[2]), found[3])
 

@@ -18,7 +18,7 @@ import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, UnreachableError
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError, UnreachableError
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
@@ -26,7 +26,6 @@ from dledger_core.raft import Configuration, Message, even_group_warning
 from dledger_core.server.appends import Appended, Appends
 from dledger_core.server.budget import Budget
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.log_identity import check_same_logs
 from dledger_core.server.peers import PeerLinks
 from dledger_core.server.positions import Positions
 from dledger_core.server.reads import Reads
@@ -270,9 +269,7 @@ class NodeServer:
 
     def _hello(self) -> Hello:
         logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
-        begun = {group: hosted.replica.log.behind for group, hosted in self._hosted.items()}
-        behind = {group: seal for group, seal in begun.items() if seal is not None}
-        return Hello(role="peer", node_id=self._config.self_id, logs=logs, behind=behind)
+        return Hello(role="peer", node_id=self._config.self_id, logs=logs)
 
     def _accept(self, hello: Hello) -> Hello:
         if not self._started:
@@ -288,7 +285,16 @@ class NodeServer:
         return self._hello()
 
     def _check_logs(self, hello: Hello) -> None:
-        check_same_logs(hello, self._hosted, self._config.self_id)
+        """Raise StoreMismatchError if the peer has another log of a group that is hosted here."""
+        for group, theirs in hello.logs.items():
+            ours = self._hosted[group].replica.log_uuid if group in self._hosted else None
+            if None not in (ours, theirs) and ours != theirs:
+                raise StoreMismatchError(
+                    f"{hello.node_id} holds another log of group {group}",
+                    self._config.self_id,
+                    "one of the two stores is from another cluster: move it away",
+                    {"ours": ours, "theirs": theirs},
+                )
 
     def _handler_for(self, connection: Connection) -> Handler:
         if connection.peer_hello.role == "peer":

@@ -44,9 +44,9 @@ class Positions:
         if behind is None:
             return None
         # Few groups have an old CommitLog: the others' nodes need not load what reads messages.
-        from dledger_core.rocketmq.old_messages import OLD_FILES, OldMessages, Seal
+        from dledger_core.rocketmq.old_messages import OLD_FILES, CommitLogFingerprint, OldMessages
 
-        return OldMessages(self._replica.log.directory.parent / OLD_FILES), Seal.parse(behind).end
+        return OldMessages(self._replica.log.directory.parent / OLD_FILES), CommitLogFingerprint.parse(behind).end
 
     def _at(self, position: int, max_bytes: int) -> OldRun | int:
         log = self._replica.log

@@ -49,7 +49,7 @@ class DurableLog:
 
     @property
     def behind(self) -> str | None:
-        """Seal of the CommitLog that the log begins behind; None if it begins behind none."""
+        """Fingerprint of the CommitLog that the log starts after; None if it starts after none."""
         return self._meta.behind
 
     def term_runs(self) -> Sequence[TermRun]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from dledger_core.cli import convert as command
 from dledger_core.cli import main
-from dledger_core.convert import Step, store_directory
+from dledger_core.convert import ConvertRequest, Report, Step, store_directory
 from dledger_core.storage import open_store
 from tests.convert.stores import PEERS, store_of, unpacked
 
@@ -85,18 +88,27 @@ def test_damage_is_exit_code_4(tmp_path: Path, source: Path) -> None:
     assert str(path) in done.stderr
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_it_speaks_only_when_it_takes_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry_run: bool
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_convert_stops_between_steps_on_signal_and_continues(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Path, number: signal.Signals
 ) -> None:
-    clock = iter([0.0, 1.9, 2.1, 2.2, 4.3])
-    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
-    narrator = command._Narrator(dry_run=dry_run)
-    for number in range(4):
-        narrator(Step("copy", 1000 * number, number << 20, 4 << 20))
-    lines = capsys.readouterr().err.splitlines()
-    what = "read" if dry_run else "copied"
-    assert lines == [f"{what} 1,000 entries, 1 MiB 25 % (2 s)", f"{what} 3,000 entries, 3 MiB 75 % (4 s)"]
+    real = command.run_conversion
+
+    def signalled(request: ConvertRequest, on_step: Callable[[Step], None]) -> Report:
+        def step(found: Step) -> None:
+            on_step(found)
+            if found.phase == "copy":
+                os.kill(os.getpid(), number)
+
+        return real(request, step)
+
+    options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "run_conversion", signalled)
+        stopped = run(source, tmp_path / "dir", *options)
+    assert (stopped.exit_code, stopped.stdout) == (130, "")
+    done = run(source, tmp_path / "dir", *options)
+    assert (done.exit_code, json.loads(done.stdout)["resumed"]) == (0, True)
 
 
 def test_where_the_store_goes() -> None:

@@ -20,7 +20,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, S
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.classic_log import ClassicLog
 from dledger_core.rocketmq.commit_log import read_messages
-from dledger_core.rocketmq.old_messages import OLD_FILES, Seal
+from dledger_core.rocketmq.old_messages import OLD_FILES, CommitLogFingerprint
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout
@@ -68,19 +68,19 @@ def begin(folder: Path, directory: Path, node_id: str = "n0") -> None:
     begin_behind(read_old_log(folder), store, group="g", node_id=node_id, config=CONFIG)
 
 
-def test_the_seal_is_the_same_before_and_after_the_last_file_is_closed(closed: Path, open_: Path) -> None:
+def test_fingerprint_is_same_before_and_after_last_file_is_closed(closed: Path, open_: Path) -> None:
     before, after = read_old_log(open_), read_old_log(closed)
-    assert before.seal == after.seal == Seal.parse(str(after.seal))
+    assert before.fingerprint == after.fingerprint == CommitLogFingerprint.parse(str(after.fingerprint))
     assert (before.closed, after.closed) == (False, True)
-    assert (before.seal.start, before.seal.end) == (0, END)
+    assert (before.fingerprint.start, before.fingerprint.end) == (0, END)
 
 
-def test_a_seal_from_a_node_that_deleted_its_first_file(closed: Path, tmp_path: Path) -> None:
+def test_fingerprint_starts_at_first_file_that_node_kept(closed: Path, tmp_path: Path) -> None:
     later = shutil.copytree(closed, tmp_path / "later")
     (later / f"{0:020}").unlink()
-    seal = read_old_log(later).seal
-    assert seal.start == FILE_BYTES
-    assert read_old_log(closed, seal.start).seal == seal != read_old_log(closed).seal
+    found = read_old_log(later).fingerprint
+    assert found.start == FILE_BYTES
+    assert read_old_log(closed, found.start).fingerprint == found != read_old_log(closed).fingerprint
 
 
 def test_what_is_laid_out_is_what_rocketmq_made_of_it(closed: Path, open_: Path, tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_other_old_files_and_a_store_that_has_begun_are_refused(closed: Path, op
 
 
 @pytest.mark.parametrize("text", ["", "1-2", "0-10-xyz", "0-10-" + "A" * 32, "-1-10-" + "a" * 32])
-def test_what_is_no_seal(text: str) -> None:
-    with pytest.raises(ConfigError, match="seal"):
-        Seal.parse(text)
+def test_malformed_fingerprint_is_rejected(text: str) -> None:
+    with pytest.raises(ConfigError, match="malformed fingerprint"):
+        CommitLogFingerprint.parse(text)
 
 
 def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -218,24 +218,42 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+def options_of(commitlog: Path) -> dict[str, str]:
+    """Options of ``dledger serve``."""
+    return {"commitlog": str(commitlog), "fingerprint": str(read_old_log(commitlog).fingerprint)}
+
+
 @pytest.mark.integration
-def test_a_node_keeps_to_the_seal_that_check_shows(open_: Path, tmp_path: Path) -> None:
+def test_serve_requires_and_checks_fingerprint_that_convert_prints(open_: Path, closed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dledger_core.cli", "convert", "--fingerprint", str(open_)]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
+    assert printed == str(read_old_log(closed).fingerprint)
     given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
-    checked = serve(*given, "--check", "--format", "json")
-    assert (checked.returncode, str(read_old_log(open_).seal) in checked.stdout) == (0, True), checked.stderr
-    wrong = serve(*given, "--commitlog-seal", f"0-{END}-{'0' * 32}")
-    assert (wrong.returncode, "not the one that was sealed" in wrong.stderr) == (3, True)
-    several = serve(*given, "--group", "a,b")
+    without = serve(*given)
+    assert (without.returncode, "dledger convert --fingerprint" in without.stderr) == (3, True), without.stderr
+    wrong = serve(*given, "--fingerprint", f"0-{END}-{'0' * 32}")
+    assert (wrong.returncode, printed in wrong.stderr, "convert --fingerprint" in wrong.stderr) == (3, True, True)
+    several = serve(*given, "--fingerprint", printed, "--group", "a,b")
     assert (several.returncode, "one group" in several.stderr) == (3, True)
+    checked = serve(*given, "--fingerprint", printed, "--check")
+    assert checked.returncode == 0, checked.stderr
     assert not (tmp_path / "node").exists()
 
 
+def test_restarted_node_checks_recorded_fingerprint(open_: Path, tmp_path: Path) -> None:
+    begin(open_, tmp_path / "node")
+    given = ["--peers", "n0-127.0.0.1:1", "--dir", str(tmp_path / "node"), "--group", "g", "--check"]
+    given += ["--commitlog", str(tmp_path)]  # the files may be elsewhere by now
+    options = options_of(open_)
+    assert serve(*given).returncode == 0
+    assert serve(*given, "--fingerprint", options["fingerprint"]).returncode == 0
+    wrong = serve(*given, "--fingerprint", f"0-{END}-{'0' * 32}")
+    assert (wrong.returncode, options["fingerprint"] in wrong.stderr) == (3, True), wrong.stderr
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("sealed", [True, False])
-def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_path: Path, sealed: bool) -> None:
-    directory, options = tmp_path / "nodes", {"commitlog": str(open_)}
-    if sealed:
-        options["commitlog_seal"] = str(read_old_log(open_).seal)
+def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_path: Path) -> None:
+    directory, options = tmp_path / "nodes", options_of(open_)
     with LocalCluster(3, directory, **options) as cluster, Client(cluster.peers) as client:
         result = client.append([b"behind the old log"] * 100)
         assert client.records(0, 1).batch.column("position")[0].as_py() == END
@@ -263,10 +281,11 @@ def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_pat
 def test_two_groups_behind_one_commitlog_are_not_one(open_: Path, tmp_path: Path) -> None:
     """A store that a trial left must not join the group that began for good, with the same peers."""
     peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(free_ports(3)))
+    options = [word for name, value in options_of(open_).items() for word in (f"--{name}", value)]
 
     def started(run: str, number: int) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", f"n{number}", "--peers", peers]
-        command += ["--dir", str(tmp_path / run / f"n{number}"), "--commitlog", str(open_)]
+        command += ["--dir", str(tmp_path / run / f"n{number}"), *options]
         environment = {**os.environ, STOP_WITH_STDIN: "1"}
         with (tmp_path / f"{run}{number}.log").open("a") as log:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment)
@@ -292,45 +311,8 @@ def test_two_groups_behind_one_commitlog_are_not_one(open_: Path, tmp_path: Path
 
 
 @pytest.mark.integration
-def test_nothing_begins_while_one_node_has_another_commitlog(closed: Path, open_: Path, tmp_path: Path) -> None:
-    (closed / f"{0:020}").unlink()
-    ports = free_ports(3)
-    peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(ports))
-
-    def started(number: int, commitlog: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", f"n{number}", "--peers", peers]
-        command += ["--dir", str(tmp_path / f"n{number}"), "--group", "g", "--commitlog", str(commitlog)]
-        environment = {**os.environ, STOP_WITH_STDIN: "1"}
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
-
-    nodes = [started(number, open_) for number in range(2)]
-    try:
-        for node in nodes:
-            assert any("waiting for all nodes" in line and "n2 (" in line for line in node.stderr or ()), "it ended"
-        nodes.append(started(2, closed))
-        _, told = nodes[2].communicate(timeout=300)
-        assert (nodes[2].returncode, "does not begin group g behind the same CommitLog" in told) == (3, True), told
-        for node in nodes[:2]:  # where they saw it before it ended, they ended too; else they wait
-            _, told = node.communicate(timeout=300)
-            assert node.returncode in (0, 3), told
-        assert not [path for path in tmp_path.glob("n?/g/*") if path.name != "lock"]
-    finally:
-        for node in nodes:
-            node.kill()
-            node.communicate()
-
-
-@pytest.mark.integration
 def test_a_node_that_comes_without_the_old_files_stops_and_writes_no_entry(open_: Path, tmp_path: Path) -> None:
-    seal = str(read_old_log(open_).seal)
-    with LocalCluster(3, tmp_path / "nodes", commitlog=str(open_), commitlog_seal=seal) as cluster:
+    with LocalCluster(3, tmp_path / "nodes", **options_of(open_)) as cluster:
         with Client(cluster.peers) as client:
             client.append([b"behind the old log"])
         cluster.kill("n2")
@@ -342,12 +324,12 @@ def test_a_node_that_comes_without_the_old_files_stops_and_writes_no_entry(open_
     store = alone / "default" / "dledger-n2"
     assert entries(store) == []
     again = serve("--self-id", "n2", "--peers", "n2-127.0.0.1:1", "--dir", str(alone), "--commitlog", str(open_))
-    assert (again.returncode, "began without a CommitLog" in again.stderr) == (3, True)
+    assert (again.returncode, "did not start after a CommitLog" in again.stderr) == (3, True)
 
 
 @pytest.mark.integration
 def test_positions_lead_from_the_old_log_into_the_new_one(open_: Path, tmp_path: Path) -> None:
-    with LocalCluster(1, tmp_path, commitlog=str(open_)) as cluster, Client(cluster.peers) as client:
+    with LocalCluster(1, tmp_path, **options_of(open_)) as cluster, Client(cluster.peers) as client:
         client.append([b"behind the old log"])
         near = max(messages(MIXED), key=lambda at: (at < END, at))
         served = lines_of("tail", "--peers", cluster.peers, "--from", f"@{near}", "--no-follow")
@@ -371,7 +353,7 @@ def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Pat
     """Else messages would get offsets that the CommitLog's have, and RocketMQ would serve one of two."""
     last = dump(open_, "--from", "-1", "--decode", "message")[0]
     ends = max(row["queue_offset"] for row in dump(open_, "--topic", last["topic"], "--queue", str(last["queue_id"])))
-    with LocalCluster(1, tmp_path / "nodes", commitlog=str(open_)) as cluster, Client(cluster.peers) as client:
+    with LocalCluster(1, tmp_path / "nodes", **options_of(open_)) as cluster, Client(cluster.peers) as client:
         client.append(encode_messages(last["topic"], last["queue_id"], [b"a", b"b"]).to_pylist())
     root = tmp_path / "nodes" / "default"
     store = root / "dledger-n0"
@@ -392,7 +374,7 @@ def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Pat
     metas = [load_log_meta(OsFiles(), Layout(path).log_meta) for path in (store, tmp_path / "dledger-b")]
     assert metas[0] is not None
     assert metas[1] is not None
-    assert metas[0].behind == metas[1].behind == str(read_old_log(open_).seal)
+    assert metas[0].behind == metas[1].behind == str(read_old_log(open_).fingerprint)
 
 
 def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,13 +14,11 @@ import pytest
 from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
 from dledger_core.convert import begin_behind, read_old_log
-from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
-from dledger_core.ids import Index, NodeId
-from dledger_core.net.hello import Hello
+from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
+from dledger_core.ids import Index
 from dledger_core.net.protocol import Type
 from dledger_core.rocketmq.old_messages import OLD_FILES
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.log_identity import check_same_logs
 from dledger_core.server.positions import Positions
 from dledger_core.storage.prefix import TablesSnapshot
 from tests.rocketmq.golden import MIXED, extract, messages
@@ -185,52 +181,6 @@ def test_retention_in_the_middle_of_a_read_by_position(
             assert not left
 
     run(main())
-
-
-def test_nodes_that_began_behind_different_commitlogs_refuse_each_other(tmp_path: Path, golden: Path, caplog) -> None:
-    lay_out(golden, tmp_path / "n0", "n0")
-    shorter = shutil.copytree(golden, tmp_path / "shorter")
-    (shorter / f"{FILE_BYTES:020}").unlink()
-    lay_out(shorter, tmp_path / "n1", "n1")
-
-    async def main() -> None:
-        async with Apart(tmp_path, 2, storage=STORAGE) as group:
-            await eventually(lambda: "did not begin group default behind the same CommitLog" in caplog.text)
-            assert all(not group.hosted(node).replica.is_leader for node in ("n0", "n1"))
-
-    run(main())
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "uuids", "fits"),
-    [
-        ("0-64-a", "0-64-a", (None, None), True),
-        ("0-64-a", "0-64-b", (None, None), False),
-        ("0-64-a", "0-96-a", (None, None), False),
-        ("0-64-a", "32-64-b", (None, None), True),  # it has deleted a file
-        ("0-64-a", "0-64-b", ("u", None), False),
-        ("0-64-a", "0-64-b", ("u", "u"), True),  # one log, whatever was there before
-        ("0-64-a", None, (None, None), False),  # the one at 64, the other at 0
-        (None, "0-64-a", (None, None), False),
-        ("0-64-a", None, ("u", None), True),  # it may be sent the log from its leader's first index on
-        (None, None, (None, None), True),
-        ("0-64-a", "0-64-a", ("u", "v"), False),
-    ],
-)
-def test_which_logs_can_be_one(
-    tmp_path: Path, ours: str | None, theirs: str | None, uuids: tuple[str | None, str | None], fits: bool
-) -> None:
-    def seal(text: str | None) -> str | None:
-        return None if text is None else text[:-1] + text[-1] * 32
-
-    log = SimpleNamespace(behind=seal(ours))
-    hosted: Any = {"g": SimpleNamespace(replica=SimpleNamespace(log_uuid=uuids[0], log=log))}
-    told = seal(theirs)
-    hello = Hello(
-        role="peer", node_id=NodeId("n1"), logs={"g": uuids[1], "other": "w"}, behind={"g": told} if told else {}
-    )
-    with contextlib.nullcontext() if fits else pytest.raises(StoreMismatchError):
-        check_same_logs(hello, hosted, NodeId("n0"))
 
 
 def test_a_log_that_begins_anew_says_so(tmp_path: Path) -> None:
