@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from dledger_core.cli.output import emit
+from dledger_core.record import HEADER_BYTES
 
 __all__ = ["HexWriter", "JsonWriter", "TableWriter", "Writer"]
 
@@ -23,7 +24,6 @@ _CONTROL_CHARACTERS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *r
 }
 _MAGIC: Final = {1: "data", 2: "control", 3: "membership"}
 _HEX_ROW: Final = 16
-_HEADER_BYTES: Final = 48
 _VISIBLE: Final = bytes(code if 32 <= code < 127 else ord(".") for code in range(256))
 
 
@@ -123,7 +123,7 @@ class HexWriter:
         if "record" in row:
             return row["record"], row["position"]
         in_commitlog = row["index"] is None  # where nothing lies before a message
-        return row["body"], row["position"] + (0 if in_commitlog else _HEADER_BYTES)
+        return row["body"], row["position"] + (0 if in_commitlog else HEADER_BYTES)
 
 
 def _hex_lines(data: bytes, address: int) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import IndexOutOfRangeError
-from dledger_core.record import HEADER_BYTES, integers_of, time_at
+from dledger_core.record import HEADER_BYTES
 
 __all__ = ["Behind", "Rows", "measure_behind", "record_at"]
 
@@ -66,8 +66,8 @@ def measure_behind(start: int, end: int, rows: Rows, end_position: Callable[[int
             return Behind()
         batch, following = rows(start, min(end, start + reach))
         if batch.num_rows:
-            first, position = (int(integers_of(batch.column(name))[0]) for name in ("index", "position"))
-            return Behind(end - first, end_position(end - 1) - position, time_at(batch.column("timestamp"), 0))
+            first, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
+            return Behind(end - first, end_position(end - 1) - position, batch.column("timestamp")[0].as_py())
         if following <= start:
             break  # this replica cannot say more now
         start, reach = following, reach * 2
@@ -81,10 +81,10 @@ def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:
     Raises:
         IndexOutOfRangeError: the batch does not hold it.
     """
-    found = np.flatnonzero(integers_of(batch.column("index")) == index)
+    found = np.flatnonzero(np.asarray(batch.column("index")) == index)
     if not len(found):
         raise IndexOutOfRangeError(f"index {index} is not in the log", where)
     at = int(found[0])
-    row: dict[str, Any] = {name: int(integers_of(batch.column(name))[at]) for name in ("term", "position")}
-    row |= {"timestamp": time_at(batch.column("timestamp"), at), "body": batch.column("body")[at].as_py()}
+    row: dict[str, Any] = {name: batch.column(name)[at].as_py() for name in ("term", "position")}
+    row |= {"timestamp": batch.column("timestamp")[at].as_py(), "body": batch.column("body")[at].as_py()}
     return row | {"end_position": row["position"] + HEADER_BYTES + len(row["body"])}

@@ -132,6 +132,5 @@ def _encode(
     starts[0::2], starts[1::2] = np.arange(n, dtype=np.int64) * HEADER_BYTES, kept.starts
     which = np.tile(np.array([0, 1], np.int32), n)
     buffers: list[Any] = [headers.view(np.uint8), bodies]
-    records = Records((kept.lengths + HEADER_BYTES).astype(np.uint32), slices_of(buffers, lengths, which, starts))
-    vars(records)["headers"] = headers  # the cached property, known here
-    return records
+    data = slices_of(buffers, lengths, which, starts)
+    return Records((kept.lengths + HEADER_BYTES).astype(np.uint32), data, headers)

@@ -19,7 +19,7 @@ entries in Python, except ``encode`` for a handful of them, where numpy's fixed 
 The module is pure: no I/O, no clock. All functions are thread-safe.
 """
 
-from dledger_core.record.arrow import empty_batch, integers_of, repeated, time_at, to_arrow
+from dledger_core.record.arrow import empty_batch, to_arrow
 from dledger_core.record.columns import Columns
 from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
@@ -29,6 +29,7 @@ from dledger_core.record.layout import (
     BLANK,
     HEADER,
     HEADER_BYTES,
+    HEADER_STRUCT,
     INDEX_RECORD,
     INDEX_RECORD_BYTES,
     MAGIC_BLANK,
@@ -37,10 +38,14 @@ from dledger_core.record.layout import (
     MAGIC_MEMBERSHIP,
     READ_SCHEMA,
     RECORD_SCHEMA,
-    TIME_MASK,
+    append_time,
+    append_times,
+    ends_batch,
+    is_segment_name,
     place,
+    segment_name,
 )
-from dledger_core.record.ranges import inside
+from dledger_core.record.ranges import inside, merge_ranges
 from dledger_core.record.records import Payload, Records, index_records
 from dledger_core.record.slices import slices_of
 
@@ -50,6 +55,7 @@ __all__ = [
     "DESCRIPTIONS",
     "HEADER",
     "HEADER_BYTES",
+    "HEADER_STRUCT",
     "INDEX_RECORD",
     "INDEX_RECORD_BYTES",
     "MAGIC_BLANK",
@@ -58,23 +64,25 @@ __all__ = [
     "MAGIC_MEMBERSHIP",
     "READ_SCHEMA",
     "RECORD_SCHEMA",
-    "TIME_MASK",
     "Columns",
     "Fetch",
     "Isolation",
     "Payload",
     "Records",
+    "append_time",
+    "append_times",
     "data_entries",
     "description_batch",
     "empty_batch",
     "encode",
+    "ends_batch",
     "index_records",
     "inside",
-    "integers_of",
+    "is_segment_name",
     "key_of",
+    "merge_ranges",
     "place",
-    "repeated",
+    "segment_name",
     "slices_of",
-    "time_at",
     "to_arrow",
 ]

@@ -1,26 +1,20 @@
-"""Records to what readers get.
-
-Arrays are made of buffers here and looked at through them: PyArrow imports pandas when a process first makes an array
-of Python's or numpy's values or the other way round, and that takes longer than a short task of a stream.
-"""
+"""Records to the Arrow batches that readers receive. Arrays are made over the records' own memory, without a copy."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dledger_core.record.layout import HEADER_BYTES, READ_SCHEMA, RECORD_SCHEMA, TIME_MASK
+from dledger_core.record.layout import HEADER_BYTES, READ_SCHEMA, RECORD_SCHEMA, append_times
 from dledger_core.record.records import Records
 from dledger_core.record.slices import slices_of
 
-__all__ = ["empty_batch", "integers_of", "repeated", "time_at", "to_arrow"]
+__all__ = ["empty_batch", "to_arrow"]
 
 _YEAR_10000_MS: Final = 253_402_300_800_000
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, magic: bool = False) -> pa.RecordBatch:
@@ -41,7 +35,7 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
-    millis = (headers["mark"] & np.uint64(TIME_MASK)).astype(np.int64)
+    millis = append_times(headers)
     unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # no clock says so, but a damaged header may
     known = np.packbits(~unknown, bitorder="little") if unknown.any() else None
     arrays = [
@@ -65,24 +59,3 @@ def _column(values: npt.NDArray[Any], kind: pa.DataType, known: npt.NDArray[np.u
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     """Returns a batch without rows."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-
-
-def repeated(text: str, rows: int) -> pa.Array:
-    """Returns a string column that says the same in each of its rows."""
-    data = text.encode()
-    offsets = np.array([0, len(data)], np.int32)
-    one = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return pa.repeat(one[0], rows)
-
-
-def integers_of(column: pa.Array) -> npt.NDArray[Any]:
-    """Returns the values of a column of integers or times as they lie in memory, those of nulls included."""
-    data = np.frombuffer(column.buffers()[1] or b"", np.dtype(f"i{column.type.bit_width // 8}"))
-    return data[column.offset : column.offset + len(column)]
-
-
-def time_at(column: pa.Array, row: int) -> datetime | None:
-    """Returns one time of a column ``timestamp``; None where it is null."""
-    if not column[row].is_valid:
-        return None
-    return _EPOCH + timedelta(microseconds=int(integers_of(column)[row]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,21 @@ from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.ids import Index, Position, Term
 from dledger_core.record.columns import Columns
-from dledger_core.record.layout import BATCH_END, HEADER, HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, TIME_MASK, place
+from dledger_core.record.layout import (
+    BATCH_END,
+    HEADER,
+    HEADER_BYTES,
+    HEADER_STRUCT,
+    MAGIC_CONTROL,
+    MAGIC_DATA,
+    append_time,
+    place,
+)
 from dledger_core.record.records import Records
 from dledger_core.record.slices import slices_of
 
 __all__ = ["encode"]
 
-_STRUCT = struct.Struct(">iiqqqQIi")
 _SCALAR_COUNT_MAX = 12
 
 _I64 = npt.NDArray[np.int64]
@@ -58,7 +65,7 @@ def encode(
         crcs = np.concatenate([np.array([checksum.crc32(control)], np.uint32), columns.crcs])
     sizes = lengths + np.uint32(HEADER_BYTES)
     positions = place(sizes, position, segment_bytes)
-    fields = (first_index, term, timestamp_ms & TIME_MASK)
+    fields = (first_index, term, append_time(timestamp_ms))
     magics = (MAGIC_DATA if control is None else magic), MAGIC_DATA
     if len(lengths) <= _SCALAR_COUNT_MAX:
         return Records(sizes, _encode_few(fields, magics, positions, lengths, crcs, control, columns.bodies))
@@ -83,7 +90,7 @@ def _encode_few(
     for i, (at, length, crc) in enumerate(zip(positions.tolist(), lengths.tolist(), crcs.tolist(), strict=True)):
         marked = mark | BATCH_END if i == last else mark
         magic = magics[0 if i == 0 else 1]
-        pieces.append(_STRUCT.pack(magic, length + 48, first_index + i, term, at, marked, crc, length))
+        pieces.append(HEADER_STRUCT.pack(magic, length + HEADER_BYTES, first_index + i, term, at, marked, crc, length))
         if i == 0 and control is not None:
             pieces.append(control)
         else:
@@ -114,9 +121,7 @@ def _encode_many(
     headers["mark"][-1] = mark | BATCH_END
     headers["crc"] = crcs
     headers["length"] = lengths
-    records = Records(lengths + np.uint32(HEADER_BYTES), _joined(headers, lengths, control, bodies))
-    vars(records)["headers"] = headers  # the cached property, known here and needed by whoever writes the index
-    return records
+    return Records(lengths + np.uint32(HEADER_BYTES), _joined(headers, lengths, control, bodies), headers)
 
 
 def _joined(headers: npt.NDArray[Any], lengths: _U32, control: bytes | None, bodies: Buffer) -> memoryview:

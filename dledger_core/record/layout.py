@@ -14,6 +14,7 @@ __all__ = [
     "BLANK",
     "HEADER",
     "HEADER_BYTES",
+    "HEADER_STRUCT",
     "INDEX_RECORD",
     "INDEX_RECORD_BYTES",
     "MAGIC_BLANK",
@@ -22,8 +23,12 @@ __all__ = [
     "MAGIC_MEMBERSHIP",
     "READ_SCHEMA",
     "RECORD_SCHEMA",
-    "TIME_MASK",
+    "append_time",
+    "append_times",
+    "ends_batch",
+    "is_segment_name",
     "place",
+    "segment_name",
 ]
 
 MAGIC_BLANK: Final = -1
@@ -33,7 +38,9 @@ MAGIC_MEMBERSHIP: Final = 3
 HEADER_BYTES: Final = 48
 INDEX_RECORD_BYTES: Final = 32
 BATCH_END: Final = 1 << 48
-TIME_MASK: Final = (1 << 48) - 1
+"""Bit of the field ``mark``: the last entry of its batch."""
+_TIME_MASK: Final = BATCH_END - 1
+_NAME_DIGITS: Final = 20
 
 HEADER: Final = np.dtype(
     [
@@ -47,6 +54,8 @@ HEADER: Final = np.dtype(
         ("length", ">i4"),
     ]
 )
+HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
+"""HEADER for one record: magic, size, index, term, position, mark, crc, length."""
 BLANK: Final = struct.Struct(">ii")
 """MAGIC_BLANK, and the bytes from there to the segment's end."""
 INDEX_RECORD: Final = np.dtype(
@@ -62,6 +71,40 @@ READ_SCHEMA: Final = pa.schema(
     ]
 )
 RECORD_SCHEMA: Final = READ_SCHEMA.append(pa.field("magic", pa.int32()))
+
+
+def append_time(mark: int) -> int:
+    """Returns the append time in the field ``mark`` of one record, in ms since the epoch; 0 if unknown."""
+    return int(mark) & _TIME_MASK
+
+
+def append_times(headers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Returns the append time of each record, in ms since the epoch; 0 if unknown.
+
+    Args:
+        headers: dtype HEADER, shape (n,).
+    """
+    return (headers["mark"] & np.uint64(_TIME_MASK)).astype(np.int64)
+
+
+def ends_batch(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns which records are the last of their batch.
+
+    Args:
+        headers: dtype HEADER, shape (n,).
+    """
+    found: npt.NDArray[np.bool_] = (headers["mark"] & np.uint64(BATCH_END)) != 0
+    return found
+
+
+def segment_name(base: int) -> str:
+    """Returns the name of the file whose first byte has the offset ``base``: 20 decimal digits."""
+    return f"{base:0{_NAME_DIGITS}d}"
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether ``name`` is one that ``segment_name`` makes."""
+    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDArray[np.int64]:

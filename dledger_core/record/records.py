@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +21,26 @@ _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
 class Records:
-    """A run of encoded records, BLANKs left out.
+    """A block of encoded records, without BLANKs. Immutable; safe to share between threads.
 
-    Attributes:
+    Bytes from outside are checked with ``check`` before anything else is called.
+
+    Args:
         sizes: uint32, shape (n,): bytes of each record.
         data: the concatenated records; ``sum(sizes)`` bytes.
-
-    Whoever makes one from foreign bytes calls ``check`` before anything else.
+        headers: dtype HEADER, shape (n,), if the caller has them already; else they are gathered on first use.
     """
 
-    sizes: _U32
-    data: Buffer
+    __slots__ = ("_bodies", "_headers", "_rows", "_starts", "data", "sizes")
+
+    def __init__(self, sizes: _U32, data: Buffer, headers: npt.NDArray[Any] | None = None) -> None:
+        self.sizes = sizes
+        self.data = data
+        self._headers = headers
+        self._starts: _I64 | None = None
+        self._bodies: memoryview | None = None
+        self._rows: _U8 | Literal[False] | None = False
 
     @property
     def count(self) -> int:
@@ -47,41 +52,57 @@ class Records:
         """Bytes of the records."""
         return len(self.data)
 
-    @cached_property
+    @property
     def starts(self) -> _I64:
         """int64, shape (n,): where each record begins in ``data``."""
-        starts = np.zeros(len(self.sizes), np.int64)
-        np.cumsum(self.sizes[:-1], out=starts[1:])
-        return starts
+        if self._starts is None:
+            self._starts = np.zeros(len(self.sizes), np.int64)
+            np.cumsum(self.sizes[:-1], out=self._starts[1:])
+        return self._starts
 
-    @cached_property
-    def _rows(self) -> _U8 | None:
-        """The records behind the first, which may be a control entry, as rows of bytes; None if their sizes differ.
+    def _equal_rows(self) -> _U8 | None:
+        """The records after the first, which may be a control entry, as rows of bytes; None if their sizes differ.
 
-        Rows are cut several times faster than pieces of any size.
+        Slicing rows is several times faster than gathering slices of any size.
         """
-        sizes = self.sizes
-        if len(sizes) < 2 or sizes[1] <= HEADER_BYTES or bool((sizes[1:] != sizes[1]).any()):
-            return None
-        return np.frombuffer(self.data, np.uint8, -1, int(sizes[0])).reshape(len(sizes) - 1, int(sizes[1]))
+        if self._rows is False:
+            sizes = self.sizes
+            if len(sizes) < 2 or sizes[1] <= HEADER_BYTES or bool((sizes[1:] != sizes[1]).any()):
+                self._rows = None
+            else:
+                found = np.frombuffer(self.data, np.uint8, -1, int(sizes[0]))
+                self._rows = found.reshape(len(sizes) - 1, int(sizes[1]))
+        return self._rows
 
-    @cached_property
+    @property
     def headers(self) -> npt.NDArray[Any]:
         """Structured array of dtype HEADER, shape (n,)."""
-        if self._rows is not None:
+        if self._headers is None:
+            self._headers = self._gather_headers()
+        return self._headers
+
+    def _gather_headers(self) -> npt.NDArray[Any]:
+        rows = self._equal_rows()
+        if rows is not None:
             headers = np.empty((self.count, HEADER_BYTES), np.uint8)
             headers[0] = np.frombuffer(self.data, np.uint8, HEADER_BYTES)
-            headers[1:] = self._rows[:, :HEADER_BYTES]
+            headers[1:] = rows[:, :HEADER_BYTES]
             return headers.view(HEADER)[:, 0]
         lengths = np.full(self.count, HEADER_BYTES, np.int64)
         return np.frombuffer(slices_of([self.data], lengths, 0, self.starts), HEADER)
 
-    @cached_property
+    @property
     def bodies(self) -> memoryview:
         """The concatenated bodies of all records."""
-        if self._rows is not None:
-            bodies, others = self._begun(self._rows)
-            others[:] = self._rows[:, HEADER_BYTES:]
+        if self._bodies is None:
+            self._bodies = self._gather_bodies()
+        return self._bodies
+
+    def _gather_bodies(self) -> memoryview:
+        rows = self._equal_rows()
+        if rows is not None:
+            bodies, others = self._begun(rows)
+            others[:] = rows[:, HEADER_BYTES:]
             return bodies.data
         return slices_of([self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES)
 
@@ -145,12 +166,13 @@ class Records:
         lengths = headers["length"].astype(np.int64)
         foreign = (headers["mark"] == 0) & (crcs == 0)
         if not foreign.any():
-            if self._rows is not None:
-                bodies, others = self._begun(self._rows) if gather else (None, None)
+            rows = self._equal_rows()
+            if rows is not None:
+                bodies, others = self._begun(rows) if gather else (None, None)
                 first = checksum.crc32(memoryview(self.data)[HEADER_BYTES : int(self.sizes[0])])
-                if first == crcs[0] and checksum.match(self._rows[:, HEADER_BYTES:], crcs[1:], others):
+                if first == crcs[0] and checksum.match(rows[:, HEADER_BYTES:], crcs[1:], others):
                     if bodies is not None:
-                        vars(self)["bodies"] = bodies.data
+                        self._bodies = bodies.data
                     return None
             return checksum.first_mismatch(self.bodies, lengths, crcs)
         if foreign.all():

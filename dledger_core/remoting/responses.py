@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dledger_core.errors import DLedgerError, ProtocolError
+from dledger_core.record import HEADER_BYTES
 from dledger_core.remoting.bodies import Fields, dump, to_base64
 from dledger_core.remoting.codes import HeaderCode, ResponseCode, error_of, header_error
 from dledger_core.remoting.frame import FRAME_BYTES_MAX, RemotingFrame
@@ -14,7 +15,6 @@ from dledger_core.remoting.frame import FRAME_BYTES_MAX, RemotingFrame
 __all__ = ["AppendReply", "GetReply", "MetadataReply", "Reply", "WireEntry", "decode_reply", "encode_reply"]
 
 _R = TypeVar("_R", bound="Reply")
-_ENTRY_HEADER_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class WireEntry:
             "index": self.index,
             "magic": self.magic,
             "pos": self.position,
-            "size": _ENTRY_HEADER_BYTES + len(self.body),
+            "size": HEADER_BYTES + len(self.body),
             "term": self.term,
         }
 
@@ -53,7 +53,7 @@ class WireEntry:
         """
         body = fields.data("body") or b""
         size = fields.number("size")
-        if size != _ENTRY_HEADER_BYTES + len(body):
+        if size != HEADER_BYTES + len(body):
             values = {"size": size, "body_bytes": len(body)}
             raise ProtocolError("an entry's size is not that of its body", "body", "", values)
         return cls(

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.errors import BadRequestError
-from dledger_core.record import repeated
 from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, field, pieces_at
 
 __all__ = ["message_ids", "pack_host", "read_hosts"]
@@ -31,7 +30,7 @@ def read_hosts(data: Bytes, at: IntArray, ipv6: BoolArray) -> pa.StringArray:
         return both.take(pa.array(order))
     hosts = field(data, ">i8", at)
     if len(hosts) and bool((hosts == hosts[0]).all()):  # of one broker, or one producer
-        return repeated(_host_text(struct.pack(">q", hosts[0])), len(hosts))
+        return pa.repeat(_host_text(struct.pack(">q", hosts[0])), len(hosts))
     encoded = pa.array(hosts).dictionary_encode()
     texts = [_host_text(struct.pack(">q", host)) for host in encoded.dictionary.to_pylist()]
     return pa.array(texts, pa.string()).take(encoded.indices)

@@ -19,6 +19,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from dledger_core.record import HEADER_BYTES
+
 __all__ = [
     "BEFORE_BODY",
     "BEFORE_HOSTS",
@@ -67,7 +69,7 @@ COMPRESSION_SHIFT: Final = 8
 NAME_END: Final = 1
 PROPERTY_END: Final = 2
 
-PHYSICAL_OFFSET_DELTA: Final = 48
+PHYSICAL_OFFSET_DELTA: Final = HEADER_BYTES
 """A message's physical offset is its entry's position plus the entry's header."""
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"

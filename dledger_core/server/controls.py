@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from dataclasses import dataclass
 
 from dledger_core.errors import invariant
 from dledger_core.ids import Index
 from dledger_core.raft import Batch
-from dledger_core.record import BATCH_END, HEADER_BYTES, MAGIC_CONTROL, TIME_MASK, Payload
+from dledger_core.record import HEADER_BYTES, HEADER_STRUCT, MAGIC_CONTROL, Payload, append_time
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables import LogTables
 
 __all__ = ["Controls"]
-
-_HEADER = struct.Struct(">iiqqqQIi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +45,9 @@ class Controls:
         assert isinstance(payload, Payload)
         assert payload.records is not None
         view = memoryview(payload.records.data)
-        magic, size, index, _, _, mark, _, _ = _HEADER.unpack_from(view)
+        magic, size, index, _, _, mark, _, _ = HEADER_STRUCT.unpack_from(view)
         if magic == MAGIC_CONTROL:
-            time_ms = (mark & ~BATCH_END) & TIME_MASK
+            time_ms = append_time(mark)
             self._waiting.append(_Control(Index(index), time_ms, bytes(view[HEADER_BYTES:size])))
 
     def truncate(self, index: Index) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRun
-from dledger_core.record import TIME_MASK, Records
+from dledger_core.record import Records, append_time
 from dledger_core.storage import log_queries
 from dledger_core.storage.damage import Damage, damage_near, wrong_rows
 from dledger_core.storage.index_file import IndexFile, term_runs
@@ -194,9 +194,9 @@ class DurableLog:
         position, size = int(row["position"]), int(row["size"])
         header = self._reader.header_at(position)
         if header is not None and header[1:3] == (size, index):
-            return position, size, header[5] & TIME_MASK
+            return position, size, append_time(header[5])
         try:
             found = self._reader.read(index, index + 1, 1, body_crc=False).headers[0]
         except CorruptRecordError:
             return position, size, 0
-        return int(found["position"]), int(found["size"]), int(found["mark"]) & TIME_MASK
+        return int(found["position"]), int(found["size"]), append_time(found["mark"])

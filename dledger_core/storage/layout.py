@@ -8,10 +8,9 @@ from typing import NoReturn
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
-from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP
+from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, is_segment_name
 from dledger_core.storage.files import File, Files, OsFiles
 from dledger_core.storage.log_meta import LogMeta, load_log_meta, save_log_meta
-from dledger_core.storage.segments import is_segment_name
 
 __all__ = [
     "Layout",

@@ -16,8 +16,8 @@ from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch
-from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, TIME_MASK, Payload, Records
-from dledger_core.storage.record_reader import HEADER_STRUCT, RecordReader
+from dledger_core.record import HEADER_BYTES, HEADER_STRUCT, MAGIC_CONTROL, MAGIC_DATA, Payload, Records, append_time
+from dledger_core.storage.record_reader import RecordReader
 from dledger_core.storage.recovery import batch_ends
 
 __all__ = ["SegmentFacts", "control_entries", "index_at_time", "prefix_before", "read_batches", "segment_facts"]
@@ -138,7 +138,7 @@ def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
     facts = []
     for first, stop in pairwise([*heads, end]):
         last = reader.header_at(int(reader.index.read(stop - 1, stop)[0]["position"]))
-        time_ms = last[5] & TIME_MASK if last is not None and last[2] == stop - 1 else 0
+        time_ms = append_time(last[5]) if last is not None and last[2] == stop - 1 else 0
         facts.append(SegmentFacts(Index(first), time_ms, reader.data.segment_bytes))
     if facts:
         row = reader.index.read(end - 1, end)[0]
@@ -170,7 +170,7 @@ def _scanned_control_entries(reader: RecordReader, start: int, end: int) -> Iter
         for at in np.flatnonzero(records.headers["magic"] == MAGIC_CONTROL).tolist():
             one = records.slice(at, at + 1)
             one.check(start + at)
-            yield Index(start + at), int(one.headers["mark"][0]) & TIME_MASK, bytes(one.bodies)
+            yield Index(start + at), append_time(one.headers["mark"][0]), bytes(one.bodies)
         start += records.count
 
 
@@ -184,10 +184,10 @@ def _other_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int
         known = mark != 0 or crc != 0
         whole = not known or checksum.crc32(body) == crc
         if whole and (magic, found, at, length) == (row["magic"], index, position, size):
-            return Index(index), mark & TIME_MASK, magic, body
+            return Index(index), append_time(mark), magic, body
     records = reader.read(index, index + 1, 1)  # raises if the data is damaged; else only the index row is
     header = records.headers[0]
-    return Index(index), int(header["mark"]) & TIME_MASK, int(header["magic"]), bytes(records.bodies)
+    return Index(index), append_time(header["mark"]), int(header["magic"]), bytes(records.bodies)
 
 
 def index_at_time(reader: RecordReader, first_index: int, end: int, timestamp_ms: int) -> int:
@@ -201,5 +201,5 @@ def index_at_time(reader: RecordReader, first_index: int, end: int, timestamp_ms
 def _time_ms(reader: RecordReader, index: int) -> int:
     header = reader.header_at(int(reader.index.read(index, index + 1)[0]["position"]))
     if header is not None and header[2] == index:
-        return header[5] & TIME_MASK
-    return int(reader.read(index, index + 1, 1, body_crc=False).headers["mark"][0]) & TIME_MASK
+        return append_time(header[5])
+    return append_time(reader.read(index, index + 1, 1, body_crc=False).headers["mark"][0])

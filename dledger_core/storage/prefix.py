@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
+from dledger_core.record import is_segment_name, segment_name
 from dledger_core.storage.checkpoint import Checkpoint, save_checkpoint
 from dledger_core.storage.files import Files
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
-from dledger_core.storage.segments import is_segment_name, segment_name
 from dledger_core.storage.tables import LogTables
 
 __all__ = ["LogStart", "TablesSnapshot", "end_interrupted", "load_tables", "remove_everything"]

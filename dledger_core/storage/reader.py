@@ -31,6 +31,7 @@ from dledger_core.record import (
     description_batch,
     empty_batch,
     index_records,
+    is_segment_name,
     to_arrow,
 )
 from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
@@ -45,7 +46,7 @@ from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import batch_ends
 from dledger_core.storage.scan import Cursor, Rules, Scanner
-from dledger_core.storage.segments import Segments, is_segment_name
+from dledger_core.storage.segments import Segments
 from dledger_core.storage.start_check import start_findings
 from dledger_core.storage.tables import LogTables
 from dledger_core.storage.verify import StoreReport, record_behind, verify_store

@@ -7,7 +7,6 @@ makes a read slow, never wrong. Damaged data is reported with file, index and po
 from __future__ import annotations
 
 import itertools
-import struct
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,15 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
-from dledger_core.record import BLANK, HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Records, index_records
+from dledger_core.record import (
+    BLANK,
+    HEADER_BYTES,
+    HEADER_STRUCT,
+    MAGIC_BLANK,
+    MAGIC_DATA,
+    MAGIC_MEMBERSHIP,
+    Records,
+    index_records,
+)
 from dledger_core.storage.index_file import IndexSource, contradiction
 from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.scan import Cursor, Rules, Run, Scanner, Stop, StopKind
 from dledger_core.storage.segments import Segments
 
-__all__ = ["HEADER_STRUCT", "RecordReader", "corrupt", "out_of_range", "own_rules"]
+__all__ = ["RecordReader", "corrupt", "out_of_range", "own_rules"]
 
-HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
 """One record's header: magic, size, index, term, position, mark, crc, length."""
 
 _MEAN_BYTES_FIRST: Final = 256

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import BATCH_END, HEADER_BYTES, INDEX_RECORD_BYTES, TIME_MASK, Records, index_records
+from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, Records, append_time, ends_batch, index_records
 from dledger_core.storage.checkpoint import Checkpoint
 from dledger_core.storage.index_file import IndexFile, agreement
 from dledger_core.storage.log_meta import LogMeta
@@ -53,8 +53,7 @@ class LogEnd:
 
 def batch_ends(records: Records) -> npt.NDArray[np.int64]:
     """Returns the places in ``records`` of the last entries of batches; without a mark each entry is its own batch."""
-    marks = records.headers["mark"].astype(np.uint64)
-    return np.flatnonzero(((marks & np.uint64(BATCH_END)) != 0) | (marks == 0))
+    return np.flatnonzero(ends_batch(records.headers) | (records.headers["mark"] == 0))
 
 
 def _whole_ends(records: Records) -> npt.NDArray[np.int64]:
@@ -197,7 +196,7 @@ class _Recovery:
             record = self._durable_record(last)
             if record is not None:
                 header = record.headers[0]
-                time = int(header["mark"]) & TIME_MASK
+                time = append_time(header["mark"])
                 return LogEnd(first, last, checkpoint.position, int(header["term"]), time)
         return self._walk_to(checkpoint, first, known)
 
@@ -220,7 +219,7 @@ class _Recovery:
         """Finds what is wrong in the last trusted segment: the index (rewritten) or the data (damage)."""
         run = self._reindex(known, checkpoint.position, checkpoint)
         last = run.records.headers[checkpoint.durable_index - run.first_index]
-        time = int(last["mark"]) & TIME_MASK
+        time = append_time(last["mark"])
         return LogEnd(first, checkpoint.durable_index, checkpoint.position, int(last["term"]), time)
 
     def _check_heads(self, checkpoint: Checkpoint, known: Cursor) -> Cursor:
@@ -307,7 +306,7 @@ class _Recovery:
                 at = int(ends[-1])
                 header = run.records.headers[at]
                 position = run.position + int(run.records.starts[at]) + int(run.records.sizes[at])
-                time = int(header["mark"]) & TIME_MASK
+                time = append_time(header["mark"])
                 end = LogEnd(end.first_index, run.first_index + at, position, int(header["term"]), time)
         stop = scanner.stop
         bad = stop.cursor.position if stop is not None else end.position

@@ -22,8 +22,8 @@ from dledger_core.record import (
     HEADER_BYTES,
     INDEX_RECORD_BYTES,
     MAGIC_BLANK,
-    TIME_MASK,
     Records,
+    append_times,
     index_records,
     place,
 )
@@ -115,7 +115,7 @@ def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Reco
         raise _misfit(damage, "they reach into intact records", stop - 1)
     from_index = reader.rules.marked_from
     if from_index is not None:
-        unmarked = ((headers["mark"] & np.uint64(TIME_MASK)) == 0) & (headers["index"] >= from_index)
+        unmarked = (append_times(headers) == 0) & (headers["index"] >= from_index)
         if bool(unmarked.any()):
             raise _misfit(damage, "they carry no append time", damage.start)
     before = _neighbours_term(reader, index, damage.start - 1)

@@ -22,8 +22,8 @@ from dledger_core.record import (
     MAGIC_BLANK,
     MAGIC_DATA,
     MAGIC_MEMBERSHIP,
-    TIME_MASK,
     Records,
+    append_times,
 )
 from dledger_core.storage.index_file import IndexSource
 from dledger_core.storage.segments import Segments
@@ -259,7 +259,7 @@ class Scanner:
         if self._rules.position_checked:
             whole &= headers["position"] == records.starts + self.cursor.position
         if self._rules.marked_from is not None:
-            unmarked = (headers["mark"] & np.uint64(TIME_MASK)) == 0
+            unmarked = append_times(headers) == 0
             whole &= ~unmarked | (indexes < self._rules.marked_from)
         continues = indexes == np.arange(first, first + n)
         previous = np.empty(n, np.int64)

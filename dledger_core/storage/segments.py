@@ -18,23 +18,13 @@ import numpy as np
 
 from dledger_core.checksum import Buffer
 from dledger_core.errors import CorruptRecordError, StoreMismatchError
+from dledger_core.record import is_segment_name, segment_name
 from dledger_core.storage.files import File, Files
 
-__all__ = ["Segments", "is_segment_name", "segment_name"]
+__all__ = ["Segments"]
 
-_NAME_DIGITS: Final = 20
 _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
-
-
-def segment_name(base: int) -> str:
-    """Returns the file name of the segment that starts at ``base``."""
-    return f"{base:0{_NAME_DIGITS}d}"
-
-
-def is_segment_name(name: str) -> bool:
-    """Whether ``name`` is one that ``segment_name`` makes."""
-    return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def _bases(names: Iterable[str], directory: Path, *, strict: bool) -> list[int]:

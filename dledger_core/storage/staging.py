@@ -19,7 +19,7 @@ from dledger_core.config import BATCH_BYTES_MAX, StorageConfig
 from dledger_core.errors import BadRequestError, CorruptRecordError, invariant
 from dledger_core.ids import Index, Position
 from dledger_core.raft.batch import Batch
-from dledger_core.record import BATCH_END, HEADER_BYTES, TIME_MASK, Columns, Payload, Records, encode, place
+from dledger_core.record import HEADER_BYTES, Columns, Payload, Records, append_time, encode, ends_batch, place
 from dledger_core.storage.log_meta import LogMeta
 
 __all__ = ["StagedEnd", "Staging", "admitting", "check_payload", "payload_of", "records_of"]
@@ -126,7 +126,7 @@ class Staging:
             self._check_received(batch, payload.records)
         records = payload.records
         last = _last_header(records)
-        time_ms = max(last[1] & TIME_MASK, self._end.time_ms)
+        time_ms = max(append_time(last[1]), self._end.time_ms)
         with self._lock:
             self._staged.append(batch)
         self._end = StagedEnd(batch.last_index + 1, last[0] + int(records.sizes[-1]), time_ms)
@@ -149,7 +149,7 @@ class Staging:
         """Refuses records that do not continue the staged end exactly; their form was checked when they came in."""
         headers = records.headers
         places = place(records.sizes, self._end.position, self._config.data_segment_bytes)
-        ends = (headers["mark"] & np.uint64(BATCH_END)) != 0
+        ends = ends_batch(headers)
         one_batch = bool(ends[-1]) and not bool(ends[:-1].any())
         fits = (
             int(headers["index"][0]) == batch.first_index
@@ -184,7 +184,7 @@ class Staging:
         records = records_of(last)
         keep = index - last.first_index
         position, mark = _last_header(records.slice(0, keep))
-        self._end = StagedEnd(index, position + int(records.sizes[keep - 1]), max(mark & TIME_MASK, _TIME_MS_MIN))
+        self._end = StagedEnd(index, position + int(records.sizes[keep - 1]), max(append_time(mark), _TIME_MS_MIN))
 
     def restart(self, start: StagedEnd) -> None:
         """Forgets everything: the log starts anew at ``start``."""

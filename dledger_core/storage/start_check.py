@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position
+from dledger_core.record import is_segment_name
 from dledger_core.storage.files import Files
 from dledger_core.storage.hard_state import load_hard_state
 from dledger_core.storage.layout import Layout, lacks_identity
 from dledger_core.storage.log_meta import LogMeta
 from dledger_core.storage.prefix import load_tables
-from dledger_core.storage.segments import is_segment_name
 from dledger_core.storage.verify import Finding
 
 __all__ = ["start_findings"]

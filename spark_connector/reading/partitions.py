@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from dledger_core.record import READ_SCHEMA, empty_batch, repeated
+from dledger_core.record import READ_SCHEMA, empty_batch
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk, Log, open_log
@@ -124,7 +124,7 @@ def _finished(
     for columns in pieces:
         rows = len(columns["index"])
         if "group" in schema.names:
-            columns["group"] = repeated(part.group, rows)
+            columns["group"] = pa.repeat(part.group, rows)
         if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
             columns["queue_offset"] = pa.nulls(rows, pa.int64())
         if "committed" in schema.names:  # true up to what a probe has proved

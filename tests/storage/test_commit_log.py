@@ -28,9 +28,8 @@ from dledger_core.errors import (
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRun
 from dledger_core.raft.ready import HardState
-from dledger_core.record import BATCH_END, TIME_MASK, Columns, Payload
+from dledger_core.record import BATCH_END, Columns, Payload, Records, append_times, segment_name
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.segments import segment_name
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, make_batch, open_log, read_all, received
 
@@ -102,7 +101,7 @@ def test_received_records_must_continue_the_log(what: str) -> None:
     elif what != "position":
         headers[what] += 1
     data = b"".join(header.tobytes() + b"def" for header in headers)
-    records = dataclasses.replace(wrong.payload.records, data=data)
+    records = Records(wrong.payload.records.sizes, data)
     with pytest.raises(CorruptRecordError):
         log.stage(Batch(Index(3), 2, Term(1), len(data), Payload(records=records)), 5)
     assert log.staged_end == 3 * 51
@@ -130,7 +129,7 @@ def test_stage_runs_ahead_of_the_disk_and_back() -> None:
     log.persist(HardState(Term(2), None), Index(3), [replacement])
     assert read_all(log) == [(1, b"a" * 100)] * 3 + [(2, b"e" * 10)] * 4
     assert log.term_runs() == [TermRun(Index(0), Term(1)), TermRun(Index(3), Term(2))]
-    times = (log.read(0, 9, 1 << 20).headers["mark"] & np.uint64(TIME_MASK)).tolist()
+    times = append_times(log.read(0, 9, 1 << 20).headers).tolist()
     assert times == [1000] * 3 + [1500] * 4
     assert first.payload.records.count == 3
 
@@ -142,7 +141,7 @@ def test_append_time_never_falls() -> None:
     log.close()
     log = open_log(files)
     append(log, [b"x"], now_ms=100)
-    times = (log.read(0, 9, 1 << 20).headers["mark"] & np.uint64(TIME_MASK)).tolist()
+    times = append_times(log.read(0, 9, 1 << 20).headers).tolist()
     assert times == [1, 500, 500, 700, 700]
     for at, index in ((0, 0), (1, 0), (2, 1), (500, 1), (501, 3), (700, 3), (701, 5)):
         assert log.index_at_time(at) == index

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
+from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files import OsFile, OsFiles
 from dledger_core.storage.recent_check import check_recent
-from dledger_core.storage.segments import segment_name
 from tests.support.logs import append, open_log
 
 FIRST, LAST = f"data/{segment_name(0)}", f"data/{segment_name(4096)}"

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import HEADER
+from dledger_core.record import HEADER, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.recent_check import check_recent
-from dledger_core.storage.segments import segment_name
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
 

@@ -14,10 +14,10 @@ from dledger_core.errors import CorruptRecordError, DiskFailedError, IndexOutOfR
 from dledger_core.ids import NO_TERM, Index, NodeId, Position, Term
 from dledger_core.raft.batch import TermRun
 from dledger_core.raft.ready import HardState
+from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.prefix import LogStart, TablesSnapshot
 from dledger_core.storage.repair import StoreRepair
-from dledger_core.storage.segments import segment_name
 from dledger_core.storage.tables import LogTables
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import NO_TABLES, STORE, append, make_batch, open_log, read_all

@@ -15,8 +15,8 @@ from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import TermRun
 from dledger_core.raft.ready import HardState
+from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.segments import segment_name
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, make_batch, open_log, read_all
 

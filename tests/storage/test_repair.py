@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import Index, NodeId, Position, Term
 from dledger_core.raft import HardState
-from dledger_core.record import Records
+from dledger_core.record import Records, segment_name
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.abstention import abstains_above, mark_abstaining
 from dledger_core.storage.damage import Damage
 from dledger_core.storage.hard_state import save_hard_state
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.repair import StoreRepair
-from dledger_core.storage.segments import Segments, segment_name
+from dledger_core.storage.segments import Segments
 from dledger_core.storage.suspect import mark_suspect, suspicion
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all

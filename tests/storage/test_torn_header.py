@@ -10,8 +10,7 @@ import pytest
 
 from dledger_core.ids import Term
 from dledger_core.raft import HardState
-from dledger_core.record import HEADER_BYTES
-from dledger_core.storage.segments import segment_name
+from dledger_core.record import HEADER_BYTES, segment_name
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import STORE, append, make_batch, open_log
 

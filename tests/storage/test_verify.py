@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from dledger_core.errors import CorruptRecordError
+from dledger_core.record import segment_name
 from dledger_core.storage import Finding, open_store
-from dledger_core.storage.segments import segment_name
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import STORE, append, open_log, received
 
