@@ -43,11 +43,11 @@ SWITCHES: Final = re.compile(
     r"|LD_PRELOAD|JDK_JAVA_OPTIONS|JAVA_TOOL_OPTIONS|SPARK_DIST_CLASSPATH|SPARK_SUBMIT_OPTS)\b"
     r"|\bgc\.(?:freeze|unfreeze|disable|set_threshold)\b|\bsys\.(?:stdout|stderr|stdin)\s*=(?!=)"
 )
-FOREIGN: Final = frozenset(
-    "_jvm _jsc _sc _jsparkSession _jdf _jdt _jreader _jwrite _jrdd _jconf _jvm_gateway _gateway _ensure_initialized "
-    "_instantiatedSession _instantiatedContext _activeSession _active_spark_context _stackTrace _get_object_id "
-    "_java_obj _wait_for_tstate_lock _shutdown_locks _threads_queues".split()
-)
+FOREIGN: Final = {
+    "_jvm", "_jsc", "_sc", "_jsparkSession", "_jdf", "_jdt", "_jreader", "_jwrite", "_jrdd", "_jconf", "_gateway",
+    "_ensure_initialized", "_instantiatedSession", "_instantiatedContext", "_activeSession", "_active_spark_context",
+    "_stackTrace", "_get_object_id", "_java_obj",
+}  # fmt: skip
 """Private names of the other projects that are well known; some of ours are called alike, in other files."""
 PRIVATE_TEXT: Final = re.compile(rf"\.(?:{'|'.join(sorted(FOREIGN, key=len, reverse=True))})\b")
 NAMED_TUPLES: Final = frozenset({"_asdict", "_replace", "_fields", "_make"})
