@@ -25,7 +25,7 @@ $(READY): pyproject.toml
 	@.ci/venv
 
 demo: $(READY)
-	@.ci/java .ci/spark $(BIN)/dledger demo $(ARGS)
+	@.ci/java .ci/spark $(BIN)/python jobs/demo.py $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff format --check --quiet . || { echo 'error: run .venv/bin/ruff format .' >&2; exit 1; }
