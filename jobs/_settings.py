@@ -57,9 +57,6 @@ JVM_OPTIONS: Final = " ".join(f"-XX:Tier4{name}={count * _LATER}" for name, coun
 """For a JVM that Python starts on one machine, and that lives for one job: optimising what plans this job took a third
 of a core all the time. Loops over rows run often enough to be optimised all the same."""
 
-# Started from here, a JVM that runs the tasks too has our path, so its Python workers find this project from the start.
-_ONE_MACHINE_STARTED_HERE: Final = {"spark.python.daemon.module": "spark_connector.daemon"}
-
 TOLD_TWICE: Final = (
     "org.apache.spark.util.Utils",
     "org.apache.spark.executor.Executor",
@@ -88,5 +85,5 @@ def defaults_for(master: str, given: Mapping[str, str], *, started_here: bool = 
     """
     wanted = dict(_EVERYWHERE)
     if is_local(master):
-        wanted |= _ONE_MACHINE | (_ONE_MACHINE_STARTED_HERE if started_here else {})
+        wanted |= _ONE_MACHINE
     return {key: value for key, value in wanted.items() if key not in given}

@@ -156,7 +156,7 @@ def _load_ahead() -> None:
         import deltalake  # noqa: F401
         import pyarrow.dataset  # noqa: F401
 
-        import spark_connector.reading.store_log  # noqa: F401
+        import spark_connector.connections  # noqa: F401
 
 
 def _options(table: str | None, against: str | None, more: dict[str, Any]) -> Options:

@@ -181,11 +181,6 @@ _EXAMPLES = """Examples:
     "--max-bytes-per-trigger", type=click.IntRange(min=1), help="At most this many bytes of the logs in a micro-batch."
 )
 @click.option(
-    "--local-stores",
-    metavar="DIR[,DIR]",
-    help="Where nodes on the executors' machines keep their stores: read as files there.",
-)
-@click.option(
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
     show_default=True,
@@ -214,7 +209,6 @@ def command(
     trigger: str,
     max_offsets_per_trigger: int | None,
     max_bytes_per_trigger: int | None,
-    local_stores: str | None,
     fail_on_data_loss: bool,
     retry_for: int,
     lag: LagOutputs,
@@ -225,7 +219,6 @@ def command(
     """Streams logs into a Delta table, each entry exactly once."""
     check_versions()
     limits = {"maxOffsetsPerTrigger": max_offsets_per_trigger, "maxBytesPerTrigger": max_bytes_per_trigger}
-    given = limits | {"localStores": local_stores}
     source = {
         "peers": peers,
         "groups": ",".join(parse_groups(groups)),
@@ -234,7 +227,7 @@ def command(
         "failOnDataLoss": str(fail_on_data_loss).lower(),
         "fetchRetryMs": str(retry_for * 1000),
         **java,
-        **{name: str(value) for name, value in given.items() if value is not None},
+        **{name: str(value) for name, value in limits.items() if value is not None},
     }
     plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger, lag=lag)
     available = _check(plan)
@@ -259,7 +252,7 @@ def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
     tracker = Tracker(DLedgerOptions.for_reading(without_waiting(plan.source)))
     bounds = tracker.bounds()
     check_resume(plan.checkpoint, tracker)
-    return {group: {"start": view.first, "end": view.end} for group, view in sorted(bounds.items())}
+    return {group: {"start": view.first_index, "end": view.end} for group, view in sorted(bounds.items())}
 
 
 def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:

@@ -24,7 +24,6 @@ __all__ = [
     "TimeSpec",
     "choice",
     "count",
-    "directories",
     "flag",
     "group_name",
     "group_names",
@@ -143,17 +142,6 @@ def message_tags(value: str) -> tuple[str, ...]:
     """Tags, separated by RocketMQ's ``||`` or by commas, or as a JSON list; ``*`` is no filter, as in RocketMQ."""
     found = _listed(value, r"\|\||,", "tag")
     return () if found == ("*",) else found
-
-
-def directories(value: str) -> tuple[str, ...]:
-    """Directories, separated by commas or as a JSON list; absolute, for they count on other machines too."""
-    found = _listed(value, ",", "directory path")
-    relative = [name for name in found if not Path(name).is_absolute()]
-    if relative:
-        raise ValueError(f"{relative[0]!r} is not an absolute path")
-    if "\0" in value or any("\0" in name for name in found):
-        raise ValueError("a path cannot hold a NUL")
-    return found
 
 
 def _listed(value: str, separator: str, what: str) -> tuple[str, ...]:

@@ -74,7 +74,6 @@ class DLedgerOptions:
         fail_on_data_loss: fail the query on a loss, or log and count it.
         pin_ms: how long what is planned is kept out of retention; None = 10 minutes for a stream, 0 for a batch.
         read_from: which replica: any, leader, follower or node:ID.
-        local_stores: directories in which nodes on an executor's machine keep their stores: read as files there.
         decode: none, or message for RocketMQ's columns.
         topics: with ``decode``: only messages of these topics; empty = all.
         tags: with ``decode``: only messages with one of these tags; empty = all.
@@ -114,7 +113,6 @@ class DLedgerOptions:
     fail_on_data_loss: bool = True
     pin_ms: int | None = None
     read_from: str = "any"
-    local_stores: tuple[str, ...] = ()
     decode: str = "none"
     topics: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -206,7 +204,6 @@ _TABLE: Final = (
     _Option("failOnDataLoss", "fail_on_data_loss", values.flag, "r", "true"),
     _Option("pinFor", "pin_ms", values.lag, "r", "10m"),
     _Option("readFrom", "read_from", values.replica_choice, "r", "follower"),
-    _Option("localStores", "local_stores", values.directories, "r", "/var/lib/dledger"),
     _Option("decode", "decode", values.choice("none", "message"), "r", "message"),
     _Option("topics", "topics", values.message_topics, "r", "orders,payments"),
     _Option("tags", "tags", values.message_tags, "r", "created || paid"),
@@ -236,7 +233,7 @@ _KAFKAS_NAMES: Final = {
 
 _OF_JAVA: Final = ("safetyLag", "commitProbe")
 _NOT_OF_JAVA: Final = (
-    *("path", "localStores", "groupsPattern", "discoveryInterval", "table", "pinFor"),
+    *("path", "groupsPattern", "discoveryInterval", "table", "pinFor"),
     *("startingTimestamp", "startingOffsetsByTimestampStrategy", "endingTimestamp"),
 )
 """A Java group has no such thing: no append times, no list of groups, no descriptions."""
@@ -262,12 +259,6 @@ def _check_source(options: DLedgerOptions) -> None:
         if options.read_from.removeprefix("node:") not in nodes:
             remedy = f"use one of {', '.join(f'node:{node}' for node in nodes)}"
             raise OptionError(f"wrong value {options.read_from!r}: peers names no such node", "readFrom", remedy)
-
-    if options.local_stores and options.path:
-        raise OptionError("with path it does nothing", "localStores", "leave it out")
-    if options.local_stores and options.read_from in ("leader", "follower"):
-        remedy = "a store does not know its node's role: leave out one of them, or name a node"
-        raise OptionError(f"with readFrom={options.read_from} it does nothing", "localStores", remedy)
 
 
 def _check_messages(options: DLedgerOptions, given: set[str]) -> None:

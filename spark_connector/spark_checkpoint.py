@@ -154,10 +154,10 @@ def read_offsets(file: Path) -> tuple[StreamOffset | None, ...]:
     )
 
 
-def has_committed(location: str) -> bool:
-    """Whether the query of this checkpoint has finished a micro-batch; True if this process cannot know."""
+def has_committed(location: str) -> bool | None:
+    """Whether the query of this checkpoint has finished a micro-batch; None if this process cannot read it."""
     path = local_path(location)
-    return path is None or bool(_numbers(path / "commits"))
+    return None if path is None else bool(_numbers(path / "commits"))
 
 
 def input_of(location: str, batch_id: int) -> str:

@@ -1,6 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.cluster_view import ReadFrom
 from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.lag import Behind, measure_behind, record_at
@@ -42,6 +43,7 @@ __all__ = [
     "PositionFetch",
     "Producer",
     "ProducerState",
+    "ReadFrom",
     "RoleChange",
     "TransactionId",
     "TransactionState",

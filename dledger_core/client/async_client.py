@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
-from dledger_core.client.cluster_view import ClusterView
+from dledger_core.client.cluster_view import ClusterView, ReadFrom, ReplicaChoice
 from dledger_core.client.describing import (
     agreed,
     bounds_of,
@@ -22,7 +22,7 @@ from dledger_core.client.describing import (
 )
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.positions import PositionReads
-from dledger_core.client.protocols import check_settings, client_class
+from dledger_core.client.protocols import client_class
 from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
 from dledger_core.client.replica_reads import Reader
 from dledger_core.client.requests import Requests
@@ -35,10 +35,11 @@ from dledger_core.client.results import (
     Metadata,
     RoleChange,
 )
+from dledger_core.client.retry import Deadline, Timeouts, with_retries
 from dledger_core.client.transactions import TransactionCalls
 from dledger_core.config import Peer, check_group_name, parse_peers
 from dledger_core.control import TransactionId, column_crc
-from dledger_core.errors import BadRequestError, ConfigError, ProtocolError
+from dledger_core.errors import BadRequestError, ConfigError, DLedgerError, ProtocolError
 from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
@@ -49,6 +50,9 @@ __all__ = ["TAIL_WAIT_MS", "AsyncClient"]
 _T = TypeVar("_T")
 
 TAIL_WAIT_MS: Final = 5_000
+LOOK_AGAIN_S: Final = 0.1
+BEHIND_WAIT_MS: Final = 1_000
+"""How long a replica may wait until it has entries that are known to be readable."""
 
 
 class AsyncClient(TransactionCalls, PositionReads):
@@ -60,7 +64,11 @@ class AsyncClient(TransactionCalls, PositionReads):
     Args:
         peers: DLedger's peers string, ``n0-host:port;n1-host:port``, or the parsed peers.
         group: the group's name.
-        timeout_ms: bound on each call, retries included.
+        timeout_ms: limit of one request; also of a whole call without ``retry_timeout_ms``.
+        retry_timeout_ms: limit of a call with its retries on all nodes: reads, appends that are safe to repeat,
+            questions to one node or to all nodes. Default: retries within ``timeout_ms``, and a question to one named
+            node or to all nodes is asked once.
+        connect_timeout_ms: limit of a call until a first node has responded, so that wrong peers are reported soon.
         protocol: ``dledger``, or ``dledger-java`` for a Java group.
         java: settings for a Java group.
 
@@ -78,14 +86,17 @@ class AsyncClient(TransactionCalls, PositionReads):
         group: str = "default",
         *,
         timeout_ms: int = 10_000,
+        retry_timeout_ms: int | None = None,
+        connect_timeout_ms: int | None = None,
         protocol: str = "dledger",
         java: JavaOptions | None = None,
     ) -> None:
         self.peers = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
         self.group = check_group_name(group)
         self.timeout_ms = timeout_ms
-        check_settings(timeout_ms=timeout_ms, peers=self.peers)
-        self._timeout_s = timeout_ms / 1000
+        if not self.peers:
+            raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")
+        self._timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -94,8 +105,8 @@ class AsyncClient(TransactionCalls, PositionReads):
     def _set_up(self, java: JavaOptions) -> None:
         del java
         self._view = ClusterView(self.peers, self.group)
-        self._requests = Requests(self._view)
-        self._reader = Reader(self._view, self._requests, timeout_s=self._timeout_s)
+        self._requests = Requests(self._view, self._timeouts)
+        self._reader = Reader(self._view, self._requests, self._timeouts)
         self._gatherer = Gatherer(self.append_columns)
 
     async def __aenter__(self) -> AsyncClient:
@@ -159,7 +170,7 @@ class AsyncClient(TransactionCalls, PositionReads):
             if sequence is None:
                 raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
             request |= {"p": producer_id, "pe": epoch, "ps": sequence}
-        return await self._append(request, columns, repeatable=producer_id is not None)
+        return await self._append(request, columns, idempotent=producer_id is not None)
 
     async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
         """Appends bodies as part of a transaction's attempt; visible only once its commit lists them.
@@ -177,15 +188,15 @@ class AsyncClient(TransactionCalls, PositionReads):
         self._check_usable()
         part = {**transaction_map(transaction), "a": attempt}
         request = {"t": Type.APPEND, "g": self.group, "n": columns.count, "x": part}
-        # Repeatable: a first copy that took effect is not listed by the commit, and so it is a loser.
-        result = await self._append(request, columns, repeatable=True)
+        # Idempotent: a first copy that took effect is not listed by the commit, and so it is orphaned.
+        result = await self._append(request, columns, idempotent=True)
         places = result.first_index, result.last_index, result.term
         return AttemptResult(*places, columns.count, column_crc(columns.crcs))
 
-    async def _append(self, request: dict[str, Any], columns: Columns, *, repeatable: bool) -> AppendResult:
+    async def _append(self, request: dict[str, Any], columns: Columns, *, idempotent: bool) -> AppendResult:
         check_columns(columns)
         payload = columns_payload(columns)
-        frame = await self._requests.to_leader(request, *payload, timeout_s=self._timeout_s, repeatable=repeatable)
+        frame = await self._requests.to_leader(request, *payload, idempotent=idempotent)
         first, last = int_field(frame.header, "first", 0), int_field(frame.header, "last", 0)
         if last - first + 1 != columns.count:
             raise ProtocolError("an append answers another number of entries", "", "", {"first": first, "last": last})
@@ -205,6 +216,9 @@ class AsyncClient(TransactionCalls, PositionReads):
         isolation: Isolation = "read_committed",
         wait_ms: int = 0,
         min_commit: int = -1,
+        min_end: int = -1,
+        read_from: ReadFrom = "any",
+        spread: int | None = None,
     ) -> Fetch:
         """Reads committed data entries of [start, end).
 
@@ -217,11 +231,17 @@ class AsyncClient(TransactionCalls, PositionReads):
             isolation: ``read_committed`` leaves out losing attempts and stops at the oldest open transaction.
             wait_ms: if there is nothing at ``start`` yet, wait so long for it.
             min_commit: the replica must have reached this commit index.
+            min_end: the log is known to be readable up to here: a replica that shows nothing of [start, min_end)
+                is given a moment, then another one is asked.
+            read_from: ask the ``leader`` or the ``follower`` replicas first, then the others.
+            spread: readers with different numbers begin at different replicas.
 
         Raises:
             IndexOutOfRangeError: ``start`` is below the log's first index.
-            BehindError: the replicas have not reached ``min_commit``.
+            BehindError: the replicas have not reached ``min_commit`` or ``start``.
         """
+        if min(end, min_end) > start:
+            wait_ms = max(wait_ms, BEHIND_WAIT_MS)
         request = reading.read_request(
             self.group,
             start,
@@ -233,7 +253,7 @@ class AsyncClient(TransactionCalls, PositionReads):
             min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
         )
         self._check_usable()
-        return await self._reader.fetch(request, node, wait_ms / 1000)
+        return await self._reader.fetch(request, node, choice=ReplicaChoice(read_from, spread), min_end=min_end)
 
     async def read(
         self,
@@ -262,7 +282,7 @@ class AsyncClient(TransactionCalls, PositionReads):
             min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
         )
         self._check_usable()
-        return await self._reader.fetch(request, node, 0.0)
+        return await self._reader.fetch(request, node)
 
     async def get(self, index: int) -> Entry:
         """Returns the data entry at ``index``.
@@ -287,13 +307,16 @@ class AsyncClient(TransactionCalls, PositionReads):
             if found.batch.num_rows:
                 yield found.batch
 
-    async def offset_for_time(self, timestamp: datetime | int) -> int:
+    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
         """Returns the index of the first entry appended at or after a time; the visible end if there is none.
 
         Args:
             timestamp: milliseconds since the epoch, or a datetime with a time zone.
+            min_commit: the replica must have reached this commit index.
         """
-        return await self._ask_replica({"t": Type.TIME, "ms": reading.millis(timestamp)}, reading.decode_index, None)
+        request = {"t": Type.TIME, "ms": reading.millis(timestamp)}
+        request["min_commit"] = max(int(min_commit), self._view.commit_seen)
+        return await self._ask_replica(request, reading.decode_index, None)
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         """Keeps entries from ``start`` on out of retention for a reader, at most a day; returns who agreed."""
@@ -316,32 +339,52 @@ class AsyncClient(TransactionCalls, PositionReads):
         self._check_usable()
         request["g"] = self.group
         if node is not None:
-            return await self._requests.to_node(node, request, decode, timeout_s=self._timeout_s)
-        return await self._requests.to_any(request, decode, timeout_s=self._timeout_s)
+            return await self._requests.to_node(node, request, decode)
+        return await self._requests.to_any(request, decode)
 
     # --- the group ------------------------------------------------------------------------------------------------
 
     async def _ask_leader(self, request: dict[str, Any]) -> Frame:
         self._check_usable()
         request["g"] = self.group
-        return await self._requests.to_leader(request, timeout_s=self._timeout_s, repeatable=True)
+        return await self._requests.to_leader(request, idempotent=True)
+
+    async def _ask_all(self, fields: Mapping[str, Any] | None) -> Mapping[str, Frame | DLedgerError]:
+        """Ask every node, in parallel and for at most a second each; again where none responds."""
+        self._check_usable()
+        connected = self._view.pool.connected
+        return await with_retries(lambda: self._view.ask_all(fields), self._timeouts, connected=connected)
 
     async def metadata(self, *, space: bool = False) -> Metadata:
         """Asks every node, in parallel and for at most a second, what it knows of the group and of itself.
 
         With ``space`` also what losing attempts take. Raises UnreachableError if no node answered.
         """
-        self._check_usable()
-        return metadata_of(self.peers, await self._view.ask_all({"space": True} if space else None))
+        found = metadata_of(self.peers, await self._ask_all({"space": True} if space else None))
+        if found.leader_id is not None:
+            self._view.leader_is(found.leader_id)
+        return found
 
-    async def bounds(self) -> LogBounds:
-        """Returns what any node that answers can serve now."""
-        return bounds_of(await self.metadata())
+    async def bounds(
+        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
+    ) -> LogBounds:
+        """Returns the widest view of the log among the nodes that respond.
+
+        Args:
+            isolation: ``read_uncommitted`` includes what open transactions hide.
+            min_end: wait for an end of at least this; after an election replicas may show less for a moment.
+            wait_ms: how long to wait for it.
+        """
+        deadline = Deadline(wait_ms / 1000)
+        while True:
+            found = bounds_of(await self.metadata(), isolation)
+            if found.end >= min_end or deadline.is_over:
+                return found
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def groups(self) -> dict[str, str | None]:
         """Asks every node which groups it hosts; returns the uuid of each group's log, None where it has none yet."""
-        self._check_usable()
-        return groups_of(await self._view.ask_all({"t": Type.GROUPS}))
+        return groups_of(await self._ask_all({"t": Type.GROUPS}))
 
     async def wait_growth(
         self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"

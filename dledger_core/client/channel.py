@@ -113,9 +113,15 @@ class Channel:
 
 
 class ChannelPool:
-    """One channel per node, shared by all requests; a broken one is replaced at the next request."""
+    """One channel per node, shared by all requests; a broken one is replaced at the next request.
+
+    Attributes:
+        peers: the nodes by id.
+        connected: whether a node has accepted a connection before.
+    """
 
     def __init__(self, peers: Sequence[Peer]) -> None:
+        self.connected = False
         self.peers = {str(peer.node_id): peer for peer in peers}
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
@@ -149,6 +155,7 @@ class ChannelPool:
     async def _connect(self, node_id: str) -> Channel:
         channel = Channel(self.peers[node_id])
         await channel.open(CONNECT_TIMEOUT_S)
+        self.connected = True
         self._channels[node_id] = channel
         return channel
 

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from dledger_core.client.channel import Channel, ChannelPool
 from dledger_core.client.results import RoleChange
@@ -17,18 +18,41 @@ from dledger_core.errors import (
     DLedgerError,
     NoLeaderError,
     NotLeaderError,
+    RequestTimedOutError,
     UnknownGroupError,
     UnreachableError,
 )
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 
-__all__ = ["ClusterView"]
+__all__ = ["ANY_REPLICA", "ClusterView", "ReadFrom", "ReplicaChoice"]
+
+ReadFrom = Literal["any", "leader", "follower"]
 
 ASK_TIMEOUT_S: Final = 1.0
 SILENT_S: Final = 10.0
 """How long a node that did not answer in time counts as silent."""
 SILENT_TIMEOUT_S: Final = 0.25
+FAILED_S: Final = 10.0
+"""How long a replica that did not serve a read is asked after the others."""
+LEADER_KEPT_S: Final = 10.0
+"""How long reads that prefer a role take the same node for the leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChoice:
+    """The order in which a read asks the replicas; all of them are asked in the end.
+
+    Attributes:
+        read_from: the role to ask first.
+        spread: readers with different numbers begin at different replicas; None: at the replica that served last.
+    """
+
+    read_from: ReadFrom = "any"
+    spread: int | None = None
+
+
+ANY_REPLICA: Final = ReplicaChoice()
 
 
 class ClusterView:
@@ -48,6 +72,8 @@ class ClusterView:
         self._last_good: str | None = None
         self._discovery: asyncio.Task[str] | None = None
         self._silent: dict[str, float] = {}
+        self._failed: dict[str, float] = {}
+        self._leader_asked = float("-inf")
 
     @property
     def addresses(self) -> str:
@@ -141,21 +167,48 @@ class ClusterView:
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
-    def read_order(self) -> list[str]:
-        """Returns the nodes in the order a read tries them: the last good one, the leader, then by chance."""
+    async def read_order(self, choice: ReplicaChoice = ANY_REPLICA) -> list[str]:
+        """Return the nodes in the order in which a read asks them; those that failed a moment ago come last."""
+        now = asyncio.get_running_loop().time()
+        self._failed = {node: until for node, until in self._failed.items() if until > now}
         order = list(self.pool.peers)
-        random.shuffle(order)
-        order.sort(key=lambda node: 0 if node == self._last_good else 1 if node == self._leader else 2)
+        if choice.spread is None:
+            random.shuffle(order)
+            order.sort(key=lambda node: 0 if node == self._last_good else 1 if node == self._leader else 2)
+        else:
+            first = choice.spread % len(order)
+            order = order[first:] + order[:first]
+        if choice.read_from != "any":
+            leader = await self._leader_for_reads()
+            order.sort(key=lambda node: (node == leader) != (choice.read_from == "leader"))
+        order.sort(key=lambda node: node in self._failed)
         return order
 
-    def served(self, node_id: str) -> None:
-        """Takes note that a replica served a read."""
-        self._last_good = node_id
+    async def _leader_for_reads(self) -> str | None:
+        """Return the presumed leader, None if no node knows one: then the replicas are asked in turn.
 
-    def read_failed(self, node_id: str) -> None:
-        """Takes note that a replica did not serve a read."""
+        Reads never learn of a new leader from the old one, so the nodes are asked again after a while.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._leader_asked >= LEADER_KEPT_S:
+            self._leader, self._leader_asked = None, now
+        if self._leader is None:
+            with contextlib.suppress(DLedgerError):
+                await self.leader(ASK_TIMEOUT_S)
+        return self._leader
+
+    def served(self, node_id: str) -> None:
+        """Record that a replica served a read."""
+        self._last_good = node_id
+        self._failed.pop(node_id, None)
+
+    def read_failed(self, node_id: str, error: DLedgerError) -> None:
+        """Record that a replica did not serve a read."""
+        self._failed[node_id] = asyncio.get_running_loop().time() + FAILED_S
         if self._last_good == node_id:
             self._last_good = None
+        if isinstance(error, UnreachableError | RequestTimedOutError):
+            self._forget_leader(node_id)
 
     def saw_commit(self, commit_index: int) -> None:
         """Takes note of a commit index that an answer proved."""

@@ -12,6 +12,7 @@ from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, str_field
 from dledger_core.net.frame import Frame
+from dledger_core.record import Isolation
 
 __all__ = ["agreed", "bounds_of", "groups_of", "metadata_of", "producer_of", "transaction_map", "transaction_of"]
 
@@ -36,11 +37,14 @@ def metadata_of(peers: Sequence[Peer], answers: Mapping[str, Frame | DLedgerErro
     return Metadata(leader, newest["term"], nodes, uuid, named)
 
 
-def bounds_of(metadata: Metadata) -> LogBounds:
-    """Returns the widest view among the nodes that answered."""
+def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogBounds:
+    """Return the widest view among the nodes that responded."""
     nodes = [node for node in metadata.nodes if node.reachable]
     first = min((node.first_index for node in nodes), default=0)
     end, commit = max(((node.visible_end, node.commit_index) for node in nodes), default=(0, -1))
+    if isolation == "read_uncommitted":
+        commit = max((node.commit_index for node in nodes), default=-1)
+        end = commit + 1
     return LogBounds(max(0, first), max(0, end), commit, metadata.log_uuid)
 
 

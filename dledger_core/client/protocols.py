@@ -1,13 +1,12 @@
-"""The class of client for each protocol, and the checks of a client's arguments."""
+"""The protocols, and the class of client that speaks each."""
 
 from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from dledger_core.config import Peer
 from dledger_core.errors import ConfigError
 
-__all__ = ["PROTOCOLS", "check_settings", "client_class"]
+__all__ = ["PROTOCOLS", "client_class"]
 
 _T = TypeVar("_T")
 PROTOCOLS = ("dledger", "dledger-java")
@@ -27,11 +26,3 @@ def client_class(asked: type[_T], base: type[_T], protocol: str) -> type[_T]:
 
     assert issubclass(JavaClient, base)
     return cast("type[_T]", JavaClient)
-
-
-def check_settings(*, timeout_ms: int, peers: tuple[Peer, ...]) -> None:
-    """Checks the arguments of a client; raises ConfigError."""
-    if timeout_ms <= 0:
-        raise ConfigError(f"{timeout_ms} is no timeout", "timeout_ms", "use milliseconds above 0")
-    if not peers:
-        raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")

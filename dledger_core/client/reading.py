@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dledger_core.client.results import DigestReport, Entry
 from dledger_core.digest import RangeDigest
-from dledger_core.errors import BadRequestError, IndexOutOfRangeError, ProtocolError
+from dledger_core.errors import BadRequestError, BehindError, IndexOutOfRangeError, ProtocolError
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
@@ -19,6 +19,7 @@ __all__ = [
     "END_OF_LOG",
     "READ_BYTES",
     "Consistency",
+    "check_progress",
     "decode_digests",
     "decode_index",
     "decode_read",
@@ -100,6 +101,13 @@ def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
         int_field(header, "visible", 0),
         int_field(header, "first", 0),
     )
+
+
+def check_progress(found: Fetch, start: int, min_end: int) -> None:
+    """Raise BehindError if a replica showed nothing of [start, min_end), which is known to be readable."""
+    if found.next_index <= start < min_end:
+        values = {"start": start, "visible_end": found.visible_end}
+        raise BehindError("the replica has not reached the asked index", "", "ask another replica", values)
 
 
 def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_records: bool) -> pa.RecordBatch:

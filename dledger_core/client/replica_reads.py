@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dledger_core.client.cluster_view import ClusterView
-from dledger_core.client.reading import decode_read, read_request, wire_isolation
+from dledger_core.client.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
+from dledger_core.client.reading import check_progress, decode_read, read_request, wire_isolation
 from dledger_core.client.requests import Requests
+from dledger_core.client.retry import Timeouts
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
@@ -23,31 +24,40 @@ NEWEST_TIMEOUT_S: Final = 1.0
 class Reader:
     """The reads of one client. Belongs to one event loop."""
 
-    def __init__(self, view: ClusterView, requests: Requests, *, timeout_s: float) -> None:
+    def __init__(self, view: ClusterView, requests: Requests, timeouts: Timeouts) -> None:
         self._view = view
         self._requests = requests
-        self._timeout_s = timeout_s
+        self._timeouts = timeouts
 
-    async def fetch(self, request: dict[str, Any], node: str | None, wait_s: float) -> Fetch:
-        """Returns the decoded answer to a READ.
+    async def fetch(
+        self,
+        request: dict[str, Any],
+        node: str | None = None,
+        *,
+        choice: ReplicaChoice = ANY_REPLICA,
+        min_end: int = -1,
+    ) -> Fetch:
+        """Return the decoded response to a READ.
 
         Args:
-            request: its header.
+            request: its header; ``wait`` is how long the replica may wait.
             node: ask this node only.
-            wait_s: how long the request allows the replica to wait.
+            choice: which replicas to ask first.
+            min_end: the log is known to be readable up to here; a replica that shows nothing of it is behind.
         """
 
         def decode(frame: Frame) -> Fetch:
-            return decode_read(request, frame)
+            found = decode_read(request, frame)
+            check_progress(found, request["start"], min(request["end"], min_end))
+            return found
 
-        timeout_s = self._timeout_s
+        wait_s = request["wait"] / 1000
         if node is not None:
-            found = await self._requests.to_node(node, request, decode, timeout_s=timeout_s + wait_s)
+            found = await self._requests.to_node(node, request, decode, wait_s=wait_s)
         elif request["cons"] == "linearizable":
-            frame = await self._requests.to_leader(request, timeout_s=timeout_s, repeatable=True, wait_s=wait_s)
-            found = decode(frame)
+            found = decode(await self._requests.to_leader(request, idempotent=True, wait_s=wait_s))
         else:
-            found = await self._requests.to_any(request, decode, timeout_s=timeout_s, wait_s=wait_s)
+            found = await self._requests.to_any(request, decode, choice=choice, wait_s=wait_s)
         self._view.saw_commit(found.commit_index)
         return found
 
@@ -66,7 +76,8 @@ class Reader:
                 raise ProtocolError("an answer to await is malformed", "header")
             return frozenset(grown)
 
-        return await self._requests.to_any(request, decode, timeout_s=self._timeout_s, wait_s=wait_ms / 1000)
+        once = Timeouts(self._timeouts.request_s)
+        return await self._requests.to_any(request, decode, wait_s=wait_ms / 1000, timeouts=once)
 
     async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
         """Returns a table of DESCRIPTIONS as ``node`` answers it, page by page; any replica if None.
@@ -90,8 +101,8 @@ class Reader:
 
     async def _page(self, request: dict[str, Any], node: str | None) -> tuple[list[Any], bool]:
         if node is not None:
-            return await self._requests.to_node(node, request, _decode_page, timeout_s=self._timeout_s)
-        return await self._requests.to_any(request, _decode_page, timeout_s=self._timeout_s)
+            return await self._requests.to_node(node, request, _decode_page)
+        return await self._requests.to_any(request, _decode_page)
 
     async def fetch_newest(self, index: int, found: Fetch) -> Fetch:
         """Looks for one entry at the leader, because a follower may not have heard of the newest commit.
@@ -109,9 +120,9 @@ class Reader:
             wait_ms=0,
             min_commit=-1,
         )
-        timeout_s = min(self._timeout_s, NEWEST_TIMEOUT_S)
+        short = Timeouts(min(self._timeouts.request_s, NEWEST_TIMEOUT_S))
         try:
-            return decode_read(request, await self._requests.to_leader(request, timeout_s=timeout_s, repeatable=True))
+            return decode_read(request, await self._requests.to_leader(request, idempotent=True, timeouts=short))
         except DLedgerError:
             return found
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dledger_core.client.appending import Bodies
 from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncClient
+from dledger_core.client.cluster_view import ReadFrom
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.loop_thread import LoopThread
 from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
@@ -71,10 +72,20 @@ class Client:
         group: str = "default",
         *,
         timeout_ms: int = 10_000,
+        retry_timeout_ms: int | None = None,
+        connect_timeout_ms: int | None = None,
         protocol: str = "dledger",
         java: JavaOptions | None = None,
     ) -> None:
-        self.in_loop = AsyncClient(peers, group, timeout_ms=timeout_ms, protocol=protocol, java=java)
+        self.in_loop = AsyncClient(
+            peers,
+            group,
+            timeout_ms=timeout_ms,
+            retry_timeout_ms=retry_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            protocol=protocol,
+            java=java,
+        )
         self._pid = os.getpid()
         self._thread = LoopThread(f"dledger-client-{group}")
         self._finalizer = weakref.finalize(self, _shut_down, self._thread, self.in_loop, self._pid)
@@ -147,6 +158,9 @@ class Client:
         isolation: Isolation = "read_committed",
         wait_ms: int = 0,
         min_commit: int = -1,
+        min_end: int = -1,
+        read_from: ReadFrom = "any",
+        spread: int | None = None,
     ) -> Fetch:
         """See ``AsyncClient.fetch``."""
         return self.call(
@@ -159,6 +173,9 @@ class Client:
                 isolation=isolation,
                 wait_ms=wait_ms,
                 min_commit=min_commit,
+                min_end=min_end,
+                read_from=read_from,
+                spread=spread,
             )
         )
 
@@ -219,9 +236,9 @@ class Client:
             if found.batch.num_rows:
                 yield found.batch
 
-    def offset_for_time(self, timestamp: datetime | int) -> int:
+    def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
         """See ``AsyncClient.offset_for_time``."""
-        return self.call(self.in_loop.offset_for_time(timestamp))
+        return self.call(self.in_loop.offset_for_time(timestamp, min_commit=min_commit))
 
     def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         """See ``AsyncClient.pin``."""
@@ -253,9 +270,9 @@ class Client:
         """See ``AsyncClient.metadata``."""
         return self.call(self.in_loop.metadata(space=space))
 
-    def bounds(self) -> LogBounds:
+    def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogBounds:
         """See ``AsyncClient.bounds``."""
-        return self.call(self.in_loop.bounds())
+        return self.call(self.in_loop.bounds(isolation=isolation, min_end=min_end, wait_ms=wait_ms))
 
     def groups(self) -> dict[str, str | None]:
         """See ``AsyncClient.groups``."""

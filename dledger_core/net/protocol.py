@@ -59,7 +59,7 @@ class Type(IntEnum):
     READ_OK                 n, next (where to go on), commit, visible (end of what read_committed shows),
                             first (first index of the log), skip [[start, end), ...] of losers within the range
                             [sizes u32 x n | records]
-    TIME                    ms
+    TIME                    ms, min_commit (as READ)
     TIME_OK                 index (first entry appended at or after ms; the visible end if none)
     PRODUCER                p
     PRODUCER_OK             known bool, epoch, sequence (next expected), last [first, last] of the newest append|nil

@@ -210,9 +210,14 @@ class Reads:
             {"index": index, "first_index": first, "last_index": last},
         )
 
-    async def index_at_time(self, time_ms: int) -> int:
-        """Returns the first index appended at or after ``time_ms``, at most the visible end."""
+    async def index_at_time(self, time_ms: int, min_commit: int = -1) -> int:
+        """Returns the first index appended at or after ``time_ms``, at most the visible end.
+
+        Raises:
+            BehindError: ``min_commit`` was not reached in time.
+        """
         loop = asyncio.get_running_loop()
+        await self._wait_commit(min_commit, loop.time() + BEHIND_WAIT_MS / 1000)
         index = await loop.run_in_executor(self._executor, self._replica.log.index_at_time, time_ms)
         return min(index, self._replica.visible_end)
 

@@ -282,7 +282,8 @@ class ClientService:
                 request.answer(Type.READ_OK, fields, *payload)
 
     async def _time(self, request: GroupRequest) -> None:
-        index = await request.hosted.reads.index_at_time(int_field(request.frame.header, "ms", 0))
+        header = request.frame.header
+        index = await request.hosted.reads.index_at_time(int_field(header, "ms", 0), int_field(header, "min_commit"))
         request.answer(Type.TIME_OK, {"index": index})
 
     async def _at(self, request: GroupRequest) -> None:

@@ -134,7 +134,7 @@ def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterato
     A process keeps its view of a store: to open one that Java wrote means to walk through its last files, gigabytes.
     """
     from dledger_core import Client
-    from spark_connector.reading.store_log import fresh_view
+    from spark_connector.connections import store_for
 
     with ExitStack() as stack:
         if replica.live:
@@ -145,7 +145,7 @@ def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterato
 
             yield ClassicSource(replica, limiter)
         else:
-            yield _StoreSource(fresh_view(replica.path), limiter)
+            yield _StoreSource(store_for(replica.path), limiter)
 
 
 class _NodeSource:

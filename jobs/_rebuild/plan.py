@@ -26,9 +26,8 @@ from jobs._rebuild.units import ALL_ENTRIES, EntryRules
 from jobs._session import check_versions
 
 if TYPE_CHECKING:
-    from dledger_core import StoreReader, Until
+    from dledger_core import LogBounds, StoreReader, Until
     from spark_connector.options import DLedgerOptions
-    from spark_connector.reading.logs import Bounds
 
 __all__ = ["RebuildPlan", "delay_levels_of", "plan_for"]
 
@@ -195,11 +194,11 @@ def _live_plan(
     if broker_end is None:
         for group, view in bounds.items():
             _check_own(options, group, view)
-    ranges = {group: (view.first, view.end) for group, view in sorted(bounds.items())}
+    ranges = {group: (view.first_index, view.end) for group, view in sorted(bounds.items())}
     return RebuildPlan(source=source, ranges=ranges, rules=replace(rules, broker_end=broker_end or 0), **written)
 
 
-def _check_own(options: DLedgerOptions, group: str, view: Bounds) -> None:
+def _check_own(options: DLedgerOptions, group: str, view: LogBounds) -> None:
     """Refuses to assign offsets where a log begins with messages that a broker stored: those have theirs.
 
     Servers do not tell where a converted log's own part begins. A stored message holds its place in the log.
@@ -207,9 +206,10 @@ def _check_own(options: DLedgerOptions, group: str, view: Bounds) -> None:
     from spark_connector.reading.logs import open_log
     from spark_connector.reading.planning import Range
 
-    if view.end <= view.first:
+    if view.end <= view.first_index:
         return
-    found = open_log(options, group).chunk(Range(group, view.first, view.end), view.first, 0).batch.slice(0, 1)
+    part = Range(group, view.first_index, view.end)
+    found = open_log(options, group).chunk(part, part.start).batch.slice(0, 1)
     facts = consume_queue_columns(found.column("body"), ["physical_offset"]).column(0).to_pylist()
     if facts and facts[0] == found.column("position")[0].as_py() + _HEADER_BYTES:
         remedy = "give it: broker_end_index in meta/log.json of any node's store; 0 if no broker gave queue offsets"
@@ -237,12 +237,12 @@ def _store_plan(
     store: str, commitlog: str | None, until: Until, rules: EntryRules, written: dict[str, Any]
 ) -> RebuildPlan:
     """The plan for a store directory, which a classic CommitLog may precede."""
+    from spark_connector.connections import store_for
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import open_log
-    from spark_connector.reading.store_log import fresh_view
 
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
-    reader = fresh_view(store)
+    reader = store_for(store)
     if commitlog and reader.meta is not None and reader.meta.first_position == 0:
         raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
     committed = -1 if reader.commit_index is None else int(reader.commit_index)
@@ -268,12 +268,12 @@ def _store_plan(
 
 def _log_end(reader: StoreReader, store: str, end: int) -> LogEnd:
     """Where the entries before index ``end`` end, in a store that may be written to."""
-    from spark_connector.reading.store_log import fresh_view
+    from spark_connector.connections import store_for
 
     behind = reader.position_end
     if end <= reader.last_index:
         behind = reader.read(end, end + 1, max_bytes=1).column("position")[0].as_py()
-    return LogEnd(behind, lambda: fresh_view(store).position_end)
+    return LogEnd(behind, lambda: store_for(store).position_end)
 
 
 def _recorded_end(store: str) -> int | None:

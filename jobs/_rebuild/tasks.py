@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dledger_core.record import Records
+    from spark_connector.reading.logs import StoreLog
     from spark_connector.reading.planning import Range
-    from spark_connector.reading.store_log import StoreLog
 
 __all__ = ["RUNS", "UNITS", "Product", "read_store"]
 
@@ -85,11 +85,9 @@ def _store_reader(
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from spark_connector.options import DLedgerOptions
-        from spark_connector.reading.memory import keep_memory
+        from spark_connector.reading.logs import StoreLog
         from spark_connector.reading.planning import Range
-        from spark_connector.reading.store_log import StoreLog
 
-        keep_memory()
         log = StoreLog(DLedgerOptions.for_reading(options))
         for batch in batches:
             for first in batch.column(0).to_pylist():

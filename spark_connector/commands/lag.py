@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from dledger_core import ConfigError, DLedgerError, LogBounds, find_loss
+from dledger_core import ConfigError, DLedgerError, find_loss
 from dledger_core.cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -30,13 +30,13 @@ from spark_connector.monitoring.lag_report import LagReport
 from spark_connector.offsets import GroupOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.behind import behind_end
-from spark_connector.reading.logs import bounds_reaching, open_log
+from spark_connector.reading.logs import open_log
 from spark_connector.spark_checkpoint import SparkCheckpoint, read_checkpoint
 
 __all__ = ["lag"]
 
 _SECONDS_MAX: Final = 10 * 365 * 86_400
-_CATCH_UP_S: Final = 2.0
+_CATCH_UP_MS: Final = 2_000
 _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes", "lag_seconds")
 
 
@@ -130,13 +130,12 @@ def _measure(
 ) -> tuple[LagReport, DataLossError | None]:
     # A query with isolation=read_uncommitted may have read what open transactions hide from others.
     everything = open_log(replace(options, isolation="read_uncommitted"), group)
-    whole = bounds_reaching(everything, offset.next, _CATCH_UP_S)
-    view = LogBounds(whole.first, whole.end, whole.commit, whole.log)
+    view = everything.bounds(offset.next, _CATCH_UP_MS)
     loss = find_loss(offset.position, view, lambda index: everything.record(index).mark)
     error = None if loss is None else loss_error(group, loss)
     log = open_log(options, group)
     bounds = log.bounds()
-    start = bounds.first if isinstance(error, LogRecreatedError) else max(offset.next, bounds.first)
+    start = bounds.first_index if isinstance(error, LogRecreatedError) else max(offset.next, bounds.first_index)
     behind = behind_end(log, start, bounds)
     report = LagReport(
         time=datetime.now(UTC),

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
-from dledger_core import Behind, DLedgerError, measure_behind
+from dledger_core import Behind, DLedgerError, LogBounds, measure_behind
 from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import Bounds, Log, open_log
+from spark_connector.reading.logs import Log, open_log
 from spark_connector.reading.planning import Range
 
 __all__ = ["LagMeter", "behind_end"]
@@ -30,12 +29,11 @@ class LagMeter:
     """Measures, on the driver, what a query has not read yet. It never fails the query, and asks only what is new."""
 
     def __init__(self, options: DLedgerOptions) -> None:
-        # One try only: a figure that is missing once does no harm, a micro-batch that waits for it does.
-        self._options = replace(options, fetch_retry_ms=1, fetch_max_bytes=_LOOK_BYTES)
+        self._options = options
         self._logs: dict[str, Log] = {}
         self._known: dict[str, tuple[int, int, Behind]] = {}
 
-    def report(self, at: StreamOffset, bounds: Mapping[str, Bounds], policy: LossPolicy) -> LatestOffset:
+    def report(self, at: StreamOffset, bounds: Mapping[str, LogBounds], policy: LossPolicy) -> LatestOffset:
         """Returns what Spark shows as the latest offset.
 
         Args:
@@ -45,15 +43,15 @@ class LagMeter:
         """
         groups = {}
         for group, view in bounds.items():
-            behind = self._behind(group, at.groups[group].next if group in at.groups else view.first, view)
-            groups[group] = LogEnd(view.end, view.log)
+            behind = self._behind(group, at.groups[group].next if group in at.groups else view.first_index, view)
+            groups[group] = LogEnd(view.end, view.log_uuid)
             if behind is not None:
-                groups[group] = LogEnd(view.end, view.log, behind.records, behind.bytes, behind.seconds())
+                groups[group] = LogEnd(view.end, view.log_uuid, behind.records, behind.bytes, behind.seconds())
         return LatestOffset(groups, policy.events, policy.entries)
 
-    def _behind(self, group: str, start: int, bounds: Bounds) -> Behind | None:
+    def _behind(self, group: str, start: int, bounds: LogBounds) -> Behind | None:
         """Returns the lag of one group; None if it is unknown now."""
-        start = max(start, bounds.first)
+        start = max(start, bounds.first_index)
         known = self._known.get(group)
         if known is None or known[:2] != (start, bounds.end):
             try:
@@ -66,17 +64,17 @@ class LagMeter:
 
     def _log(self, group: str) -> Log:
         if group not in self._logs:
-            self._logs[group] = open_log(self._options, group)
+            self._logs[group] = open_log(self._options, group, planning=True)
         elif self._options.path:
             self._logs[group].bounds()  # opens the store anew: it may have grown
         return self._logs[group]
 
 
-def behind_end(log: Log, start: int, bounds: Bounds) -> Behind:
+def behind_end(log: Log, start: int, bounds: LogBounds) -> Behind:
     """Returns what a reader at ``start`` has not read of a log."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
-        chunk = log.chunk(Range(log.group, low, high, bounds.commit, bounds.log), low, 0)
+        chunk = log.chunk(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_LOOK_BYTES)
         return chunk.batch, chunk.next_index
 
     return measure_behind(start, bounds.end, rows, lambda index: log.record(index).end_position)

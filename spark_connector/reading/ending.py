@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from dledger_core import LogBounds
 from spark_connector.errors import OptionError
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
-from spark_connector.reading.logs import Bounds
 
 __all__ = ["EndBound"]
 
@@ -35,7 +35,7 @@ class EndBound:
         self._times = options.ending_timestamp
         self._found: dict[str, int] = {}
 
-    def ends(self, bounds: Mapping[str, Bounds], index_at: Callable[[str, int], int]) -> dict[str, int]:
+    def ends(self, bounds: Mapping[str, LogBounds], index_at: Callable[[str, int], int]) -> dict[str, int]:
         """Returns how far each group may be read of what is there now.
 
         Args:
@@ -44,7 +44,7 @@ class EndBound:
         """
         return {group: min(view.end, self._end(group, view, index_at)) for group, view in bounds.items()}
 
-    def _end(self, group: str, view: Bounds, index_at: Callable[[str, int], int]) -> int:
+    def _end(self, group: str, view: LogBounds, index_at: Callable[[str, int], int]) -> int:
         when = self._times if isinstance(self._times, int) else (self._times or {}).get(group)
         if when is None:
             return self._indexes.get(group, view.end)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from spark_connector.connections import client_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import client_for, retrying
 
 __all__ = ["GroupFinder"]
-
-_FIRST_MS = 5_000
-"""Before the first answer a short wait: wrong peers should be reported at once."""
 
 
 class GroupFinder:
@@ -30,9 +27,8 @@ class GroupFinder:
     def find(self) -> list[str]:
         """Asks the nodes and returns the groups that fit now, sorted."""
         options = self._options
-        budget = _FIRST_MS if self._asked is None else options.fetch_retry_ms
-        client = client_for(options, options.groups[0])  # which group it is for does not matter here
-        hosted = retrying(client.groups, min(budget, options.fetch_retry_ms), unknown_outcome=True)
+        # Every client of these nodes can ask for their groups.
+        hosted = client_for(options, options.groups[0], planning=True).groups()
         self._asked = self._clock()
         self._hosted = tuple(hosted)
         return [group for group, log in hosted.items() if log is not None and options.selects(group)]

@@ -1,91 +1,58 @@
-"""One group's log as the connector sees it: here from servers, in ``store_log`` from a store directory without servers.
+"""One group's log as the connector sees it: on servers, on Java nodes, or in a store directory.
 
-Both kinds answer the same few questions: where does the log begin and end, which record lies before an index, and
-the entries of a range in chunks. Clients are kept per process, so executors reuse their connections between tasks.
+All three answer the same few questions: the ends of the log, the record before an index, and the entries of a range in
+chunks. The client and ``StoreReader`` do the work; retries, replicas and timeouts are the client's.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
+import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from dledger_core import EntryCheck, check_of
-from dledger_core.client import JavaOptions, record_at
-from dledger_core.config import parse_peers
-from dledger_core.errors import (
+from dledger_core import (
+    BadRequestError,
     BehindError,
     CorruptRecordError,
     DLedgerError,
+    EntryCheck,
+    Fetch,
     IndexOutOfRangeError,
-    ProtocolError,
-    RequestTimedOutError,
-    UnknownGroupError,
-    UnreachableError,
+    LogBounds,
+    check_of,
+    record_at,
 )
-from spark_connector.errors import RetentionError
+from spark_connector.connections import client_for, store_for
+from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.planning import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dledger_core import Client, Fetch
-    from spark_connector.reading.local_stores import LocalStores
+    from dledger_core import Records
+    from dledger_core.client import ReadFrom
 
-__all__ = [
-    "Bounds",
-    "Chunk",
-    "Log",
-    "RecordFacts",
-    "ServerLog",
-    "bounds_reaching",
-    "client_for",
-    "facts_of",
-    "is_late_enough",
-    "open_log",
-    "retrying",
-]
+__all__ = ["Chunk", "JavaLog", "Log", "RecordFacts", "ServerLog", "StoreLog", "open_log"]
 
-_T = TypeVar("_T")
-_RETRY_PAUSE_S: Final = 0.1
-_LAG_MS: Final = 1_000
-"""How long a replica may wait until it has what is asked."""
-_FIRST_ROUND_S: Final = 2.0
-"""How long a replica may take while others were not asked yet: one that hangs shall not cost its whole timeout."""
+_log = logging.getLogger("spark_connector")
+
+CATCH_UP_MS: Final = 10_000
+"""How long an end below a known index may be the view of replicas that know less, as after an election."""
 _FAILED_WAIT_S: Final = 0.5
 """How long a wait that fails lasts at least, so that servers which are down are not asked all the time."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_ANOTHER_MAY_SERVE: Final = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
-
-_clients: dict[tuple[Any, ...], Client] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What can be read of a log now.
-
-    Attributes:
-        first: first stored index.
-        end: index behind the last readable entry, as the isolation says.
-        commit: commit index of the replica that said so; -1 for a store.
-        log: uuid of the log, None if it has none.
-    """
-
-    first: int
-    end: int
-    commit: int
-    log: str | None
+_JAVA_LOOK_S: Final = 0.5
+_SAFETY_LAG_SILENT_MS: Final = 2_000
+_STORE_LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Data entries of a range and the index to go on from."""
+    """Data entries of a range and the index at which the next chunk starts."""
 
     batch: pa.RecordBatch
     next_index: int
@@ -93,7 +60,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RecordFacts:
-    """What identifies a stored record, and its place [position, end_position) in the log."""
+    """Term and check of a stored record, and its bytes [position, end_position) in the log."""
 
     mark: EntryCheck
     position: int
@@ -106,146 +73,103 @@ class Log(Protocol):
 
     group: str
 
-    def bounds(self) -> Bounds:
-        """Returns where the log begins and ends now."""
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+        """Return what can be read now; wait up to ``wait_ms`` for an end of at least ``min_end``."""
 
     def record(self, index: int) -> RecordFacts:
-        """Returns what identifies the stored record at ``index``, and where it lies."""
+        """Return what identifies the stored record at ``index``, and its bytes in the log."""
 
-    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
-        """Returns the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
+    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+        """Return the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
 
-    def wait(self, known: Bounds, timeout_ms: int) -> bool:
-        """Waits up to ``timeout_ms`` for the log to grow; returns whether it may differ from what is known."""
+    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+        """Wait up to ``timeout_ms`` for the log to grow; return whether it may differ from ``known``."""
 
     def pin(self, name: str, start: int, seconds: float) -> None:
-        """Keeps entries from ``start`` on out of retention for a reader; 0 s gives it up. Nothing where none runs."""
+        """Protect entries from ``start`` on from retention; 0 s releases the pin. No effect without servers."""
 
-    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
-        """Returns entries from ``start`` on, some at least if there are any, up to the range's end.
+    def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+        """Return entries from ``start`` on, up to the range's end; it advances by at least one index.
 
         Args:
             part: the range being read.
-            start: where to go on.
-            replica: a number that spreads tasks over the replicas.
+            start: index at which to continue.
+            replica: spreads tasks over the replicas.
+            max_bytes: bound on the records read; default ``fetchMaxBytes``.
 
         Raises:
-            RetentionError: no replica holds ``start`` any more.
+            RetentionError: no replica contains ``start`` any more.
         """
 
 
-def client_for(options: DLedgerOptions, group: str) -> Client:
-    """Returns this process's client for the group; made once and kept."""
-    from dledger_core import Client
-
-    java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
-    key = (os.getpid(), options.peers, group, options.fetch_timeout_ms, options.protocol, java)
-    if key not in _clients:
-        _clients[key] = Client(
-            options.peers,
-            group,
-            timeout_ms=options.fetch_timeout_ms,
-            protocol=options.protocol,
-            java=java,
-        )
-    return _clients[key]
-
-
-def retrying(call: Callable[[], _T], budget_ms: int, *, unknown_outcome: bool = False) -> _T:
-    """Calls ``call`` until it succeeds, the error is final or the time is used up.
-
-    Args:
-        call: what to do; the client has its own short retries.
-        budget_ms: no new try is made after this.
-        unknown_outcome: try again also where the failed call may have taken effect.
-    """
-    deadline = time.monotonic() + budget_ms / 1000
-    while True:
-        try:
-            return call()
-        except DLedgerError as error:
-            again = error.retriable or (unknown_outcome and error.outcome_unknown)
-            if not again or time.monotonic() >= deadline:
-                raise
-        time.sleep(_RETRY_PAUSE_S)
-
-
-def open_log(options: DLedgerOptions, group: str | None = None) -> Log:
-    """Opens the log of ``group`` as the options say; a store names its group itself."""
+def open_log(options: DLedgerOptions, group: str | None = None, *, planning: bool = False) -> Log:
+    """Open the log of ``group``; a store names its group itself. ``planning``: see ``client_for``."""
     if options.path:
-        from spark_connector.reading.store_log import StoreLog
-
         return StoreLog(options)
-    if options.protocol == "dledger-java":
-        from spark_connector.reading.java_log import JavaLog
-
-        return JavaLog(options, group or options.groups[0])
-    return ServerLog(options, group or options.groups[0])
+    kind = JavaLog if options.protocol == "dledger-java" else ServerLog
+    return kind(options, group or options.groups[0], planning=planning)
 
 
-class ServerLog:
-    """A log on servers."""
+class _ClientLog:
+    """A log read through a client."""
 
-    def __init__(self, options: DLedgerOptions, group: str) -> None:
+    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
         self.group = group
         self._options = options
-        self._reached = False
-        self._serving: str | None = None
-        self._local: LocalStores | None = None
-        if options.local_stores:
-            from spark_connector.reading.local_stores import LocalStores
+        self._client = client_for(options, group, planning=planning)
+        self._fetch: dict[str, Any] = {}
 
-            self._local = LocalStores(options, group)
-
-    @property
-    def _client(self) -> Client:
-        return client_for(self._options, self.group)
-
-    def bounds(self) -> Bounds:
-        """Returns the widest view among the replicas that answer."""
-        # Before the first success a short wait: wrong peers should be reported at once, not after a minute.
-        budget = self._options.fetch_retry_ms if self._reached else min(5_000, self._options.fetch_retry_ms)
-        found = retrying(self._bounds, budget)
-        self._reached = True
-        return found
-
-    def _bounds(self) -> Bounds:
-        metadata = self._client.metadata()
-        nodes = [node for node in metadata.nodes if node.reachable]
-        if not nodes:
-            raise UnreachableError(f"no replica of group {self.group!r} answers", self._options.peers, "start it")
-        if self._options.isolation == "read_committed":
-            end, commit = max((node.visible_end, node.commit_index) for node in nodes)
-        else:
-            commit = max(node.commit_index for node in nodes)
-            end = commit + 1
-        first = min(node.first_index for node in nodes)
-        return Bounds(first=max(0, first), end=max(end, 0), commit=commit, log=metadata.log_uuid)
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+        """See ``Log``."""
+        wait_ms = min(wait_ms, self._options.fetch_retry_ms)
+        return self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
 
     def record(self, index: int) -> RecordFacts:
-        """Reads the record at ``index`` from any replica."""
-        read = partial(self._client.records, index, index + 1, max_bytes=1, min_commit=index)
-        fetched = retrying(read, self._options.fetch_retry_ms, unknown_outcome=True)
-        return facts_of(fetched.batch, index, self.group)
+        """See ``Log``."""
+        return _facts_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
 
-    def index_at_time(self, timestamp_ms: int, bounds: Bounds) -> int:
-        """Asks any replica, and again if that one knew less of the log than ``bounds`` says."""
-        ask = partial(self._client.offset_for_time, timestamp_ms)
-        deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
-        while True:
-            index = max(retrying(ask, self._options.fetch_retry_ms, unknown_outcome=True), bounds.first)
-            if index >= bounds.end or is_late_enough(self.record(index).timestamp, timestamp_ms):
-                return min(index, bounds.end)
-            if time.monotonic() >= deadline:
-                raise BehindError(f"no replica knows the log up to {bounds.end}", f"group {self.group!r}", "try again")
-            time.sleep(_RETRY_PAUSE_S)
+    def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+        """See ``Log``."""
+        try:
+            found = self._client.fetch(
+                start,
+                part.end,
+                max_bytes=max_bytes or self._options.read_bytes(),
+                min_commit=part.min_commit,
+                min_end=part.end,
+                spread=replica,
+                **self._fetch,
+            )
+        except IndexOutOfRangeError as error:
+            first = int(error.values.get("first_index", -1))
+            if start < first:
+                raise RetentionError.of(part.group, start, first, part.end) from error
+            raise
+        return Chunk(found.batch, found.next_index)
 
-    def wait(self, known: Bounds, timeout_ms: int) -> bool:
-        """Waits at one server for the next entry: one request, unless that server fails."""
+
+class ServerLog(_ClientLog):
+    """A log on servers."""
+
+    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
+        super().__init__(options, group, planning=planning)
+        self._fetch = {"isolation": options.isolation}
+        if options.read_from.startswith("node:"):
+            self._fetch["node"] = options.read_from.removeprefix("node:")
+        else:
+            self._fetch["read_from"] = cast("ReadFrom", options.read_from)
+
+    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+        """See ``Log``."""
+        index = self._client.offset_for_time(timestamp_ms, min_commit=bounds.commit_index)
+        return min(max(index, bounds.first_index), bounds.end)
+
+    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+        """See ``Log``."""
         return self.wait_any({self.group: known}, timeout_ms)
 
-    def wait_any(self, known: Mapping[str, Bounds], timeout_ms: int) -> bool:
-        """As ``wait`` for many groups of these servers: still one request."""
+    def wait_any(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
+        """As ``wait`` for many groups of these servers: one request."""
         deadline = time.monotonic() + timeout_ms / 1000
         seen = {group: bounds.end for group, bounds in known.items()}
         try:
@@ -255,117 +179,134 @@ class ServerLog:
             return True
 
     def pin(self, name: str, start: int, seconds: float) -> None:
-        """Asks every node; one that is down deletes nothing."""
+        """See ``Log``."""
         self._client.pin(name, start, seconds)
 
-    def chunk(self, part: Range, start: int, replica: int) -> Chunk:
-        """Reads one chunk: from a store on this machine, or from one replica after the other until the time is up."""
-        if self._local is not None:
-            found = self._local.chunk(part, start)
-            if found is not None:
-                return found
-        order = _ReplicaOrder(self._options, self._client, replica, self._serving)
-        deadline = time.monotonic() + self._options.fetch_retry_ms / 1000
-        hopeful = False
-        patience_s = min(_FIRST_ROUND_S, self._options.fetch_timeout_ms / 1000)
-        while True:
-            node = order.next()
-            try:
-                fetched = self._fetch(part, start, node, patience_s)
-                if fetched.next_index > start:
-                    self._serving = node
-                    return Chunk(fetched.batch, fetched.next_index)
-                error: DLedgerError = BehindError(f"{node} does not reach index {start} yet")
-            except DLedgerError as failure:
-                error = failure
-            passing = error.retriable or error.outcome_unknown
-            if not (passing or isinstance(error, _ANOTHER_MAY_SERVE)):
-                raise error
-            hopeful = hopeful or passing
-            if order.all_tried:
-                first = int(error.values.get("first_index", -1))
-                if start < first and not hopeful:
-                    raise RetentionError.of(part.group, start, first, part.end) from error
-                if not hopeful or time.monotonic() >= deadline:
-                    raise error
-                hopeful, patience_s = False, self._options.fetch_timeout_ms / 1000
-                time.sleep(_RETRY_PAUSE_S)
 
-    def _fetch(self, part: Range, start: int, node: str, patience_s: float) -> Fetch:
-        work = self._client.in_loop.fetch(
-            start,
-            part.end,
-            max_bytes=self._options.read_bytes(),
-            node=node,
-            isolation=self._options.isolation,
-            wait_ms=_LAG_MS,
-            min_commit=part.min_commit,
+class JavaLog(_ClientLog):
+    """A log on Java DLedger nodes, read entry by entry from their leader.
+
+    Java reports no commit index: the driver ends a micro-batch at an end that was seen a while ago, or below a probe
+    (options ``safetyLag`` and ``commitProbe``); executors read up to there without asking again.
+    """
+
+    def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
+        super().__init__(options, group, planning=planning)
+        self._fetch = {"isolation": "read_uncommitted"}
+        self._asked = False
+
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+        """Return the safe end, which takes the safety lag the first time; with read_uncommitted the stored end."""
+        options = self._options
+        if not self._asked and not options.commit_probe and options.safety_lag_ms > _SAFETY_LAG_SILENT_MS:
+            lag = options.safety_lag_ms / 1000
+            _log.warning("group %s: waiting %g s (safetyLag) to see which end of the log stays", self.group, lag)
+        self._asked = True
+        return super().bounds(min_end, wait_ms)
+
+    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+        """See ``Log``."""
+        raise OptionError(
+            "a Java group records no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
         )
-        return self._client.call(_within(work, patience_s + _LAG_MS / 1000, node))
+
+    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+        """Look for another end twice a second."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            left = deadline - time.monotonic()
+            time.sleep(max(0.0, min(_JAVA_LOOK_S, left)))
+            try:
+                if self.bounds().end != known.end:
+                    return True
+            except DLedgerError:
+                return True
+            if left <= _JAVA_LOOK_S:
+                return False
+
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Do nothing: Java's servers have no pins."""
 
 
-async def _within(work: Coroutine[Any, Any, _T], seconds: float, node: str) -> _T:
-    try:
-        return await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        raise RequestTimedOutError("no answer in time", node, "", {"seconds": seconds}) from None
+class StoreLog:
+    """A log in a store directory, native or Java's, live or stopped."""
 
+    def __init__(self, options: DLedgerOptions) -> None:
+        self._options = options
+        self._uncommitted = options.isolation == "read_uncommitted"
+        self._view = store_for(options.path)
+        # A Java store does not record its group; the directory above usually has its name.
+        recorded = self._view.group or Path(options.path).resolve().parent.name
+        self.group = options.groups[0] if options.groups_given else recorded
 
-class _ReplicaOrder:
-    """In which order a task asks the replicas: the preferred ones first, then the others, again and again."""
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+        """Open the store again, so that a live one is seen to grow."""
+        deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
+        while True:
+            self._view = view = store_for(self._options.path)
+            end = view.committed_end("end") if self._uncommitted else view.visible_end
+            if end >= min_end or time.monotonic() >= deadline:
+                return LogBounds(max(0, view.first_index), end, -1, view.log_uuid)
+            time.sleep(_STORE_LOOK_S)
 
-    def __init__(self, options: DLedgerOptions, client: Client, replica: int, serving: str | None) -> None:
-        self._read_from = options.read_from
-        self._peers = [str(peer.node_id) for peer in parse_peers(options.peers)]
-        self._client = client
-        self._replica = replica
-        # The replica that served the chunk before comes first: one that hangs costs its timeout only once.
-        self._queue: list[str] = [] if serving is None else [serving]
-        self._first_round_due = serving is not None
+    def record(self, index: int) -> RecordFacts:
+        """See ``Log``."""
+        return _facts_of(self._view.read(index, index + 1), index, self.group)
 
-    @property
-    def all_tried(self) -> bool:
-        """Whether each replica of this round was asked."""
-        return not self._queue and not self._first_round_due
-
-    def next(self) -> str:
-        if not self._queue:
-            self._queue = self._round()
-            self._first_round_due = False
-        return self._queue.pop(0)
-
-    def _round(self) -> list[str]:
-        if self._read_from.startswith("node:"):
-            return [self._read_from.removeprefix("node:")]
-        turn = self._replica % len(self._peers)
-        order: list[str] = [*self._peers[turn:], *self._peers[:turn]]
-        if self._read_from == "any":
-            return order
+    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+        """See ``Log``."""
         try:
-            leader = self._client.metadata().leader_id
-        except DLedgerError:
-            leader = None  # asking the replicas in turn will tell
-        order.sort(key=lambda node: (node == leader) != (self._read_from == "leader"))
-        return order
+            return min(self._view.index_at_time(timestamp_ms), bounds.end)
+        except BadRequestError:
+            raise OptionError(
+                "the store records no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
+            ) from None
+
+    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+        """Look for new entries every 100 ms."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self.bounds().end == known.end:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(_STORE_LOOK_S, left))
+        return True
+
+    def pin(self, name: str, start: int, seconds: float) -> None:
+        """Do nothing: no node is asked."""
+
+    def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
+        """See ``Log``."""
+        most = max_bytes or self._options.read_bytes(files=True)
+        try:
+            found = self._fetch(part, start, most)
+        except (IndexOutOfRangeError, CorruptRecordError):
+            found = None
+        if found is None or found.next_index == start:  # a live store may have grown or been trimmed meanwhile
+            self._view = store_for(self._options.path)
+            try:
+                found = self._fetch(part, start, most)
+            except IndexOutOfRangeError as error:
+                raise RetentionError.of(part.group, start, self._view.first_index, part.end) from error
+        if found.next_index == start:
+            raise BehindError(f"the store does not contain index {start}", str(self._view.path), "read it again later")
+        return Chunk(found.batch, found.next_index)
+
+    def _fetch(self, part: Range, start: int, max_bytes: int) -> Fetch:
+        if self._uncommitted:
+            return self._view.fetch(start, part.end, max_bytes=max_bytes, isolation="read_uncommitted", until="end")
+        return self._view.fetch(start, part.end, max_bytes=max_bytes)
+
+    def records(self, part: Range, start: int, max_bytes: int) -> Records:
+        """Return records as stored, control entries and orphaned attempts included."""
+        try:
+            return self._view.records(start, part.end, max_bytes)
+        except (IndexOutOfRangeError, CorruptRecordError):
+            self._view = store_for(self._options.path)
+            return self._view.records(start, part.end, max_bytes)
 
 
-def bounds_reaching(log: Log, index: int, wait_s: float) -> Bounds:
-    """Waits for a view that reaches ``index``: after an election replicas may know less for a while."""
-    deadline = time.monotonic() + wait_s
-    bounds = log.bounds()
-    while bounds.end < index and time.monotonic() < deadline:
-        time.sleep(_RETRY_PAUSE_S)
-        bounds = log.bounds()
-    return bounds
-
-
-def facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
-    """Returns the facts of the record at ``index`` in a batch of records."""
+def _facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
     row = record_at(batch, index, f"group {group!r}")
     mark = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
     return RecordFacts(mark, row["position"], row["end_position"], row["timestamp"])
-
-
-def is_late_enough(timestamp: datetime | None, timestamp_ms: int) -> bool:
-    """Whether an append time is at or after a time."""
-    return timestamp is not None and timestamp >= _EPOCH + timedelta(milliseconds=timestamp_ms)

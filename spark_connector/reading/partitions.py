@@ -20,7 +20,6 @@ from dledger_core.record import READ_SCHEMA, empty_batch
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk, Log, open_log
-from spark_connector.reading.memory import keep_memory
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Range
 from spark_connector.schema import schema_for
@@ -61,7 +60,6 @@ class RangesPartition(InputPartition):
 def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
     """Yields the partition's entries as batches of 1-8 MB where there is as much; nothing for None."""
     if partition is not None:
-        keep_memory()
         for batch in _gathered(_batches(partition, options)):
             yield from _slices(batch)
 

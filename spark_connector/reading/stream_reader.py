@@ -24,13 +24,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from dledger_core import LogBounds
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 from spark_connector.reading.behind import LagMeter
 from spark_connector.reading.ending import EndBound
 from spark_connector.reading.limits import MinimumDelay
-from spark_connector.reading.logs import Bounds
 from spark_connector.reading.partitions import RangesPartition, read_partition
 from spark_connector.reading.planning import limit_ends
 from spark_connector.reading.tracking import Tracker
@@ -50,7 +50,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bound = EndBound(options)
         self._delay = MinimumDelay(options.min_offsets_per_trigger, options.max_trigger_delay)
         self._tracker: Tracker | None = None
-        self._seen: dict[str, Bounds] = {}
+        self._seen: dict[str, LogBounds] = {}
         self._ends: dict[str, int] = {}
         self._answer: dict[str, Any] | None = None
         self._initial: StreamOffset | None = None
@@ -97,7 +97,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pin_due = True
         return self._initial.to_json()
 
-    def _check_starts(self, starts: Mapping[str, int], bounds: Mapping[str, Bounds]) -> None:
+    def _check_starts(self, starts: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> None:
         if not starts and self.tracker.finder is not None:
             _log.warning("%s; waiting for one", self.tracker.finder.nothing_found().what)
         for group, start in starts.items():
@@ -150,20 +150,20 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return known.to_json()
         ends = self._limited(starts, ends, bounds, limit)
         # With failOnDataLoss=false a start may lie before the first index: the batch must get past the gap.
-        ends = {group: max(end, min(bounds[group].first, allowed[group])) for group, end in ends.items()}
+        ends = {group: max(end, min(bounds[group].first_index, allowed[group])) for group, end in ends.items()}
         moved = {group: end for group, end in ends.items() if end > starts[group]}
         fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
         return StreamOffset({**known.groups, **fresh}).to_json()
 
-    def _check_new(self, begin: StreamOffset, bounds: Mapping[str, Bounds]) -> None:
+    def _check_new(self, begin: StreamOffset, bounds: Mapping[str, LogBounds]) -> None:
         """Reports what a new group of a pattern has lost already: the query was to read it from its first entry."""
         if self.tracker.finder is not None:
             for group in sorted(set(bounds) - set(begin.groups)):
-                if bounds[group].first > 0:
-                    self.tracker.policy.report(RetentionError.of(group, 0, bounds[group].first))
+                if bounds[group].first_index > 0:
+                    self.tracker.policy.report(RetentionError.of(group, 0, bounds[group].first_index))
 
     def _limited(
-        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds], limit: ReadLimit
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds], limit: ReadLimit
     ) -> dict[str, int]:
         """Applies the options' limits, whichever comes first; Spark asks for no limit with Trigger.Once."""
         if isinstance(limit, ReadAllAvailable):
@@ -173,7 +173,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limited = limit_ends(starts, ends, most)
         if most_bytes is None:
             return limited
-        present = {group: max(start, bounds[group].first) for group, start in starts.items()}
+        present = {group: max(start, bounds[group].first_index) for group, start in starts.items()}
         reachable = {group: max(end, present[group]) for group, end in limited.items()}
         return self.tracker.within_bytes(present, reachable, bounds, most_bytes)
 
@@ -215,7 +215,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tracker is not None:
             self._tracker.release()
 
-    def _bounds(self) -> dict[str, Bounds]:
+    def _bounds(self) -> dict[str, LogBounds]:
         if self._targets is None:
             self.tracker.discover()
         self._seen = self.tracker.bounds()
@@ -225,7 +225,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _index_at(self, group: str, timestamp_ms: int) -> int:
         return self.tracker.index_at_time(group, timestamp_ms, self._seen[group])
 
-    def _allowed(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
+    def _allowed(self, bounds: Mapping[str, LogBounds]) -> dict[str, int]:
         """How far this run may read: to the end bound, and with AvailableNow to what was there at its start."""
         if self._targets is None:
             return dict(self._ends)

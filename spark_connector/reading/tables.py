@@ -22,18 +22,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from dledger_core.record import DESCRIPTIONS
+from spark_connector.connections import client_for, store_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.groups import GroupFinder
-from spark_connector.reading.logs import client_for, retrying
-from spark_connector.reading.store_log import fresh_view
 
 if TYPE_CHECKING:
     from dledger_core import Metadata, StoreReader
 
 __all__ = ["TABLES", "TableReader"]
 
-_FIRST_MS: Final = 5_000
 _GROUP: Final = pa.field("group", pa.string())
 _NODE: Final = pa.field("node_id", pa.string())
 _RANGE: Final = [("first_index", pa.int64()), ("end", pa.int64()), ("commit_index", pa.int64()), ("bytes", pa.int64())]
@@ -96,8 +94,8 @@ class TableReader(DataSourceReader):
 
 def _rows_of_servers(options: DLedgerOptions, table: str) -> Iterator[dict[str, Any]]:
     for group in _groups(options):
-        client = client_for(options, group)
-        metadata = retrying(client.metadata, min(_FIRST_MS, options.fetch_retry_ms))
+        client = client_for(options, group, planning=True)
+        metadata = client.metadata()
         if table == "groups":
             yield _group_row(group, metadata)
         elif table == "nodes":
@@ -119,8 +117,7 @@ def _groups(options: DLedgerOptions) -> Iterable[str]:
         if not found:
             raise finder.nothing_found()
         return found
-    client = client_for(options, options.groups[0])
-    return retrying(client.groups, min(_FIRST_MS, options.fetch_retry_ms))
+    return client_for(options, options.groups[0], planning=True).groups()
 
 
 def _group_row(group: str, metadata: Metadata) -> dict[str, Any]:
@@ -157,7 +154,7 @@ def _named(batch: pa.RecordBatch, **columns: str | None) -> list[dict[str, Any]]
 
 
 def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
-    store = fresh_view(options.path)
+    store = store_for(options.path)
     recorded = store.group or Path(options.path).resolve().parent.name
     if options.groups_given and store.group is not None and store.group != options.groups[0]:
         raise OptionError(f"the store is of group {store.group!r}", "groups", "leave it out")

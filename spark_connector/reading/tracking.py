@@ -25,7 +25,7 @@ from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
 from spark_connector.reading.groups import GroupFinder
 from spark_connector.reading.limits import ends_within_bytes
-from spark_connector.reading.logs import Bounds, Log, RecordFacts, bounds_reaching, open_log
+from spark_connector.reading.logs import Log, RecordFacts, open_log
 from spark_connector.reading.partitions import RangesPartition
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Extent, Range, core_count, partition_count, split
@@ -33,8 +33,6 @@ from spark_connector.reading.waiting import GrowthWaiter
 
 __all__ = ["Tracker"]
 
-_CATCH_UP_S: Final = 10.0
-"""How long an end that lies before the offset may be a lagging view; afterwards it is a loss."""
 _THREADS_MAX: Final = 32
 _PLACES_MAX: Final = 4096
 """Places of records that are kept in mind; one that is not right any more only makes partitions less even."""
@@ -73,7 +71,7 @@ class Tracker:
             self._add([""] if options.path else options.groups)
 
     def _add(self, names: Iterable[str]) -> None:
-        for log in [open_log(self._options, name) for name in names if name not in self._logs]:
+        for log in [open_log(self._options, name, planning=True) for name in names if name not in self._logs]:
             self._logs[log.group] = log
             self._verified[log.group] = deque(maxlen=4)
         self.groups = sorted(self._logs)
@@ -86,7 +84,7 @@ class Tracker:
         self._add(self.finder.find())
         return len(self._logs) > known
 
-    def bounds(self) -> dict[str, Bounds]:
+    def bounds(self) -> dict[str, LogBounds]:
         """Returns what can be read now, per group; asks for all groups at once, as a node may take long to answer."""
         if len(self.groups) <= 1:
             return {group: self._logs[group].bounds() for group in self.groups}
@@ -95,17 +93,17 @@ class Tracker:
         views = self._threads.map(lambda group: self._logs[group].bounds(), self.groups)
         return dict(zip(self.groups, views, strict=True))
 
-    def resolve(self, spec: StartSpec, bounds: Mapping[str, Bounds], absent: int) -> dict[str, int]:
+    def resolve(self, spec: StartSpec, bounds: Mapping[str, LogBounds], absent: int) -> dict[str, int]:
         """Returns the index that ``spec`` means for each group; ``absent`` stands for groups it does not name."""
         named = {"earliest": EARLIEST, "latest": LATEST}
         found = {}
         for group in self.groups:
             wanted = named[spec] if isinstance(spec, str) else spec.get(group, absent)
-            edges = {EARLIEST: bounds[group].first, LATEST: bounds[group].end}
+            edges = {EARLIEST: bounds[group].first_index, LATEST: bounds[group].end}
             found[group] = edges.get(wanted, wanted)
         return found
 
-    def starts(self, bounds: Mapping[str, Bounds], default: StartSpec, absent: int) -> dict[str, int]:
+    def starts(self, bounds: Mapping[str, LogBounds], default: StartSpec, absent: int) -> dict[str, int]:
         """Returns where the options begin; a time wins over an index, as with Kafka."""
         options = self._options
         starts = self.resolve(options.starting_offsets or default, bounds, absent)
@@ -113,14 +111,14 @@ class Tracker:
             return starts
         return self.resolve_time(options.starting_timestamp, bounds, starts, options.starting_strategy)
 
-    def ends(self, bounds: Mapping[str, Bounds]) -> dict[str, int]:
+    def ends(self, bounds: Mapping[str, LogBounds]) -> dict[str, int]:
         """Returns where the options end a batch read; a time behind the last entry means the end."""
         options = self._options
         ends = self.resolve(options.ending_offsets or "latest", bounds, LATEST)
         return ends if options.ending_timestamp is None else self.resolve_time(options.ending_timestamp, bounds, ends)
 
     def resolve_time(
-        self, spec: TimeSpec, bounds: Mapping[str, Bounds], otherwise: Mapping[str, int], strategy: str | None = None
+        self, spec: TimeSpec, bounds: Mapping[str, LogBounds], otherwise: Mapping[str, int], strategy: str | None = None
     ) -> dict[str, int]:
         """Returns per group the first index at or after the time that ``spec`` gives for it.
 
@@ -147,15 +145,15 @@ class Tracker:
                 )
         return found
 
-    def index_at_time(self, group: str, timestamp_ms: int, bounds: Bounds) -> int:
+    def index_at_time(self, group: str, timestamp_ms: int, bounds: LogBounds) -> int:
         """Returns the first index of a group appended at or after a time, its end if there is none."""
         return self._logs[group].index_at_time(timestamp_ms, bounds)
 
-    def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, Bounds]) -> StreamOffset:
+    def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> StreamOffset:
         """Returns the offset before the given indexes, with what identifies the record before each."""
         found = {}
         for group, index in ends.items():
-            log, known = bounds[group].log, bounds[group].first < index <= bounds[group].end
+            log, known = bounds[group].log_uuid, bounds[group].first_index < index <= bounds[group].end
             facts = self._record(group, index - 1) if known else None
             if facts is not None:
                 self._keep_place(group, index, facts.end_position)
@@ -165,7 +163,7 @@ class Tracker:
         self._looked_at.clear()
         return StreamOffset(found)
 
-    def adopt(self, start: StreamOffset, bounds: Mapping[str, Bounds]) -> StreamOffset:
+    def adopt(self, start: StreamOffset, bounds: Mapping[str, LogBounds]) -> StreamOffset:
         """Checks an offset against the logs and returns it for exactly the groups of this query.
 
         A group that the offset does not hold begins at its first index. An offset that was made or checked here
@@ -179,15 +177,15 @@ class Tracker:
         found = {}
         for group in self.groups:
             known = start.groups.get(group)
-            found[group] = GroupOffset(bounds[group].first, bounds[group].log)
+            found[group] = GroupOffset(bounds[group].first_index, bounds[group].log_uuid)
             if known is not None:
                 found[group] = self._checked(group, known, bounds[group])
         return StreamOffset(found)
 
-    def _checked(self, group: str, offset: GroupOffset, bounds: Bounds) -> GroupOffset:
+    def _checked(self, group: str, offset: GroupOffset, bounds: LogBounds) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
         if isinstance(loss, OffsetBeyondEndError) and not self.is_beyond_end(group, offset.next):
-            bounds = self._caught_up(group, offset.next)
+            bounds = self._logs[group].bounds(min_end=offset.next)
             loss = self._loss(group, offset, bounds)
         if loss is None:
             self._verified[group].append(offset)
@@ -204,31 +202,27 @@ class Tracker:
         """Whether it was accepted that a log ends before ``index``, where the query waits for it to grow."""
         return self._beyond_end.get(group) == index
 
-    def _loss(self, group: str, offset: GroupOffset, bounds: Bounds) -> DataLossError | None:
-        view = LogBounds(bounds.first, bounds.end, bounds.commit, bounds.log)
+    def _loss(self, group: str, offset: GroupOffset, bounds: LogBounds) -> DataLossError | None:
         mark = offset.mark
-        if mark is not None and bounds.log is not None and offset in self._verified[group]:
-            loss = find_loss(offset.position, view, lambda _: mark)
+        if mark is not None and bounds.log_uuid is not None and offset in self._verified[group]:
+            loss = find_loss(offset.position, bounds, lambda _: mark)
         else:
-            loss = find_loss(offset.position, view, lambda index: self._logs[group].record(index).mark)
+            loss = find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).mark)
         return None if loss is None else loss_error(group, loss)
 
-    def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, Bounds]) -> None:
+    def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> None:
         """Reports a start that lies behind the end of its log."""
         for group, start in starts.items():
-            if start > bounds[group].end and start > self._caught_up(group, start).end:
+            if start > bounds[group].end and start > self._logs[group].bounds(min_end=start).end:
                 self.policy.report(OffsetBeyondEndError.of(group, start, bounds[group].end))
 
-    def _caught_up(self, group: str, index: int) -> Bounds:
-        return bounds_reaching(self._logs[group], index, min(_CATCH_UP_S, self._options.fetch_retry_ms / 1000))
-
     def within_bytes(
-        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds], most: int
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds], most: int
     ) -> dict[str, int]:
         """Returns the ends of a batch that takes at most ``most`` bytes of the logs, some entries at least."""
 
         def position(group: str, index: int) -> int:
-            if index > bounds[group].first:
+            if index > bounds[group].first_index:
                 return self._record(group, index - 1).end_position
             return self._record(group, index).position
 
@@ -241,28 +235,28 @@ class Tracker:
             self._looked_at[key] = self._logs[group].record(index)
         return self._looked_at[key]
 
-    def wait(self, known: Mapping[str, Bounds], timeout_ms: int) -> bool:
+    def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
         """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known."""
         return self._waiter.wait(known, timeout_ms)
 
     def partitions(
-        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, Bounds]
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds]
     ) -> list[RangesPartition]:
         """Plans the partitions for [start, end) of each group, without what retention has deleted."""
         extents = []
         for group in self.groups:
             start, end, view = starts[group], ends[group], bounds[group]
             if end > view.end:
-                view = self._caught_up(group, end)
+                view = self._logs[group].bounds(min_end=end)
                 if end > view.end:
                     self.policy.report(OffsetBeyondEndError.of(group, end, view.end))
                     end = view.end
-            if start < min(view.first, end):
-                self.policy.report(RetentionError.of(group, start, view.first, end))
-                start = min(view.first, end)
+            if start < min(view.first_index, end):
+                self.policy.report(RetentionError.of(group, start, view.first_index, end))
+                start = min(view.first_index, end)
             if start < end:
-                place = partial(self._place, first=view.first)
-                part = Range(group, start, end, view.commit, view.log)
+                place = partial(self._place, first=view.first_index)
+                part = Range(group, start, end, view.commit_index, view.log_uuid)
                 extents.append(Extent(part, place(group, start), place(group, end)))
         held_since = time.time()
         for extent in extents:
@@ -277,12 +271,12 @@ class Tracker:
         for group in self.groups:
             self._pin.release(self._logs[group])
 
-    def _split(self, extents: Sequence[Extent], bounds: Mapping[str, Bounds]) -> list[tuple[Range, ...]]:
+    def _split(self, extents: Sequence[Extent], bounds: Mapping[str, LogBounds]) -> list[tuple[Range, ...]]:
         entries, nbytes = sum(extent.part.count for extent in extents), sum(extent.nbytes for extent in extents)
         parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
 
         def position(group: str, index: int) -> int:
-            return self._place(group, index, bounds[group].first)
+            return self._place(group, index, bounds[group].first_index)
 
         return split(extents, parts, position, self._options.max_records_per_partition)
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from spark_connector.reading.logs import Bounds, Log, ServerLog
+from dledger_core import LogBounds
+from spark_connector.reading.logs import Log, ServerLog
 
 __all__ = ["GrowthWaiter"]
 
@@ -31,7 +32,7 @@ class GrowthWaiter:
         self._threads: ThreadPoolExecutor | None = None
         self._waits: dict[str, Future[bool]] = {}
 
-    def wait(self, known: Mapping[str, Bounds], timeout_ms: int) -> bool:
+    def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
         """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known."""
         if not known:
             time.sleep(timeout_ms / 1000)
@@ -51,7 +52,7 @@ class GrowthWaiter:
             self._waits = {group: future for group, future in self._waits.items() if future not in done}
         return grown
 
-    def _look(self, known: Mapping[str, Bounds], look_ms: int) -> None:
+    def _look(self, known: Mapping[str, LogBounds], look_ms: int) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS_MAX, "dledger-wait")
         for group in set(known) - set(self._waits):

@@ -19,15 +19,15 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import BadRequestError, DLedgerError, TransactionError
+from dledger_core.errors import BadRequestError, TransactionError
+from spark_connector.connections import client_for
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import client_for, retrying
 from spark_connector.writing.sink_rows import ENTRY_OVERHEAD, GroupRows, SinkShape, rows_by_group
 
 if TYPE_CHECKING:
     from dledger_core import Client
-    from dledger_core.client import AttemptResult, TransactionState
+    from dledger_core.client import AttemptResult
 
 __all__ = ["AttemptMessage", "CommittedBefore", "write_attempt"]
 
@@ -142,11 +142,7 @@ class _Attempt:
         Raises:
             FencedError: this run was retired by a newer one.
         """
-
-        def ask() -> TransactionState:
-            return client.transaction(self._message.transaction)
-
-        found = retrying(ask, self._options.fetch_retry_ms, unknown_outcome=True)
+        found = client.transaction(self._message.transaction)
         if found.state == "committed":
             count = sum(part.rows for part in found.parts)
             self._message.committed[group] = CommittedBefore(found.input_id, found.newest, count)
@@ -213,9 +209,9 @@ class _GroupWriter:
         append = self._in_flight.popleft()
         self._in_flight_bytes -= append.size
         result = self._result_of(append)
-        overtaken = result is None or not self._follows(result)
-        if result is None or overtaken:
-            result = self._append_again(append)
+        overtaken = not self._follows(result)
+        if overtaken:
+            result = self._client.append_attempt(append.bodies, transaction=self._transaction, attempt=self._attempt)
         self._parts.append(Part(result.first_index, result.last_index, result.rows, result.crc))
         while overtaken and self._in_flight:
             self._take()
@@ -223,23 +219,13 @@ class _GroupWriter:
     def _follows(self, result: AttemptResult) -> bool:
         return not self._parts or result.first_index > self._parts[-1].last
 
-    def _result_of(self, append: _Append) -> AttemptResult | None:
-        """Waits for an append; None if it failed in a way that another try may mend."""
+    def _result_of(self, append: _Append) -> AttemptResult:
+        """Wait for an append in flight."""
         try:
             return self._client.call(_result(append.task))
         except BadRequestError as error:
             first, last = append.numbers
             raise SchemaError(f"{error.what} (rows {first} to {last} of the task)", error.where, error.remedy) from None
-        except DLedgerError as error:
-            if not (error.retriable or error.outcome_unknown):
-                raise
-            return None
-
-    def _append_again(self, append: _Append) -> AttemptResult:
-        def again() -> AttemptResult:
-            return self._client.append_attempt(append.bodies, transaction=self._transaction, attempt=self._attempt)
-
-        return retrying(again, self._options.fetch_retry_ms, unknown_outcome=True)
 
 
 def _pieces(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:

@@ -9,37 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Final
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, FencedError, TransactionError, UnreachableError
+from spark_connector.connections import client_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import client_for, retrying
 from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
 
 __all__ = ["abort_attempts", "check_target", "commit_attempts"]
 
 _log = logging.getLogger("spark_connector")
-_FIRST_PATIENCE_MS: Final = 5_000
-"""How long servers are waited for that nobody has reached yet: wrong peers should be reported soon."""
-_ABORT_PATIENCE_MS: Final = 5_000
-
-_checked: set[tuple[int, str, str | None]] = set()
+_ABORT_MS: Final = 5_000
 
 
-def check_target(options: DLedgerOptions, group: str | None, *, started: bool) -> None:
-    """Checks, once in a process, that the servers answer and host the group (None: rows name it).
+def check_target(options: DLedgerOptions, group: str | None, *, started: bool | None) -> None:
+    """Check that the servers respond and host the group (None: rows name it).
 
     Args:
         options: the options of the write.
         group: the target.
-        started: the query has written before, so wait for the servers as long as a task would.
+        started: the query has written before, so nothing is checked: its tasks wait for servers that restart. None if
+            that is unknown.
 
     Raises:
         OptionError: the group is hosted by no node, or the protocol knows no transactions.
@@ -47,19 +43,16 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool) -
     """
     if options.protocol != "dledger":
         raise OptionError(f"{options.protocol!r} knows no transactions", "protocol", "write to servers of this project")
-    key = (os.getpid(), options.peers, group)
-    if key in _checked:
+    if started:
         return
-    patience_ms = options.fetch_retry_ms if started else min(_FIRST_PATIENCE_MS, options.fetch_retry_ms)
     try:
-        hosted = retrying(client_for(options, group or "default").groups, patience_ms)
+        hosted = client_for(options, group or "default", planning=started is False).groups()
     except UnreachableError as error:
         where = f"option 'peers' = {options.peers!r}"
         raise UnreachableError(error.what, where, error.remedy or "start the nodes, or correct the option") from None
     if group is not None and group not in hosted:
         remedy = f"the nodes host {', '.join(sorted(hosted))}"
         raise OptionError(f"no node hosts the group {group!r}", "group", remedy)
-    _checked.add(key)
 
 
 def commit_attempts(
@@ -91,9 +84,8 @@ def commit_attempts(
         _check_open(found[0].transaction, pending, options)
     done: list[str] = []
     for group, ranges in pending.items():
-        commit = partial(client_for(options, group).commit_transaction, found[0].transaction, ranges, input_id)
         try:
-            retrying(commit, options.fetch_retry_ms, unknown_outcome=True)
+            client_for(options, group).commit_transaction(found[0].transaction, ranges, input_id)
         except DLedgerError as error:
             raise _in_part(error, group, done) from None
         done.append(group)
@@ -123,8 +115,7 @@ def _check_replay(transaction: TransactionId, group: str, reports: list[Committe
 def _check_open(transaction: TransactionId, parts: dict[str, list[Part]], options: DLedgerOptions) -> None:
     """Asks every group before the first one is committed: what cannot be committed is found while nothing is."""
     for group in parts:
-        ask = partial(client_for(options, group).transaction, transaction)
-        state = retrying(ask, options.fetch_retry_ms, unknown_outcome=True).state
+        state = client_for(options, group).transaction(transaction).state
         if state not in ("open", "committed"):
             raise TransactionError(
                 f"the transaction is {state}: it was open for longer than the servers allow",
@@ -159,12 +150,10 @@ def abort_attempts(
     known = [message.transaction for message in messages if isinstance(message, AttemptMessage)]
     if transaction is None and not known:
         return
-    patience_ms = min(_ABORT_PATIENCE_MS, options.fetch_retry_ms)
+    options = replace(options, fetch_retry_ms=min(_ABORT_MS, options.fetch_retry_ms))
     try:
-        groups = [group] if group is not None else sorted(retrying(client_for(options, "default").groups, patience_ms))
-        for name in groups:
-            abort = partial(client_for(options, name).abort_transaction, transaction or known[0])
+        for name in [group] if group is not None else client_for(options, "default").groups():
             with contextlib.suppress(FencedError):  # a newer run has taken over
-                retrying(abort, patience_ms, unknown_outcome=True)
+                client_for(options, name).abort_transaction(transaction or known[0])
     except DLedgerError as error:
         _log.warning("the transaction could not be aborted, its leader will do it after a while: %s", error)

@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from dledger_core.errors import UnknownGroupError
+from spark_connector.connections import client_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.logs import client_for, retrying
 from spark_connector.writing.sink_rows import SinkShape, rows_by_group, sink_shape
 
 __all__ = ["JavaBatchWriter", "JavaStreamWriter"]
@@ -27,7 +27,6 @@ __all__ = ["JavaBatchWriter", "JavaStreamWriter"]
 _log = logging.getLogger("spark_connector")
 _ROWS_MAX: Final = 1_000
 _BATCH_BYTES_MAX: Final = 7 << 20
-_CHECK_MS: Final = 5_000
 
 
 @dataclass
@@ -43,7 +42,7 @@ def _shape_of(schema: StructType, options: DLedgerOptions, overwrite: bool) -> S
         raise OptionError("a log cannot be overwritten", "mode", "append to it")
     shape = sink_shape(schema, options)
     if shape.group is not None:
-        hosted = retrying(client_for(options, shape.group).groups, min(_CHECK_MS, options.fetch_retry_ms))
+        hosted = client_for(options, shape.group, planning=True).groups()
         if shape.group not in hosted:
             raise OptionError(f"no node serves the group {shape.group!r}", "group", "name the Java group's own name")
     return shape

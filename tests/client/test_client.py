@@ -164,7 +164,9 @@ def test_a_closed_async_client_is_not_used():
         ({"peers": ()}, "no peers"),
         ({"group": "a/b"}, "cannot name a group"),
         ({"protocol": "http"}, "unknown protocol"),
-        ({"timeout_ms": 0}, "no timeout"),
+        ({"timeout_ms": 0}, "timeout_ms must be above 0"),
+        ({"retry_timeout_ms": 0}, "retry_timeout_ms must be above 0"),
+        ({"connect_timeout_ms": -1}, "connect_timeout_ms must be above 0"),
     ],
     ids=str,
 )

@@ -134,7 +134,7 @@ def request() -> Seeds:
     yield "read", packed(base | {"t": Type.READ} | read, b"")
     yield "digest", packed(base | {"t": Type.DIGEST, "start": 0, "end": 64, "span": 16}, b"")
     yield "at", packed(base | {"t": Type.AT, "position": 4096, "max": 100}, b"")
-    yield "time", packed(base | {"t": Type.TIME, "ms": 1_700_000_000_000}, b"")
+    yield "time", packed(base | {"t": Type.TIME, "ms": 1_700_000_000_000, "min_commit": -1}, b"")
     error = NotLeaderError("no", "here", "retry", {"leader": "n0"}).to_wire()
     yield "failure", packed(base | {"t": Type.FAILURE, "e": error}, b"")
 

@@ -47,7 +47,6 @@ run = partial(run_in_process, command)
         ([*NEEDED, "--retry-for", "0"], "--retry-for"),
         ([*NEEDED, "--starting-offsets", "@absent"], "cannot read the file"),
         ([*NEEDED, "--max-bytes-per-trigger", "0"], "--max-bytes-per-trigger"),
-        ([*NEEDED, "--local-stores", "stores"], "'stores' is not an absolute path at localStores"),
         ([*NEEDED, "--lag-json", "absent/lag.jsonl"], "No such file or directory at --lag-json"),
         ([*NEEDED, "--lag-prometheus", "nonsense"], "is no place for metrics at --lag-prometheus"),
         ([*NEEDED, "--lag-prometheus", "absent/lag.prom"], "cannot be written: No such file or directory at --lag-pr"),
@@ -124,7 +123,7 @@ def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
     assert "dledger_query_active" in lag["lag.prom"].read_text()
     assert spark.read.format("delta").load(str(lag["lag-table"])).count() == len(told)
     append(cluster, "a", b"a-090")
-    code, second, _ = run(capsys, *arguments, "--local-stores", str(cluster.directory))
+    code, second, _ = run(capsys, *arguments)
     assert (code, second["rows"]) == (0, 1)
     assert second["offsets"]["a"]["from"] == first["offsets"]["a"]["to"]
     expected = [("a", b"a-%03d" % number) for number in range(91)] + [("b", b"b-%03d" % number) for number in range(30)]

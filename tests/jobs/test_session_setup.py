@@ -187,17 +187,6 @@ def test_settings_of_one_machine_are_for_local_masters_only() -> None:
         assert found["spark.sql.extensions"] == _settings.DELTA_EXTENSION
 
 
-@pytest.mark.parametrize(
-    ("master", "started_here", "ours"),
-    [("local[2]", True, True), ("local", False, False), ("spark://host:7077", True, False), ("yarn", False, False)],
-)
-def test_the_daemon_that_needs_our_path_runs_only_where_it_is_there(
-    master: str, started_here: bool, ours: bool
-) -> None:
-    found = _settings.defaults_for(master, {}, started_here=started_here)
-    assert ("spark.python.daemon.module" in found) is ours
-
-
 @pytest.mark.parametrize("user", [None, "-Dmine=1"])
 def test_java_options_come_before_the_users_and_only_while_the_jvm_starts(
     user: str | None, monkeypatch: pytest.MonkeyPatch

@@ -83,7 +83,7 @@ REQUESTS = {
             "cons": [*(v for v in NO_STRING if v is not MISSING), "", "linear"],
         },
     ),
-    "time": (Type.TIME, {"ms": 0}, (), {"ms": NO_INTEGER}),
+    "time": (Type.TIME, {"ms": 0, "min_commit": -1}, (), {"ms": NO_INTEGER, "min_commit": NO_INTEGER}),
     "at": (
         Type.AT,
         {"position": 0, "max": 1},
@@ -199,7 +199,7 @@ def test_reads_and_digests_at_the_edges(tmp_path):
             assert digest["next"] == last + 1
             digest = (await client.ask(Type.DIGEST, start=top, end=top, span=1)).header
             assert digest["ranges"] == []
-            assert (await client.ask(Type.TIME, ms=top)).header["index"] == last + 1
+            assert (await client.ask(Type.TIME, ms=top, min_commit=-1)).header["index"] == last + 1
             with pytest.raises(BehindError):
                 await client.read(0, 1, min_commit=top)
 

@@ -48,7 +48,6 @@ def test_defaults_and_sparks_own_options() -> None:
         ("failOnDataLoss", "FALSE", "fail_on_data_loss", False),
         ("readFrom", "Leader", "read_from", "leader"),
         ("readFrom", "node:n1", "read_from", "node:n1"),
-        ("localStores", "/a, /b", "local_stores", ("/a", "/b")),
         ("decode", "message", "decode", "message"),
         ("isolation", "read_uncommitted", "isolation", "read_uncommitted"),
         ("fetchMaxBytes", "1000", "fetch_max_bytes", 1000),

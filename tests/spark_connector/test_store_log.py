@@ -94,7 +94,7 @@ def test_what_a_store_does_not_record_as_committed_is_read_only_on_request(java:
 def test_times_need_a_store_that_holds_them(java: GrowingStore) -> None:
     for given in ({"startingTimestamp": "0"}, {"endingTimestamp": "2100-01-01"}):
         reader = DLedgerBatchReader(options(java, **given))
-        with pytest.raises(OptionError, match="holds no append times at startingTimestamp, endingTimestamp"):
+        with pytest.raises(OptionError, match="records no append times at startingTimestamp, endingTimestamp"):
             reader.partitions()
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, columns_of
-from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.async_client import LOOK_AGAIN_S, AsyncClient
+from dledger_core.client.cluster_view import ReadFrom
 from dledger_core.client.java.appending import append_all
 from dledger_core.client.java.bounds import JavaBounds
 from dledger_core.client.java.describing import metadata_of
@@ -32,6 +35,7 @@ from dledger_core.client.results import (
     RoleChange,
     TransactionState,
 )
+from dledger_core.client.retry import Deadline, with_retries
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import (
     BadRequestError,
@@ -50,6 +54,7 @@ from dledger_core.remoting.responses import AppendReply, GetReply, Reply, WireEn
 
 __all__ = ["JavaClient"]
 
+_T = TypeVar("_T")
 _PLACES_MAX: Final = 256
 _TERMS_TRIED: Final = 64
 _TRANSFER_S: Final = 10.0
@@ -105,7 +110,7 @@ class JavaClient(AsyncClient):
         def make(node_id: str) -> AppendRequest:
             return AppendRequest(group=self.group, remote_id=node_id, bodies=(body,))
 
-        return await self._nodes.to_leader(make, AppendReply, timeout_s=self._timeout_s, repeatable=False)
+        return await self._nodes.to_leader(make, AppendReply, timeout_s=self._timeouts.request_s, idempotent=False)
 
     async def _append_probe(self) -> AppendReply:
         return await self._append_one(PROBE_MARK + uuid.uuid4().hex.encode())
@@ -116,16 +121,37 @@ class JavaClient(AsyncClient):
         def make(node_id: str) -> GetRequest:
             return GetRequest(group=self.group, remote_id=node_id, index=index)
 
-        reply = await self._nodes.to_leader(make, GetReply, timeout_s=self._timeout_s, repeatable=True)
+        reply = await self._nodes.to_leader(make, GetReply, timeout_s=self._timeouts.request_s, idempotent=True)
         if len(reply.entries) != 1 or reply.entries[0].index != index:
             found = [entry.index for entry in reply.entries]
             raise ProtocolError("an answer to GET holds another entry", "", "", {"index": index, "found": found})
         return reply.entries[0]
 
-    async def bounds(self) -> LogBounds:
-        """Returns what can be read now; the first time it takes the safety lag, unless a probe is appended."""
+    async def _retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         self._check_usable()
-        return await self._bounds.current(self._timeout_s)
+        return await with_retries(attempt, self._timeouts, connected=self._nodes.connected)
+
+    async def bounds(
+        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
+    ) -> LogBounds:
+        """Return the safe end, which takes the safety lag the first time unless a probe is appended.
+
+        With ``read_uncommitted`` the stored end.
+        """
+        deadline = Deadline(wait_ms / 1000)
+        while True:
+            found = await self._retrying(partial(self._bounds_now, isolation))
+            if found.end >= min_end or deadline.is_over:
+                return found
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _bounds_now(self, isolation: Isolation) -> LogBounds:
+        if isolation == "read_uncommitted":
+            metadata = await self._metadata()
+            leader = next((node for node in metadata.nodes if node.first_index >= 0), None)
+            if leader is not None:
+                return LogBounds(leader.first_index, leader.last_index + 1, leader.commit_index)
+        return await self._bounds.current(self._timeouts.request_s)
 
     async def fetch(
         self,
@@ -138,6 +164,9 @@ class JavaClient(AsyncClient):
         isolation: Isolation = "read_committed",
         wait_ms: int = 0,
         min_commit: int = -1,
+        min_end: int = -1,
+        read_from: ReadFrom = "any",
+        spread: int | None = None,
     ) -> Fetch:
         """Reads entries of [start, end) from the leader, below the safe end unless ``isolation`` says otherwise.
 
@@ -147,17 +176,25 @@ class JavaClient(AsyncClient):
             IndexOutOfRangeError: ``start`` is below the log's first index.
             StoreMismatchError: what was read before was not committed and has been replaced.
         """
-        del min_commit  # an index below the safe end is as good as Java can tell
+        del min_commit, read_from, spread  # an index below the safe end is as good as Java can tell
         _check(start, max_bytes, wait_ms, node=node, consistency=consistency)
-        self._check_usable()
+
+        async def attempt() -> Fetch:
+            found = await self._fetch_safe(start, end, max_bytes, isolation, wait_ms)
+            reading.check_progress(found, start, min(end, min_end))
+            return found
+
+        return await self._retrying(attempt)
+
+    async def _fetch_safe(self, start: int, end: int, max_bytes: int, isolation: Isolation, wait_ms: int) -> Fetch:
         await self._check_served(start)
         if isolation == "read_uncommitted":
             return await self._fetch(start, end, max_bytes)
         bounds = self._bounds.known
         if bounds is None or end > bounds.end:
-            bounds = await self.bounds()
+            bounds = await self._bounds.current(self._timeouts.request_s)
         if start >= bounds.end and wait_ms:
-            bounds = await self._bounds.wait_beyond(start, wait_ms / 1000, self._timeout_s)
+            bounds = await self._bounds.wait_beyond(start, wait_ms / 1000, self._timeouts.request_s)
         return await self._fetch(start, min(end, bounds.end), max_bytes, bounds)
 
     async def _fetch(
@@ -181,7 +218,7 @@ class JavaClient(AsyncClient):
         return Fetch(batch_of(entries, records=records), next_index, known.commit_index, known.end, known.first_index)
 
     async def _gone(self, start: int) -> IndexOutOfRangeError:
-        look = await self._bounds.look(self._timeout_s)
+        look = await self._bounds.look(self._timeouts.request_s)
         values = {"index": start, "first_index": look.first_index, "last_index": look.end - 1}
         return IndexOutOfRangeError(f"index {start} is no longer in the log", f"group {self.group}", "", values)
 
@@ -210,8 +247,7 @@ class JavaClient(AsyncClient):
         """Reads everything in [start, end), NOOPs and probes too, without the safety lag, with the column ``magic``."""
         del min_commit
         _check(start, max_bytes, 0, node=node, consistency="committed")
-        self._check_usable()
-        return await self._fetch(start, end, max_bytes, records=True)
+        return await self._retrying(partial(self._fetch, start, end, max_bytes, records=True))
 
     async def get(self, index: int) -> Entry:
         """Returns the data entry at ``index``, a probe too.
@@ -233,19 +269,20 @@ class JavaClient(AsyncClient):
     async def metadata(self, *, space: bool = False) -> Metadata:
         """Asks every node who leads and looks for the ends of the leader's log; nothing is waited for."""
         del space
-        self._check_usable()
+        return await self._retrying(self._metadata)
+
+    async def _metadata(self) -> Metadata:
         answers = await self._nodes.ask_all()
         try:
-            look = await self._bounds.look(self._timeout_s)
+            look = await self._bounds.look(self._timeouts.request_s)
         except DLedgerError:
             look = None
         return metadata_of(self.peers, answers, look)
 
     async def groups(self) -> dict[str, str | None]:
         """Returns the client's own group if the nodes serve it: a Java node serves one, and tells no other name."""
-        self._check_usable()
         try:
-            await self._nodes.ask_all()
+            await self._retrying(self._nodes.ask_all)
         except UnknownGroupError:
             return {}
         return {self.group: None}
@@ -261,12 +298,12 @@ class JavaClient(AsyncClient):
         leader = await self._nodes.leader()
         if leader == node_id:
             return
-        last = await self._bounds.look(self._timeout_s)
+        last = await self._bounds.look(self._timeouts.request_s)
         base: dict[str, Any] = {"group": self.group, "remote_id": leader, "transfer_id": leader}
         for term in range(max(0, last.term), max(0, last.term) + _TERMS_TRIED):
             request = TransferRequest(**base, transferee_id=node_id, term=term)
             try:
-                await self._nodes.ask(request, Reply, max(self._timeout_s, _TRANSFER_S))
+                await self._nodes.ask(request, Reply, max(self._timeouts.request_s, _TRANSFER_S))
             except DLedgerError as error:
                 if error.values.get("code") != ResponseCode.INCONSISTENT_TERM:
                     raise
@@ -285,7 +322,7 @@ class JavaClient(AsyncClient):
         """Refused."""
         self._refuse("transactions")
 
-    async def offset_for_time(self, timestamp: datetime | int) -> int:
+    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
         """Refused."""
         self._refuse("append times")
 

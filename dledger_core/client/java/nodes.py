@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from dledger_core.client.java.channel import JavaChannel
-from dledger_core.client.retry import Attempts
+from dledger_core.client.retry import Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
@@ -37,12 +37,14 @@ class JavaNodes:
     Attributes:
         peers: the nodes by id.
         leader_id: who is believed to lead.
+        connected: whether a node has responded before.
     """
 
     def __init__(self, peers: Sequence[Peer], group: str) -> None:
         self.peers = {str(peer.node_id): peer for peer in peers}
         self.group = group
         self.leader_id: str | None = None
+        self.connected = False
         self._channels: dict[str, JavaChannel] = {}
         self._locks: dict[str, asyncio.Lock] = {node: asyncio.Lock() for node in self.peers}
         self._discovery = asyncio.Lock()
@@ -58,7 +60,9 @@ class JavaNodes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         channel = await self._channel(request.remote_id, min(CONNECT_TIMEOUT_S, timeout_s))
-        return await channel.call(request, kind, max(0.001, deadline - loop.time()))
+        reply = await channel.call(request, kind, max(0.001, deadline - loop.time()))
+        self.connected = True
+        return reply
 
     async def _channel(self, node_id: str, timeout_s: float) -> JavaChannel:
         channel = self._channels.get(node_id)
@@ -73,7 +77,7 @@ class JavaNodes:
             return channel
 
     async def to_leader(
-        self, make: Callable[[str], Request], kind: type[_R], *, timeout_s: float, repeatable: bool
+        self, make: Callable[[str], Request], kind: type[_R], *, timeout_s: float, idempotent: bool
     ) -> _R:
         """Returns the leader's reply, following redirects and elections.
 
@@ -81,22 +85,22 @@ class JavaNodes:
             make: returns the request for the node with this id.
             kind: of the reply.
             timeout_s: bound on everything.
-            repeatable: may take effect twice without harm.
+            idempotent: may take effect twice without harm.
 
         Raises:
             RequestTimedOutError, LeadershipLostError: it may have taken effect.
             DLedgerError: it has not.
         """
-        attempts = Attempts(timeout_s, repeatable=repeatable)
+        retry = Retry(Timeouts(timeout_s), idempotent=idempotent)
         while True:
             node: str | None = None
             try:
                 node = await self.leader()
-                return await self.ask(make(node), kind, attempts.attempt_s)
+                return await self.ask(make(node), kind, retry.attempt_s)
             except DLedgerError as error:
                 if node is not None and isinstance(error, _LEADER_GONE):
                     self._leader_failed(node, error)
-                await attempts.failed(error)
+                await retry.failed(error)
 
     async def leader(self) -> str:
         """Returns who is believed to lead; asks all nodes if nobody is.

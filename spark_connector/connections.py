@@ -1,0 +1,94 @@
+"""Open clients and stores of this process: one bounded pool, shared by all readers and writers.
+
+Executors run one task after another in a process, so connections and views of stores outlive a task. The least
+recently used one leaves the pool first; its connections or files close once nothing uses it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, Final
+
+from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
+from spark_connector.errors import OptionError
+from spark_connector.options import DLedgerOptions
+
+__all__ = ["client_for", "store_for"]
+
+_OPEN_MAX: Final = 256
+_FIRST_MS: Final = 5_000
+_NAMED_MAX: Final = 4
+
+
+class _Pool:
+    """Objects by key, the most recently used ones. Thread-safe; empty after a fork, as neither can cross one."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def use(self, key: Hashable, made: Callable[[Any], Any]) -> Any:
+        """Return ``made`` of the pooled object (None if there is none) and keep it."""
+        with self._lock:
+            found = self._open[key] = made(self._open.get(key))
+            self._open.move_to_end(key)
+            while len(self._open) > _OPEN_MAX:
+                self._open.popitem(last=False)
+            return found
+
+
+_pool = _Pool()
+
+
+def _begin_empty() -> None:
+    global _pool  # noqa: PLW0603 - the child of a fork must not use what the parent opened
+    _pool = _Pool()
+
+
+os.register_at_fork(after_in_child=_begin_empty)
+
+
+def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -> Client:
+    """Return this process's client for a group.
+
+    Args:
+        options: the options of the query.
+        group: the group.
+        planning: report peers that no node responds for within seconds; tasks wait for the whole ``fetchRetryMs``,
+            because a cluster may restart while a query runs.
+    """
+    limits = {"timeout_ms": options.fetch_timeout_ms, "retry_timeout_ms": options.fetch_retry_ms}
+    if planning:
+        limits["connect_timeout_ms"] = min(_FIRST_MS, options.fetch_retry_ms)
+    java = JavaOptions(safety_lag_ms=options.safety_lag_ms, commit_probe=options.commit_probe)
+
+    def made(known: Client | None) -> Client:
+        return known or Client(options.peers, group, protocol=options.protocol, java=java, **limits)
+
+    key = ("client", options.peers, group, options.protocol, java, *limits.values())
+    client: Client = _pool.use(key, made)
+    return client
+
+
+def store_for(path: str) -> StoreReader:
+    """Return a view of the store as it is now; only what is new since the pooled view is examined.
+
+    Raises:
+        OptionError: there is no store.
+    """
+    try:
+        # An older view is not closed: another thread may be reading from it. Its files close with it.
+        view: StoreReader = _pool.use(("store", path), lambda since: open_store(path, since=since))
+    except StoreMismatchError as error:
+        raise OptionError(f"wrong value {path!r}: {error.what}", "path", _remedy(path, error)) from None
+    return view
+
+
+def _remedy(path: str, error: StoreMismatchError) -> str:
+    """Name the stores below, where the path is that of a node's whole directory or of a group's."""
+    below = sorted(str(data.parent) for depth in ("*", "*/*") for data in Path(path).glob(f"{depth}/data"))
+    return f"use {' or '.join(below[:_NAMED_MAX])}" if below else error.remedy
