@@ -1,6 +1,8 @@
 # The project's commands, the same for people and for CI. `make demo` and `make test` fetch what they need first.
 BIN := .venv/bin
 READY := .venv/.installed
+# Three workers: with two, the two cores wait for a fifth of the time. Groups and their order are tests/conftest.py's.
+WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
 QUICK := not spark and not integration and not notebook and not sim and not slow
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
@@ -9,7 +11,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint classes bytecode bench clean
+.PHONY: help demo test check lint jars bench clean
 
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
@@ -23,7 +25,7 @@ $(READY): pyproject.toml
 	@.ci/venv
 
 demo: $(READY)
-	@.ci/java .ci/spark $(BIN)/dledger demo $(ARGS)
+	@.ci/java .ci/spark $(BIN)/python jobs/demo.py $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff format --check --quiet . || { echo 'error: run .venv/bin/ruff format .' >&2; exit 1; }
@@ -31,21 +33,17 @@ lint: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-classes: $(READY)
-	@.ci/java .ci/spark
+jars: $(READY)
+	@.ci/java .ci/spark .ci/java-dledger
 
-# Pytest rewrites the tests' asserts: done once, the workers need not do it side by side.
-bytecode: $(READY)
-	@$(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true
-
-# Checks take one core and so does the archive of Spark's classes: on a fresh clone they run side by side.
-# Three workers: with two, the two cores wait for a fifth of the time.
+# Checks take one core, and fetching jars waits for the network: on a fresh clone they run side by side.
 test: $(READY)
-	@$(MAKE) --no-print-directory -j3 lint classes bytecode
-	@.ci/java .ci/scratch $(BIN)/python -m pytest -n 3 --retries 2 --rerun-show-tracebacks --no-leftovers --durations=30 --durations-min=4 $(ARGS)
+	@$(MAKE) --no-print-directory -j2 lint jars
+	@.ci/java .ci/scratch $(BIN)/python -m pytest $(WORKERS) --reruns 2 --reruns-delay 2 --rerun-show-tracebacks \
+		--durations=30 --durations-min=4 $(ARGS)
 
 check: lint
-	@.ci/java $(BIN)/python -m pytest -q -n 3 -m '$(QUICK)' $(ARGS)
+	@.ci/java $(BIN)/python -m pytest -q $(WORKERS) -m '$(QUICK)' $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)

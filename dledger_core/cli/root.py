@@ -27,7 +27,6 @@ _ENTRY_POINTS: Final = "dledger.commands"
 _COMMANDS: Final = {
     "append": "append:append",
     "convert": "convert:convert",
-    "demo": "demo:demo",
     "dev": "dev:dev",
     "doctor": "doctor:doctor",
     "dump": "dump:dump",

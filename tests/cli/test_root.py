@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dledger_core.cli import main
-from dledger_core.cli.root import _COMMANDS
 from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster, free_ports
 from dledger_core.config import StorageConfig
@@ -23,6 +22,7 @@ from tests.support.logs import append
 
 PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
 NOBODY = "n0-127.0.0.1:1"
+COMMANDS = main.list_commands(click.Context(main))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,6 @@ def assert_one_line(result: Result, code: int, *said: str) -> None:
         (["status", "--peers", PEERS, "--timeout", "nan"], ["--timeout", "malformed duration"]),
         (["status", "--peers", PEERS, "--timeout", "inf"], ["--timeout"]),
         (["perf", "append", "--seconds", "inf"], ["--seconds", "malformed duration"]),
-        (["demo", "--seconds", "nan"], ["--seconds"]),
         (["get", "--peers", PEERS, "five"], ["five"]),
         (["tail", "--peers", PEERS, "--from", "yesterday"], ["neither an index"]),
         (["append", "--peers", PEERS, "--file", "f", "body"], ["not both"]),
@@ -103,8 +102,6 @@ def assert_one_line(result: Result, code: int, *said: str) -> None:
         (["transfer", "--peers", PEERS], ["Missing argument 'NODE_ID'"]),
         (["transfer", "--peers", PEERS, "n9"], ["no node 'n9'", "n0, n1"]),
         (["dump", __file__], ["test_root.py", "is a file"]),
-        (["demo", "--events", "1"], ["--events"]),
-        (["demo", "--keep", __file__], ["--keep", "is a file"]),
         (["serve", "--config", "/nowhere.toml"], ["/nowhere.toml", "No such file"]),
         (["perf", "append", "--size", "1", "--request-bytes", "1000000"], ["--request-bytes"]),
         (["perf", "append", "--peers", PEERS, "--dir", "x"], ["--dir"]),
@@ -162,13 +159,35 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     assert (done.stdout.split()[-1], done.stderr) == ("0", "")
 
 
-def test_a_command_that_cannot_be_loaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_COMMANDS, "doctor", "missing:doctor")
-    assert_one_line(run("doctor"), 3, "cannot be loaded")
-    assert "cannot be loaded" in run("--help").stdout
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with two commands, one of which cannot be imported."""
+    (tmp_path / "other_commands.py").write_text(
+        "import click\n@click.command()\ndef hello() -> None:\n    'Greet.'\n    click.echo('hi')\n"
+    )
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    (tmp_path / "other-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (tmp_path / "other-1.0.dist-info" / "entry_points.txt").write_text(
+        "[dledger.commands]\nhello = other_commands:hello\nbroken = missing_module:broken\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(set(_COMMANDS) - {"demo"}))
+@pytest.mark.usefixtures("other_package")
+def test_command_of_other_package_is_found_through_its_entry_point() -> None:
+    assert run("hello").stdout == "hi\n"
+    assert "Greet." in run("--help").stdout
+
+
+@pytest.mark.usefixtures("other_package")
+def test_command_that_fails_to_import_is_one_line_and_leaves_help_intact() -> None:
+    assert_one_line(run("broken"), 3, "cannot be loaded")
+    shown = run("--help").stdout
+    assert "(the command broken cannot be loaded" in " ".join(shown.split())
+    assert "serve" in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_with_examples_and_a_format(name: str) -> None:
     path = [name, *{"perf": ["append"], "checkpoint": ["show"]}.get(name, [])]
     result = run(*path, "--help")
@@ -217,31 +236,15 @@ def test_verify_of_a_brokers_directory_names_what_to_take(
     assert all(text.format(tmp_path / named) in last for text in said), last
 
 
-@pytest.mark.parametrize("command", ["dev", "perf append", "demo --keep"])
+@pytest.mark.parametrize("command", ["dev", "perf append"])
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")
-    option = [] if command.startswith("demo") else ["--dir"]
-    result = run(*command.split(), *option, str(tmp_path / "file" / "below"))
+    result = run(*command.split(), "--dir", str(tmp_path / "file" / "below"))
     assert result.exit_code == 3, result.output
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: Not a directory at ")
     assert "check the path" in last
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-
-
-def test_a_folder_in_use_is_not_the_demos(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("x")
-    assert_one_line(run("demo", "--keep", str(tmp_path)), 3, "not empty", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_the_demo_checks_spark_and_java_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyspark").mkdir()
-    (tmp_path / "pyspark" / "__init__.py").write_text("__version__ = '3.5.1'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    result = run("demo", "--keep", str(tmp_path / "new"))
-    assert_one_line(result, 3)
-    assert not (tmp_path / "new").exists()
 
 
 def test_verify_goes_on_behind_a_store_it_cannot_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.interop.java_dledger import OPENS, JavaDLedger, fetch_jars, jvm
+from tests.interop.java_dledger import JavaDLedger, jvm
 from tests.interop.java_group import JavaGroup, java_group
 
 VERSIONS = {"A": "0.3.1.2", "B": "0.4.0"}
@@ -14,7 +14,7 @@ VERSIONS = {"A": "0.3.1.2", "B": "0.4.0"}
 
 def running(profile: str) -> Iterator[JavaDLedger]:
     version = VERSIONS[profile]
-    with jvm(fetch_jars(version), OPENS) as java:
+    with jvm(version) as java:
         yield JavaDLedger(java, version)
 
 

@@ -1,4 +1,4 @@
-"""Real Java DLedger, driven from Python: its jars come through Ivy as Delta's do, its classes through Py4J.
+"""Real Java DLedger, driven from Python: Maven fetches its jars (``.ci/java-dledger``), Py4J calls its classes.
 
 So nothing has to be compiled and a Java runtime is enough.
 """
@@ -18,13 +18,12 @@ from typing import Any
 import pyspark
 import pytest
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
-GROUP = "io.openmessaging.storage"
-PACKAGE = f"{GROUP}.dledger"
-NOT_NEEDED = "org.jetbrains.kotlin:*,com.squareup.okhttp3:*,io.grpc:*"
-"""What exports metrics, which nobody does here."""
+CLASS_PATHS = Path(__file__).resolve().parents[2] / ".venv" / "java-dledger"
+"""Made by ``.ci/java-dledger``: a file for each version."""
+PACKAGE = "io.openmessaging.storage.dledger"
 OPENS = [
     f"--add-{what}=java.base/{package}=ALL-UNNAMED"
     for what in ("opens", "exports")
@@ -44,27 +43,30 @@ class Entry:
     body: bytes
 
 
-def java_home() -> Path:
+def java_program() -> Path:
     """Skips if there is no Java 17 or newer."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
-        pytest.skip("no Java is installed: run the tests through .ci/java")
+        pytest.skip("no Java was found: set JAVA_HOME, or run the tests through .ci/java")
     return Path(java).resolve()
 
 
 @contextmanager
-def jvm(class_path: Sequence[Path | str], options: Sequence[str] = ()) -> Iterator[Any]:
-    """A JVM with Py4J in it; ends with the block."""
+def jvm(version: str) -> Iterator[Any]:
+    """A JVM with DLedger and Py4J in it, which ends with the block; skips if DLedger's jars were not fetched."""
+    path = CLASS_PATHS / version
+    if not path.is_file():
+        pytest.skip(f"the jars of Java DLedger {version} are not here: run .ci/java-dledger")
     (py4j,) = SPARK_JARS.glob("py4j-*.jar")
     port, token, process = launch_gateway(
         jarpath=str(py4j),
-        classpath=os.pathsep.join(map(str, class_path)),
-        javaopts=list(options),
+        classpath=path.read_text().strip(),
+        javaopts=OPENS,
         die_on_exit=True,
         redirect_stdout=subprocess.DEVNULL,
         redirect_stderr=subprocess.DEVNULL,
-        java_path=str(java_home()),
+        java_path=str(java_program()),
         enable_auth=True,
         return_proc=True,
     )
@@ -76,20 +78,6 @@ def jvm(class_path: Sequence[Path | str], options: Sequence[str] = ()) -> Iterat
         process.stdin.close()
         process.stdout.close()
         process.wait(timeout=120)
-
-
-def fetch_jars(version: str) -> list[Path]:
-    """The jars of a version of DLedger and of what it needs; skips where they cannot be had."""
-    with jvm([SPARK_JARS / "*"]) as java:
-        java.org.apache.logging.log4j.core.config.Configurator.setRootLevel(java.org.apache.logging.log4j.Level.OFF)
-        try:
-            found = java.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(
-                True, NOT_NEEDED, f"{GROUP}:dledger:{version}", "", None, java.scala.Option.apply(None)
-            )
-        except Py4JJavaError as error:
-            reason = str(error.java_exception.getMessage()).partition("\n")[0]
-            pytest.skip(f"DLedger {version} is not in Ivy's cache and cannot be fetched: {reason}")
-        return [Path(found.apply(i)) for i in range(found.size())]
 
 
 class JavaDLedger:
@@ -165,4 +153,4 @@ class JavaDLedger:
             server.shutdown()
 
 
-__all__ = ["Entry", "JavaDLedger", "Py4JError", "fetch_jars", "java_home", "jvm"]
+__all__ = ["Entry", "JavaDLedger", "Py4JError", "jvm"]

