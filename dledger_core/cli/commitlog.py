@@ -12,7 +12,7 @@ from dledger_core.cli.output import emit
 from dledger_core.cli.progress import Progress, say
 from dledger_core.convert import OldLog, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.rocketmq.old_messages import CommitLogFingerprint
+from dledger_core.rocketmq.commitlog_prefix import CommitLogFingerprint
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout, open_identity

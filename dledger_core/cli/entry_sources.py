@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.cli.places import Place
-from dledger_core.convert.source import broker_end_of, locate_source
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.record import HEADER_BYTES, RECORD_SCHEMA, Records, to_arrow
-from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
+from dledger_core.rocketmq import CommitLogFile, FileStop, broker_end_of, commit_log_files, end_of, locate
 from dledger_core.storage import StoreReader, open_store
 
 __all__ = ["DumpSource", "Span", "open_dump"]
@@ -43,21 +42,19 @@ def open_dump(path: Path, commitlog: Path | None = None) -> DumpSource:
         StoreMismatchError: there is nothing of the kind.
         StorageError: it cannot be read.
     """
-    try:
-        store, classic = locate_source(path, commitlog)
-    except ConfigError as error:
-        if "neither a store" not in error.what:
-            raise
-        open_store(path).close()  # a store whose data/ is gone is one all the same, and has more to say
-        raise StoreMismatchError(error.what, str(path), error.remedy) from None
-    files = classic_files(classic) if classic is not None else ()
+    location = locate(path)
+    location.check()
+    if commitlog is not None and not location.is_store:
+        raise StoreMismatchError("not a store (it has no data/)", str(path), "name the store that --commitlog precedes")
+    store, classic = location.store, commitlog or location.commitlog
+    files = commit_log_files(classic) if classic is not None else ()
     return DumpSource(path, open_store(store) if store is not None else None, files)
 
 
 class DumpSource:
     """Entries of a CommitLog and of a log, in order. Messages of a CommitLog have no index and no term."""
 
-    def __init__(self, path: Path, log: StoreReader | None, classic: tuple[ClassicFile, ...]) -> None:
+    def __init__(self, path: Path, log: StoreReader | None, classic: tuple[CommitLogFile, ...]) -> None:
         self.path: Final = path
         self.log: Final = log
         self.classic: Final = classic
@@ -149,7 +146,7 @@ class DumpSource:
     def _back(self, count: int) -> int:
         """Returns the position of the message that is ``count`` from the CommitLog's end."""
         for file in reversed(self.classic):
-            batches = [batch for batch in read_messages(file) if not isinstance(batch, Stop)]
+            batches = [batch for batch in file.scan() if not isinstance(batch, FileStop)]
             found = sum(batch.num_rows for batch in batches)
             if found >= count:
                 return int(np.concatenate([np.asarray(batch.column("position")) for batch in batches])[found - count])
@@ -174,9 +171,9 @@ class DumpSource:
             batch = to_arrow(found, magic=True)
             yield batch.append_column("record", _raw(found)) if records else batch
 
-    def _classic(self, file: ClassicFile, bounds: tuple[int, int], *, records: bool) -> Iterator[pa.RecordBatch]:
-        for found in read_messages(file, _READ_BYTES):
-            if isinstance(found, Stop):
+    def _classic(self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool) -> Iterator[pa.RecordBatch]:
+        for found in file.scan(_READ_BYTES):
+            if isinstance(found, FileStop):
                 self._note_stop(file, found)
                 return
             positions = np.asarray(found.column("position"))
@@ -189,7 +186,7 @@ class DumpSource:
             if stop < len(positions):
                 return
 
-    def _note_stop(self, file: ClassicFile, stop: Stop) -> None:
+    def _note_stop(self, file: CommitLogFile, stop: FileStop) -> None:
         if stop.kind == "blank" or stop.position == file.end:
             return
         if stop.kind == "end" and file is self.classic[-1] and self.log is None:
@@ -209,39 +206,25 @@ class DumpSource:
         log = self.log
         if log is None:
             return None
-        damaged = None if log.writer == "dledger-python" else log.damaged_end()
-        if damaged is not None:
+        end = end_of(log)
+        if end.damaged is not None:
             raise CorruptRecordError(
-                "the record behind the last entry shown is damaged, and others follow it",
-                self._file_at(log, log.position_end),
-                f"'dledger verify {log.path}' says what else is; another replica may have them whole",
-                {"index": damaged[0], "position": log.position_end, "next_index": damaged[1]},
+                "the log is damaged after the last entry shown",
+                str(end.path),
+                f"'dledger verify {log.path}' reports all damage; another replica may have the entries",
+                {"index": end.damaged[0], "position": end.position, "next_index": end.damaged[1]},
             )
-        if log.vouched_index is not None and log.vouched_index > log.last_index:
+        if end.missing_committed is not None:
             raise CorruptRecordError(
-                "committed entries behind the last one shown are damaged or missing",
+                "committed entries after the last one shown are damaged or missing",
                 str(log.path),
-                f"'dledger verify {log.path}' says where",
-                {"last_index": log.last_index, "committed_index": log.vouched_index},
+                f"'dledger verify {log.path}' reports where",
+                {"last_index": log.last_index, "committed_index": end.missing_committed[1] - 1},
             )
-        return self._behind(log)
-
-    @staticmethod
-    def _file_at(log: StoreReader, position: int) -> str:
-        return str(log.path / "data" / f"{position - position % log.segment_bytes[0]:020d}")
-
-    def _behind(self, log: StoreReader) -> str | None:
-        position, size = log.position_end, log.segment_bytes[0]
-        try:
-            with Path(self._file_at(log, position)).open("rb") as file:
-                file.seek(position % size)
-                word = file.read(_WORD)
-        except OSError:
-            return None
-        if word.strip(b"\0") and word != b"\xff" * _WORD:
+        if end.torn:
             return (
-                f"bytes at position {position} are no entry that follows: torn, damaged, or left from before; "
-                f"'dledger verify {log.path}' says more"
+                f"bytes at position {end.position} are not the next entry: torn, damaged, or left from earlier; "
+                f"'dledger verify {log.path}' reports more"
             )
         return None
 

@@ -12,8 +12,8 @@ from dledger_core.cli.exit_codes import EXIT_FINDING
 from dledger_core.cli.options import examples, format_option
 from dledger_core.cli.output import Format, show_rows
 from dledger_core.cli.progress import say
-from dledger_core.convert.source import locate_source
-from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
+from dledger_core.errors import StorageError
+from dledger_core.rocketmq import locate
 from dledger_core.storage import open_store
 
 __all__ = ["verify"]
@@ -38,10 +38,10 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
     for store in stores:
         say(f"verifying {store} ...")
         try:
-            with open_store(store) as reader:
+            with open_store(locate(store).one_store()) as reader:
                 report = reader.verify()
         except StorageError as error:
-            unreadable.append(_brokers(store) or error)
+            unreadable.append(error)
             continue
         rows.append(
             {
@@ -63,20 +63,3 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
             say(f"error: {other}")
         raise unreadable[-1]
     return EXIT_FINDING if any(row["findings"] for row in rows) else 0
-
-
-def _brokers(path: Path) -> StorageError | None:
-    """Says what to do with a CommitLog, or with a broker's directory; None if it is neither."""
-    try:
-        store, classic = locate_source(path, None)
-    except ConfigError:
-        return None
-    if store == path:
-        return None
-    if store is not None:
-        return StoreMismatchError("no store is here, but one is below", str(path), f"name {store}")
-    remedy = (
-        f"jobs/audit_replicas.py --replica NAME={classic} --replica … checks all its messages and compares it with "
-        f"another broker's; alone, 'dledger convert {classic} DEST … --dry-run' reads it and checks the bodies' CRCs"
-    )
-    return StoreMismatchError("a classic CommitLog is here, and no store", str(path), remedy)

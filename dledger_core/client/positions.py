@@ -133,9 +133,9 @@ def _decode(frame: Frame, position: int) -> PositionFetch | int:
 
 def _check(batch: pa.RecordBatch) -> None:
     # Few clients read a CommitLog: the others need not load what reads messages.
-    from dledger_core.rocketmq.classic_log import wrong_messages
+    from dledger_core.rocketmq.commit_log import message_faults
 
-    wrong = wrong_messages(batch)
+    wrong = message_faults(batch) != 0
     if wrong.any():
         position = batch.column("position")[int(wrong.argmax())].as_py()
         raise CorruptRecordError("a message of the CommitLog arrived damaged", "", "retry", {"position": position})

@@ -24,9 +24,16 @@ import pyarrow as pa
 from dledger_core.config import StorageConfig
 from dledger_core.convert.busy import check_broker_idle
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
-from dledger_core.rocketmq.classic_log import wrong_messages
-from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, Stop, classic_files, is_empty, read_messages
-from dledger_core.rocketmq.old_messages import OLD_FILES, CommitLogFingerprint
+from dledger_core.rocketmq.commit_log import (
+    BLANK_MAGIC,
+    CommitLogFile,
+    FileStop,
+    commit_log_files,
+    fault_text,
+    message_faults,
+)
+from dledger_core.rocketmq.commitlog_prefix import CommitLogFingerprint
+from dledger_core.rocketmq.directory import COMMITLOG_DIRECTORY
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
@@ -49,7 +56,7 @@ class OldLog:
         stamps: of each file, as it was before it was read: inode, size and time of the last change.
     """
 
-    files: tuple[ClassicFile, ...]
+    files: tuple[CommitLogFile, ...]
     stop: int
     closed: bool
     fingerprint: CommitLogFingerprint
@@ -72,8 +79,8 @@ def read_old_log(
         CorruptRecordError: a message is damaged, or a file ends in something else than messages do.
     """
     check_broker_idle(directory.resolve().parent)
-    files = classic_files(directory)
-    if is_empty(files[-1]):
+    files = commit_log_files(directory)
+    if files[-1].is_unused():
         raise ConfigError("its files hold nothing", str(directory), "start without --commitlog")
     stamps = _stamps(files)
     sizes = sorted({file.size for file in files})
@@ -85,11 +92,11 @@ def read_old_log(
         held = {"start": begins, "first": files[0].position}
         raise ConfigError(f"no file begins at position {begins}", str(directory), "copy it from another node", held)
     hasher, done = hashlib.sha256(), 0
-    stop = Stop(begins, "end")
+    stop = FileStop(begins, "end")
     for file in files:
         counted = file.position >= begins
-        for found_here in read_messages(file):
-            if isinstance(found_here, Stop):
+        for found_here in file.scan():
+            if isinstance(found_here, FileStop):
                 stop = found_here
                 continue
             data = _checked(found_here, file)
@@ -136,10 +143,10 @@ def begin_behind(
     layout, files = Layout(store), files or OsFiles()
     if open_identity(files, layout, group=group, node_id=node_id) is not None:
         raise StoreMismatchError("the store has begun already", str(layout.root), "serve it as it is")
-    target = store.parent / OLD_FILES
+    target = store.parent / COMMITLOG_DIRECTORY
     _check_unchanged(old)
     try:
-        if not _lay_out(old, target, store.parent / f"{OLD_FILES}-{node_id}.part", files):
+        if not _lay_out(old, target, store.parent / f"{COMMITLOG_DIRECTORY}-{node_id}.part", files):
             _check_laid_out(read_old_log(target, old.fingerprint.start, on_bytes), old, target)
     except OSError as error:
         refuse(error, target)
@@ -161,13 +168,14 @@ def begin_behind(
         lock.close()
 
 
-def _checked(batch: pa.RecordBatch, file: ClassicFile) -> memoryview:
+def _checked(batch: pa.RecordBatch, file: CommitLogFile) -> memoryview:
     """Returns the bytes of a batch of messages, which lie one behind the other."""
-    wrong = wrong_messages(batch)
-    if wrong.any():
-        position = batch.column("position")[int(wrong.argmax())].as_py()
+    faults = message_faults(batch)
+    if faults.any():
+        row = int((faults != 0).argmax())
+        position = batch.column("position")[row].as_py()
         raise CorruptRecordError(
-            "a message's CRC, position or lengths are wrong",
+            f"a message is damaged: {fault_text(faults[row])}",
             file.path,
             "audit the copies of the log, and copy the file from a node that has it whole",
             {"position": position},
@@ -175,7 +183,7 @@ def _checked(batch: pa.RecordBatch, file: ClassicFile) -> memoryview:
     return memoryview(batch.column("body").buffers()[2])
 
 
-def _check_end(stop: Stop, file: ClassicFile, *, last: bool) -> None:
+def _check_end(stop: FileStop, file: CommitLogFile, *, last: bool) -> None:
     left = file.end - stop.position
     if stop.kind == "blank" or (last and stop.kind == "end" and left >= _BLANK.size):
         return
@@ -213,7 +221,7 @@ def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
     return True
 
 
-def _check_blank(stop: Stop, file: ClassicFile) -> None:
+def _check_blank(stop: FileStop, file: CommitLogFile) -> None:
     """A BLANK tells how much of its file is left; who reads by position goes by that."""
     with Path(file.path).open("rb") as opened:
         opened.seek(stop.position - file.position)
@@ -227,7 +235,7 @@ def _check_blank(stop: Stop, file: ClassicFile) -> None:
         )
 
 
-def _stamps(files: tuple[ClassicFile, ...]) -> tuple[tuple[int, int, int], ...]:
+def _stamps(files: tuple[CommitLogFile, ...]) -> tuple[tuple[int, int, int], ...]:
     found = [Path(file.path).stat() for file in files]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
 
@@ -237,7 +245,7 @@ def _check_unchanged(old: OldLog) -> None:
     folder = Path(old.files[0].path).parent
     check_broker_idle(folder.resolve().parent)
     try:
-        now = classic_files(folder)
+        now = commit_log_files(folder)
     except ConfigError:  # they do not even continue each other
         now = ()
     if now != old.files or _stamps(now) != old.stamps:

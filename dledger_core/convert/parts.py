@@ -14,9 +14,8 @@ from dledger_core.convert.messages import QueueCounters, located_in
 from dledger_core.convert.pieces import Cursor, PartName, Piece, piece_of
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import MAGIC_DATA, Records
-from dledger_core.rocketmq import layout
-from dledger_core.rocketmq.columns import join_pieces, rows_of
-from dledger_core.rocketmq.commit_log import ClassicFile, Stop, read_messages
+from dledger_core.rocketmq.columns import rows_of
+from dledger_core.rocketmq.commit_log import CommitLogFile, FileStop, fault_text, message_faults
 from dledger_core.storage.reader import StoreReader
 
 __all__ = ["ClassicPart", "LogPart", "Part", "queues_behind"]
@@ -52,11 +51,11 @@ class ClassicPart:
     """The messages of a classic CommitLog.
 
     Attributes:
-        files: from ``classic_files``.
+        files: from ``commit_log_files``.
         closed: a store follows, so the last file too must end with a BLANK: zeros there are messages that are gone.
     """
 
-    files: tuple[ClassicFile, ...]
+    files: tuple[CommitLogFile, ...]
     closed: bool = False
     name: PartName = "commitlog"
 
@@ -76,8 +75,8 @@ class ClassicPart:
         for file in self.files:
             if file.end <= at.at:
                 continue
-            for batch in read_messages(file, _PIECE_BYTES):
-                if isinstance(batch, Stop):
+            for batch in file.scan(_PIECE_BYTES):
+                if isinstance(batch, FileStop):
                     self._check_stop(file, batch)
                     at = Cursor(at.part, max(at.at, file.end), at.number)
                     continue
@@ -88,19 +87,18 @@ class ClassicPart:
                     yield piece
                     at = piece.after
 
-    def _piece(self, file: ClassicFile, batch: Any, positions: npt.NDArray[np.int64], at: Cursor) -> Piece:
-        rows = rows_of(batch.column("body"))
-        bodies = rows.data.data
-        starts = rows.starts
-        located = located_in(bodies, starts, rows.lengths)
-        wrong = self._first_wrong(located)
-        if wrong is not None:
+    def _piece(self, file: CommitLogFile, batch: Any, positions: npt.NDArray[np.int64], at: Cursor) -> Piece:
+        faults = message_faults(batch)
+        if faults.any():
+            row = int((faults != 0).argmax())
             raise CorruptRecordError(
-                f"a message is damaged: {wrong[1]}",
+                f"a message is damaged: {fault_text(faults[row])}",
                 file.path,
                 "let its broker recover the CommitLog, or restore the file",
-                {"position": int(positions[wrong[0]])},
+                {"position": int(positions[row])},
             )
+        rows = rows_of(batch.column("body"))
+        bodies = rows.data.data
         n = len(positions)
         end = int(positions[-1] + rows.lengths[-1])
         return Piece(
@@ -116,18 +114,7 @@ class ClassicPart:
             bodies,
         )
 
-    @staticmethod
-    def _first_wrong(located: Any) -> tuple[int, str] | None:
-        """Returns the first row that is no whole message or does not match its own CRC, and why."""
-        if not located.complete:
-            row = int(np.flatnonzero(located.reasons)[0])
-            return row, str(located.reason_texts()[row])
-        blob = join_pieces(located.data, located.body, located.body_bytes)
-        crcs = crc32_column(memoryview(blob), located.body_bytes) & np.uint32(layout.BODY_CRC_MASK)
-        wrong = np.flatnonzero(crcs != located.number("body_crc").astype(np.uint32))
-        return (int(wrong[0]), "its body does not match its CRC") if len(wrong) else None
-
-    def _check_stop(self, file: ClassicFile, stop: Stop) -> None:
+    def _check_stop(self, file: CommitLogFile, stop: FileStop) -> None:
         open_end = file is self.files[-1] and stop.kind == "end" and not self.closed
         if stop.kind == "blank" or open_end or stop.position == file.end:
             return

@@ -15,9 +15,8 @@ from dledger_core.convert.parts import ClassicPart, LogPart, Part
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
-from dledger_core.rocketmq import decode_messages
-from dledger_core.rocketmq.commit_log import classic_files, named_files
-from dledger_core.rocketmq.layout import PHYSICAL_OFFSET_DELTA
+from dledger_core.rocketmq import broker_end_of, end_of, locate
+from dledger_core.rocketmq.commit_log import commit_log_files
 from dledger_core.storage.abstention import abstains_above
 from dledger_core.storage.files import Files, OsFiles
 from dledger_core.storage.hard_state import parse_properties, read_properties
@@ -30,7 +29,7 @@ from dledger_core.storage.segments import Segments
 from dledger_core.storage.tables import LogTables
 from dledger_core.storage.visibility import Outcomes
 
-__all__ = ["Kind", "Source", "broker_end_of", "locate_source", "open_source"]
+__all__ = ["Kind", "Source", "open_source"]
 
 _NOT_CONVERTED: Final = "the CommitLog was not converted: its files stay as they are, and belong before what came out"
 
@@ -125,18 +124,17 @@ class Source:
     def _lost_end(self, *, cut_tail: bool) -> list[str]:
         """Compares the last entry with what the checkpoint says is committed; see ``check``."""
         log = self.log
-        if log is None or log.vouched_index is None or log.vouched_index <= log.last_index:
+        missing = None if log is None else end_of(log).missing_committed
+        if log is None or missing is None:
             return []
         if not cut_tail:
             raise CorruptRecordError(
-                "the source lost its end: its checkpoint says that more was committed",
+                "the source lost its end: its checkpoint records more committed entries than it contains",
                 str(log.path),
-                "convert an intact replica; --cut-tail converts what is left",
-                {"last_index": log.last_index, "committed_index": log.vouched_index},
+                "convert an intact replica; --cut-tail converts the remaining entries",
+                {"last_index": missing[0] - 1, "committed_index": missing[1] - 1},
             )
-        return [
-            f"entries {log.last_index + 1} to {log.vouched_index} were committed, says its checkpoint, and are lost"
-        ]
+        return [f"entries {missing[0]} to {missing[1] - 1} are lost: the checkpoint records them as committed"]
 
     def hidden_ranges(self, *, drop_open: bool) -> tuple[tuple[int, int], ...]:
         """Return the ranges [start, end) of entries that ``read_committed`` does not show, sorted.
@@ -187,59 +185,25 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
         CorruptRecordError: files are missing.
     """
     files = files or OsFiles()
-    store, classic = locate_source(path, commitlog)
+    location = locate(path)
+    location.check()
+    if commitlog is not None and not location.is_store:
+        raise StoreMismatchError("not a store (it has no data/)", str(path), "name the store that --commitlog precedes")
+    store, classic = location.store, commitlog or location.commitlog
     for directory in filter(None, (store, classic)):
         check_broker_idle(directory.absolute().parent)
-    part = ClassicPart(classic_files(classic)) if classic is not None else None
+    part = ClassicPart(commit_log_files(classic)) if classic is not None else None
     if store is None:
         assert part is not None
         sizes = {file.size for file in part.files[:-1]} or {part.files[-1].size}
         if not max(sizes):
             raise ConfigError(
-                f"{classic} holds nothing but empty files", "SOURCE", "name a CommitLog that has messages"
+                "the directory contains only empty files", str(classic), "name a CommitLog that has messages"
             )
         mark = _fingerprint([Path(file.path) for file in part.files])
         state = HardState(Term(0), None)
         return Source("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, mark)
     return _open_store(path, store, part, files)
-
-
-def locate_source(path: Path, commitlog: Path | None) -> tuple[Path | None, Path | None]:
-    """Returns the store's directory and the CommitLog's, either of which may be missing.
-
-    Args:
-        path: a node's store, a classic CommitLog directory, or the broker's directory that holds one or both.
-        commitlog: the classic CommitLog that precedes the store at ``path``.
-
-    Raises:
-        ConfigError: there is nothing of the kind.
-    """
-    if not path.is_dir():
-        raise ConfigError(f"{path} is no directory", "SOURCE", "name a store or a CommitLog directory")
-    if (path / "data").is_dir():
-        return path, commitlog
-    if commitlog is not None:
-        raise ConfigError(f"{path} is no store (it has no data/)", "SOURCE", "name the store that --commitlog precedes")
-    if _holds_segments(path):
-        return None, path
-    stores = [each for each in sorted(path.glob("dledger-*")) if (each / "data").is_dir()]
-    classic = path / "commitlog" if _holds_segments(path / "commitlog") else None
-    if len(stores) > 1:
-        names = ", ".join(each.name for each in stores)
-        raise ConfigError(f"{path} holds several stores ({names})", "SOURCE", "name one of them")
-    if not stores and classic is None:
-        raise ConfigError(
-            f"{path} holds neither a store nor a CommitLog",
-            "SOURCE",
-            "name the directory that holds data/ and index/, or RocketMQ's commitlog directory",
-        )
-    return (stores[0] if stores else None), classic
-
-
-def _holds_segments(path: Path) -> bool:
-    if not path.is_dir():
-        return False
-    return bool(named_files(path))
 
 
 def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> Source:
@@ -343,29 +307,6 @@ def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None
         return java, meta, True
     java.close()
     return reader, meta, False
-
-
-def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
-    """Returns below which index a broker gave the queue offsets; None: it gave all.
-
-    One that goes on with a store that was converted back does not know our records of it; but unlike what servers of
-    ours append, each of its messages says where it lies.
-
-    Args:
-        reader: of the store.
-        meta: what the store records of itself, if it is one of ours.
-    """
-    if meta is None:
-        return None
-    behind = max(meta.broker_end_index, int(reader.first_index))
-    if meta.profile == "B" or behind > reader.last_index:
-        return meta.broker_end_index
-    try:
-        entry = reader.read(behind, behind + 1, max_bytes=1)
-    except CorruptRecordError:  # whoever reads the log will say so
-        return meta.broker_end_index
-    said = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
-    return None if said == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
 
 
 def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> None:

@@ -1,25 +1,67 @@
-"""RocketMQ message records as Arrow columns, and the consume queue units that follow from them.
+"""RocketMQ: message records as Arrow columns, consume queue units, brokers' directories and CommitLogs.
 
-``decode_messages`` and ``encode_messages`` move whole batches, ``decode_pieces`` bounds what they grow to;
-``consume_queue_columns`` reads only what a consume queue needs.
+``decode_messages`` and ``encode_messages`` move whole batches, ``decode_pieces`` limits what they grow to;
+``consume_queue_columns`` reads only the fields that a consume queue needs. ``locate`` says what a directory contains,
+``end_of`` where the log of a store ends, ``ClassicCommitLog`` reads a classic CommitLog.
 """
 
+from dledger_core.rocketmq.broker_conf import BrokerConf, read_broker_conf
+from dledger_core.rocketmq.commit_log import ClassicCommitLog, CommitLogFile, FileStop, commit_log_files
 from dledger_core.rocketmq.decode import consume_queue_columns, decode_messages
+from dledger_core.rocketmq.directory import COMMITLOG_DIRECTORY, Location, locate
 from dledger_core.rocketmq.encode import encode_messages
-from dledger_core.rocketmq.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
+from dledger_core.rocketmq.field_names import field_at
+from dledger_core.rocketmq.layout import (
+    CONSUME_QUEUE_SCHEMA,
+    DELAY_LEVELS_MS,
+    MESSAGE_SCHEMA,
+    PHYSICAL_OFFSET_DELTA,
+    QUEUE_FACTS_SCHEMA,
+    SCHEDULE_TOPIC,
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+)
+from dledger_core.rocketmq.log_end import LogEnd, end_of
 from dledger_core.rocketmq.pieces import decode_pieces
+from dledger_core.rocketmq.queue_offsets import broker_end_of
+from dledger_core.rocketmq.statistics import QueueStatistics, consumer_lag, queue_statistics
 from dledger_core.rocketmq.tags import java_hash, tags_code
-from dledger_core.rocketmq.units import encode_units
+from dledger_core.rocketmq.units import PREFILL, UNIT, UNIT_BYTES, decode_units, encode_units
 
 __all__ = [
+    "COMMITLOG_DIRECTORY",
     "CONSUME_QUEUE_SCHEMA",
+    "DELAY_LEVELS_MS",
     "MESSAGE_SCHEMA",
+    "PHYSICAL_OFFSET_DELTA",
+    "PREFILL",
     "QUEUE_FACTS_SCHEMA",
+    "SCHEDULE_TOPIC",
+    "TRANSACTION_COMMIT",
+    "TRANSACTION_MASK",
+    "UNIT",
+    "UNIT_BYTES",
+    "BrokerConf",
+    "ClassicCommitLog",
+    "CommitLogFile",
+    "FileStop",
+    "Location",
+    "LogEnd",
+    "QueueStatistics",
+    "broker_end_of",
+    "commit_log_files",
     "consume_queue_columns",
+    "consumer_lag",
     "decode_messages",
     "decode_pieces",
+    "decode_units",
     "encode_messages",
     "encode_units",
+    "end_of",
+    "field_at",
     "java_hash",
+    "locate",
+    "queue_statistics",
+    "read_broker_conf",
     "tags_code",
 ]

@@ -1,4 +1,4 @@
-"""Layout of RocketMQ's message records and consume queue units, and the Arrow schemas they become.
+"""Layout of RocketMQ's message records, and the Arrow schemas they become.
 
 A message record, all integers big-endian, hosts with 4 or 16 address bytes and a 4-byte port::
 
@@ -47,7 +47,6 @@ __all__ = [
     "STORE_IPV6",
     "TRANSACTION_COMMIT",
     "TRANSACTION_MASK",
-    "UNIT",
     "V1_TOPIC_BYTES_MAX",
 ]
 
@@ -83,9 +82,6 @@ DELAY_LEVELS_MS: Final = (
     *(n * _HOUR for n in (1, 2)),
 )
 """RocketMQ's default ``messageDelayLevel``; level 1 comes first."""
-
-UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-"""One slot of a consume queue file."""
 
 BEFORE_HOSTS: Final = np.dtype(
     [

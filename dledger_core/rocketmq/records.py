@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dledger_core.rocketmq import layout
 from dledger_core.rocketmq.columns import BoolArray, Bytes, IntArray, Rows, field, pieces_at
 
-__all__ = ["Located", "locate"]
+__all__ = ["Located", "locate", "reason_text"]
 
 _BORN_HOST: Final = layout.BEFORE_HOSTS.itemsize
 _STORE_TIMESTAMP: Final = _BORN_HOST + 8
@@ -87,6 +87,11 @@ class Located:
     def reason_texts(self) -> list[str | None]:
         """What is wrong with each row of the column, None for a row that passed."""
         return [_REASONS[reason] or None for reason in self.reasons.tolist()]
+
+
+def reason_text(reason: int) -> str:
+    """Returns what a value of ``Located.reasons`` means; empty for 0."""
+    return _REASONS[reason]
 
 
 class _Sieve:

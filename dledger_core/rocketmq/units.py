@@ -1,14 +1,26 @@
-"""Consume queue units as RocketMQ keeps them on disk."""
+"""Consume queue units as RocketMQ keeps them on disk: 20 bytes a slot, all integers big-endian.
+
+::
+
+    0   8  physical offset of the message (entry position + 48)
+    8   4  size of the message record
+    12  8  tags code
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from dledger_core.rocketmq.layout import UNIT
+__all__ = ["PREFILL", "UNIT", "UNIT_BYTES", "decode_units", "encode_units"]
 
-__all__ = ["encode_units"]
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""One slot of a consume queue file."""
+UNIT_BYTES: Final = UNIT.itemsize
+PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
+"""RocketMQ's content of the slots before a queue's first unit."""
 
 
 def encode_units(physical_offsets: Any, sizes: Any, tags_codes: Any) -> bytes:
@@ -24,3 +36,8 @@ def encode_units(physical_offsets: Any, sizes: Any, tags_codes: Any) -> bytes:
     units["size"] = sizes
     units["tags_code"] = tags_codes
     return units.tobytes()
+
+
+def decode_units(data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
+    """Returns the complete units in ``data``, dtype UNIT, shape (n,); a last, partial one is left out."""
+    return np.frombuffer(data, UNIT, len(data) // UNIT_BYTES)

@@ -11,7 +11,7 @@ from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRange
 from dledger_core.server.replica import Replica
 
 if TYPE_CHECKING:
-    from dledger_core.rocketmq.old_messages import OldMessages, OldRun
+    from dledger_core.rocketmq.commitlog_prefix import CommitLogPrefix, PrefixBatch
 
 __all__ = ["Positions"]
 
@@ -23,7 +23,7 @@ class Positions:
         self._replica = replica
         self._executor = executor
 
-    async def at(self, position: int, max_bytes: int) -> OldRun | int:
+    async def at(self, position: int, max_bytes: int) -> PrefixBatch | int:
         """Returns what a reader finds at a position.
 
         Returns:
@@ -38,17 +38,19 @@ class Positions:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._at, position, max_bytes)
 
     @cached_property
-    def _old(self) -> tuple[OldMessages, int] | None:
+    def _old(self) -> tuple[CommitLogPrefix, int] | None:
         """The CommitLog that the log begins behind, and where it ends; None if it begins behind none."""
         behind = self._replica.log.behind
         if behind is None:
             return None
         # Few groups have an old CommitLog: the others' nodes need not load what reads messages.
-        from dledger_core.rocketmq.old_messages import OLD_FILES, CommitLogFingerprint, OldMessages
+        from dledger_core.rocketmq.commitlog_prefix import CommitLogFingerprint, CommitLogPrefix
+        from dledger_core.rocketmq.directory import COMMITLOG_DIRECTORY
 
-        return OldMessages(self._replica.log.directory.parent / OLD_FILES), CommitLogFingerprint.parse(behind).end
+        directory = self._replica.log.directory.parent / COMMITLOG_DIRECTORY
+        return CommitLogPrefix(directory), CommitLogFingerprint.parse(behind).end
 
-    def _at(self, position: int, max_bytes: int) -> OldRun | int:
+    def _at(self, position: int, max_bytes: int) -> PrefixBatch | int:
         log = self._replica.log
         while True:
             first = log.first_index()
@@ -61,7 +63,7 @@ class Positions:
             if first == log.first_index():
                 return found
 
-    def _find(self, position: int, max_bytes: int, first: int) -> OldRun | int:
+    def _find(self, position: int, max_bytes: int, first: int) -> PrefixBatch | int:
         log = self._replica.log
         if log.last_index() < first and first > 0:
             raise BehindError("the log here has just begun anew", f"group {self._replica.group}", "ask another replica")

@@ -15,8 +15,7 @@ from blake3 import blake3
 
 from dledger_core.digest import RangeDigest
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.classic_log import ClassicLog
-from dledger_core.rocketmq.commit_log import named_files
+from dledger_core.rocketmq import ClassicCommitLog, locate
 from jobs._audit.model import Class, Finding, Replica, Severity
 from jobs._audit.plan import aligned
 from jobs._audit.sources import Gap, RangeSeen
@@ -43,7 +42,7 @@ _BLOCKS_PER_BATCH: Final = 4096
 
 def is_classic(folder: Path) -> bool:
     """Whether a folder holds files named as those of a CommitLog."""
-    return folder.is_dir() and bool(named_files(folder))
+    return folder.is_dir() and locate(folder).is_commitlog
 
 
 def classic_replicas(folders: Mapping[str, Path]) -> tuple[Replica, ...]:
@@ -52,7 +51,7 @@ def classic_replicas(folders: Mapping[str, Path]) -> tuple[Replica, ...]:
     Raises:
         ConfigError: a folder holds none, or one with a hole between its files.
     """
-    logs = {name: ClassicLog(path) for name, path in folders.items()}
+    logs = {name: ClassicCommitLog(path) for name, path in folders.items()}
     # Files of a size that is no multiple of a block: smaller blocks, so that each file begins with one.
     block = math.gcd(BLOCK_BYTES, *(file.position for log in logs.values() for file in log.files))
     ends = {name: log.end() for name, log in logs.items()}
@@ -85,7 +84,7 @@ class ClassicSource:
     header_bytes = 0
 
     def __init__(self, replica: Replica, limiter: RateLimiter | None) -> None:
-        self._log = ClassicLog(replica.path)
+        self._log = ClassicCommitLog(replica.path)
         self._block = replica.block_bytes
         self._end = replica.end_position
         self._limiter = limiter

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.commit_log import ClassicFile, Stop, classic_files, read_messages
+from dledger_core.rocketmq.commit_log import CommitLogFile, FileStop, commit_log_files
 from jobs._rebuild.tasks import Product
 from jobs._rebuild.units import UNIT_ARROW, EntryRules, Units, units_of
 
@@ -28,7 +28,7 @@ def group_of(directory: str) -> str:
     return Path(directory).resolve().parent.name
 
 
-def preceding(directory: str, store: str) -> tuple[ClassicFile, ...]:
+def preceding(directory: str, store: str) -> tuple[CommitLogFile, ...]:
     """Returns the classic files that a DLedger store goes on from.
 
     Raises:
@@ -36,7 +36,7 @@ def preceding(directory: str, store: str) -> tuple[ClassicFile, ...]:
     """
     from dledger_core import open_store
 
-    files = classic_files(directory)
+    files = commit_log_files(directory)
     with open_store(store) as reader:
         if reader.last_index < reader.first_index:
             return files
@@ -47,17 +47,17 @@ def preceding(directory: str, store: str) -> tuple[ClassicFile, ...]:
     return files
 
 
-def until_now(files: tuple[ClassicFile, ...]) -> tuple[ClassicFile, ...]:
+def until_now(files: tuple[CommitLogFile, ...]) -> tuple[CommitLogFile, ...]:
     """Returns the files with the last one cut where its messages end now: a broker may be writing to it."""
-    *_, stop = read_messages(files[-1])
-    if not isinstance(stop, Stop) or stop.kind != "end":
+    *_, stop = files[-1].scan()
+    if not isinstance(stop, FileStop) or stop.kind != "end":
         return files
     return (*files[:-1], replace(files[-1], size=stop.position - files[-1].position))
 
 
 def read_classic(
     spark: SparkSession,
-    files: tuple[ClassicFile, ...],
+    files: tuple[CommitLogFile, ...],
     group: str,
     rules: EntryRules,
     product: Product,
@@ -68,7 +68,7 @@ def read_classic(
 
     Args:
         spark: the session.
-        files: from ``classic_files``.
+        files: from ``commit_log_files``.
         group: name the rows carry.
         rules: how to read them.
         product: what of them.
@@ -79,11 +79,11 @@ def read_classic(
 
 
 def _reader(
-    files: tuple[ClassicFile, ...], group: str, rules: EntryRules, product: Product, closed: bool
+    files: tuple[CommitLogFile, ...], group: str, rules: EntryRules, product: Product, closed: bool
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def units(number: int) -> Iterator[Units]:
         last = number == len(files) - 1 and not closed
-        for found in read_messages(files[number]):
+        for found in files[number].scan():
             if isinstance(found, pa.RecordBatch):
                 yield from units_of([_entries(found, group)], rules)
             elif found.kind == "damaged" or (found.kind == "end" and not last and files[number].size):
@@ -103,6 +103,6 @@ def _entries(messages: pa.RecordBatch, group: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns | {name: messages.column(name) for name in messages.schema.names})
 
 
-def _damage(stop: Stop, group: str) -> pa.RecordBatch:
+def _damage(stop: FileStop, group: str) -> pa.RecordBatch:
     row = {"group": group, "position": stop.position, "skipped": DAMAGED, "carried": True, "part": stop.position}
     return pa.RecordBatch.from_pylist([row], UNIT_ARROW)

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.layout import SCHEDULE_TOPIC, UNIT
+from dledger_core.rocketmq import UNIT
+from dledger_core.rocketmq.layout import SCHEDULE_TOPIC
 from jobs._rebuild.files import FOLDER, UNIT_BYTES
 from jobs._rebuild.losses import Consumers
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.layout import UNIT
+from dledger_core.rocketmq import UNIT
 from jobs._directories import check_writable
 from jobs._rebuild.units import OFFSET_MAX
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dledger_core.convert.source import broker_end_of
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import consume_queue_columns
-from dledger_core.rocketmq.commit_log import ClassicFile, classic_files
+from dledger_core.rocketmq import broker_end_of, consume_queue_columns
+from dledger_core.rocketmq.commit_log import CommitLogFile, commit_log_files
 from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
 from jobs._checkpoint import check_resume
 from jobs._cli import parse_groups
@@ -62,7 +61,7 @@ class RebuildPlan:
     ranges: dict[str, tuple[int, int]]
     table: str
     rules: EntryRules = field(default_factory=EntryRules)
-    classic: tuple[ClassicFile, ...] = ()
+    classic: tuple[CommitLogFile, ...] = ()
     on_duplicate: str = "first"
     files: str | None = None
     file_bytes: int = 6_000_000
@@ -219,8 +218,8 @@ def _check_own(options: DLedgerOptions, group: str, view: LogBounds) -> None:
 def _classic_plan(commitlog: str, rules: EntryRules, written: dict[str, Any]) -> RebuildPlan:
     """The plan for a classic CommitLog alone."""
 
-    def files_now() -> tuple[ClassicFile, ...]:
-        return until_now(classic_files(commitlog))
+    def files_now() -> tuple[CommitLogFile, ...]:
+        return until_now(commit_log_files(commitlog))
 
     files = files_now()
     return RebuildPlan(

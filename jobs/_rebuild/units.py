@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.record import HEADER_BYTES, inside
-from dledger_core.rocketmq import consume_queue_columns
-from dledger_core.rocketmq.layout import DELAY_LEVELS_MS, TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT
+from dledger_core.rocketmq import UNIT, consume_queue_columns
+from dledger_core.rocketmq.layout import DELAY_LEVELS_MS, TRANSACTION_COMMIT, TRANSACTION_MASK
 from jobs._rebuild.dispatch import expanded
 
 __all__ = [

@@ -356,7 +356,7 @@ def test_damage_in_a_commitlog_is_named_and_what_is_whole_is_shown(golden: Path,
     last = result.stderr.splitlines()[-1]
     assert str(tmp_path / "commitlog") in last
     if damage == "cut":  # a file of another size
-        assert "does not continue the file before" in last
+        assert "does not continue the previous one" in last
         return
     second = [line for line in everything if int(line) >= 131072]
     assert result.stdout.splitlines() == [*everything[:3], *second]
@@ -399,7 +399,7 @@ def test_a_damaged_entry_is_named_and_a_torn_end_is_pointed_out(java: Path, tmp_
     file.write_bytes(data)
     before = snapshot(tmp_path)
     result = run(tmp_path / "s")
-    assert f"note: bytes at position {last} are no entry that follows" in result.stderr
+    assert f"note: bytes at position {last} are not the next entry" in result.stderr
     assert "dledger verify" in result.stderr
     assert len(result.stdout.splitlines()) == len(everything)  # the heading, and all but the last
     assert snapshot(tmp_path) == before
@@ -418,7 +418,7 @@ def test_damage_that_looks_like_the_end_is_named(java: Path, tmp_path: Path) -> 
     result = run(tmp_path / "s", "--format", "json", code=4)
     assert [json.loads(line) for line in result.stdout.splitlines()] == everything[:100]
     said = result.stderr.splitlines()[-1]
-    assert f"the record behind the last entry shown is damaged, and others follow it at {file}" in said
+    assert f"[CORRUPT] the log is damaged after the last entry shown at {file}" in said
     assert f"index=100 position={place} next_index=101" in said
 
 
@@ -436,9 +436,9 @@ def test_a_store_that_is_cut_in_the_middle_of_a_record(java: Path, tmp_path: Pat
     last = everything[-1]["position"]
     file = sorted((tmp_path / "s" / "data").iterdir())[last // 65536]
     file.write_bytes(file.read_bytes()[: last % 65536 + 20])
-    result = run(tmp_path / "s")
+    result = run(tmp_path / "s", code=4)
     assert len(result.stdout.splitlines()) == len(everything)  # the heading, and all but the last
-    assert f"note: bytes at position {last} are no entry that follows" in result.stderr
+    assert f"position={last}" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("form", ["json", "%s"])

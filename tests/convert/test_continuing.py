@@ -18,9 +18,9 @@ from dledger_core.config import STOP_WITH_STDIN, StorageConfig
 from dledger_core.convert import begin_behind, read_old_log
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.rocketmq import decode_messages, encode_messages
-from dledger_core.rocketmq.classic_log import ClassicLog
-from dledger_core.rocketmq.commit_log import read_messages
-from dledger_core.rocketmq.old_messages import OLD_FILES, CommitLogFingerprint
+from dledger_core.rocketmq.commit_log import ClassicCommitLog
+from dledger_core.rocketmq.commitlog_prefix import CommitLogFingerprint
+from dledger_core.rocketmq.directory import COMMITLOG_DIRECTORY
 from dledger_core.storage import open_store
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.layout import Layout
@@ -55,8 +55,8 @@ def open_(closed: Path, tmp_path: Path) -> Path:
 
 def stop_of(path: Path) -> int:
     """Where the messages of a file end."""
-    (file,) = (f for f in ClassicLog(path.parent).files if f.path == str(path))
-    return list(read_messages(file))[-1].position - file.position
+    (file,) = (f for f in ClassicCommitLog(path.parent).files if f.path == str(path))
+    return list(file.scan())[-1].position - file.position
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ def test_fingerprint_starts_at_first_file_that_node_kept(closed: Path, tmp_path:
 def test_what_is_laid_out_is_what_rocketmq_made_of_it(closed: Path, open_: Path, tmp_path: Path) -> None:
     before = contents(open_)
     begin(open_, tmp_path / "node")
-    target = tmp_path / "node" / "g" / OLD_FILES
+    target = tmp_path / "node" / "g" / COMMITLOG_DIRECTORY
     assert contents(target) == contents(closed)
     assert contents(open_) == before
     assert (target / f"{0:020}").samefile(open_ / f"{0:020}")
@@ -101,20 +101,20 @@ def test_without_links_the_files_are_copied(open_: Path, closed: Path, tmp_path:
 
     monkeypatch.setattr(Path, "hardlink_to", refused)
     begin(open_, tmp_path / "node")
-    assert contents(tmp_path / "node" / "g" / OLD_FILES) == contents(closed)
+    assert contents(tmp_path / "node" / "g" / COMMITLOG_DIRECTORY) == contents(closed)
 
 
 @pytest.mark.parametrize("left", ["part", "old files"])
 def test_an_interrupted_begin_goes_on(open_: Path, closed: Path, tmp_path: Path, left: str) -> None:
     group = tmp_path / "node" / "g"
     if left == "part":
-        (group / f"{OLD_FILES}-n0.part").mkdir(parents=True)
-        (group / f"{OLD_FILES}-n0.part" / f"{0:020}").write_bytes(b"torn")
+        (group / f"{COMMITLOG_DIRECTORY}-n0.part").mkdir(parents=True)
+        (group / f"{COMMITLOG_DIRECTORY}-n0.part" / f"{0:020}").write_bytes(b"torn")
     else:
-        shutil.copytree(closed, group / OLD_FILES)
+        shutil.copytree(closed, group / COMMITLOG_DIRECTORY)
     begin(open_, tmp_path / "node")
-    assert sorted(path.name for path in group.iterdir()) == [OLD_FILES, "dledger-n0"]
-    assert contents(group / OLD_FILES) == contents(closed)
+    assert sorted(path.name for path in group.iterdir()) == [COMMITLOG_DIRECTORY, "dledger-n0"]
+    assert contents(group / COMMITLOG_DIRECTORY) == contents(closed)
 
 
 @pytest.mark.parametrize("case", ["flip", "longer", "new file", "one more"])
@@ -135,7 +135,7 @@ def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, 
     store = tmp_path / "node" / "g" / "dledger-n0"
     with pytest.raises(ConfigError, match="changed since"):
         begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
-    assert not (store.parent / OLD_FILES).exists()
+    assert not (store.parent / COMMITLOG_DIRECTORY).exists()
 
 
 LOCKED = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
@@ -151,7 +151,7 @@ def test_a_broker_that_was_started_after_it_was_read_is_seen(open_: Path, tmp_pa
         with pytest.raises(StoreBusyError, match="broker runs"):
             begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
         broker.kill()
-    assert not (store.parent / OLD_FILES).exists()
+    assert not (store.parent / COMMITLOG_DIRECTORY).exists()
 
 
 def damage(folder: Path, case: str) -> None:
@@ -199,7 +199,7 @@ def test_a_commitlog_that_is_not_whole_is_refused(
 
 
 def test_other_old_files_and_a_store_that_has_begun_are_refused(closed: Path, open_: Path, tmp_path: Path) -> None:
-    shutil.copytree(open_, tmp_path / "node" / "g" / OLD_FILES)
+    shutil.copytree(open_, tmp_path / "node" / "g" / COMMITLOG_DIRECTORY)
     with pytest.raises(StoreMismatchError, match="others, or not closed"):
         begin(closed, tmp_path / "node")
     begin(closed, tmp_path / "other")
@@ -267,7 +267,7 @@ def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_pat
         last = client.append([b"with the new node"]).last_index
         wait_for_all(client, last)
         assert result.first_index > 0
-        shutil.rmtree(directory / "default" / OLD_FILES)  # nobody needs them any more
+        shutil.rmtree(directory / "default" / COMMITLOG_DIRECTORY)  # nobody needs them any more
         cluster.restart("n0")
         wait_for_all(client, last)
         cluster.leader()

@@ -53,13 +53,13 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "file", tmp_path / "nothing", tmp_path / "empty"):
-        with pytest.raises(ConfigError):
+        with pytest.raises(StoreMismatchError):
             open_source(path)
     for node in ("n0", "n1"):
         (tmp_path / "two" / f"dledger-{node}" / "data").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="several stores"):
+    with pytest.raises(StoreMismatchError, match="several stores"):
         open_source(tmp_path / "two")
-    with pytest.raises(ConfigError, match="no store"):
+    with pytest.raises(StoreMismatchError):
         open_source(tmp_path / "empty", tmp_path / "empty")
 
 
@@ -275,16 +275,16 @@ def test_a_store_that_lost_its_end_in_silence(tmp_path: Path) -> None:
     assert caught.value.values == {"last_index": 889, "committed_index": 899}
     report = converted(source, tmp_path / "new", cut_tail=True)
     assert report.last_index == 889
-    assert "entries 890 to 899 were committed, says its checkpoint, and are lost" in report.notes
+    assert any("entries 890 to 899 are lost" in note for note in report.notes)
     assert any("Java's index names 10 entries behind the last one" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("9" * 20, b"\0" * 100, "named by no position"),
-        (f"{2**63 - 50:020d}", b"\0" * 100, "named by no position"),
-        ("0" * 20, b"", "nothing but empty files"),
+        ("9" * 20, b"\0" * 100, "not a position"),
+        (f"{2**63 - 50:020d}", b"\0" * 100, "not a position"),
+        ("0" * 20, b"", "only empty files"),
     ],
 )
 def test_what_is_no_commitlog_file(tmp_path: Path, name: str, content: bytes, expected: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.classic_log import ClassicLog
+from dledger_core.rocketmq.commit_log import ClassicCommitLog
 from jobs._audit.classic import BLOCK_BYTES, alignment, alignment_note
 from jobs._audit.history import identity
 from jobs._audit.model import Finding
@@ -92,7 +92,7 @@ def test_equal_logs_are_aligned(logs: Folders) -> None:
 
 def body_of(folder: Path, position: int, size: int) -> int:
     """Position of a byte in the middle of a message's body."""
-    (batch,) = ClassicLog(folder).messages(position, position + size)
+    (batch,) = ClassicCommitLog(folder).messages(position, position + size)
     record = batch.column("body")[0].as_py()
     from dledger_core.rocketmq import decode_messages
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.layout import UNIT
+from dledger_core.rocketmq import UNIT, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.plan import RebuildPlan, plan_for
 from jobs.rebuild_consume_queue import rebuild

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dledger_core.rocketmq.commit_log import classic_files, walk
+from dledger_core.rocketmq.commit_log import commit_log_files, walk
 from jobs._rebuild.classic import DAMAGED, _reader, until_now
 from jobs._rebuild.tasks import UNITS
 from jobs._rebuild.units import EntryRules
@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> Path:
 
 def units_of(log: Path, *, closed: bool = False) -> tuple[int, list[int]]:
     """Number of units, and positions of damage."""
-    files = classic_files(log) if closed else until_now(classic_files(log))
+    files = commit_log_files(log) if closed else until_now(commit_log_files(log))
     read = _reader(files, "g", EntryRules(header_bytes=0), UNITS, closed)
     rows = pa.Table.from_batches(read([pa.record_batch({"id": range(len(files))})])).to_pylist()
     damaged = [row["position"] for row in rows if row["skipped"] == DAMAGED]

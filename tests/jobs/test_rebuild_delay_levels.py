@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.layout import DELAY_LEVELS_MS, UNIT
+from dledger_core.rocketmq import UNIT, encode_messages
+from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
 from jobs import rebuild_consume_queue
 from jobs._rebuild.plan import delay_levels_of, plan_for
 from jobs._rebuild.units import EntryRules, unit_batches

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dledger_core.rocketmq.layout import UNIT
+from dledger_core.rocketmq import UNIT
 from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
 from jobs._rebuild.table import TABLE_SCHEMA

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.layout import UNIT
+from dledger_core.rocketmq import UNIT, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.files import write_files
 from jobs._rebuild.slots import facts_of, place, queues_of, runs_of

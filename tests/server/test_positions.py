@@ -17,7 +17,7 @@ from dledger_core.convert import begin_behind, read_old_log
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.ids import Index
 from dledger_core.net.protocol import Type
-from dledger_core.rocketmq.old_messages import OLD_FILES
+from dledger_core.rocketmq.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.positions import Positions
 from dledger_core.storage.prefix import TablesSnapshot
@@ -41,7 +41,7 @@ def lay_out(golden: Path, directory: Path, node_id: str = "n0") -> Path:
     """Makes a store behind the old files; returns where these lie."""
     store = directory / "default" / f"dledger-{node_id}"
     begin_behind(read_old_log(golden), store, group="default", node_id=node_id, config=STORAGE)
-    return store.parent / OLD_FILES
+    return store.parent / COMMITLOG_DIRECTORY
 
 
 class Apart(ServerGroup):
@@ -138,7 +138,7 @@ def test_without_the_old_files_what_was_before_the_log_is_out_of_range(tmp_path:
 def test_a_folder_beside_a_log_that_began_behind_none_is_not_read(tmp_path: Path, golden: Path) -> None:
     async def main() -> None:
         async with ServerGroup(tmp_path, 1, storage=STORAGE) as group, AsyncClient(format_peers(group.peers)) as client:
-            shutil.copytree(golden, tmp_path / "default" / OLD_FILES)
+            shutil.copytree(golden, tmp_path / "default" / COMMITLOG_DIRECTORY)
             await client.append(BODIES)
             replica = group.hosted("n0").replica
             segments = replica.log.segment_facts()

@@ -17,15 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import BadRequestError, ConfigError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
-from dledger_core.rocketmq.classic_log import wrong_messages
-from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicFile, classic_files, message_batch, walk
+from dledger_core.rocketmq.commit_log import (
+    BLANK_MAGIC,
+    CommitLogFile,
+    commit_log_files,
+    message_batch,
+    message_faults,
+    walk,
+)
 from dledger_core.rocketmq.layout import HEAD, MAGIC_V1, MAGIC_V2
 from dledger_core.storage.files import Files, OsFiles
 
-__all__ = ["MESSAGE_BYTES_MAX", "OLD_FILES", "CommitLogFingerprint", "OldMessages", "OldRun"]
+__all__ = ["MESSAGE_BYTES_MAX", "CommitLogFingerprint", "CommitLogPrefix", "PrefixBatch"]
 
-OLD_FILES: Final = "commitlog"
-"""Folder of the old files beside a node's store, as RocketMQ lays it out."""
 MESSAGE_BYTES_MAX: Final = 16 << 20
 """Of one message that is served; a broker's own bound is 4 MiB unless it is told otherwise."""
 _HEAD: Final = struct.Struct(">ii")
@@ -63,7 +67,7 @@ class CommitLogFingerprint:
 
 
 @dataclass(frozen=True, slots=True)
-class OldRun:
+class PrefixBatch:
     """Messages that lie one behind the other.
 
     Attributes:
@@ -82,7 +86,7 @@ class OldRun:
         return len(self.sizes)
 
 
-class OldMessages:
+class CommitLogPrefix:
     """The messages in a CommitLog directory that is not written to any more. Thread-safe.
 
     Args:
@@ -93,9 +97,9 @@ class OldMessages:
     def __init__(self, directory: Path, files: Files | None = None) -> None:
         self._directory = directory
         self._files = files or OsFiles()
-        self._listed: tuple[ClassicFile, ...] = ()
+        self._listed: tuple[CommitLogFile, ...] = ()
 
-    def read(self, position: int, max_bytes: int) -> OldRun | None:
+    def read(self, position: int, max_bytes: int) -> PrefixBatch | None:
         """Returns the messages from ``position`` on, of one file, up to ``max_bytes``, but at least one.
 
         Returns:
@@ -121,20 +125,20 @@ class OldMessages:
             ) from None
         left = file.end - position
         if left < _HEAD.size or (len(data) >= _HEAD.size and _HEAD.unpack_from(data) == (left, BLANK_MAGIC)):
-            return OldRun(np.zeros(0, np.uint32), memoryview(b""), file.end)
+            return PrefixBatch(np.zeros(0, np.uint32), memoryview(b""), file.end)
         return self._checked(file, position, data)
 
-    def _file_at(self, position: int) -> ClassicFile | None:
+    def _file_at(self, position: int) -> CommitLogFile | None:
         found = _holding(self._listed, position)
         if found is not None:
             return found
         try:  # laid out, or copied anew, since anybody looked
-            self._listed = classic_files(self._directory)
+            self._listed = commit_log_files(self._directory)
         except (ConfigError, OSError):
             return None
         return _holding(self._listed, position)
 
-    def _bytes(self, file: ClassicFile, position: int, max_bytes: int) -> bytes:
+    def _bytes(self, file: CommitLogFile, position: int, max_bytes: int) -> bytes:
         """Returns up to ``max_bytes`` of a file, or the message at its beginning if that is larger."""
         left, offset = file.end - position, position - file.position
         opened = self._files.open(Path(file.path))
@@ -147,19 +151,19 @@ class OldMessages:
         finally:
             opened.close()
 
-    def _checked(self, file: ClassicFile, position: int, data: bytes) -> OldRun:
+    def _checked(self, file: CommitLogFile, position: int, data: bytes) -> PrefixBatch:
         ends = [begin + size for begin, size in walk(data)]
         good = len(ends)
         if good:
-            wrong = wrong_messages(message_batch(data, 0, ends, position))
+            wrong = message_faults(message_batch(data, 0, ends, position)) != 0
             good = int(wrong.argmax()) if wrong.any() else good
         if not good:
             raise self._no_message(file, position, data)
         sizes, end = np.diff(np.array([0, *ends[:good]])).astype(np.uint32), ends[good - 1]
         kept = data if end > len(data) // 2 else data[:end]  # a view of a few bytes would hold all that was read
-        return OldRun(sizes, memoryview(kept)[:end], position + end)
+        return PrefixBatch(sizes, memoryview(kept)[:end], position + end)
 
-    def _no_message(self, file: ClassicFile, position: int, data: bytes) -> DLedgerError:
+    def _no_message(self, file: CommitLogFile, position: int, data: bytes) -> DLedgerError:
         where, values = file.path, {"position": position}
         head = np.frombuffer(data, HEAD, 1)[0] if len(data) >= HEAD.itemsize else None
         begins = head is not None and head["magic"] in (MAGIC_V1, MAGIC_V2) and int(head["physical_offset"]) == position
@@ -174,6 +178,6 @@ class OldMessages:
         return IndexOutOfRangeError(f"no message begins at position {position} of the CommitLog", where, remedy, values)
 
 
-def _holding(files: tuple[ClassicFile, ...], position: int) -> ClassicFile | None:
+def _holding(files: tuple[CommitLogFile, ...], position: int) -> CommitLogFile | None:
     at = bisect_right(files, position, key=lambda file: file.position) - 1
     return files[at] if at >= 0 and position < files[at].end else None

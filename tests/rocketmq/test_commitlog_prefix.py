@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
-from dledger_core.rocketmq import old_messages
-from dledger_core.rocketmq.commit_log import BLANK_MAGIC, classic_files, read_messages
-from dledger_core.rocketmq.old_messages import OldMessages
+from dledger_core.rocketmq import commitlog_prefix
+from dledger_core.rocketmq.commit_log import BLANK_MAGIC, commit_log_files
+from dledger_core.rocketmq.commitlog_prefix import CommitLogPrefix
 from dledger_core.storage.files import OsFile, OsFiles
 from tests.rocketmq.golden import MIXED, extract
 
@@ -34,8 +34,8 @@ def folder(golden: Path, tmp_path: Path) -> Path:
 
 def all_of(folder: Path) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    for file in classic_files(folder):
-        for batch in read_messages(file):
+    for file in commit_log_files(folder):
+        for batch in file.scan():
             if hasattr(batch, "num_rows"):
                 found |= dict(zip(*(batch.column(name).to_pylist() for name in ("position", "body")), strict=True))
     return found
@@ -43,7 +43,7 @@ def all_of(folder: Path) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("max_bytes", [1, 1000, 1 << 20])
 def test_reading_on_from_the_first_position_gives_every_message(golden: Path, max_bytes: int) -> None:
-    old, position = OldMessages(golden), 0
+    old, position = CommitLogPrefix(golden), 0
     found: dict[int, bytes] = {}
     largest = max(map(len, all_of(golden).values()))
     while (run := old.read(position, max_bytes)) is not None:
@@ -58,10 +58,10 @@ def test_reading_on_from_the_first_position_gives_every_message(golden: Path, ma
 
 
 def test_what_no_file_holds_is_nothing(golden: Path, tmp_path: Path) -> None:
-    old = OldMessages(golden)
+    old = CommitLogPrefix(golden)
     assert old.read(END, 100) is None
     assert old.read(1 << 62, 100) is None
-    missing = OldMessages(tmp_path / "none")
+    missing = CommitLogPrefix(tmp_path / "none")
     assert missing.read(0, 100) is None
     shutil.copytree(golden, tmp_path / "none")  # laid out after somebody asked
     assert missing.read(0, 100) is not None
@@ -71,7 +71,7 @@ def test_what_no_file_holds_is_nothing(golden: Path, tmp_path: Path) -> None:
 
 def test_a_later_first_file(folder: Path) -> None:
     (folder / f"{0:020}").unlink()
-    old = OldMessages(folder)
+    old = CommitLogPrefix(folder)
     assert old.read(0, 100) is None
     run = old.read(FILE_BYTES, 100)
     assert run is not None
@@ -79,7 +79,7 @@ def test_a_later_first_file(folder: Path) -> None:
 
 
 def test_only_where_a_message_begins(golden: Path) -> None:
-    old, positions = OldMessages(golden), sorted(all_of(golden))
+    old, positions = CommitLogPrefix(golden), sorted(all_of(golden))
     for position in (positions[3] + 1, positions[3] + 40, positions[4] - 1):
         with pytest.raises(IndexOutOfRangeError, match=f"no message begins at position {position}") as found:
             old.read(position, 1)
@@ -108,7 +108,7 @@ def test_damage_is_never_served_and_what_is_before_it_is(folder: Path, where: in
     path = folder / f"{0:020}"
     byte = path.read_bytes()[damaged + where]
     spoil(path, damaged + where, bytes([byte ^ 0x55]))
-    old = OldMessages(folder)
+    old = CommitLogPrefix(folder)
     run = old.read(0, 1 << 20)
     assert run is not None
     assert (run.count, run.next_position) == (5, damaged)
@@ -123,7 +123,7 @@ def test_the_magic_of_a_files_end_alone_is_none(folder: Path) -> None:
     positions = sorted(at for at in all_of(folder) if at < FILE_BYTES)
     spoil(folder / f"{0:020}", positions[5] + 4, struct.pack(">i", BLANK_MAGIC))
     with pytest.raises(IndexOutOfRangeError):
-        OldMessages(folder).read(positions[5], 1 << 20)
+        CommitLogPrefix(folder).read(positions[5], 1 << 20)
 
 
 def test_a_file_that_cannot_be_read_is_not_one_that_is_gone(folder: Path) -> None:
@@ -132,14 +132,14 @@ def test_a_file_that_cannot_be_read_is_not_one_that_is_gone(folder: Path) -> Non
             raise OSError(errno.EIO, "Input/output error")
 
     with pytest.raises(CorruptRecordError, match="cannot be read: Input/output error"):
-        OldMessages(folder, Failing()).read(0, 100)
+        CommitLogPrefix(folder, Failing()).read(0, 100)
 
 
 def test_a_file_that_was_copied_anew_is_read(folder: Path) -> None:
     path = folder / f"{FILE_BYTES:020}"
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
-    old = OldMessages(folder)
+    old = CommitLogPrefix(folder)
     assert old.read(FILE_BYTES + 1000, 100) is None
     path.write_bytes(whole)
     run = old.read(max(all_of(folder)), 100)
@@ -150,15 +150,15 @@ def test_a_file_that_was_copied_anew_is_read(folder: Path) -> None:
 def test_a_message_that_is_too_large_says_where_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = all_of(folder)
     largest = max(messages, key=lambda at: len(messages[at]))
-    monkeypatch.setattr(old_messages, "MESSAGE_BYTES_MAX", len(messages[largest]) - 1)
+    monkeypatch.setattr(commitlog_prefix, "MESSAGE_BYTES_MAX", len(messages[largest]) - 1)
     with pytest.raises(BadRequestError, match="too large to be served") as found:
-        OldMessages(folder).read(largest, 1)
+        CommitLogPrefix(folder).read(largest, 1)
     assert str(largest + len(messages[largest])) in found.value.remedy
 
 
 def test_a_few_bytes_do_not_hold_all_that_was_read(folder: Path) -> None:
     positions = sorted(at for at in all_of(folder) if at < FILE_BYTES)
-    run = OldMessages(folder).read(positions[-1], 16 << 20)
+    run = CommitLogPrefix(folder).read(positions[-1], 16 << 20)
     assert run is not None
     assert len(run.data.obj) <= 2 * len(run.data)  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ def test_a_few_bytes_do_not_hold_all_that_was_read(folder: Path) -> None:
 @pytest.mark.parametrize("left", [0, 7, 50])
 def test_what_was_cut_from_a_file_is_damage_and_not_its_end(folder: Path, left: int) -> None:
     positions = sorted(at for at in all_of(folder) if at < FILE_BYTES)
-    old = OldMessages(folder)
+    old = CommitLogPrefix(folder)
     assert old.read(0, 100) is not None  # it has the files' sizes now
     with (folder / f"{0:020}").open("r+b") as file:
         file.truncate(positions[2] + left)
