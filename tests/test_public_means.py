@@ -26,11 +26,13 @@ ALLOWED: Final = {
 }
 """At most five, each with the public way that is missing."""
 PENDING: Final[tuple[str, ...]] = (
-    "dledger_core/",
+    "dledger_core/cli/",
+    "dledger_core/server/node.py",
     "spark_connector/",
     "jobs/",
-    "notebooks/",
-    "tests/",
+    "tests/jobs/test_cli.py",
+    "tests/jobs/test_failures.py",
+    "tests/jobs/test_session_setup.py",
     "CHANGELOG.md",
 )
 """What has still to be cleaned."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -25,9 +24,6 @@ CLIENTS: Final = "clients"
 """Where the clients are, as a place of the network."""
 ADMIN_TIMEOUT_MS: Final = 3000
 READY_S: Final = 60.0
-
-# As `python -m dledger_core.cli`, but the kernel ends the node with us: one frozen by SIGSTOP sees no end of its input.
-_NODE: Final = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from dledger_core.cli import main; main()"
 
 
 class ChaosCluster(LocalCluster):
@@ -76,7 +72,7 @@ class ChaosCluster(LocalCluster):
         return self.node_directory(node_id) / group / f"dledger-{node_id}"
 
     def _spawn(self, peer: Peer) -> None:
-        command = [sys.executable, "-c", _NODE, "serve"]
+        command = [sys.executable, "-m", "dledger_core.cli", "serve"]
         command += ["--self-id", peer.node_id, "--peers", self._peers_of(peer.node_id)]
         command += ["--dir", str(self.node_directory(peer.node_id))]
         for name, value in self._options.items():
@@ -219,11 +215,3 @@ class SmallDisk:
     @staticmethod
     def _run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def own_mounts() -> None:
-    """Gives this process mounts of its own, so that they end with it, however it ends. Needs to be root."""
-    new_mounts, recursive_private = 0x00020000, (1 << 14) | (1 << 18)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(new_mounts) == 0:
-        libc.mount(b"none", b"/", None, recursive_private, None)

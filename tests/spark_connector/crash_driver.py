@@ -22,6 +22,7 @@ from typing import Any
 
 from jobs._session import spark_session
 from tests.spark_connector.dying_source import FOLDER, DyingSource, newest, stand
+from tests.support.spark_jvm import jvm_pid
 
 __all__ = ["BATCH_INDEXES", "main"]
 
@@ -31,12 +32,10 @@ CHEAP = {
     "spark.master": "local[4]",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.stats.collect": "false",
 }
-"""It lives for seconds: compiling queries would take longer than running them."""
+"""It lives for seconds and sees few rows."""
 _SMALL = {"fetchMaxBytes": "20000", "maxOffsetsPerTrigger": str(BATCH_INDEXES), "pinFor": "1s"}
 
 
@@ -74,8 +73,7 @@ def main() -> int:
     settings = CHEAP | {name: str(value) for name, value in run["settings"].items()}
     with spark_session("crash", settings=settings) as spark:
         spark.dataSource.register(DyingSource)
-        jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-        plan: dict[str, Any] = {"act": run["act"], "pids": [jvm, os.getpid()], "pipelines": {}}
+        plan: dict[str, Any] = {"act": run["act"], "pids": [jvm_pid(spark), os.getpid()], "pipelines": {}}
         for name, point in run["pipelines"].items():
             checkpoint = f"{run['directory']}/{name} checkpoint"
             # It dies in the second micro-batch of this run: the first may be the one that was not finished before.

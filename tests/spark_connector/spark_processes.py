@@ -68,8 +68,6 @@ def environment(python: Path, local_dir: Path) -> dict[str, str]:
     from jobs._session import find_java
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHON"))}
-    if "SPARK_DIST_CLASSPATH" in os.environ:  # Delta's jars, and with them the archive of classes
-        kept["SPARK_DIST_CLASSPATH"] = os.environ["SPARK_DIST_CLASSPATH"]
     return kept | {
         "JAVA_HOME": str(find_java()),
         "SPARK_HOME": str(spark_home()),

@@ -160,7 +160,7 @@ class Brokers:
 
     def _command(self, heap: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}"
-        return [self._java, f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseG1GC", logging, "-cp", f"{self.jars.server}/*"]
+        return [self._java, f"-Xms{heap}", f"-Xmx{heap}", logging, "-cp", f"{self.jars.server}/*"]
 
     def _await(self) -> None:
         deadline = time.monotonic() + START_S
@@ -176,9 +176,7 @@ class Brokers:
 
     def run(self, tool: str, *arguments: str) -> None:
         """Runs one of Kafka's tools to its end."""
-        command = [*self._command("256m"), "-XX:TieredStopAtLevel=1", tool, *arguments]
-        command.remove("-XX:+UseG1GC")
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run([*self._command("256m"), tool, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise MissingError(f"{tool} failed: {(done.stderr or done.stdout).strip()[:300]}")
 

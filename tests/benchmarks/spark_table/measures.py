@@ -19,6 +19,7 @@ import psutil
 
 from tests.benchmarks.spark_table.report import DLEDGER, KAFKA, MEMORY, Line, Run, Target
 from tests.benchmarks.spark_table.systems import Ledger, System
+from tests.support.spark_jvm import collect_garbage, jvm_pid
 
 Work = Callable[[], float]
 
@@ -138,14 +139,14 @@ class Bench:
                 cost = {kind: (after[kind] - before[kind]) / rows * 1e9 for kind in after} if rows else {}
                 if number:
                     runs[name].append(Run(value, cost))
-                self.spark._jvm.System.gc()
+                collect_garbage(self.spark)
             sys.stderr.write(".")
             sys.stderr.flush()
         return runs
 
     def _cpu(self) -> dict[str, float]:
         """Seconds of CPU time so far, by kind of process."""
-        jvm = psutil.Process(self.spark._jvm.java.lang.ProcessHandle.current().pid())
+        jvm = psutil.Process(jvm_pid(self.spark))
         servers = [psutil.Process(pid) for system in self.systems for pid in system.pids()]
         python = sum(_cpu_of(child) for child in jvm.children(recursive=True))
         return {"spark": _cpu_of(jvm, own=True), "python": python, "servers": sum(map(_cpu_of, servers))}

@@ -14,6 +14,7 @@ import psutil
 from tests.benchmarks.spark_table.measures import Bench
 from tests.benchmarks.spark_table.report import DLEDGER, Line, Run, Target
 from tests.benchmarks.spark_table.systems import System
+from tests.support.spark_jvm import jvm_pid
 
 EVERY_S = 0.02
 MIB = 1 << 20
@@ -37,7 +38,7 @@ class _Watch:
 
     def __init__(self, spark: Any) -> None:
         self.rss = self.pss = 0
-        self._jvm = psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
+        self._jvm = psutil.Process(jvm_pid(spark))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
