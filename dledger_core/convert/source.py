@@ -19,7 +19,7 @@ from dledger_core.rocketmq import broker_end_of, end_of, locate
 from dledger_core.rocketmq.commit_log import commit_log_files
 from dledger_core.storage.abstention import abstains_above
 from dledger_core.storage.files import Files, OsFiles
-from dledger_core.storage.hard_state import parse_properties, read_properties
+from dledger_core.storage.hard_state import read_properties
 from dledger_core.storage.index_file import IndexFile
 from dledger_core.storage.layout import Layout
 from dledger_core.storage.log_meta import LogMeta
@@ -332,7 +332,7 @@ def _hard_state(files: Files, layout: Layout, reader: StoreReader) -> HardState:
     last = max((int(run.term) for run in runs), default=0)
     found = read_properties(files, layout.root / "currterm") or {}
     term, vote = _number(found.get("currTerm")), found.get("voteLeader")
-    spare = parse_properties((files.read(layout.root / "currterm.tmp") or b"").decode("utf-8", "replace"))
+    spare = read_properties(files, layout.root / "currterm.tmp") or {}
     highest = max(last, term, _number(spare.get("currTerm")))
     return HardState(Term(highest), NodeId(vote) if vote and term == highest else None)
 

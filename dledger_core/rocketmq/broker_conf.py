@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from dledger_core.config import check_group_name, parse_peers
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.java_properties import MalformedError, Property, read_java_properties
+from dledger_core.java_properties import MalformedError, Property, read_java_properties
 
 __all__ = ["BrokerConf", "read_broker_conf"]
 

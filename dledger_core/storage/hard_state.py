@@ -10,34 +10,31 @@ from pathlib import Path
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NodeId, Term
+from dledger_core.java_properties import MalformedError, read_java_properties
 from dledger_core.raft.ready import HardState
 from dledger_core.storage.files import Files
 
-__all__ = ["load_hard_state", "parse_properties", "read_properties", "save_hard_state"]
+__all__ = ["load_hard_state", "read_properties", "save_hard_state"]
 
 _NAME = "currterm"
 _TERM_DIGITS_MAX = 18
 """So a term always fits 63 bits."""
 
 
-def parse_properties(text: str) -> dict[str, str]:
-    """Returns the pairs of a Java properties file, as far as DLedger uses the format."""
-    pairs = {}
-    for raw in text.splitlines():
-        line = raw.strip()
-        if not line or line[0] in "#!":
-            continue
-        key, _, value = line.partition("=")
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
 def read_properties(files: Files, path: Path) -> dict[str, str] | None:
-    """Returns the pairs of ``path``, of its ``.bak`` if it is missing, or None if both are."""
+    """Return the pairs of ``path``, or of its ``.bak`` if it is missing; None if both are.
+
+    A file that Java cannot read has no pairs.
+    """
     data = files.read(path)
     if data is None:
         data = files.read(path.with_name(path.name + ".bak"))
-    return None if data is None else parse_properties(data.decode("utf-8", "replace"))
+    if data is None:
+        return None
+    try:
+        return {pair.key: pair.value.strip() for pair in read_java_properties(data)}
+    except MalformedError:
+        return {}
 
 
 def load_hard_state(files: Files, directory: Path, last_term: int) -> HardState:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core.errors import ConfigError
+from dledger_core.java_properties import MalformedError, read_java_properties
 from dledger_core.rocketmq.broker_conf import read_broker_conf
-from dledger_core.rocketmq.java_properties import MalformedError, read_java_properties
 from tests.rocketmq.golden import MIXED, REUSED, THREE, members
 
 GOOD = "dLegerGroup=g\ndLegerPeers=n0-h:1;n1-h:2\ndLegerSelfId=n0\nstorePathRootDir=/s\nenableDLegerCommitLog=true\n"
