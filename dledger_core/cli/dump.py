@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -14,12 +12,11 @@ from dledger_core.cli.entry_view import EntryView
 from dledger_core.cli.filter_options import filter_options, filters_of
 from dledger_core.cli.options import examples
 from dledger_core.cli.places import PLACE_HELP, Place, PlaceType
-from dledger_core.cli.progress import say
+from dledger_core.cli.progress import Progress, say
 
 __all__ = ["dump"]
 
 _directory = click.Path(exists=True, file_okay=False, path_type=Path)
-_QUIET_S: Final = 2.0
 
 
 @click.command(
@@ -62,19 +59,22 @@ def dump(
     message. Entries that have no append time are found by the store time of their message.
     """
     _check_order(start, end)
-    with open_dump(source, commitlog) as opened:
+    with open_dump(source, commitlog) as opened, Progress("searching", bar=False) as progress:
         for line in opened.facts():
             say(line)
         filters = filters_of(start, end, topic, queue, tag, key)
         columns = output.message_columns(asked(decode, output, filters.of_messages or bool(opened.classic)))
         view = EntryView(filters, columns, limit=count, broker_end=opened.broker_end)
         writer = output.writer(messages=bool(columns), magic=True)
-        looked_at = _Looking()
+        searched = printed = 0
         for batch in opened.batches(opened.span(start, end), records=output.name == "hex"):
+            before = printed
             for shown in view.of(batch):
                 writer.write(shown)
-                looked_at(0, shown.num_rows)
-            looked_at(batch.num_rows, 0)
+                printed += shown.num_rows
+            searched += batch.num_rows
+            if printed == before:
+                progress.update(searched, detail=f"{printed:,} printed")
             if view.full:
                 return
         note = opened.check_end() if end is None or end.kind == "end" else None
@@ -99,21 +99,3 @@ def _check_order(start: Place | None, end: Place | None) -> None:
 def _written(place: Place) -> str:
     sign = {"position": "@", "last": "-"}.get(place.kind, "")
     return place.time.isoformat() if place.time else f"{sign}{place.number}"
-
-
-class _Looking:
-    """Says how far it has come when nothing was printed for two seconds."""
-
-    def __init__(self) -> None:
-        self._told = time.monotonic()
-        self._seen = self._found = 0
-
-    def __call__(self, seen: int, found: int) -> None:
-        """Takes note of entries looked at and of entries printed."""
-        self._seen, self._found = self._seen + seen, self._found + found
-        now = time.monotonic()
-        if found:
-            self._told = now
-        elif now - self._told > _QUIET_S:
-            self._told = now
-            say(f"looked at {self._seen:,} entries, printed {self._found:,} ...")

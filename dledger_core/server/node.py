@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -341,9 +340,6 @@ async def _serve(config: ServerConfig, on_started: Callable[[NodeServer], None] 
         loop.add_signal_handler(number, node.stop)
     await node.start()
     try:
-        # What start made lives as long as the process: later collections need not look at it.
-        gc.collect()
-        gc.freeze()
         if os.environ.get(STOP_WITH_STDIN):
             _stop_with_stdin(node)
         if on_started is not None and node.is_started:

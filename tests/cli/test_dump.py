@@ -451,11 +451,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, form: str) ->
     command = f'{dump} | head -c 1; echo "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout[1:], done.stderr) == ("0\n", "indexes 0 to 11999, commit index 11999\n")
-
-
-def test_nothing_printed_for_long_is_told(monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
-    import dledger_core.cli.dump as module
-
-    monkeypatch.setattr(module, "_QUIET_S", -1.0)
-    result = run(own, "--topic", "nothing")
-    assert "looked at 12 entries, printed 0 ..." in result.stderr

@@ -172,7 +172,7 @@ def test_the_hello_of_as_many_groups_as_a_node_may_host_is_within_its_bound(tmp_
         return True
 
     most = next(count for count in range(200, 10_000, 10) if not may_host(count + 10))
-    hello = Hello("peer", "n" * 64, dict.fromkeys(config(most).groups, "f" * 32), credential="t" * 1024)
+    hello = Hello("peer", "n" * 64, dict.fromkeys(config(most).groups, "f" * 32))
     for header in (hello.to_header(), hello.to_answer()):
         (frame,) = encode_frame(header)
         assert len(frame) <= HELLO_BYTES_MAX
