@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from dledger_core.cli.places import Place
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
-from dledger_core.record import HEADER_BYTES, RECORD_SCHEMA, Records, to_arrow
+from dledger_core.record import RECORD_SCHEMA, Records, to_arrow
 from dledger_core.rocketmq import CommitLogFile, FileStop, broker_end_of, commit_log_files, end_of, locate
 from dledger_core.storage import StoreReader, open_store
 
@@ -112,31 +113,17 @@ class DumpSource:
         return _END, max(low, min(place.number, high))
 
     def _at_position(self, position: int, low: int, high: int, *, last: bool) -> int:
-        """Returns the first entry that begins at or behind ``position``; to begin with, the one that it lies in."""
-        floor = low
-        while low < high:
-            middle = (low + high) // 2
-            if self._row(middle)["position"] >= position:
-                high = middle
-            else:
-                low = middle + 1
-        if last or low == floor:
+        """Return the first entry that begins at or after ``position``; for a start, the one that contains it."""
+        if self.log is None:
             return low
-        before = self._row(low - 1)
-        inside = position < int(before["position"]) + HEADER_BYTES + len(before["body"])
-        return low - 1 if inside else low
+        at = int(self.log.index_at_position(position))
+        return at + 1 if last and at < high and self._row(at)["position"] < position else at
 
     def _at_time(self, place: Place, low: int, high: int, *, last: bool) -> int:
         """Narrows to where append times begin or end to fit; Java's entries have none, so none of them is left out."""
-        if low >= high or self._row(low)["timestamp"] is None:
+        if self.log is None or place.time is None or low >= high or self._row(low)["timestamp"] is None:
             return high if last else low
-        while low < high:
-            middle = (low + high) // 2
-            if self._row(middle)["timestamp"] >= place.time:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return int(self.log.index_at_time(math.ceil(place.time.timestamp() * 1000)))
 
     def _row(self, index: int) -> dict[str, Any]:
         assert self.log is not None

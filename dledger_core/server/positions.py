@@ -75,22 +75,7 @@ class Positions:
             if run.count:
                 return run
             position = run.next_position
-        return self._index_at(position, first)
-
-    def _index_at(self, position: int, first: int) -> int:
-        log = self._replica.log
-        low, high = first, int(self._replica.readable_end)
-        while low < high:
-            middle = (low + high) // 2
-            if log.position_of(middle) > position:
-                high = middle
-            else:
-                low = middle + 1
-        if low == first:
-            return low
-        # Behind the last entry of a file a BLANK lies, which belongs to none.
-        size = int(log.read_raw(low - 1, low, 1).sizes[0])
-        return low - 1 if position < log.position_of(low - 1) + size else low
+        return min(int(log.index_at_position(position)), int(self._replica.readable_end))
 
     def _out_of_range(self, position: int, begin: int) -> IndexOutOfRangeError:
         return IndexOutOfRangeError(

@@ -12,7 +12,7 @@ from typing import TypeVar
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft.batch import Batch, TermRun
-from dledger_core.record import Records, append_time
+from dledger_core.record import Records
 from dledger_core.storage import log_queries
 from dledger_core.storage.damage import Damage, damage_near, wrong_rows
 from dledger_core.storage.index_file import IndexFile, term_runs
@@ -140,6 +140,14 @@ class DurableLog:
 
         return Index(self._undisturbed(find))
 
+    def index_at_position(self, position: int) -> Index:
+        """Return the entry whose record contains a position, else the next one, or last_index + 1."""
+
+        def find() -> int:
+            return log_queries.index_at_position(self._reader, self._first_index, self._last_index + 1, position)
+
+        return Index(self._undisturbed(find))
+
     def position_of(self, index: int) -> Position:
         """Returns where a record lies; for last_index + 1 the end of the log."""
         if index == self._last_index + 1:
@@ -186,17 +194,9 @@ class DurableLog:
         return self._end_of(index)
 
     def _place(self, index: int) -> tuple[int, int, int]:
-        """Returns position, size and append time of an entry: as its row says if its record agrees, else its record.
-
-        Where the record is damaged, the row alone is left to be believed.
-        """
-        row = self._index.read(index, index + 1)[0]
-        position, size = int(row["position"]), int(row["size"])
-        header = self._reader.header_at(position)
-        if header is not None and header[1:3] == (size, index):
-            return position, size, append_time(header[5])
+        """Return position, size and append time of an entry; where its record is damaged, what its row says."""
         try:
-            found = self._reader.read(index, index + 1, 1, body_crc=False).headers[0]
+            return log_queries.place_of(self._reader, index)
         except CorruptRecordError:
-            return position, size, 0
-        return int(found["position"]), int(found["size"]), append_time(found["mark"])
+            row = self._index.read(index, index + 1)[0]
+            return int(row["position"]), int(row["size"]), 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -20,7 +20,16 @@ from dledger_core.record import HEADER_BYTES, HEADER_STRUCT, MAGIC_CONTROL, MAGI
 from dledger_core.storage.record_reader import RecordReader
 from dledger_core.storage.recovery import batch_ends
 
-__all__ = ["SegmentFacts", "control_entries", "index_at_time", "prefix_before", "read_batches", "segment_facts"]
+__all__ = [
+    "SegmentFacts",
+    "control_entries",
+    "index_at_position",
+    "index_at_time",
+    "place_of",
+    "prefix_before",
+    "read_batches",
+    "segment_facts",
+]
 
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
@@ -190,16 +199,34 @@ def _other_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int
     return Index(index), append_time(header["mark"]), int(header["magic"]), bytes(records.bodies)
 
 
+def place_of(reader: RecordReader, index: int) -> tuple[int, int, int]:
+    """Return position, size and append time (ms) of an entry: as its row says if its record agrees, else its record.
+
+    Raises:
+        CorruptRecordError: the record is damaged.
+    """
+    row = reader.index.read(index, index + 1)[0]
+    position, size = int(row["position"]), int(row["size"])
+    header = reader.header_at(position)
+    if header is not None and header[1:3] == (size, index):
+        return position, size, append_time(header[5])
+    found = reader.read(index, index + 1, 1, body_crc=False).headers[0]
+    return int(found["position"]), int(found["size"]), append_time(found["mark"])
+
+
 def index_at_time(reader: RecordReader, first_index: int, end: int, timestamp_ms: int) -> int:
     """Return the first entry in [first_index, end) appended at or after ``timestamp_ms``, or ``end``; by bisecting.
 
     An entry that Java wrote has no append time and counts as earlier than any.
     """
-    return first_index + bisect_left(range(first_index, end), timestamp_ms, key=lambda index: _time_ms(reader, index))
+    return first_index + bisect_left(range(first_index, end), timestamp_ms, key=lambda at: place_of(reader, at)[2])
 
 
-def _time_ms(reader: RecordReader, index: int) -> int:
-    header = reader.header_at(int(reader.index.read(index, index + 1)[0]["position"]))
-    if header is not None and header[2] == index:
-        return append_time(header[5])
-    return append_time(reader.read(index, index + 1, 1, body_crc=False).headers["mark"][0])
+def index_at_position(reader: RecordReader, first_index: int, end: int, position: int) -> int:
+    """Return the entry in [first_index, end) whose record contains ``position``, else the next one, or ``end``."""
+
+    def end_of(index: int) -> int:
+        begin, size, _ = place_of(reader, index)
+        return begin + size
+
+    return first_index + bisect_right(range(first_index, end), position, key=end_of)

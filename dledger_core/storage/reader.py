@@ -41,7 +41,7 @@ from dledger_core.storage.hard_state import read_properties
 from dledger_core.storage.index_file import IndexFile, OverlaidIndex, agreement, term_runs
 from dledger_core.storage.layout import Layout, check_complete, lacks_identity
 from dledger_core.storage.log_meta import LogMeta, load_log_meta
-from dledger_core.storage.log_queries import control_entries, index_at_time, segment_facts
+from dledger_core.storage.log_queries import control_entries, index_at_position, index_at_time, segment_facts
 from dledger_core.storage.prefix import load_tables
 from dledger_core.storage.record_reader import RecordReader, out_of_range, own_rules
 from dledger_core.storage.recovery import batch_ends
@@ -435,6 +435,16 @@ class StoreReader:
             batches.append(found.batch)
             start = found.next_index
         return pa.concat_batches(batches) if batches else empty_batch(READ_SCHEMA)
+
+    def index_at_position(self, position: int) -> Index:
+        """Return the index of the entry whose record contains a position, else of the next one.
+
+        It is ``last_index + 1`` if there is none.
+
+        Raises:
+            CorruptRecordError: a record is damaged.
+        """
+        return Index(index_at_position(self._reader, self.first_index, self.last_index + 1, position))
 
     def index_at_time(self, timestamp_ms: int) -> Index:
         """Return the index of the first entry appended at or after a time (ms since the epoch).

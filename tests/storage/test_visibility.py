@@ -8,7 +8,6 @@ import pytest
 
 from dledger_core import (
     HEADER_BYTES,
-    BadRequestError,
     CorruptRecordError,
     Fetch,
     IndexOutOfRangeError,
@@ -90,8 +89,6 @@ def test_store_without_commit_index_shows_all_entries(golden: Path, name: str) -
     recorded = view.commit_index
     assert view.committed_end("end") == view.last_index + 1
     assert view.committed_end() == view.visible_end == (view.last_index if recorded is None else recorded) + 1
-    with pytest.raises(BadRequestError):
-        view.index_at_time(0)
 
 
 def test_fetch_returns_its_start_where_the_view_ends(tmp_path: Path) -> None:
@@ -133,19 +130,6 @@ def test_outcomes_are_found_without_index_rows(tmp_path: Path) -> None:
     for path in (store.path / "index").iterdir():
         path.write_bytes(bytes(path.stat().st_size))
     assert shown(open_store(store.path)) == list(range(won.first, won.last + 1))
-
-
-def test_index_at_time_returns_the_first_entry_at_or_after_it(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path) as store:
-        for _ in range(4):
-            store.append_numbers(3)
-    for path in (store.path / "index").iterdir():
-        path.write_bytes(bytes(path.stat().st_size))
-    view = open_store(store.path)
-    times = [int(time.timestamp() * 1000) for time in view.read(0, 12)["timestamp"].to_pylist()]
-    assert [view.index_at_time(time) for time in times[::3]] == [0, 3, 6, 9]
-    assert [view.index_at_time(time + 1) for time in times[::3]] == [3, 6, 9, 12]
-    assert view.index_at_time(0) == 0
 
 
 def test_span_ends_before_a_long_orphaned_range_and_after_the_given_number() -> None:
