@@ -3,6 +3,7 @@
 from dledger_core.client.async_client import AsyncClient
 from dledger_core.client.cluster_view import ReadFrom
 from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
+from dledger_core.client.java.client import JavaClient
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.lag import Behind, measure_behind, record_at
 from dledger_core.client.producer import AsyncProducer, Producer
@@ -32,6 +33,7 @@ __all__ = [
     "DigestReport",
     "Entry",
     "EntryCheck",
+    "JavaClient",
     "JavaOptions",
     "LogBounds",
     "LogPosition",

@@ -22,6 +22,7 @@ from dledger_core.client.java.describing import metadata_of
 from dledger_core.client.java.nodes import JavaNodes
 from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.java.reading import PROBE_MARK, batch_of, read_entries
+from dledger_core.client.protocols import speaks
 from dledger_core.client.reading import READ_BYTES, Consistency
 from dledger_core.client.results import (
     AppendResult,
@@ -60,6 +61,7 @@ _TERMS_TRIED: Final = 64
 _TRANSFER_S: Final = 10.0
 
 
+@speaks("dledger-java")
 class JavaClient(AsyncClient):
     """A client of one Java group, made by ``AsyncClient(..., protocol="dledger-java")``.
 
