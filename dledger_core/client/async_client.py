@@ -270,19 +270,30 @@ class AsyncClient(TransactionCalls, PositionReads):
         return (await self.fetch(start, end, max_bytes=max_bytes, **how)).batch
 
     async def records(
-        self, start: int, end: int, *, node: str | None = None, max_bytes: int = READ_BYTES, min_commit: int = -1
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        min_commit: int = -1,
+        min_end: int = -1,
     ) -> Fetch:
-        """Reads everything committed in [start, end), control entries and losers too, with the column ``magic``."""
+        """Read everything committed in [start, end), control entries and orphaned attempts too.
+
+        The batch has the column ``magic``; arguments as for ``fetch``.
+        """
         request = reading.read_request(
             self.group,
             start,
             end,
             max_bytes=max_bytes,
             isolation="records",
+            wait_ms=BEHIND_WAIT_MS if min(end, min_end) > start else 0,
             min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
         )
         self._check_usable()
-        return await self._reader.fetch(request, node)
+        return await self._reader.fetch(request, node, min_end=min_end)
 
     async def get(self, index: int) -> Entry:
         """Returns the data entry at ``index``.
@@ -323,7 +334,9 @@ class AsyncClient(TransactionCalls, PositionReads):
         self._check_usable()
         return agreed(await self._view.ask_all({"pin": [name, int(seconds * 1000)], "start": int(start)}))
 
-    async def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
+    async def digest(
+        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
+    ) -> DigestReport:
         """Asks a replica for digests of its own files.
 
         Args:
@@ -331,9 +344,16 @@ class AsyncClient(TransactionCalls, PositionReads):
             end: index behind the last.
             span: entries per range, a power of two; ranges are aligned to it.
             node: the replica; any by default.
+            min_end: the log is known to be committed up to here; a replica that digests nothing of it is behind.
         """
+
+        def decode(frame: Frame) -> DigestReport:
+            report = reading.decode_digests(frame)
+            reading.check_progress(report.next_index, start, min(end, min_end))
+            return report
+
         request = {"t": Type.DIGEST, "start": int(start), "end": int(end), "span": int(span)}
-        return await self._ask_replica(request, reading.decode_digests, node)
+        return await self._ask_replica(request, decode, node)
 
     async def _ask_replica(self, request: dict[str, Any], decode: Callable[[Frame], _T], node: str | None) -> _T:
         self._check_usable()

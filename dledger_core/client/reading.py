@@ -103,11 +103,11 @@ def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
     )
 
 
-def check_progress(found: Fetch, start: int, min_end: int) -> None:
+def check_progress(next_index: int, start: int, min_end: int) -> None:
     """Raise BehindError if a replica showed nothing of [start, min_end), which is known to be readable."""
-    if found.next_index <= start < min_end:
-        values = {"start": start, "visible_end": found.visible_end}
-        raise BehindError("the replica has not reached the asked index", "", "ask another replica", values)
+    if next_index <= start < min_end:
+        values = {"start": start, "next_index": next_index}
+        raise BehindError("the replica has not reached the requested index", "", "ask another replica", values)
 
 
 def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_records: bool) -> pa.RecordBatch:

@@ -48,7 +48,7 @@ class Reader:
 
         def decode(frame: Frame) -> Fetch:
             found = decode_read(request, frame)
-            check_progress(found, request["start"], min(request["end"], min_end))
+            check_progress(found.next_index, request["start"], min(request["end"], min_end))
             return found
 
         wait_s = request["wait"] / 1000

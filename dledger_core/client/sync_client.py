@@ -195,10 +195,19 @@ class Client:
         ).batch
 
     def records(
-        self, start: int, end: int, *, node: str | None = None, max_bytes: int = READ_BYTES, min_commit: int = -1
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        min_commit: int = -1,
+        min_end: int = -1,
     ) -> Fetch:
         """See ``AsyncClient.records``."""
-        return self.call(self.in_loop.records(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit))
+        return self.call(
+            self.in_loop.records(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit, min_end=min_end)
+        )
 
     def get(self, index: int) -> Entry:
         """See ``AsyncClient.get``."""
@@ -244,9 +253,9 @@ class Client:
         """See ``AsyncClient.pin``."""
         return self.call(self.in_loop.pin(name, start, seconds))
 
-    def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
+    def digest(self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1) -> DigestReport:
         """See ``AsyncClient.digest``."""
-        return self.call(self.in_loop.digest(start, end, span=span, node=node))
+        return self.call(self.in_loop.digest(start, end, span=span, node=node, min_end=min_end))
 
     def producer(self, producer_id: str) -> ProducerState:
         """See ``AsyncClient.producer``."""

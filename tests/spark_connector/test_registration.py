@@ -35,15 +35,3 @@ def test_wrong_options_fail_before_the_query_starts(spark: Any, options: dict[st
     with pytest.raises(pyspark.errors.AnalysisException) as caught:
         spark.read.format("dledger").options(**options).load().count()
     assert said in str(caught.value)
-
-
-@pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_registering_leaves_the_environment_of_other_functions_alone(spark: Any) -> None:
-    before = dict(spark.sparkContext.environment)
-    register(spark)
-    assert spark.sparkContext.environment == before
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(spark.sparkContext.environment, "PYTHONPATH", raising=False)
-        register(spark)
-        assert "PYTHONPATH" not in spark.sparkContext.environment

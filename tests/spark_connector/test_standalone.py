@@ -43,6 +43,8 @@ def run_job(
     """Submits the job and checks what it read and wrote; returns what it told."""
     log.append(BODIES)
     options = ["--master", master, "--py-files", package, "--conf", "spark.executor.cores=1"]
+    # Spark 4.2.0 gives --py-files to tasks, but not to the process that plans a stream.
+    options += ["--conf", f"spark.executorEnv.PYTHONPATH={package}"]
     done = submit(directory, python, options, JOB, cluster.peers, log.group, target.group, directory)
     assert done.returncode == 0, done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -88,6 +90,7 @@ def test_of_two_live_attempts_of_a_task_one_counts(
         "spark.speculation.quantile": "0.5",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     }
+    settings["spark.executorEnv.PYTHONPATH"] = str(package)
     options: list[Any] = ["--master", spark_cluster.master, "--py-files", package]
     options += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     shared = tmp_path / "shared"

@@ -183,7 +183,7 @@ class JavaClient(AsyncClient):
 
         async def attempt() -> Fetch:
             found = await self._fetch_safe(start, end, max_bytes, isolation, wait_ms)
-            reading.check_progress(found, start, min(end, min_end))
+            reading.check_progress(found.next_index, start, min(end, min_end))
             return found
 
         return await self._retrying(attempt)
@@ -244,10 +244,17 @@ class JavaClient(AsyncClient):
             )
 
     async def records(
-        self, start: int, end: int, *, node: str | None = None, max_bytes: int = READ_BYTES, min_commit: int = -1
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        min_commit: int = -1,
+        min_end: int = -1,
     ) -> Fetch:
         """Reads everything in [start, end), NOOPs and probes too, without the safety lag, with the column ``magic``."""
-        del min_commit
+        del min_commit, min_end
         _check(start, max_bytes, 0, node=node, consistency="committed")
         return await self._retrying(partial(self._fetch, start, end, max_bytes, records=True))
 
@@ -332,7 +339,9 @@ class JavaClient(AsyncClient):
         """Refused."""
         self._refuse("pins")
 
-    async def digest(self, start: int, end: int, *, span: int, node: str | None = None) -> DigestReport:
+    async def digest(
+        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
+    ) -> DigestReport:
         """Refused."""
         self._refuse("digests")
 
