@@ -20,8 +20,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from dledger_core import EntryCheck, Loss, LossKind
-from dledger_core.errors import ConfigError, DLedgerError
+from dledger_core import ConfigError, DLedgerError, EntryCheck, Loss, LossKind
 
 __all__ = [
     "CheckpointError",

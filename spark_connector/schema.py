@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from dledger_core import rocketmq
-from dledger_core.record import READ_SCHEMA
+from dledger_core import READ_SCHEMA, rocketmq
 from spark_connector.errors import SchemaError
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from spark_connector.reading.planning import Range
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dledger_core import Records
-    from dledger_core.client import ReadFrom
+    from dledger_core import ReadFrom, Records
 
 __all__ = ["Chunk", "JavaLog", "Log", "RecordFacts", "ServerLog", "StoreLog", "open_log"]
 

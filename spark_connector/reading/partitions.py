@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from dledger_core.record import READ_SCHEMA, empty_batch
+from dledger_core import READ_SCHEMA, empty_batch
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import Chunk, Log, open_log

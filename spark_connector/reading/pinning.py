@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import Final
 
-from dledger_core.errors import DLedgerError
+from dledger_core import DLedgerError
 from spark_connector.reading.logs import Log
 
 __all__ = ["Pin"]

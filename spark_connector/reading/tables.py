@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from dledger_core.record import DESCRIPTIONS
+from dledger_core import DESCRIPTIONS
 from spark_connector.connections import client_for, store_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions

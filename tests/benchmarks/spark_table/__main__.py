@@ -1,11 +1,10 @@
 """Measures the table of the Spark connector's speed, in one run and on one machine, and writes a report.
 
-One session ``local[2]``, three nodes as they are by default (acknowledged when on disk at a majority), read as files as
-tasks beside a node can (localStores) and, in the lines that read whole logs, also over sockets; an in-memory Python
-source with the same columns as the ceiling, and three Kafka brokers (page-cache acknowledgement, Kafka's default) with
-Spark's own connector at its best settings (minPartitions = cores, large producer batches): all on this machine, all in
-one run, in turn. Kafka and its connector are fetched by Maven on first use; without a JDK or Maven it is left out and
-the report says so. Nothing here is a test: absolute figures depend on the machine, read the ratios.
+One session ``local[2]``, three nodes as they are by default (acknowledged when on disk at a majority); an in-memory
+Python source with the same columns as the ceiling, and three Kafka brokers (page-cache acknowledgement, Kafka's
+default) with Spark's own connector at its best settings (minPartitions = cores, large producer batches): all on this
+machine, all in one run, in turn. Kafka and its connector are fetched by Maven on first use; without a JDK or Maven it
+is left out and the report says so. Nothing here is a test: absolute figures depend on the machine, read the ratios.
 
     python -m tests.benchmarks.spark_table --report build/spark-speed.json
     python -m tests.benchmarks.spark_table --quick --only read sink --without-kafka
@@ -34,7 +33,7 @@ from tests.benchmarks.spark_table.kafka import Kafka
 from tests.benchmarks.spark_table.measures import BATCH_TARGETS, STREAM_TARGETS, Bench
 from tests.benchmarks.spark_table.memory_source import MemorySource
 from tests.benchmarks.spark_table.report import Line, Report
-from tests.benchmarks.spark_table.systems import Ledger, Memory, Sockets, System
+from tests.benchmarks.spark_table.systems import Ledger, Memory, System
 from tests.benchmarks.spark_table.trickle import trickle_lines
 from tests.benchmarks.spark_table.worker_memory import memory_line
 
@@ -75,8 +74,7 @@ def main() -> None:
         if kafka:
             systems.append(Kafka(spark, kafka, rows))
         report = Report(facts(spark, options), [], left_out)
-        more = [Sockets(spark, cluster, rows)]
-        measure(Bench(spark, systems, rows, options.rounds, more), ledger, options, report)
+        measure(Bench(spark, systems, rows, options.rounds), ledger, options, report)
     sys.stdout.write(report.markdown())
 
 

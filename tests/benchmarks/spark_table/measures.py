@@ -25,13 +25,10 @@ Work = Callable[[], float]
 
 
 class Bench:
-    """One session and the systems it compares; lines that read whole logs have ``more`` of them."""
+    """One session and the systems it compares."""
 
-    def __init__(
-        self, spark: Any, systems: Sequence[System], rows: Mapping[int, int], rounds: int, more: Sequence[System] = ()
-    ) -> None:
+    def __init__(self, spark: Any, systems: Sequence[System], rows: Mapping[int, int], rounds: int) -> None:
         self.spark, self.systems, self.rows, self.rounds = spark, systems, rows, rounds
-        self._readers = [*systems, *more]
 
     def batch_read(self, size: int, targets: tuple[Target, ...]) -> Line:
         """Whole log -> noop."""
@@ -40,7 +37,7 @@ class Bench:
         def work(system: System) -> Work:
             return lambda: rows / _seconds(lambda: _to_noop(system.read(size)))
 
-        runs = self._rounds({system.name: work(system) for system in self._readers}, rows)
+        runs = self._rounds({system.name: work(system) for system in self.systems}, rows)
         return Line(f"batch read → noop, {_bytes(size)}", "rows/s", runs, targets)
 
     def stream_to_delta(self, size: int, targets: tuple[Target, ...]) -> Line:
@@ -49,7 +46,7 @@ class Bench:
         def work(system: System) -> Work:
             return lambda: self.available_now(system.stream(size).select(*system.stored), delta=True)[0]
 
-        runs = self._rounds({system.name: work(system) for system in self._readers}, self.rows[size])
+        runs = self._rounds({system.name: work(system) for system in self.systems}, self.rows[size])
         return Line(f"stream, AvailableNow → Delta, {_bytes(size)}", "rows/s", runs, targets)
 
     def stream_to_noop(self, size: int) -> Line:
@@ -58,7 +55,7 @@ class Bench:
         def work(system: System) -> Work:
             return lambda: self.available_now(system.stream(size), delta=False)[0]
 
-        runs = self._rounds({system.name: work(system) for system in self._readers}, self.rows[size])
+        runs = self._rounds({system.name: work(system) for system in self.systems}, self.rows[size])
         return Line(f"stream, AvailableNow → noop, {_bytes(size)}", "rows/s", runs)
 
     def fixed_start(self) -> Line:

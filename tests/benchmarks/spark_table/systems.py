@@ -66,14 +66,10 @@ class System(Protocol):
 
 
 class Ledger(System):
-    """Three nodes as they are started by default: acknowledged when on disk at a majority.
-
-    They run on this machine, so tasks may read their files (localStores).
-    """
+    """Three nodes as they are started by default: acknowledged when on disk at a majority."""
 
     name = DLEDGER
     stored = ("index", "term", "timestamp", "body")
-    _local = True
 
     def __init__(self, spark: Any, cluster: LocalCluster, rows: dict[int, int]) -> None:
         self._spark, self._cluster, self._rows = spark, cluster, rows
@@ -115,8 +111,7 @@ class Ledger(System):
             client.call(fill(client.in_loop))
 
     def _options(self, group: str) -> dict[str, str]:
-        local = {"localStores": str(self._cluster.directory)} if self._local else {}
-        return {"peers": self._cluster.peers, "groups": group, "startingOffsets": "earliest", **local}
+        return {"peers": self._cluster.peers, "groups": group, "startingOffsets": "earliest"}
 
     def read(self, size: int) -> Any:
         return self._spark.read.format("dledger").options(**self._options(f"full{size}")).load()
@@ -144,20 +139,6 @@ class Ledger(System):
 
     def pids(self) -> list[int]:
         return [self._cluster.pid(node) for node in self._cluster.node_ids]
-
-
-class Sockets(Ledger):
-    """The same log, read as from other machines: every byte goes through a node."""
-
-    name = "sockets"
-    _local = False
-
-    def fill(self) -> None:
-        """Has nothing to fill."""
-
-    def pids(self) -> list[int]:
-        """Returns none: the nodes count once."""
-        return []
 
 
 class Memory(System):
