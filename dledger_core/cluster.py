@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core.client import Client
-from dledger_core.config import STOP_WITH_STDIN, Peer, check_group_name, format_peers
+from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_groups
 from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
 from dledger_core.ids import NodeId
 
@@ -56,7 +56,7 @@ class LocalCluster:
     ) -> None:
         if nodes < 1:
             raise ConfigError("a cluster has at least one node", "nodes", "use 3")
-        self._groups = tuple(check_group_name(group) for group in groups)
+        self._groups = parse_groups(",".join(groups))
         self._options = server_options
         self._temporary = directory is None
         self._directory = Path(tempfile.mkdtemp(prefix="dledger-") if directory is None else directory).absolute()

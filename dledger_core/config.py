@@ -123,7 +123,7 @@ def parse_groups(text: str, option: str = "") -> tuple[str, ...]:
         ConfigError: no group, a malformed name, or a group twice.
     """
     groups = tuple(check_group_name(name.strip()) for name in text.split(",") if name.strip())
-    twice = next((name for name in groups if groups.count(name) > 1), None)
+    twice = None if len(set(groups)) == len(groups) else next(name for name in groups if groups.count(name) > 1)
     if not groups or twice is not None:
         prefix = f"{option}: " if option else ""
         what = f"group {twice} occurs twice in {text!r}" if twice is not None else f"no group in {text!r}"

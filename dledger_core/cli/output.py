@@ -9,12 +9,10 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["Format", "emit", "show_facts", "show_rows"]
 
@@ -48,7 +46,12 @@ def show_facts(facts: Mapping[str, Any], output: Format, title: str = "") -> Non
     if output == "json":
         emit(json.dumps(facts, default=str))
         return
-    table = Table("", "", title=title or None, title_justify="left", show_header=False, box=box.SIMPLE)
+    from rich.text import Text
+
+    table = _table(title)
+    table.show_header = False
+    table.add_column()
+    table.add_column()
     for name, value in facts.items():
         table.add_row(Text(name.replace("_", " ")), Text(_shown(name, value)))
     _emit_table(table)
@@ -61,8 +64,10 @@ def show_rows(rows: Sequence[Mapping[str, Any]], output: Format, title: str = ""
         return
     if not rows:
         return
+    from rich.text import Text
+
     numeric = {name for name, value in rows[0].items() if isinstance(value, (int, float))}
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE)
+    table = _table(title)
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right" if name in numeric else "left")
     for row in rows:
@@ -82,7 +87,16 @@ def _shown(name: str, value: Any) -> str:
     return str(value)
 
 
+def _table(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE)
+
+
 def _emit_table(table: Table) -> None:
+    from rich.console import Console
+
     console = Console()
     if not console.is_terminal:
         console = Console(width=_UNCUT_WIDTH)  # piped tables are not cut to a terminal's width

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import click
-import rich.progress
-from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 __all__ = ["Progress", "say"]
 
@@ -84,12 +85,16 @@ class Progress:
         return f"{done / scale:,.0f}{total} {unit}" + (f", {detail}" if detail else "")
 
 
-def _new_bar() -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.TextColumn("{task.fields[figures]}"),
-        rich.progress.TimeElapsedColumn(),
+def _new_bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,

@@ -18,6 +18,7 @@ from dledger_core.config import (
     Peer,
     RaftConfig,
     StorageConfig,
+    parse_groups,
     parse_peers,
 )
 from dledger_core.errors import ConfigError
@@ -35,11 +36,11 @@ _SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
 __all__ = ["ServeSettings", "flag_of", "read_settings"]
 
 
-def _names(value: Any) -> Any:
-    """A list of names may be written as one string with commas, or as a list of such strings."""
-    pieces = [value] if isinstance(value, str) else value
-    if isinstance(pieces, (list, tuple)) and all(isinstance(piece, str) for piece in pieces):
-        return tuple(name.strip() for piece in pieces for name in piece.split(",") if name.strip())
+def _groups(value: Any) -> Any:
+    """Read groups from one string with commas, or from a list of such strings."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):
+        return parse_groups(",".join(texts), "group")
     return value
 
 
@@ -55,7 +56,7 @@ def _lines(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Groups = Annotated[tuple[str, ...], BeforeValidator(_groups)]
 Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 
 
@@ -71,7 +72,7 @@ class ServeSettings(BaseModel):
 
     peers: str = Field(description="All nodes, this one included: 'n0-host:port;n1-host:port'.")
     self_id: str = Field(description="This node's id in peers.")
-    group: Names = Field(("default",), description="Groups to host; repeat it or use commas.")
+    group: Groups = Field(("default",), description="Groups to host; repeat it or use commas.")
     dir: Annotated[Path, BeforeValidator(_path)] = Field(
         Path("dledger-data"), description="Root directory; a store is DIR/GROUP/dledger-SELF_ID."
     )
@@ -220,6 +221,9 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], broker: BrokerCon
         settings = ServeSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, ConfigError):
+            raise cause from None
         key = str(first["loc"][0])
         missing = first["type"] == "missing"
         what = (

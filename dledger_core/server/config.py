@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dledger_core.config import Peer, RaftConfig, StorageConfig, check_group_name
+from dledger_core.config import Peer, RaftConfig, StorageConfig, parse_groups
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.net.protocol import HELLO_BYTES_MAX
@@ -69,10 +69,7 @@ class ServerConfig:
                 "self-id",
                 f"use one of {', '.join(p.node_id for p in self.peers)}",
             )
-        if not self.groups or len(set(self.groups)) != len(self.groups):
-            raise ConfigError("name at least one group, each once", "group", "correct the setting and start again")
-        for group in self.groups:
-            check_group_name(group)
+        parse_groups(",".join(self.groups))
         if sum(len(group) + _GROUP_HELLO_BYTES for group in self.groups) > HELLO_BYTES_MAX - _REST_OF_HELLO_BYTES:
             raise ConfigError(
                 f"{len(self.groups)} groups are too many for one node",
