@@ -1,6 +1,7 @@
-"""Audit of replicas: what ``jobs/audit_replicas.py`` is made of.
+"""Audit of replicas: the steps of ``jobs/audit_replicas.py``.
 
-``model`` holds the words (replica, finding, verdict), ``plan`` which ranges are compared, ``vote`` who is right at an
-index, ``report`` findings and coverage: all four are pure. ``sources`` reads a replica, ``drill`` compares a range
-entry by entry, ``passes`` runs both on Spark, ``tables`` writes what was found, ``snapshot`` asks the replicas.
+``snapshot`` asks the replicas, ``plan`` says which ranges are compared, ``passes`` reads digests of them on Spark,
+``compare`` finds the ranges that differ, ``entries`` compares those entry by entry, ``judge`` says who is right,
+``report`` and ``page`` show it. All but ``snapshot``, ``sources`` and ``passes`` are pure functions of tables, whose
+schemas are in ``model``.
 """

@@ -1,25 +1,149 @@
-"""The words of an audit: replica, range digest, finding, verdict. Pure, and everything pickles."""
+"""The words of an audit: options, replica, finding, verdict, and the schemas of the tables that its steps exchange."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
-    "EXPLANATIONS",
+    "CLASSES",
+    "DIGESTS",
+    "FINDINGS",
+    "KEY",
     "OTHER",
-    "SEVERITIES",
+    "RANGES",
+    "RESULTS",
+    "RUNS",
     "Class",
     "Finding",
+    "Options",
     "Replica",
     "Severity",
     "Verdict",
+    "result",
 ]
-
 
 OTHER: Final = "other/"
 """Begins the names of another cluster's replicas."""
+
+
+KEY: Final = ["group", "start", "end"]
+"""The columns that name a range of entries."""
+_KEY: Final = [("group", pa.string()), ("start", pa.int64()), ("end", pa.int64())]
+_TIME: Final = pa.timestamp("us", tz="UTC")
+RANGES: Final = pa.schema(
+    [
+        *_KEY,
+        ("span", pa.int64()),
+        ("replicas", pa.list_(pa.string())),
+        ("proven_at", _TIME),
+        ("proven_bytes", pa.int64()),
+    ]
+)
+"""Ranges to compare, a row each; ``proven_at`` is set where earlier digests are trusted and nothing is read."""
+DIGESTS: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("group", pa.string()),
+        ("replica", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("bytes", pa.int64()),
+        ("content", pa.binary()),
+        ("layout", pa.binary()),
+        ("damaged", pa.list_(pa.int64())),
+        ("problem", pa.string()),
+        ("reason", pa.string()),
+        ("read_at", _TIME),
+        ("index_wrong", pa.list_(pa.int64())),
+        ("log_uuid", pa.string()),
+        ("source", pa.string()),
+        ("resumes", pa.string()),
+    ]
+)
+"""Digests, a row per replica and range; ``problem`` is empty or the kind of a gap, ``index_wrong`` are starts and ends
+of ranges whose index rows do not match the data."""
+_FINDING: Final = [
+    ("group", pa.string()),
+    ("class", pa.string()),
+    ("severity", pa.string()),
+    ("replica", pa.string()),
+    ("start", pa.int64()),
+    ("end", pa.int64()),
+    ("count", pa.int64()),
+    ("evidence", pa.string()),
+]
+RESULTS: Final = pa.schema(
+    [
+        *_KEY,
+        ("findings", pa.list_(pa.struct(_FINDING))),
+        ("unread", pa.list_(pa.string())),
+        ("drill", pa.bool_()),
+        ("cleared", pa.int64()),
+        ("read_bytes", pa.int64()),
+    ]
+)
+"""What a comparison of ranges found, by digests or entry by entry: ``unread`` says why replicas took no part, ``drill``
+that the range has to be read entry by entry, ``cleared`` how many entries a second look found equal."""
+FINDINGS: Final = pa.schema([("run_id", pa.string()), ("found_at", _TIME), *_FINDING])
+RUNS: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("group", pa.string()),
+        ("started_at", _TIME),
+        ("duration_s", pa.float64()),
+        ("mode", pa.string()),
+        ("verdict", pa.string()),
+        ("compared_start", pa.int64()),
+        ("compared_end", pa.int64()),
+        ("entries_compared", pa.int64()),
+        ("bytes_compared", pa.int64()),
+        ("findings", pa.int64()),
+        ("report", pa.string()),
+    ]
+)
+
+
+class Options(BaseModel):
+    """One audit's options.
+
+    Attributes:
+        mode: quick, digest or full.
+        table: directory of the Delta tables; None writes none.
+        skip_proven: trust ranges proven equal that recently; None reads everything.
+        reread_percent: share of the trusted ranges that is read again, oldest first; None: as ``plan.due_count`` says.
+        resume: the run to resume.
+        rate: bytes per second that may be read from one node; None = no limit.
+        report: path of the HTML report.
+        against: peers of another cluster, or empty.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["quick", "digest", "full"] = "digest"
+    table: str | None = None
+    skip_proven: timedelta | None = Field(None, gt=timedelta(0))
+    reread_percent: int | None = Field(None, ge=0, le=100)
+    resume: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
+    rate: int | None = Field(None, ge=1)
+    report: str | None = None
+    against: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        """Returns the given options by their names in the report."""
+        given: dict[str, Any] = {"mode": self.mode, "table": self.table, "resume": self.resume}
+        given |= {"against": self.against or None, "max bytes per second and node": self.rate}
+        if self.skip_proven is not None:
+            share = "all in turn" if self.reread_percent is None else f"{self.reread_percent} %"
+            given["skip proven"] = f"{self.skip_proven}, {share} read again"
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class Class(StrEnum):
@@ -48,62 +172,70 @@ class Severity(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The audit in one word. INCOMPLETE: nothing wrong was found, but not everything was compared."""
+    """The audit in one word. INCOMPLETE: no difference was found, but not everything was compared."""
 
     CONSISTENT = "CONSISTENT"
     INCONSISTENT = "INCONSISTENT"
     INCOMPLETE = "INCOMPLETE"
 
 
-SEVERITIES: Final = {
-    Class.DIVERGED_COMMITTED: Severity.CRITICAL,
-    Class.MISSING_COMMITTED: Severity.CRITICAL,
-    Class.CORRUPT: Severity.CRITICAL,
-    Class.TERM_REGRESSION: Severity.CRITICAL,
-    Class.INDEX_GAP: Severity.CRITICAL,
-    Class.INDEX_MISMATCH: Severity.ERROR,
-    Class.DIVERGED_UNKNOWN: Severity.WARNING,
-    Class.LAYOUT_DIFFERS: Severity.WARNING,
-    Class.DIVERGED_UNCOMMITTED: Severity.INFO,
-    Class.LAGGING: Severity.INFO,
-    Class.RETENTION_SKEW: Severity.INFO,
-}
+class Facts(NamedTuple):
+    """What is known of every finding of a class."""
 
-EXPLANATIONS: Final = {
-    Class.DIVERGED_COMMITTED: (
+    severity: Severity
+    meaning: str
+    next_step: str
+
+
+CLASSES: Final = {
+    Class.DIVERGED_COMMITTED: Facts(
+        Severity.CRITICAL,
         "a committed entry has another term or other bytes than on the other replicas",
         "keep the replicas that agree; rebuild this one from them, do not let it lead",
     ),
-    Class.DIVERGED_UNCOMMITTED: (
-        "an entry of an old term that was never committed; normal after a leader was lost",
-        "nothing: it is cut when the replica rejoins the group",
-    ),
-    Class.DIVERGED_UNKNOWN: (
-        "the replicas differ, and it is not recorded whether the entry was committed",
-        "audit the running group, where the commit index is known; change nothing before",
-    ),
-    Class.MISSING_COMMITTED: (
+    Class.MISSING_COMMITTED: Facts(
+        Severity.CRITICAL,
         "the replica recorded entries as committed that it does not hold",
         "rebuild it from the others; it must not vote with this store",
     ),
-    Class.LAGGING: ("the replica does not hold the newest entries yet", "nothing, unless it stays behind"),
-    Class.CORRUPT: (
+    Class.CORRUPT: Facts(
+        Severity.CRITICAL,
         "the bytes on this replica's disk are damaged",
         "repair the range from the other replicas; look at the disk",
     ),
-    Class.TERM_REGRESSION: (
+    Class.TERM_REGRESSION: Facts(
+        Severity.CRITICAL,
         "the term falls from one entry to the next, which no correct log does",
         "rebuild this replica from the others",
     ),
-    Class.INDEX_GAP: ("entries in the middle of the log are missing", "rebuild this replica from the others"),
-    Class.INDEX_MISMATCH: (
-        "the index file does not say what the data says; the entries themselves are readable",
+    Class.INDEX_GAP: Facts(
+        Severity.CRITICAL, "entries in the middle of the log are missing", "rebuild this replica from the others"
+    ),
+    Class.INDEX_MISMATCH: Facts(
+        Severity.ERROR,
+        "the index file does not match the data; the entries themselves are readable",
         "restart the node: recovery rewrites the index from the data",
     ),
-    Class.RETENTION_SKEW: ("older entries were deleted on this replica and not on others", "nothing"),
-    Class.LAYOUT_DIFFERS: (
-        "the entries are the same, but lie at other positions or carry other time, flag or CRC fields",
+    Class.DIVERGED_UNKNOWN: Facts(
+        Severity.WARNING,
+        "the replicas differ, and it is not recorded whether the entry was committed",
+        "audit the running group, where the commit index is known; change nothing before",
+    ),
+    Class.LAYOUT_DIFFERS: Facts(
+        Severity.WARNING,
+        "the entries are the same, but at other positions or with other time, flag or CRC fields",
         "nothing for a converted store; otherwise compare the record headers with dledger dump",
+    ),
+    Class.DIVERGED_UNCOMMITTED: Facts(
+        Severity.INFO,
+        "an entry of an old term that was never committed; normal after a leader was lost",
+        "nothing: it is truncated when the replica rejoins the group",
+    ),
+    Class.LAGGING: Facts(
+        Severity.INFO, "the replica does not hold the newest entries yet", "nothing, unless it stays behind"
+    ),
+    Class.RETENTION_SKEW: Facts(
+        Severity.INFO, "older entries were deleted on this replica and not on others", "nothing"
     ),
 }
 
@@ -130,9 +262,9 @@ class Replica:
         log_uuid: identity of the log, where there is one.
         role: role of a live node.
         data_bytes: about how many bytes it holds; 0 = unknown.
-        block_bytes: of a classic CommitLog: bytes that an index stands for; else 0.
+        block_bytes: of a classic CommitLog: bytes per index; else 0.
         end_position: of a classic CommitLog: where its last message ends.
-        damaged: entries [start, end) behind the last one of a store that Java wrote: damage that looks like its end.
+        damaged: entries [start, end) after the last one of a store that Java wrote: damage that looks like its end.
     """
 
     group: str
@@ -163,19 +295,24 @@ class Replica:
         return self.name.startswith(OTHER)
 
     @property
+    def live(self) -> bool:
+        """Whether it is a running node."""
+        return bool(self.peers)
+
+    @property
     def source(self) -> str:
-        """What it was read from, and in what its indexes count, as the table of ranges records it."""
+        """Where its digests come from, as the table of ranges records it; with the unit of indexes of a CommitLog."""
         return (f"{self.path}#{self.block_bytes}" if self.block_bytes else self.path) or "node"
+
+    @property
+    def identity(self) -> str:
+        """Identifies the replica from run to run: its name, its log, and the place of a store."""
+        return f"{self.name}|{self.log_uuid or ''}|{self.source}"
 
     @property
     def entry_bytes(self) -> float:
         """About how many bytes an entry takes."""
         return max(self.data_bytes, 0) / max(1, self.last_index + 1 - self.first_index)
-
-    @property
-    def live(self) -> bool:
-        """Whether it is a running node."""
-        return bool(self.peers)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the map of the JSON summary."""
@@ -200,9 +337,9 @@ class Finding:
     Attributes:
         kind: the class.
         group: the group's name.
-        replica: its name; several, separated by commas, where nobody can say which of them is right.
+        replica: its name; several, separated by commas, where it cannot be decided which of them is right.
         start: first index.
-        end: the index behind the last one.
+        end: end index (exclusive).
         count: entries concerned.
         evidence: what was seen at ``start``; JSON types only.
     """
@@ -215,19 +352,41 @@ class Finding:
     count: int
     evidence: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls, kind: Class, group: str, replica: str, start: int, end: int, evidence: dict[str, Any] | None = None
+    ) -> Finding:
+        """Returns a finding about all entries of [start, end)."""
+        return cls(
+            kind=kind, group=group, replica=replica, start=start, end=end, count=end - start, evidence=evidence or {}
+        )
+
     @property
     def severity(self) -> Severity:
         """How bad it is."""
-        return SEVERITIES[self.kind]
+        return CLASSES[self.kind].severity
 
     @property
     def explanation(self) -> tuple[str, str]:
         """What it means, and what to do next."""
         right = self.evidence.get("agree", ())
-        whole = self.kind in (Class.DIVERGED_COMMITTED, Class.DIVERGED_UNKNOWN) and right
-        if whole and all(name.startswith(OTHER) for name in self.replica.split(",")):
-            return EXPLANATIONS[self.kind] if any(name.startswith(OTHER) for name in right) else CLUSTERS_DIFFER
-        return EXPLANATIONS[self.kind]
+        diverged = self.kind in (Class.DIVERGED_COMMITTED, Class.DIVERGED_UNKNOWN) and right
+        if diverged and all(name.startswith(OTHER) for name in self.replica.split(",")):
+            agreed = any(name.startswith(OTHER) for name in right)
+            return CLASSES[self.kind][1:] if agreed else CLUSTERS_DIFFER
+        return CLASSES[self.kind][1:]
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Finding:
+        """Returns the finding that ``to_row`` made a row of."""
+        named = {name: row[name] for name in ("group", "replica", "start", "end", "count")}
+        return cls(kind=Class(row["class"]), evidence=json.loads(row["evidence"]), **named)
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the row of a table of findings."""
+        named = {name: getattr(self, name) for name in ("group", "replica", "start", "end", "count")}
+        facts = {"class": self.kind.value, "severity": self.severity.value, "evidence": json.dumps(self.evidence)}
+        return named | facts
 
     def to_json(self) -> dict[str, Any]:
         """Returns the map of the JSON summary."""
@@ -244,3 +403,16 @@ class Finding:
             "next_step": next_step,
             **self.evidence,
         }
+
+
+def result(key: tuple[str, int, int], findings: Iterable[Finding] = (), **more: Any) -> dict[str, Any]:
+    """Returns a row of RESULTS for a range.
+
+    Args:
+        key: group, start and end.
+        findings: what was found.
+        more: the other columns that are not empty.
+    """
+    empty = {"unread": [], "drill": False, "cleared": 0, "read_bytes": 0}
+    found = [finding.to_row() for finding in findings]
+    return dict(zip(KEY, key, strict=True)) | {"findings": found} | empty | more

@@ -1,202 +1,165 @@
-"""The audit's report for people: one HTML file that needs nothing else. Pure."""
+"""The audit's report as one HTML file that needs nothing else, drawn from ``page.html``. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from jobs._audit.model import Finding
-from jobs._audit.picture import COLORS, Stretch, picture
+import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from jobs._audit.model import Finding, Replica, Severity
 from jobs._audit.report import GroupReport
 
 __all__ = ["page"]
 
-_FINDINGS_SHOWN: Final = 200
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2430; max-width: 1000px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 32px 0 8px; }
-h3 { font-size: 15px; margin: 20px 0 6px; }
-.verdict { padding: 18px 22px; border-radius: 8px; color: #fff; }
-.verdict p { margin: 4px 0 0; } .CONSISTENT { background: #1f7a4f; } .INCONSISTENT { background: #b3261e; }
-.INCOMPLETE { background: #9a6700; }
-table { border-collapse: collapse; width: 100%; margin: 6px 0; }
-th, td { text-align: left; vertical-align: top; padding: 5px 12px 5px 0; border-bottom: 1px solid #e3e6eb; }
-th { color: #566072; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td { overflow-wrap: anywhere; }
-.finding { border-left: 5px solid; padding: 2px 0 2px 14px; margin: 16px 0; } .finding p { margin: 3px 0; }
-.legend span { display: inline-block; margin-right: 16px; }
-.legend i { display: inline-block; width: 12px; height: 12px;
-margin-right: 5px; border-radius: 2px; } svg { width: 100%; } .tick, .away { font-size: 11px; fill: #566072; }
-.name { font-size: 13px; fill: #1d2430; } .axis { stroke: #b8bfca; } .quiet { color: #566072; }
-"""
-_SAID: Final = {
+_MEANINGS: Final = {
     "CONSISTENT": "Everything that could be compared is equal.",
     "INCONSISTENT": "Replicas differ, or one is damaged. The findings below say where and what to do.",
     "INCOMPLETE": "Not everything was compared, so this is no proof that the replicas are equal.",
 }
+_COLORS: Final = {
+    "read now": "#2e9e6b",
+    "proven before": "#a5d8bf",
+    "not compared": "#d8dce2",
+    Severity.CRITICAL.value: "#c62828",
+    Severity.ERROR.value: "#e0661f",
+    Severity.WARNING.value: "#e8b100",
+    Severity.INFO.value: "#5b8def",
+}
+_FINDINGS_SHOWN: Final = 200
+_LEFT: Final = 150
+_WIDTH: Final = 760
+_ROW: Final = 46
+_BAR: Final = 18
+_MARK_MIN: Final = 5.0
+_TICKS: Final = 5
 
 
-def page(
-    summary: Mapping[str, Any],
-    reports: Sequence[GroupReport],
-    stretches: Mapping[str, Sequence[Stretch]],
-    frame: Mapping[str, Any],
-) -> str:
+def page(summary: Mapping[str, Any], reports: Sequence[GroupReport], ranges: pa.Table, frame: Mapping[str, Any]) -> str:
     """Returns the report.
 
     Args:
         summary: the JSON summary.
         reports: the groups.
-        stretches: what was compared, by group.
+        ranges: what was compared (RANGES).
         frame: options and versions.
     """
-    parts = [_verdict(summary), _frame(summary, frame)]
-    for report in reports:
-        parts += _group(report, stretches.get(report.group, ()))
-    parts.append(_cost(summary))
-    title = f"Audit: {summary['verdict']}"
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
-
-
-def _verdict(summary: Mapping[str, Any]) -> str:
-    verdict = summary["verdict"]
-    count = len(summary["findings"])
-    facts = f"{summary['coverage_percent']} % compared, {count} finding{'' if count == 1 else 's'}, "
-    facts += f"{summary['started_at'][:19].replace('T', ' ')} UTC, {summary['duration_s']} s"
-    reasons = "".join(f"<p>Left out: {escape(reason)}</p>" for reason in summary["incomplete"])
-    said = escape(_SAID[verdict])
-    return f'<div class="verdict {verdict}"><h1>{verdict}</h1><p>{said}</p><p>{escape(facts)}</p>{reasons}</div>'
-
-
-def _frame(summary: Mapping[str, Any], frame: Mapping[str, Any]) -> str:
-    rows = [("run", summary["run_id"]), *frame.items()]
-    replicas = [
-        (
-            r["group"],
-            r["name"],
-            f"{r['kind']} {r['role'] or ''}",
-            _n(r["first_index"]),
-            _n(r["commit_index"]),
-            _n(r["last_index"]),
-            r["where"],
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["shown"] = _shown
+    rows = ranges.to_pylist()
+    return str(
+        environment.get_template("page.html").render(
+            summary=summary,
+            meaning=_MEANINGS[summary["verdict"]],
+            frame=list(frame.items()),
+            reports=reports,
+            pictures={r.group: _picture(r, [row for row in rows if row["group"] == r.group]) for r in reports},
+            colors=_COLORS,
+            findings_shown=_FINDINGS_SHOWN,
         )
-        for r in summary["replicas"]
-    ]
-    columns = ("group", "replica", "kind", "#first index", "#commit index", "#last index", "where")
-    return "<h2>What was audited</h2>" + _table((), rows) + _table(columns, replicas)
-
-
-def _group(report: GroupReport, stretches: Sequence[Stretch]) -> list[str]:
-    start, end = report.compared
-    parts = [f"<h2>Group {escape(report.group)}: {report.verdict}</h2>"]
-    parts.append(f"<p>Compared on all replicas: [{start:,}, {end:,}).</p>")
-    parts += [f"<p>{escape(note)}.</p>" for note in report.notes]
-    parts += [
-        f"<p>[{low:,}, {high:,}) is held by {escape(', '.join(names))} alone and was compared among them.</p>"
-        for low, high, names in report.partly
-    ]
-    parts += [picture(report.replicas, stretches, report.findings), _legend(), "<h3>Coverage</h3>"]
-    coverage = [
-        (name, _n(c.entries_compared), _n(c.entries_eligible), f"{c.percent} %", _n(c.bytes_compared))
-        for name, c in report.coverage.items()
-    ]
-    parts.append(_table(("replica", "#entries compared", "#eligible", "#share", "#bytes of bodies"), coverage))
-    rests = [
-        (p["replica"], p["kind"], _n(p["entries"]), _n(p["bytes"]), p["first"], p["last"]) for p in report.provenance
-    ]
-    parts.append("<h3>What this rests on</h3>")
-    parts.append(_table(("replica", "how", "#entries", "#bytes", "first read", "last read"), rests))
-    parts.append(f"<h3>Findings</h3><p>{report.cleared} suspects were cleared by a second look.</p>")
-    parts += [_finding(finding) for finding in report.findings[:_FINDINGS_SHOWN]] or ["<p>None.</p>"]
-    more = len(report.findings) - _FINDINGS_SHOWN
-    return [*parts, f"<p>{more} more are in the table audit_findings.</p>"] if more > 0 else parts
-
-
-def _finding(finding: Finding) -> str:
-    meaning, next_step = finding.explanation
-    evidence = dict(finding.evidence)
-    seen = evidence.pop("replicas", None)
-    shown = _evidence(evidence)
-    if isinstance(seen, dict):
-        rows = [(name, *_entry(one)) for name, one in seen.items()]
-        shown = _table(("replica", "#term", "#position", "#size", "crc", "state"), rows) + shown
-    entries = "entry" if finding.count == 1 else "entries"
-    return (
-        f'<div class="finding" style="border-color: {COLORS[finding.severity.value]}">'
-        f"<p><b>{finding.kind}</b> ({finding.severity}) on <b>{escape(finding.replica.replace(',', ', '))}</b>, "
-        f"[{finding.start:,}, {finding.end:,}), {finding.count:,} {entries}</p>"
-        f"<p>Meaning: {escape(meaning)}.</p><p>Next step: {escape(next_step)}.</p>{shown}</div>"
     )
 
 
-def _evidence(evidence: Mapping[str, Any]) -> str:
-    """Returns facts as rows; what is told of several things, as a table of them."""
-    plain = {name: value for name, value in evidence.items() if not isinstance(value, dict)}
-    shown = _table((), [(name, _said(value)) for name, value in plain.items()]) if plain else ""
-    for name, several in evidence.items():
-        if not isinstance(several, dict):
-            continue
-        if all(isinstance(one, dict) for one in several.values()):
-            columns = list(dict.fromkeys(key for one in several.values() for key in one))
-            rows = [(of, *(_said(one.get(key)) for key in columns)) for of, one in several.items()]
-            shown += _table((name, *columns), rows)
-        else:
-            shown += _table((name, ""), [(key, _said(value)) for key, value in several.items()])
-    return shown
-
-
-def _said(value: Any) -> str | None:
+def _shown(value: Any) -> str:
+    """Returns the text of a cell: numbers with separators, lists joined, ``-`` for None."""
     match value:
+        case None:
+            return "-"
         case bool() | dict():
             return json.dumps(value)
         case int():
             return f"{value:,}"
         case list():
-            return ", ".join(str(_said(one)) for one in value)
-        case _:
-            return None if value is None else str(value)
+            return ", ".join(map(_shown, value))
+    return str(value)
 
 
-def _entry(one: Mapping[str, Any]) -> tuple[object, ...]:
-    state = one.get("state", "readable")
-    reason = f": {one['reason']}" if one.get("reason") else ""
-    return one.get("term"), _n(one.get("position")), _n(one.get("size")), one.get("crc"), state + reason
+# --- the picture --------------------------------------------------------------------------------------------------
 
 
-def _cost(summary: Mapping[str, Any]) -> str:
-    cost = summary["cost"]
-    rows: list[tuple[object, ...]] = [
-        (f"read from {name}", f"{nbytes:,} bytes") for name, nbytes in cost["bytes_read"].items()
-    ]
-    rows.append(("read again, entry by entry", f"{cost['bytes_read_second_pass']:,} bytes of bodies"))
-    rows.append(("rate, start of Spark's jobs included", f"{cost['bytes_per_second'] or 0:,} bytes/s"))
-    limit = cost["max_bytes_per_second"]
-    rows.append(("limit for each node", "none" if limit is None else f"{limit:,} bytes/s"))
-    rows.append(("written to replicas", "nothing: they are opened for reading only"))
-    return "<h2>Cost</h2>" + _table((), rows)
+class _Box(NamedTuple):
+    """A rectangle of the picture; its title is shown under the pointer."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    rx: int
+    color: str
+    title: str
 
 
-def _legend() -> str:
-    items = "".join(f'<span><i style="background: {color}"></i>{escape(name)}</span>' for name, color in COLORS.items())
-    return f'<p class="legend quiet">{items}</p>'
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    low: int
+    high: int
+
+    def at(self, index: int) -> float:
+        share = (index - self.low) / (self.high - self.low)
+        return _LEFT + _WIDTH * min(1.0, max(0.0, share))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Returns a table; a column whose name begins with # holds numbers."""
-    kinds = ['class="n"' if name.startswith("#") else "" for name in columns]
-    head = "".join(f"<th {kind}>{escape(n.lstrip('#'))}</th>" for kind, n in zip(kinds, columns, strict=True))
-    body = ""
-    for row in rows:
-        marks = kinds or ['class="quiet"', *[""] * (len(row) - 1)]
-        cells = zip(marks, row, strict=True)
-        body += "<tr>" + "".join(f"<td {k}>{escape('-' if v is None else str(v))}</td>" for k, v in cells) + "</tr>"
-    return f"<table>{f'<tr>{head}</tr>' if columns else ''}{body}</table>"
+def _picture(report: GroupReport, ranges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns each replica's log from left to right: what was compared and what was found."""
+    usable = [replica for replica in report.replicas if replica.reachable]
+    low = min((replica.first_index for replica in usable), default=0)
+    high = max([low + 1, *(r.end for r in usable), *(f.end for f in report.findings)])
+    axis = _Axis(low, high)
+    ticks = sorted({low + (high - low) * tick // (_TICKS - 1) for tick in range(_TICKS)})
+    return {
+        "left": _LEFT,
+        "right": _LEFT + _WIDTH,
+        "width": _LEFT + _WIDTH + 30,
+        "height": _ROW * len(report.replicas) + 30,
+        "base": _ROW * len(report.replicas) + 6,
+        "ticks": [(index, round(axis.at(index), 1)) for index in ticks],
+        "rows": [
+            {
+                "name": replica.name,
+                "reachable": replica.reachable,
+                "middle": row * _ROW + 16 + _BAR / 2 + 4,
+                "bars": _boxes(replica, row * _ROW + 16, axis, ranges, report.findings),
+            }
+            for row, replica in enumerate(report.replicas)
+        ],
+    }
 
 
-def _n(value: int | None) -> str | None:
-    return None if value is None else f"{value:,}"
+def _boxes(
+    replica: Replica, y: int, axis: _Axis, ranges: Sequence[Mapping[str, Any]], findings: Sequence[Finding]
+) -> list[_Box]:
+    boxes = [_bar(axis, replica.first_index, replica.end, y, "not compared", "held, not compared")]
+    mine = [row for row in ranges if replica.name in row["replicas"]]
+    for kind, proven in (("proven before", True), ("read now", False)):
+        chosen = [(row["start"], row["end"]) for row in mine if (row["proven_at"] is not None) is proven]
+        boxes += [_bar(axis, start, end, y, kind, kind) for start, end in _joined(chosen)]
+    found = [finding for finding in findings if replica.name in finding.replica.split(",")]
+    return boxes + [_mark(axis, finding, y) for finding in reversed(found)]  # the worst come last, on top
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and found[-1][1] >= start:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _bar(axis: _Axis, start: int, end: int, y: int, kind: str, title: str) -> _Box:
+    x, width = axis.at(start), max(0.0, axis.at(end) - axis.at(start))
+    return _Box(round(x, 1), y, round(width, 1), _BAR, 0, _COLORS[kind], f"[{start:,}, {end:,}) {title}")
+
+
+def _mark(axis: _Axis, finding: Finding, y: int) -> _Box:
+    x, width = axis.at(finding.start), axis.at(finding.end) - axis.at(finding.start)
+    x, width = x - max(0.0, _MARK_MIN - width) / 2, max(width, _MARK_MIN)
+    top, height = (y - 6, _BAR + 12) if finding.severity is not Severity.INFO else (y + _BAR, 5)
+    title = f"{finding.kind.value} [{finding.start:,}, {finding.end:,})"
+    return _Box(round(x, 1), top, round(width, 1), height, 2, _COLORS[finding.severity.value], title)

@@ -1,4 +1,4 @@
-"""Which ranges are compared between which replicas, and how the work is cut. Pure.
+"""Which ranges are compared between which replicas, which of them are trusted, and how the reading is divided. Pure.
 
 Ranges are half-open and, inside a section, cut at multiples of the span, a power of two. So the same entries make the
 same ranges in every run and on every replica, and their digests can be compared.
@@ -6,31 +6,44 @@ same ranges in every run and on every replica, and their digests can be compared
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Container, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from jobs._audit.model import Class, Finding, Replica
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core import ConfigError
+from jobs._audit.compare import differing_ranges
+from jobs._audit.model import RANGES, Replica
 
 __all__ = [
-    "DigestTask",
+    "ReadTask",
     "Section",
+    "Snapshot",
     "aligned",
     "bundles",
+    "chain_of",
     "choose_span",
-    "committed_end",
     "common_range",
-    "end_findings",
+    "due_count",
+    "of_replicas",
+    "plan_ranges",
     "reading_tasks",
-    "runs_of",
-    "sample",
     "sections",
-    "shares",
     "steps",
+    "trust_proven",
     "two_logs",
 ]
+
+Snapshot = Mapping[str, tuple[Replica, ...]]
+"""Replicas by group, as they were when the audit began."""
 
 SPAN_MIN: Final = 1024
 SPAN_MAX: Final = 1 << 16
@@ -38,6 +51,14 @@ RANGES_WANTED: Final = 1 << 9
 RANGE_BYTES_MAX: Final = 1 << 26
 SAMPLE_SHARE: Final = 64
 SAMPLE_MIN: Final = 8
+TASK_BYTES_MIN: Final = 1 << 26
+TASK_BYTES_MAX: Final = 1 << 29
+"""A task costs as much as reading some tens of megabytes; a large one reports no progress for a long time."""
+TASK_S: Final = 5
+"""With a byte rate: about how long a task reads."""
+DUE_PERCENT_MIN: Final = 1
+_ROUNDING: Final = 1e-6
+_RESUMES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +70,8 @@ class Section:
     replicas: tuple[Replica, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DigestTask:
-    """What one task of the first pass reads: some ranges of one replica, one behind the other."""
+class ReadTask(NamedTuple):
+    """Some contiguous ranges of one replica, read by one task of the first pass."""
 
     replica: Replica
     start: int
@@ -59,8 +79,21 @@ class DigestTask:
     span: int
 
 
+class _Proof(NamedTuple):
+    """A range that was equal on some replicas, read from ``read_at`` on; ``nbytes`` are those of bodies on each."""
+
+    start: int
+    end: int
+    holders: frozenset[str]
+    read_at: datetime
+    nbytes: int
+
+
+# --- ranges -------------------------------------------------------------------------------------------------------
+
+
 def common_range(replicas: Sequence[Replica]) -> tuple[int, int]:
-    """Returns [start, end) of what all reachable replicas can be compared at; empty if fewer than two."""
+    """Returns [start, end) that all reachable replicas can be compared at; empty if fewer than two."""
     usable = [replica for replica in replicas if replica.reachable]
     if len(usable) < 2:
         return 0, 0
@@ -69,7 +102,7 @@ def common_range(replicas: Sequence[Replica]) -> tuple[int, int]:
 
 
 def sections(replicas: Sequence[Replica]) -> list[Section]:
-    """Cuts the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
+    """Divides the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
     usable = [replica for replica in replicas if replica.reachable and replica.end > replica.first_index]
     edges = sorted({edge for replica in usable for edge in (replica.first_index, replica.end)})
     found = []
@@ -91,15 +124,6 @@ def _by_log(start: int, end: int, holders: tuple[Replica, ...]) -> list[Section]
     return [Section(start, start + 1, here), *([Section(start + 1, end, holders)] if end > start + 1 else [])]
 
 
-def committed_end(replicas: Sequence[Replica]) -> int:
-    """Returns the index up to which (exclusive) a difference between these replicas is one of committed entries.
-
-    The lowest recorded commit index counts; at rest it is a lower bound, and a replica that records none says nothing.
-    """
-    recorded = [replica.commit_index for replica in replicas if replica.commit_index is not None]
-    return min(recorded) + 1 if recorded else 0
-
-
 def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -> int:
     """Returns entries per range: a power of two that makes neither tiny ranges, nor too many, nor huge ones.
 
@@ -115,45 +139,225 @@ def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -
 
 
 def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
-    """Cuts [start, end) at the multiples of ``span``."""
+    """Divides [start, end) at the multiples of ``span``."""
     while start < end:
         stop = min(end, start - start % span + span)
         yield start, stop
         start = stop
 
 
+def plan_ranges(snapshot: Snapshot, *, mode: str = "digest", seed: str = "", rate: int | None = None) -> pa.Table:
+    """Returns the ranges to compare, in order (RANGES).
+
+    Args:
+        snapshot: the replicas.
+        mode: ``quick`` takes the first and last range of each section and a random share of the others.
+        seed: of that share; the same seed gives the same ranges.
+        rate: as for ``choose_span``.
+    """
+    chance = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for group, replicas in snapshot.items():
+        parts = sections(replicas)
+        heaviest = max((replica.entry_bytes for replica in replicas), default=0)
+        span = choose_span(sum(part.end - part.start for part in parts), heaviest, rate)
+        for part in parts:
+            chosen = list(aligned(part.start, part.end, span))
+            names = [replica.name for replica in part.replicas]
+            for start, end in _sample(chosen, chance) if mode == "quick" else chosen:
+                rows.append({"group": group, "start": start, "end": end, "span": span, "replicas": names})
+    return pa.Table.from_pylist(rows, RANGES)
+
+
+def _sample(ranges: list[tuple[int, int]], chance: random.Random) -> list[tuple[int, int]]:
+    inner = ranges[1:-1]
+    count = min(len(inner), max(SAMPLE_MIN, len(inner) // SAMPLE_SHARE))
+    return sorted({*ranges[:1], *ranges[-1:], *chance.sample(inner, count)})
+
+
+# --- earlier runs -------------------------------------------------------------------------------------------------
+
+
+def of_replicas(digests: pa.Table, replicas: Iterable[Replica]) -> pa.Table:
+    """Returns the digests of these very replicas, with the column ``known``: their identities."""
+    logs = pc.fill_null(digests["log_uuid"], "")
+    known = pc.binary_join_element_wise(digests["replica"], logs, digests["source"], "|")
+    wanted = pa.array([replica.identity for replica in replicas if replica.reachable], pa.string())
+    return digests.append_column("known", known).filter(pc.is_in(known, wanted))
+
+
+def trust_proven(
+    ranges: pa.Table,
+    digests: pa.Table,
+    snapshot: Snapshot,
+    *,
+    age: timedelta,
+    now: datetime,
+    percent: int | None = None,
+) -> pa.Table:
+    """Marks ranges as proven that were equal on all their replicas within ``age``, but for the share to read again.
+
+    Entries above every recorded commit index may still be replaced, so they are never trusted.
+
+    Args:
+        ranges: the plan (RANGES).
+        digests: of earlier runs (DIGESTS).
+        snapshot: the replicas.
+        age: how long a proof counts.
+        now: when this run began.
+        percent: share of the trusted ranges that is read again, the longest unread first; None: as ``due_count`` says.
+    """
+    by_name = {(r.group, r.name): r for replicas in snapshot.values() for r in replicas}
+    proofs = _proofs(digests, by_name.values(), now - age, now)
+    rows = ranges.to_pylist()
+    trusted: list[tuple[datetime, int, int]] = []
+    for number, row in enumerate(rows):
+        replicas = [by_name[row["group"], name] for name in row["replicas"]]
+        recorded = [r.commit_index for r in replicas if r.commit_index is not None]
+        if recorded and row["end"] > max(recorded) + 1:
+            continue
+        holders = frozenset(replica.identity for replica in replicas)
+        proof = _covering(proofs.get(row["group"], []), row["start"], row["end"], holders)
+        if proof is not None:
+            trusted.append((proof[0], number, proof[1]))
+    trusted.sort()
+    moments = [read_at for read_at, _, _ in trusted]
+    due = due_count(moments, age, now) if percent is None else -(-len(trusted) * percent // 100)
+    for read_at, number, nbytes in trusted[due:]:
+        rows[number] |= {"proven_at": read_at, "proven_bytes": nbytes}
+    return pa.Table.from_pylist(rows, RANGES)
+
+
+def _proofs(digests: pa.Table, replicas: Iterable[Replica], oldest: datetime, now: datetime) -> dict[str, list[_Proof]]:
+    """Returns by group, by start, the ranges that the newest digest of each replica proves equal.
+
+    A range that differed since, or overlaps one, proves nothing. Neither does a digest from the future: a clock was
+    wrong, and it cannot be decided which digest is newer.
+    """
+    rows = of_replicas(digests, replicas)
+    wrong = pc.add(*(pc.fill_null(pc.list_value_length(rows[name]), 0) for name in ("damaged", "index_wrong")))
+    read_at = rows["read_at"].cast(pa.timestamp("us", tz="UTC"))
+    early = pc.greater(read_at, pa.scalar(now, read_at.type))
+    bad = pc.or_(pc.or_(pc.not_equal(rows["problem"], ""), pc.greater(wrong, 0)), early)
+    whose, seen = ["group", "replica", "known", "start", "end"], ["content", "layout", "bytes"]
+    rows = rows.select([*whose, *seen]).append_column("read_at", read_at).append_column("bad", bad).sort_by("read_at")
+    last = [(name, "last") for name in (*seen, "read_at", "bad")]
+    newest = rows.group_by(whose, use_threads=False).aggregate(last)
+    newest = newest.rename_columns([name.removesuffix("_last") for name in newest.column_names])
+    facts = [("known", "list"), ("bad", "any"), ("bytes", "max"), ("read_at", "min"), ("read_at", "max")]
+    refuted: dict[str, list[tuple[int, int, datetime]]] = defaultdict(list)
+    proofs: dict[str, list[_Proof]] = defaultdict(list)
+    for row in differing_ranges(newest, *facts).sort_by("start").to_pylist():
+        if row["differs"] or row["bad_any"]:
+            refuted[row["group"]].append((row["start"], row["end"], row["read_at_max"]))
+        elif len(holders := frozenset(row["known_list"])) > 1 and row["read_at_min"] >= oldest:
+            proof = _Proof(row["start"], row["end"], holders, row["read_at_min"], row["bytes_max"])
+            proofs[row["group"]].append(proof)
+    return {
+        group: [p for p in found if not any(s < p.end and p.start < e and t >= p.read_at for s, e, t in refuted[group])]
+        for group, found in proofs.items()
+    }
+
+
+def _covering(proofs: list[_Proof], start: int, end: int, holders: frozenset[str]) -> tuple[datetime, int] | None:
+    """Returns since when proofs cover [start, end) without a hole, and its bytes; each next proof is the newest one."""
+    used: list[tuple[_Proof, int]] = []
+    at = start
+    while at < end:
+        low = bisect_left(proofs, at - SPAN_MAX, key=lambda proof: proof.start)
+        high = bisect_right(proofs, at, key=lambda proof: proof.start)
+        fitting = [proof for proof in proofs[low:high] if proof.end > at and holders <= proof.holders]
+        if not fitting:
+            return None
+        best = max(fitting, key=lambda proof: (proof.read_at, proof.end))
+        used.append((best, min(best.end, end) - at))
+        at = best.end
+    nbytes = sum(proof.nbytes * count / (proof.end - proof.start) for proof, count in used)
+    return min(proof.read_at for proof, _ in used), round(nbytes)
+
+
+def due_count(moments: Sequence[datetime], age: timedelta, now: datetime) -> int:
+    """Returns how many trusted ranges to read again, the longest unread first, so that all are within ``age``.
+
+    The i-th oldest of n (from 1) may be as old as n - i + 1 of n parts of ``age``: if none is older, as many are due in
+    each part, however often one runs. Without that, all that one run had proven would be due at once.
+
+    Args:
+        moments: when each range was read, oldest first.
+        age: how long a proof counts.
+        now: when this run began.
+    """
+    n = len(moments)
+    late = max((i + 1 - n * (1 - (now - read_at) / age) for i, read_at in enumerate(moments)), default=0.0)
+    return min(n, math.ceil(max(late - _ROUNDING, n * DUE_PERCENT_MIN / 100)))
+
+
+def chain_of(resumes: Mapping[str, str], run_id: str) -> list[str]:
+    """Returns the run, the one that it resumed, and so on.
+
+    Raises:
+        ConfigError: nothing was recorded of the run.
+    """
+    if run_id not in resumes:
+        remedy = "name a run that was killed while it wrote to this table, or leave it out"
+        raise ConfigError(f"nothing is recorded of run {run_id}", "--resume", remedy)
+    chain = [run_id]
+    while resumes.get(chain[-1]) and len(chain) < _RESUMES_MAX:
+        chain.append(resumes[chain[-1]])
+    return chain
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------
+
+
 def reading_tasks(
-    ranges: Iterable[Section], span: int, tasks_wanted: int, held: Container[tuple[str, int, int]] = frozenset()
-) -> list[DigestTask]:
+    ranges: pa.Table,
+    snapshot: Snapshot,
+    *,
+    cores: int,
+    rate: int | None = None,
+    held: Container[tuple[str, str, int, int]] = frozenset(),
+) -> list[ReadTask]:
     """Returns the tasks of the first pass, neighbours on different replicas so that all nodes work at once.
 
     Args:
-        ranges: what to read, range by range and in order.
-        span: entries per range.
-        tasks_wanted: so many for each replica, if there are ranges enough.
-        held: (replica, start, end) of digests that are there already.
+        ranges: the plan (RANGES); proven ranges are not read.
+        snapshot: the replicas.
+        cores: how many tasks run at once.
+        rate: bytes per second that may be read from one node.
+        held: (group, replica, start, end) of existing digests.
     """
-    wanted = list(ranges)
-    chunk = span
-    while chunk * tasks_wanted < sum(part.end - part.start for part in wanted):
-        chunk *= 2
-    tasks: dict[str, list[DigestTask]] = {}
-    for part in wanted:
-        for replica in part.replicas:
-            if (replica.name, part.start, part.end) in held:
-                continue
-            mine = tasks.setdefault(replica.name, [])
-            # Ranges are joined where the reader will cut them again: at multiples of the span.
-            if mine and mine[-1].end == part.start and part.start % span == 0 and part.start % chunk:
-                mine[-1] = DigestTask(replica, mine[-1].start, part.end, span)
-            else:
-                mine.append(DigestTask(replica, part.start, part.end, span))
-    return sorted((task for mine in tasks.values() for task in mine), key=lambda task: (task.start, task.replica.name))
+    rows = ranges.filter(pc.is_null(ranges["proven_at"])).to_pylist()
+    found: list[ReadTask] = []
+    for group, replicas in snapshot.items():
+        mine = [row for row in rows if row["group"] == group]
+        entries = sum(row["end"] - row["start"] for row in mine)
+        size = entries * max((replica.entry_bytes for replica in replicas), default=0)
+        most = rate * TASK_S if rate else TASK_BYTES_MAX
+        wanted = max(min(cores, int(size / TASK_BYTES_MIN)), int(size / most), 1)
+        for replica in replicas:
+            name = replica.name
+            own = [r for r in mine if name in r["replicas"] and (group, name, r["start"], r["end"]) not in held]
+            found += _joined(replica, own, entries / wanted)
+    return sorted(found, key=lambda task: (task.start, task.replica.name))
 
 
-def steps(tasks: Sequence[DigestTask], step_bytes: int) -> Iterator[list[DigestTask]]:
-    """Cuts the work into steps of about so many bytes, at least one task each."""
-    step: list[DigestTask] = []
+def _joined(replica: Replica, rows: Iterable[Mapping[str, Any]], length: float) -> list[ReadTask]:
+    """Joins neighbouring ranges up to a length, where the reader divides them again: at multiples of the span."""
+    tasks: list[ReadTask] = []
+    for row in rows:
+        start, end, span = row["start"], row["end"], row["span"]
+        last = tasks[-1] if tasks else None
+        if last is not None and last.end == start and start % span == 0 and start - last.start < length:
+            tasks[-1] = last._replace(end=end)
+        else:
+            tasks.append(ReadTask(replica, start, end, span))
+    return tasks
+
+
+def steps(tasks: Sequence[ReadTask], step_bytes: float) -> Iterator[list[ReadTask]]:
+    """Divides the work into steps of about that many bytes, at least one task each."""
+    step: list[ReadTask] = []
     size = 0.0
     for task in tasks:
         nbytes = (task.end - task.start) * task.replica.entry_bytes
@@ -166,79 +370,11 @@ def steps(tasks: Sequence[DigestTask], step_bytes: int) -> Iterator[list[DigestT
         yield step
 
 
-def bundles(tasks: Sequence[DigestTask], *, one_per_node: bool) -> list[tuple[DigestTask, ...]]:
-    """Returns what each task of Spark does; with ``one_per_node`` no node is read by two of them at a time."""
+def bundles(tasks: Sequence[ReadTask], *, one_per_node: bool) -> list[tuple[ReadTask, ...]]:
+    """Returns the reads of each task of Spark; with ``one_per_node`` no node is read by two of them at a time."""
     if not one_per_node:
         return [(task,) for task in tasks]
-    by_node: dict[str, list[DigestTask]] = {}
+    by_node: dict[str, list[ReadTask]] = {}
     for task in tasks:
         by_node.setdefault(task.replica.name, []).append(task)
     return [tuple(mine) for mine in by_node.values()]
-
-
-def shares(tasks: Iterable[DigestTask], count: int) -> Iterator[DigestTask]:
-    """Cuts each task into so many of nearly one length, between two ranges."""
-    for task in tasks:
-        ranges = -(-task.end // task.span) - task.start // task.span
-        chunk = -(-ranges // count) * task.span
-        first = task.start - task.start % task.span
-        for start, end in aligned(task.start - first, task.end - first, chunk):
-            yield DigestTask(task.replica, first + start, first + end, task.span)
-
-
-def runs_of(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of consecutive indexes."""
-    start = 0
-    for i in range(1, len(indexes) + 1):
-        if i == len(indexes) or indexes[i] != indexes[i - 1] + 1:
-            yield indexes[start], indexes[i - 1] + 1
-            start = i
-
-
-def sample(parts: Sequence[Section], span: int, seed: str) -> list[Section]:
-    """Returns the first and last range of each section and a random share of the others (mode quick)."""
-    chance = random.Random(seed)
-    chosen = []
-    for part in parts:
-        ranges = list(aligned(part.start, part.end, span))
-        inner = ranges[1:-1]
-        count = min(len(inner), max(SAMPLE_MIN, len(inner) // SAMPLE_SHARE))
-        kept = {*ranges[:1], *ranges[-1:], *chance.sample(inner, count)}
-        chosen += [Section(start, end, part.replicas) for start, end in sorted(kept)]
-    return chosen
-
-
-def end_findings(replicas: Sequence[Replica]) -> list[Finding]:
-    """Returns what the snapshot alone tells: who lost its end, who lags, who deleted more than others."""
-    usable = [replica for replica in replicas if replica.reachable]
-    if not usable:
-        return []
-    first, end = min(r.first_index for r in usable), max(r.end for r in usable)
-    found = []
-    for replica in usable:
-        held = max(replica.last_index + 1, replica.first_index)
-        own = held if replica.commit_index is None else max(held, replica.commit_index + 1)
-        evidence = {"last_index": replica.last_index, "commit_index": replica.commit_index}
-        if replica.damaged is not None:  # nobody knows how many entries it lost behind that
-            found.append(_of(Class.CORRUPT, replica, *replica.damaged, evidence))
-        elif own > held:
-            found.append(_of(Class.MISSING_COMMITTED, replica, held, own, evidence))
-        behind = max(own, replica.end)
-        if behind < end and replica.first_index <= behind and replica.damaged is None:
-            found.append(_of(Class.LAGGING, replica, behind, end, evidence))
-        if replica.first_index > first:
-            evidence = {"first_index": replica.first_index}
-            found.append(_of(Class.RETENTION_SKEW, replica, first, replica.first_index, evidence))
-    return found
-
-
-def _of(kind: Class, replica: Replica, start: int, end: int, evidence: dict[str, int | None]) -> Finding:
-    return Finding(
-        kind=kind,
-        group=replica.group,
-        replica=replica.name,
-        start=start,
-        end=end,
-        count=end - start,
-        evidence=dict(evidence),
-    )

@@ -1,25 +1,38 @@
-"""The snapshot vector: what each replica holds when the audit begins, asked once by the driver."""
+"""The snapshot: what each replica holds when the audit begins, asked once by the driver.
+
+Everything that two copies of a classic CommitLog hold counts as committed, because a slave is only sent what its master
+has stored.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from dledger_core.errors import ConfigError, StorageError, StoreMismatchError
-from jobs._audit.classic import check_kinds, classic_replicas, is_classic
+from dledger_core import Client, ConfigError, NodeStatus, StorageError, StoreMismatchError, open_store
+from dledger_core.rocketmq import ClassicCommitLog, locate
 from jobs._audit.model import Replica
 from jobs._java_end import damaged_end
 
-if TYPE_CHECKING:
-    from dledger_core.client import NodeStatus
-
-__all__ = ["STORE_GROUP", "node_replicas", "parse_replicas", "store_replicas", "stored_logs"]
+__all__ = [
+    "BLOCK_BYTES",
+    "CLASSIC_GROUP",
+    "STORE_GROUP",
+    "node_replicas",
+    "parse_replicas",
+    "store_replicas",
+    "stored_logs",
+]
 
 STORE_GROUP: Final = "store"
 """Stands for the group of stores that do not record theirs (all of Java's)."""
+CLASSIC_GROUP: Final = "commitlog"
+BLOCK_BYTES: Final = 1024
+"""Bytes of a CommitLog that the audit counts as one index, at most."""
 _CATCH_UP_S: Final = 10.0
 _PAUSE_S: Final = 0.1
 
@@ -74,13 +87,13 @@ def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[Replica, ...]]:
 
 def _parts_of_broker(path: Path) -> dict[str, Path]:
     """Returns what a broker's storePathRootDir holds: a CommitLog, a DLedger store, or, after an upgrade, both."""
-    if not path.is_dir() or is_classic(path) or (path / "data").is_dir():
+    if not path.is_dir() or _is_classic(path) or (path / "data").is_dir():
         return {}
     stores = [store for store in path.glob("dledger-*") if (store / "data").is_dir()]
     if len(stores) > 1:
         raise ConfigError(f"{path} holds several stores", "--replica", "name one of them", {"stores": len(stores)})
     parts = {"store": stores[0]} if stores else {}
-    return parts | ({"commitlog": path / "commitlog"} if is_classic(path / "commitlog") else {})
+    return parts | ({"commitlog": path / "commitlog"} if _is_classic(path / "commitlog") else {})
 
 
 def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
@@ -89,10 +102,10 @@ def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
     Raises:
         ConfigError: a directory is no store, or the stores belong to different logs.
     """
-    kinds = {name: is_classic(path) for name, path in stores.items()}
-    check_kinds(kinds)
+    kinds = {name: _is_classic(path) for name, path in stores.items()}
+    _check_kinds(kinds)
     if all(kinds.values()):
-        return classic_replicas(stores)
+        return _classic_replicas(stores)
     replicas = tuple(_store_replica(name, path) for name, path in stores.items())
     for what, values in (
         ("groups", {r.name: r.group for r in replicas if r.group != STORE_GROUP}),
@@ -105,9 +118,47 @@ def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
     return tuple(replace(replica, group=group) for replica in replicas)
 
 
-def _store_replica(name: str, path: Path) -> Replica:
-    from dledger_core import open_store
+def _is_classic(folder: Path) -> bool:
+    """Whether a folder holds files named as those of a CommitLog."""
+    return folder.is_dir() and locate(folder).is_commitlog
 
+
+def _check_kinds(kinds: Mapping[str, bool]) -> None:
+    if len(set(kinds.values())) > 1:
+        shown = {name: "CommitLog" if classic else "store" for name, classic in kinds.items()}
+        raise ConfigError("a CommitLog can be compared with CommitLogs only", "--replica", "audit each kind", shown)
+
+
+def _classic_replicas(folders: Mapping[str, Path]) -> tuple[Replica, ...]:
+    """Returns the CommitLogs as they are now; later messages are left to the next audit."""
+    logs = {name: ClassicCommitLog(path) for name, path in folders.items()}
+    # Where a file's size is not a multiple of a block, blocks are smaller, so that each file begins with one.
+    block = math.gcd(BLOCK_BYTES, *(file.position for log in logs.values() for file in log.files))
+    ends = {name: log.end() for name, log in logs.items()}
+    alike = len(set(ends.values())) == 1
+    found = []
+    for name, log in logs.items():
+        first = log.files[0].position // block
+        # A block that only one of them has filled would look like a difference.
+        end = max(first, -(-ends[name] // block) if alike else ends[name] // block)
+        found.append(
+            Replica(
+                group=CLASSIC_GROUP,
+                name=name,
+                path=str(folders[name].resolve()),
+                first_index=first,
+                last_index=end - 1,
+                commit_index=end - 1,
+                end=end,
+                data_bytes=ends[name] - log.files[0].position,
+                block_bytes=block,
+                end_position=ends[name],
+            )
+        )
+    return tuple(found)
+
+
+def _store_replica(name: str, path: Path) -> Replica:
     try:
         with open_store(path) as reader:
             damaged = damaged_end(reader)
@@ -142,8 +193,6 @@ def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int =
     Raises:
         UnreachableError: no node answers.
     """
-    from dledger_core import Client
-
     with Client(peers, group, timeout_ms=timeout_ms) as client:
         metadata = client.metadata()
         wanted = max(node.commit_index for node in metadata.nodes)

@@ -1,39 +1,83 @@
-"""Reads one replica for the audit: digests of ranges, and entries one by one, past whatever is damaged.
+"""Reads one replica for the audit: digests of ranges, and entries one by one, past damage.
 
 A live node answers from its own files, so only digests cross the network; a store given by its path is read where the
-task runs. Runs on executors; a source belongs to one task.
+task runs, and so is a classic CommitLog. A CommitLog has no indexes: what the audit calls one is the number of a block,
+position = index x block. Runs on executors; a source belongs to one task.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
-from dledger_core.digest import RangeDigest, RangeHasher
-from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError
-from dledger_core.record import HEADER_BYTES
+import pyarrow as pa
+from blake3 import blake3
+
+from dledger_core import (
+    HEADER_BYTES,
+    Client,
+    CorruptRecordError,
+    DLedgerError,
+    IndexOutOfRangeError,
+    RangeDigest,
+    RangeHasher,
+    StoreReader,
+)
+from dledger_core.rocketmq import ClassicCommitLog, decode_messages
+from jobs._audit.judge import runs_of
 from jobs._audit.model import Replica
-from jobs._audit.plan import aligned, runs_of
+from jobs._audit.plan import aligned
+from spark_connector.connections import store_for
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dledger_core import Client, StoreReader
-    from jobs._audit.limiter import RateLimiter
-
-__all__ = ["Gap", "RangeSeen", "Source", "open_source", "read_past_damage"]
+__all__ = ["Gap", "RangeSeen", "RateLimiter", "Source", "open_source", "read_past_damage"]
 
 READ_BYTES: Final = 5 << 19
 RANGES_AT_ONCE: Final = 16
-"""So many ranges that cannot be read at all, as one was deleted meanwhile, count as one gap."""
+"""That many ranges are one gap if they cannot be read at all, because one was deleted during the audit."""
 CLIENT_TIMEOUT_MS: Final = 20_000
+BURST_S: Final = 1.0
+"""How much unused time may be made up for later."""
+_BLOCKS_PER_BATCH: Final = 4096
 _PATIENCE_S: Final = 10.0
 _PAUSE_S: Final = 0.1
 
 _Item = TypeVar("_Item")
+_MESSAGE: Final = ["topic", "queue_id", "queue_offset", "msg_id", "error"]
+
+
+class RateLimiter:
+    """Makes its caller wait after each read so long that the average stays below the rate. Not thread-safe.
+
+    Args:
+        bytes_per_second: the rate; None = no limit.
+        clock: monotonic seconds.
+        sleep: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: int | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rate = bytes_per_second
+        self._clock = clock
+        self._sleep = sleep
+        self._paid_until = clock()
+
+    def take(self, nbytes: int) -> None:
+        """Counts bytes that were just read, and waits until the next ones are due."""
+        if self.rate is None:
+            return
+        now = self._clock()
+        self._paid_until = max(self._paid_until, now - BURST_S) + nbytes / self.rate
+        if self._paid_until > now:
+            self._sleep(self._paid_until - now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +173,24 @@ def read_past_damage(
 
 @contextmanager
 def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterator[Source]:
-    """Opens a replica for one task; ``limiter`` is told of all bytes read.
+    """Opens a replica for one task; ``limiter`` counts all bytes read.
 
-    A process keeps its view of a store: to open one that Java wrote means to walk through its last files, gigabytes.
+    A process keeps its view of a store: to open one that Java wrote means to scan its last files, gigabytes.
     """
-    from dledger_core import Client
-    from spark_connector.connections import store_for
-
-    with ExitStack() as stack:
-        if replica.live:
-            client = Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS)
-            yield _NodeSource(stack.enter_context(client), replica.node, limiter)
-        elif replica.block_bytes:
-            from jobs._audit.classic import ClassicSource
-
-            yield ClassicSource(replica, limiter)
-        else:
-            yield _StoreSource(store_for(replica.path), limiter)
+    limiter = limiter or RateLimiter()
+    if replica.live:
+        with Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS) as client:
+            yield _NodeSource(client, replica.node, limiter)
+    elif replica.block_bytes:
+        yield _ClassicSource(replica, limiter)
+    else:
+        yield _StoreSource(store_for(replica.path), limiter)
 
 
 class _NodeSource:
     header_bytes = HEADER_BYTES
 
-    def __init__(self, client: Client, node: str, limiter: RateLimiter | None) -> None:
+    def __init__(self, client: Client, node: str, limiter: RateLimiter) -> None:
         self._client = client
         self._node = node
         self._limiter = limiter
@@ -160,13 +199,12 @@ class _NodeSource:
         return read_past_damage(lambda at, limit: self._digest(at, limit, span), start, end, span)
 
     def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
-        if self._limiter is not None:  # a range at a time: the node reads all that it is asked for at once
+        if self._limiter.rate is not None:  # a range at a time: the node reads all requested ranges at once
             end = min(end, start - start % span + span)
         report = _patiently(
             lambda: self._client.digest(start, end, span=span, node=self._node), lambda r: r.next_index > start
         )
-        if self._limiter is not None:
-            self._limiter.take(sum(r.nbytes + HEADER_BYTES * (r.end - r.start) for r in report.ranges))
+        self._limiter.take(sum(r.nbytes + HEADER_BYTES * (r.end - r.start) for r in report.ranges))
         seen = [
             RangeSeen(digest, tuple(i for i in report.damaged if digest.start <= i < digest.end))
             for digest in report.ranges
@@ -176,39 +214,38 @@ class _NodeSource:
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)
 
-    def place(self, index: int) -> dict[str, Any]:
-        return {}
-
     def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         fetched = _patiently(
             lambda: self._client.records(start, end, node=self._node, max_bytes=READ_BYTES),
             lambda fetch: fetch.next_index > start,
         )
-        if self._limiter is not None:
-            self._limiter.take(fetched.batch.nbytes)
+        self._limiter.take(fetched.batch.nbytes)
         return [fetched.batch], fetched.next_index
+
+    def place(self, index: int) -> dict[str, Any]:
+        return {}
 
 
 class _StoreSource:
     header_bytes = HEADER_BYTES
 
-    def __init__(self, reader: StoreReader, limiter: RateLimiter | None) -> None:
+    def __init__(self, reader: StoreReader, limiter: RateLimiter) -> None:
         self._reader = reader
         self._limiter = limiter
 
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
-        for first, stop in aligned(start, end, span * (1 if self._limiter else RANGES_AT_ONCE)):
+        at_once = 1 if self._limiter.rate is not None else RANGES_AT_ONCE
+        for first, stop in aligned(start, end, span * at_once):
             yield from read_past_damage(lambda at, limit: self._digest(at, limit, span), first, stop, span)
 
     def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
-        """Digests whole ranges, of about as many bytes as one read returns."""
+        """Digests complete ranges, of about as many bytes as one read returns."""
         seen, wrong = list[RangeSeen](), list[int]()
         hasher, at = RangeHasher(start), start
         while at < end:
             records = self._reader.records(at, end, READ_BYTES)  # raises where a CRC is wrong
             wrong += self._reader.index_mismatches(records)
-            if self._limiter is not None:
-                self._limiter.take(records.nbytes)
+            self._limiter.take(records.nbytes)
             for first, stop in aligned(at, at + records.count, span):
                 hasher.update(records, first - at, stop - at)
                 if stop == end or stop % span == 0:
@@ -216,20 +253,81 @@ class _StoreSource:
                     seen.append(RangeSeen(hasher.digest(), index_wrong=tuple(runs_of(mine))))
                     hasher, wrong = RangeHasher(stop), wrong[len(mine) :]
             at += records.count
-            end = min(end, at + -at % span)  # what is begun is finished, and nothing begun after that
+            end = min(end, at + -at % span)  # a range that was started is finished, and none started after it
         return seen, at
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         return read_past_damage(self._read, start, end)
 
+    def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
+        batch = self._reader.read(start, end, max_bytes=READ_BYTES)
+        self._limiter.take(batch.nbytes)
+        return [batch], start + batch.num_rows
+
     def place(self, index: int) -> dict[str, Any]:
         return {}
 
-    def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
-        batch = self._reader.read(start, end, max_bytes=READ_BYTES)
-        if self._limiter is not None:
-            self._limiter.take(batch.nbytes)
-        return [batch], start + batch.num_rows
+
+class _ClassicSource:
+    header_bytes = 0
+
+    def __init__(self, replica: Replica, limiter: RateLimiter) -> None:
+        self._log = ClassicCommitLog(replica.path)
+        self._block = replica.block_bytes
+        self._end = replica.end_position
+        self._limiter = limiter
+
+    def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
+        for first, stop in aligned(start, end, span):
+            low, high = self._positions(first, stop)
+            hasher = blake3()
+            for piece in self._log.read(low, high):
+                hasher.update(piece)
+                self._limiter.take(len(piece))
+            damaged = tuple(sorted(self._damaged(first, stop)))
+            yield RangeSeen(RangeDigest(first, stop, high - low, hasher.digest(), b""), damaged)
+
+    def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
+        damaged = self._damaged(start, end)
+        at = start
+        for index in [*sorted(damaged), end]:
+            for first in range(at, index, _BLOCKS_PER_BATCH):
+                yield self._batch(first, min(index, first + _BLOCKS_PER_BATCH))
+            if index < end:
+                yield Gap(index, index + 1, "damaged", damaged[index])
+            at = index + 1
+
+    def place(self, index: int) -> dict[str, Any]:
+        """Returns file and offset of a block, and the message in it."""
+        low, high = self._positions(index, index + 1)
+        file = self._log.file_at(low)
+        shown: dict[str, Any] = {"file": Path(file.path).name, "offset": low - file.position}
+        for batch in self._log.messages(low, high):
+            facts = decode_messages(batch.column("body").slice(0, 1), _MESSAGE).to_pylist()[0]
+            named = {name: value for name, value in facts.items() if value is not None}
+            shown["message"] = {"position": batch.column("position")[0].as_py()} | named
+        return shown
+
+    def _positions(self, start: int, end: int) -> tuple[int, int]:
+        return start * self._block, min(end * self._block, self._end)
+
+    def _damaged(self, start: int, end: int) -> dict[int, str]:
+        """Returns the blocks of damaged messages, and why."""
+        found: dict[int, str] = {}
+        for low, high, why in self._log.damage(*self._positions(start, end)):
+            for block in range(max(start, low // self._block), min(end, -(-high // self._block))):
+                found[block] = why
+        return found
+
+    def _batch(self, start: int, end: int) -> pa.RecordBatch:
+        low, high = self._positions(start, end)
+        data = b"".join(self._log.read(low, high))
+        self._limiter.take(len(data))
+        bodies = [data[at : at + self._block] for at in range(0, len(data), self._block)]
+        zeros = pa.array([0] * len(bodies), pa.int64())
+        columns = {"index": pa.array(range(start, end), pa.int64()), "term": zeros, "magic": zeros}
+        columns |= {"position": pa.array(range(low, low + len(bodies) * self._block, self._block), pa.int64())}
+        return pa.RecordBatch.from_pydict({**columns, "body": pa.array(bodies, pa.binary())})
 
 
 def _patiently(call: Callable[[], _Item], done: Callable[[_Item], bool]) -> _Item:

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from jobs._audit.compared import suspect_ranges
-from jobs._audit.drill import drill
-from jobs._audit.judged import judge_suspects
-from jobs._audit.model import Finding, Replica
-from jobs._audit.passes import _ARROW_SCHEMA, _digest_rows
-from jobs._audit.plan import DigestTask, Section, end_findings, sections
-from jobs._audit.report import merge_findings
+from jobs._audit.compare import compare_digests
+from jobs._audit.entries import compare_entries
+from jobs._audit.judge import end_findings, findings_of, merge_findings
+from jobs._audit.model import DIGESTS, RESULTS, Finding, Replica
+from jobs._audit.passes import digest_rows
+from jobs._audit.plan import ReadTask, sections
 from jobs._audit.snapshot import store_replicas
 
 SPAN = 128
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 def digests(replicas: tuple[Replica, ...]) -> pa.Table:
-    tasks = [DigestTask(r, part.start, part.end, SPAN) for part in sections(replicas) for r in part.replicas]
-    rows = [row for task in tasks for row in _digest_rows(task, "run")]
-    return pa.Table.from_pylist(rows, _ARROW_SCHEMA)
+    tasks = [ReadTask(r, part.start, part.end, SPAN) for part in sections(replicas) for r in part.replicas]
+    return pa.Table.from_pylist([row for task in tasks for row in digest_rows(task, "run")], DIGESTS)
 
 
 def audit(stores: dict[str, Path]) -> list[Finding]:
     """What the job does, in one process."""
     replicas = store_replicas(stores)
-    found = end_findings(replicas)
-    group = replicas[0].group
-    judged = judge_suspects(suspect_ranges(digests(replicas)))
-    assert not judged.reasons[group]
-    for _, start, end in judged.doubtful:
-        holders = tuple(r for r in replicas if r.first_index <= start and end <= r.end)
-        drilled = drill(Section(start, end, holders))
-        assert not drilled.unread
-        judged.add_drilled(group, drilled)
-    return merge_findings([*found, *judged.found(group)])
+    results = compare_digests(digests(replicas)).to_pylist()
+    for row in [row for row in results if row["drill"]]:
+        holders = tuple(r for r in replicas if r.first_index <= row["start"] and row["end"] <= r.end)
+        results.append(compare_entries(holders, row["start"], row["end"]))
+    assert not [reason for row in results for reason in row["unread"]]
+    found = findings_of(pa.Table.from_pylist(results, RESULTS))
+    return merge_findings([*end_findings(replicas), *found])
+
+
+def digest_row(replica: str, start: int = 0, **more: Any) -> dict[str, Any]:
+    """A digest of 100 entries of 10 bytes."""
+    usual = {"run_id": "run", "group": "g", "replica": replica, "start": start, "end": start + 100, "bytes": 1000}
+    seen = {"content": b"c", "layout": b"l", "damaged": [], "index_wrong": [], "problem": "", "reason": ""}
+    return usual | seen | {"read_at": NOW, "log_uuid": "", "source": "", "resumes": ""} | more
+
+
+def digest_table(*rows: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), DIGESTS)
 
 
 def overwrite(file: Path, offset: int, data: bytes) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.commit_log import ClassicCommitLog
-from jobs._audit.classic import BLOCK_BYTES, alignment, alignment_note
-from jobs._audit.history import identity
+from dledger_core.rocketmq import ClassicCommitLog
+from jobs._audit.judge import verdict_of
 from jobs._audit.model import Finding
-from jobs._audit.report import verdict_of
-from jobs._audit.snapshot import store_replicas, stored_logs
+from jobs._audit.report import alignment, alignment_note
+from jobs._audit.snapshot import BLOCK_BYTES, store_replicas, stored_logs
 from jobs._cli import run_job
 from jobs.audit_replicas import command
 from tests.jobs.auditing import audit, overwrite
@@ -269,5 +268,5 @@ def test_the_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, caps
 def test_in_what_its_indexes_count_is_part_of_a_commitlog_s_identity(logs: Folders) -> None:
     """With a file of an odd size the blocks are smaller: earlier proofs are of other bytes then."""
     (first, _) = store_replicas(logs)
-    assert identity(first) != identity(replace(first, block_bytes=64))
-    assert identity(first) == identity(replace(first, end=first.end + 1))
+    assert first.identity != replace(first, block_bytes=64).identity
+    assert first.identity == replace(first, end=first.end + 1).identity

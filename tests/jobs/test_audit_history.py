@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import chain
+from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from dledger_core.errors import ConfigError
-from jobs._audit.history import History, Proof, chain_of, due_count, histories, identity, to_reread, trusted
-from jobs._audit.limiter import RateLimiter
-from jobs._audit.model import Replica
-from jobs._audit.options import parse_age, parse_run_id
-from jobs._audit.passes import _ARROW_SCHEMA
-from jobs._audit.plan import Section, aligned, bundles, reading_tasks, steps
+from dledger_core import ConfigError
+from jobs._audit.model import RANGES, Options, Replica
+from jobs._audit.plan import (
+    aligned,
+    bundles,
+    chain_of,
+    due_count,
+    plan_ranges,
+    reading_tasks,
+    steps,
+    trust_proven,
+)
+from jobs._audit.sources import RateLimiter
+from tests.jobs.auditing import NOW, digest_row, digest_table
 
-NOW = datetime(2026, 5, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
 
 
 def replica(name: str, commit: int | None = 99_999, path: str = "", **more: object) -> Replica:
@@ -36,90 +43,132 @@ def replica(name: str, commit: int | None = 99_999, path: str = "", **more: obje
 
 
 A, B, C = replica("a"), replica("b"), replica("c")
+Rows = list[dict[str, Any]]
 
 
-def proof(start: int, end: int, hours_ago: float, *holders: Replica) -> Proof:
-    names = frozenset(identity(one) for one in holders or (A, B))
-    return Proof(start, end, names, NOW - hours_ago * HOUR, 10 * (end - start))
+def read(start: int, end: int, hours_ago: float, *holders: Replica, **seen: Any) -> Rows:
+    """Digests of a range by all its holders; those of ``seen`` differ from one holder to the next."""
+    facts = {"start": start, "end": end, "bytes": 10 * (end - start), "read_at": NOW - hours_ago * HOUR}
+    return [
+        digest_row(one.name, log_uuid=one.log_uuid or "", source=one.source)
+        | facts
+        | {name: values[at] for name, values in seen.items()}
+        for at, one in enumerate(holders or (A, B))
+    ]
 
 
-def wanted(start: int, end: int, *holders: Replica) -> dict[tuple[str, int, int], Section]:
-    return {("g", start, end): Section(start, end, holders or (A, B))}
+def differ(start: int, end: int, hours_ago: float) -> Rows:
+    return read(start, end, hours_ago, content=[b"x", b"y"])
+
+
+def wanted(start: int = 0, end: int = 2048, *holders: Replica) -> pa.Table:
+    names = [one.name for one in holders or (A, B)]
+    return pa.Table.from_pylist([{"group": "g", "start": start, "end": end, "span": 1024, "replicas": names}], RANGES)
+
+
+def trust(ranges: pa.Table, rows: Rows, *replicas: Replica, percent: int | None = 0, age: timedelta = DAY) -> pa.Table:
+    snapshot = {"g": replicas or (A, B, C)}
+    return trust_proven(ranges, digest_table(*rows), snapshot, age=age, now=NOW, percent=percent)
+
+
+def is_trusted(rows: Rows, *replicas: Replica, ranges: pa.Table | None = None) -> bool:
+    found = trust(wanted() if ranges is None else ranges, rows, *replicas)
+    return found["proven_at"].null_count == 0
 
 
 @pytest.mark.parametrize(
-    ("proofs", "refuted", "trust"),
+    ("rows", "trusted"),
     [
-        ([proof(0, 2048, 1)], [], True),
-        ([proof(0, 2048, 30)], [], False),
-        ([proof(0, 2048, 1, A, B, C)], [], True),
-        ([proof(0, 2048, 1, A, C)], [], False),
-        ([proof(0, 1024, 2), proof(1024, 2048, 1)], [], True),
-        ([proof(0, 1024, 2)], [], False),
-        ([proof(0, 1024, 2), proof(1024, 2048, 30)], [], False),
-        ([proof(0, 4096, 1)], [], True),
-        ([proof(0, 2048, 2)], [(1024, 4096, NOW - HOUR)], False),
-        ([proof(0, 2048, 1)], [(1024, 4096, NOW - 2 * HOUR)], True),
-        ([proof(0, 2048, 1)], [(2048, 4096, NOW)], True),
+        (read(0, 2048, 1), True),
+        (read(0, 2048, 30), False),
+        (read(0, 2048, 1, A, B, C), True),
+        (read(0, 2048, 1, A, C), False),
+        (read(0, 2048, 1, A), False),
+        ([*read(0, 1024, 2), *read(1024, 2048, 1)], True),
+        (read(0, 1024, 2), False),
+        ([*read(0, 1024, 2), *read(1024, 2048, 30)], False),
+        (read(0, 4096, 1), True),
+        ([*read(0, 2048, 2), *differ(1024, 4096, 1)], False),
+        ([*read(0, 2048, 1), *differ(1024, 4096, 2)], True),
+        ([*read(0, 2048, 1), *differ(2048, 4096, 0)], True),
+        (read(0, 2048, 1, damaged=[[7], []]), False),
+        (read(0, 2048, 1, index_wrong=[[], [7, 8]]), False),
+        (read(0, 2048, 1, problem=["", "unread"]), False),
+        (read(0, 2048, 1, layout=[b"l", b"m"]), False),
+        (read(0, 2048, 1, log_uuid=[None, ""]), True),
+        (read(0, 2048, 1, log_uuid=["another", ""]), False),
+        (read(0, 2048, 1, source=["/elsewhere", B.source]), False),
+        ([], False),
     ],
 )
-def test_what_is_trusted(proofs: list[Proof], refuted: list[tuple[int, int, datetime]], trust: bool) -> None:
-    history = {"g": History(tuple(proofs), tuple(refuted))}
-    found = trusted(wanted(0, 2048), history, NOW - 24 * HOUR)
-    assert bool(found) is trust
-    assert all(one.nbytes == 20_480 for one in found.values())
+def test_ranges_proven_equal_on_all_holders_are_trusted(rows: Rows, trusted: bool) -> None:
+    found = trust(wanted(), rows)
+    assert (found["proven_bytes"].to_pylist() == [20_480]) is trusted
+    assert is_trusted(rows) is trusted
+
+
+@pytest.mark.parametrize(("first", "then", "trusted"), [(b"c", b"C", False), (b"C", b"c", True)])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_newest_digest_of_a_replica_counts(first: bytes, then: bytes, trusted: bool, in_order: bool) -> None:
+    rows = [*read(0, 2048, 2, content=[b"c", first]), *read(0, 2048, 1, B, content=[then])]
+    assert is_trusted(rows if in_order else rows[::-1]) is trusted
+
+
+def test_newest_of_several_proofs_dates_a_range() -> None:
+    rows = [*read(0, 2048, 5), *read(0, 1024, 2), *read(1024, 2048, 1)]
+    assert trust(wanted(), rows)["proven_at"].to_pylist() == [NOW - 2 * HOUR]
+    assert trust(wanted(0, 1024), rows)["proven_at"].to_pylist() == [NOW - 2 * HOUR]
 
 
 def test_entries_that_may_still_be_replaced_are_never_trusted() -> None:
-    low, unknown = (replica("a", 1000), replica("b", 2046)), (replica("a", None), replica("b", None))
-    history = {"g": History((proof(0, 2048, 1),))}
-    assert not trusted(wanted(0, 2048, *low), history, NOW - 24 * HOUR)
-    assert trusted(wanted(0, 2048, replica("a", 1000), replica("b", 2047)), history, NOW - 24 * HOUR)
-    assert trusted(wanted(0, 2048, *unknown), history, NOW - 24 * HOUR)
+    rows = read(0, 2048, 1)
+    assert not is_trusted(rows, replica("a", 1000), replica("b", 2046))
+    assert is_trusted(rows, replica("a", 1000), replica("b", 2047))
+    assert is_trusted(rows, replica("a", None), replica("b", None))
 
 
-def test_a_store_elsewhere_or_another_log_is_another_replica() -> None:
-    history = {"g": History((proof(0, 2048, 1),))}
-    assert not trusted(wanted(0, 2048, A, replica("b", path="/moved/b")), history, NOW - 24 * HOUR)
-    assert not trusted(wanted(0, 2048, A, replica("b", log_uuid="new")), history, NOW - 24 * HOUR)
+def test_digests_from_the_future_prove_nothing() -> None:
+    """A clock was wrong: it cannot be decided whether that digest, or damage found since, is newer."""
+    assert not is_trusted([*read(0, 2048, 1), *read(0, 2048, -300 * 24)])
+    assert not is_trusted([*read(0, 2048, -300 * 24), *differ(0, 2048, 1)])
+    assert is_trusted([*differ(0, 2048, 2), *read(0, 2048, 1)])
 
 
 @pytest.mark.parametrize("percent", [2, 10, 20, 100])
 def test_every_trusted_range_is_read_again_in_turn(percent: int) -> None:
-    proofs = {("g", start, start + 1024): proof(start, start + 1024, 1) for start in range(0, 50 * 1024, 1024)}
-    seen: set[tuple[str, int, int]] = set()
+    ranges = pa.concat_tables([wanted(start, start + 1024) for start in range(0, 50 * 1024, 1024)])
+    last = dict.fromkeys(ranges["start"].to_pylist(), 12.0)
+    seen: set[int] = set()
     runs = 0
-    while len(seen) < len(proofs):
+    while len(seen) < len(last):
         runs += 1
-        again = to_reread(proofs, -(-len(proofs) * percent // 100))
+        rows = [row for start, hours in last.items() for row in read(start, start + 1024, hours)]
+        found = trust(ranges, rows, percent=percent).to_pylist()
+        again = {row["start"] for row in found if row["proven_at"] is None}
         assert again
         assert not again & seen
         seen |= again
-        proofs |= {key: Proof(key[1], key[2], p.holders, NOW + runs * HOUR, p.nbytes) for key, p in proofs.items()
-                   if key in again}  # fmt: skip
+        last |= dict.fromkeys(again, 11.0 - 0.1 * runs)
     assert runs <= -(-100 // percent)
-    assert not to_reread({}, 1)
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60), st.integers(1, 400))
 def test_all_is_read_again_in_time_and_no_run_has_to_read_it_all_at_once(days: list[float], ranges: int) -> None:
     age, now = timedelta(days=30), NOW
-    proofs = {("g", start, start + 1): replace(proof(start, start + 1, 0), read_at=now) for start in range(ranges)}
+    read_at = [now] * ranges
     for passed in days:
         now += timedelta(days=passed)
-        known = {key: one for key, one in proofs.items() if one.read_at >= now - age}
-        again = to_reread(known, due_count(known, age, now))
+        known = sorted(moment for moment in read_at if moment >= now - age)
+        due = due_count(known, age, now)
         share = passed / 30
-        assert 1 <= len(again) <= max(0.01, share) * ranges + 1
-        # Whatever is too old by now was not yet when the last run came.
-        assert len(proofs) - len(known) <= share * ranges + 1
-        kept = [one.read_at for key, one in known.items() if key not in again]
-        assert max(proofs[key].read_at for key in again) <= min(kept, default=now)
-        proofs |= {key: replace(one, read_at=now) for key, one in proofs.items() if key in again or key not in known}
+        assert 1 <= due <= max(0.01, share) * ranges + 1
+        # Those that are too old by now were not yet when the last run came.
+        assert ranges - len(known) <= share * ranges + 1
+        read_at = [*known[due:], *[now] * (ranges - len(known) + due)]
 
 
-def test_with_no_proof_nothing_is_due() -> None:
-    assert due_count({}, HOUR, NOW) == 0
+def test_nothing_is_due_without_proofs() -> None:
+    assert due_count([], HOUR, NOW) == 0
 
 
 def test_a_chain_of_resumed_runs() -> None:
@@ -129,35 +178,43 @@ def test_a_chain_of_resumed_runs() -> None:
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(1, 20), st.sampled_from([1, 5, 10**9]))
-def test_what_is_not_held_is_read_once_in_steps(skipped: set[int], tasks_wanted: int, step_bytes: int) -> None:
-    span = 1024
-    ranges = [Section(s, e, (A, B)) for s, e in aligned(7, 40 * span, span)]
-    held = {("a", part.start, part.end) for i, part in enumerate(ranges) if i in skipped}
-    tasks = reading_tasks(ranges, span, tasks_wanted, held)
+def test_ranges_without_digests_are_read_once_in_steps(skipped: set[int], cores: int, step_bytes: int) -> None:
+    both = tuple(replica(name, first_index=7, data_bytes=20 << 26) for name in "ab")
+    ranges = plan_ranges({"g": both})
+    rows = ranges.to_pylist()
+    held = {("g", "a", row["start"], row["end"]) for i, row in enumerate(rows) if i in skipped}
+    tasks = reading_tasks(ranges, {"g": both}, cores=cores, held=held)
     assert [task for step in steps(tasks, step_bytes) for task in step] == tasks
     for name in "ab":
-        mine = [cut for t in tasks if t.replica.name == name for cut in aligned(t.start, t.end, span)]
-        assert mine == [(p.start, p.end) for p in ranges if (name, p.start, p.end) not in held]
+        mine = [cut for t in tasks if t.replica.name == name for cut in aligned(t.start, t.end, t.span)]
+        assert mine == [(r["start"], r["end"]) for r in rows if ("g", name, r["start"], r["end"]) not in held]
 
 
-def test_ranges_cut_at_the_edge_of_a_section_stay_apart() -> None:
-    ranges = [Section(0, 500, (A, B)), Section(500, 1024, (A,)), Section(1024, 2048, (A,))]
-    tasks = [(task.start, task.end) for task in reading_tasks(ranges, 1024, 1) if task.replica is A]
-    assert tasks == [(0, 500), (500, 2048)]
+def test_ranges_at_the_edge_of_a_section_are_separate_tasks() -> None:
+    ranges = pa.concat_tables([wanted(0, 500), wanted(500, 1024, A), wanted(1024, 2048, A)])
+    tasks = reading_tasks(ranges, {"g": (A, B)}, cores=1)
+    assert [(task.start, task.end) for task in tasks if task.replica is A] == [(0, 500), (500, 2048)]
 
 
-def test_steps_hold_about_so_many_bytes() -> None:
-    heavy = replica("a", data_bytes=100_000 * 100)
-    tasks = reading_tasks([Section(s, e, (heavy,)) for s, e in aligned(0, 10 * 1024, 1024)], 1024, 10)
+def test_proven_ranges_are_not_read() -> None:
+    ranges = trust(wanted(), read(0, 2048, 1))
+    assert reading_tasks(ranges, {"g": (A, B)}, cores=1) == []
+
+
+def test_steps_hold_about_as_many_bytes_as_asked_for() -> None:
+    heavy = tuple(replica(name, data_bytes=100_000 * 100) for name in "a")
+    ranges = pa.concat_tables([wanted(s, e, *heavy) for s, e in aligned(0, 10 * 1024, 1024)])
+    tasks = reading_tasks(ranges, {"g": heavy}, cores=1, rate=102_400 // 5)
     assert [len(step) for step in steps(tasks, 3 * 102_400)] == [3, 3, 3, 1]
     assert [len(step) for step in steps(tasks, 1)] == [1] * 10
     assert list(steps([], 1)) == []
 
 
 def test_with_a_rate_each_node_is_read_by_one_task() -> None:
-    tasks = reading_tasks([Section(s, e, (A, B)) for s, e in aligned(0, 10 * 1024, 1024)], 1024, 10)
+    both = tuple(replica(name, data_bytes=20 << 26) for name in "ab")
+    tasks = reading_tasks(plan_ranges({"g": both}), {"g": both}, cores=10)
     assert [{task.replica.name for task in bundle} for bundle in bundles(tasks, one_per_node=True)] == [{"a"}, {"b"}]
-    assert len(bundles(tasks, one_per_node=False)) == 20
+    assert len(bundles(tasks, one_per_node=False)) == len(tasks) > 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 3)), max_size=40), st.integers(1, 5000))
@@ -183,50 +240,12 @@ def test_no_more_than_the_rate_is_read(reads: list[tuple[int, float]], rate: int
 
 
 @pytest.mark.parametrize(
-    ("text", "age"), [("7d", timedelta(7)), ("12h", 12 * HOUR), ("90 m", 1.5 * HOUR), ("1w", timedelta(7))]
+    "wrong", [{"resume": "../x"}, {"mode": "thorough"}, {"rate": 0}, {"reread_percent": 101}, {"skip_proven": -1}]
 )
-def test_ages(text: str, age: timedelta) -> None:
-    assert parse_age(text) == age
-
-
-@pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "7 days"])
-def test_malformed_ages(text: str) -> None:
-    with pytest.raises(ConfigError, match="malformed age"):
-        parse_age(text)
-
-
-def test_run_ids() -> None:
-    assert parse_run_id("0" * 32)
-    with pytest.raises(ConfigError, match="is no run id"):
-        parse_run_id("../x")
-
-
-def test_what_was_read_at_a_time_that_has_not_come_is_not_trusted() -> None:
-    """A clock was wrong: nobody knows whether that digest, or the damage found since, is newer."""
-    names = [identity(A), identity(B)]
-
-    def rows(read_at: datetime, content: bytes = b"x") -> list[dict[str, object]]:
-        whose = {
-            "group": "g",
-            "start": 0,
-            "end": 2048,
-            "bytes": 20_480,
-            "layout": b"",
-            "problem": "",
-            "read_at": read_at,
-        }
-        seen = {"damaged": [], "index_wrong": [], "log_uuid": A.log_uuid or "", "source": A.source}
-        return [
-            whose | seen | {"replica": name.partition("|")[0], "content": content if at else b"x", "source": source}
-            for at, (name, source) in enumerate(zip(names, (A.source, B.source), strict=True))
-        ]
-
-    def is_trusted(*found: list[dict[str, object]]) -> bool:
-        table = pa.Table.from_pylist(list(chain.from_iterable(found)), _ARROW_SCHEMA)
-        return bool(trusted(wanted(0, 2048), histories(table, [A, B], NOW), NOW - 24 * HOUR))
-
-    assert is_trusted(rows(NOW - HOUR))
-    assert not is_trusted(rows(NOW - HOUR), rows(NOW + 300 * 24 * HOUR))
-    assert not is_trusted(rows(NOW + 300 * 24 * HOUR), rows(NOW - HOUR, b"differs"))
-    assert not is_trusted(rows(NOW - 2 * HOUR), rows(NOW - HOUR, b"differs"))
-    assert is_trusted(rows(NOW - 2 * HOUR, b"differs"), rows(NOW - HOUR))
+def test_options_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Options(**wrong)
+    assert (
+        Options(resume="0" * 32, skip_proven=7 * DAY).shown()["skip proven"]
+        == "7 days, 0:00:00, all in turn read again"
+    )

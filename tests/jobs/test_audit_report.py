@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
 from xml.etree import ElementTree
 
+import pyarrow as pa
 import pytest
 
-from jobs._audit.compared import Compared
-from jobs._audit.judged import Judged, judge_suspects, report_of
-from jobs._audit.model import Class, Finding, Replica
+from jobs._audit.compare import compare_digests, compared_by_replica
+from jobs._audit.judge import findings_of
+from jobs._audit.model import RANGES, RESULTS, Class, Finding, Replica, result
 from jobs._audit.page import page
-from jobs._audit.picture import Stretch, picture
-from jobs._audit.plan import sections
-from jobs._audit.ranges import RangeRow
-from jobs._audit.report import summarize
+from jobs._audit.plan import plan_ranges, sections
+from jobs._audit.report import GroupReport, report_groups, summarize
+from tests.jobs.auditing import NOW, digest_row, digest_table
 
 
 def node(name: str, end: int = 100, log: str = "log-1") -> Replica:
@@ -33,15 +32,20 @@ def finding(kind: Class, name: str, start: int, end: int) -> Finding:
     return Finding(kind=kind, group="g", replica=name, start=start, end=end, count=end - start, evidence=evidence)
 
 
-def drawn(*findings: Finding, replicas: tuple[Replica, ...] = (*HERE, AWAY)) -> str:
-    judged = Judged()
-    judged.findings["g"] += findings
-    done = [Compared("g", name, 100, 900, "run", datetime(2026, 5, 1, tzinfo=UTC)) for name in ("n0", "n1")]
-    report = report_of("g", replicas, sections(replicas), judged, done, "run")
+def reported(replicas: tuple[Replica, ...], *findings: Finding) -> GroupReport:
+    results = pa.Table.from_pylist([result(("g", 0, 100), findings)], RESULTS)
+    compared = compared_by_replica(digest_table(digest_row("n0"), digest_row("n1")))
+    (report,) = report_groups({"g": replicas}, results, compared, "run")
+    return report
+
+
+def drawn(*findings: Finding, replicas: tuple[Replica, ...] = (*HERE, AWAY), proven: bool = False) -> str:
+    report = reported(replicas, *findings)
     facts = {"run_id": "run", "started_at": "2026-05-01T00:00:00+00:00", "duration_s": 1.5}
     cost = {"bytes_read": {"n0": 9}, "bytes_read_second_pass": 1, "bytes_per_second": 5, "max_bytes_per_second": None}
-    stretches = {"g": [Stretch(0, 100, frozenset({"n0", "n1"}), "read now")]}
-    return page(summarize([report]) | facts | {"cost": cost}, [report], stretches, {"mode": "digest"})
+    rows = plan_ranges({"g": replicas}).to_pylist()
+    ranges = pa.Table.from_pylist([row | {"proven_at": NOW if proven else None} for row in rows], RANGES)
+    return page(summarize([report]) | facts | {"cost": cost}, [report], ranges, {"mode": "digest"})
 
 
 @pytest.mark.parametrize(
@@ -83,16 +87,31 @@ def test_evidence_is_tables_and_no_json() -> None:
     assert "&quot;" not in shown
 
 
-def test_the_picture_shows_each_replica_and_marks_each_finding() -> None:
-    findings = [finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120)]
-    svg = ElementTree.fromstring(picture((*HERE, AWAY), [Stretch(0, 50, frozenset({"n0"}), "read now")], findings))
+def test_numbers_of_the_page_have_separators_and_absent_values_a_dash() -> None:
+    far = tuple(replace(one, last_index=12_344, end=12_345, commit_index=12_344) for one in HERE)
+    shown = drawn(replace(finding(Class.CORRUPT, "n1", 7000, 9000), count=2000), replicas=(*far, AWAY))
+    assert "[7,000, 9,000), 2,000 entries" in shown
+    assert '<td class="n">12,344</td>' in shown
+    assert '<td class="n">-</td>' in shown
+    assert "None" not in shown.replace("<p>None.</p>", "")
+
+
+def test_findings_beyond_the_shown_ones_are_counted() -> None:
+    shown = drawn(*(finding(Class.CORRUPT, "n1", 2 * at, 2 * at + 1) for at in range(203)))
+    assert shown.count('<div class="finding"') == 200
+    assert "3 more are in the table audit_findings" in shown
+
+
+@pytest.mark.parametrize(("proven", "title"), [(False, "[0, 100) read now"), (True, "[0, 100) proven before")])
+def test_the_picture_shows_each_replica_and_marks_each_finding(proven: bool, title: str) -> None:
+    shown = drawn(finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120), proven=proven)
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", shown, re.DOTALL)[0])  # type: ignore[index]
     assert {text.text for text in svg.iter("text")} >= {"n0", "n1", "n2", "could not be read", "0", "120"}
-    titles = [title.text for title in svg.iter("title")]
-    assert "[0, 50) read now" in titles
+    titles = [text.text for text in svg.iter("title")]
+    assert titles.count(title) == 2
     assert "CORRUPT [7, 8)" in titles
     boxes = [(float(r.attrib["x"]), float(r.attrib["width"])) for r in svg.iter("rect")]
     assert all(x >= 147 and x + width <= 150 + 760 + 3 for x, width in boxes)
-    assert picture((), [], []).startswith("<svg")
 
 
 def test_two_logs_are_compared_behind_their_first_entries() -> None:
@@ -103,30 +122,27 @@ def test_two_logs_are_compared_behind_their_first_entries() -> None:
     assert [(part.start, part.end) for part in sections((HERE[0], THERE[0]))] == [(1, 100)]
 
 
-def test_another_log_is_said_and_lagging_is_a_matter_of_one_cluster() -> None:
+def test_another_log_is_noted_and_lagging_is_a_matter_of_one_cluster() -> None:
     short = tuple(replace(one, end=60, last_index=59, commit_index=59) for one in THERE)
-    report = report_of("g", (*HERE, *short), sections((*HERE, *short)), Judged(), [], "run")
+    report = reported((*HERE, *short))
     assert report.findings == ()
     assert report.compared == (0, 60)
     assert "log-1 and log-2" in report.notes[0]
     far = tuple(replace(one, first_index=200, end=300, last_index=299) for one in THERE)
-    report = report_of("g", (*HERE, *far), sections((*HERE, *far)), Judged(), [], "run")
-    assert "no index in common" in report.incomplete[0]
+    assert "no index in common" in reported((*HERE, *far)).incomplete[0]
 
 
 def test_layouts_count_within_a_cluster_alone() -> None:
-    def row(name: str, layout: bytes) -> RangeRow:
-        return RangeRow(replica=name, content=b"same", layout=layout)
-
-    apart = [row("n0", b"x"), row("n1", b"x"), row("other/n0", b"y"), row("other/n1", b"y")]
-    assert judge_suspects({("g", 0, 9): apart}).found("g") == []
-    (found,) = judge_suspects({("g", 0, 9): [*apart[:3], row("other/n1", b"z")]}).found("g")
+    layouts = {"n0": b"x", "n1": b"x", "other/n0": b"y", "other/n1": b"y"}
+    apart = [digest_row(name, layout=layout) for name, layout in layouts.items()]
+    assert findings_of(compare_digests(digest_table(*apart))) == []
+    (found,) = findings_of(compare_digests(digest_table(*apart[:3], digest_row("other/n1", layout=b"z"))))
     assert (found.kind, found.replica) == (Class.LAYOUT_DIFFERS, "other/n0,other/n1")
 
 
-def test_an_index_that_disagrees_with_a_wrong_entry_is_no_second_finding() -> None:
-    rows = [RangeRow(replica="n0", content=b"a"), RangeRow(replica="n1", content=b"b", index_wrong=((5, 8),))]
-    judged = judge_suspects({("g", 0, 9): rows})
-    judged.findings["g"].append(finding(Class.TERM_REGRESSION, "n1", 6, 7))
-    found = [(f.kind.value, f.start, f.end) for f in judged.found("g")]
+def test_an_index_row_that_does_not_match_a_wrong_entry_is_no_second_finding() -> None:
+    digests = digest_table(digest_row("n0", content=b"a"), digest_row("n1", content=b"b", index_wrong=[5, 8]))
+    drilled = pa.Table.from_pylist([result(("g", 0, 100), [finding(Class.TERM_REGRESSION, "n1", 6, 7)])], RESULTS)
+    findings = findings_of(pa.concat_tables([compare_digests(digests), drilled]))
+    found = [(f.kind.value, f.start, f.end) for f in findings]
     assert found == [("TERM_REGRESSION", 6, 7), ("INDEX_MISMATCH", 5, 6), ("INDEX_MISMATCH", 7, 8)]

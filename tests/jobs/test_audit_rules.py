@@ -8,25 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.errors import ConfigError, CorruptRecordError, IndexOutOfRangeError, UnreachableError
-from jobs._audit.drill import difference
-from jobs._audit.model import EXPLANATIONS, SEVERITIES, Class, Finding, Replica, Verdict
+from dledger_core import ConfigError, CorruptRecordError, IndexOutOfRangeError, UnreachableError
+from jobs._audit.entries import difference
+from jobs._audit.judge import (
+    NOTHING,
+    Seen,
+    State,
+    committed_end,
+    end_findings,
+    judge,
+    merge_findings,
+    verdict_of,
+)
+from jobs._audit.model import CLASSES, Class, Finding, Replica, Verdict
 from jobs._audit.plan import (
-    Section,
+    SPAN_MIN,
     aligned,
     choose_span,
-    committed_end,
     common_range,
-    end_findings,
+    plan_ranges,
     reading_tasks,
-    sample,
     sections,
 )
-from jobs._audit.ranges import RangeJudgement, RangeRow, judge_range
-from jobs._audit.report import Coverage, GroupReport, coverage_of, merge_findings, summarize, verdict_of
+from jobs._audit.report import Coverage, GroupReport, coverage_of, summarize
 from jobs._audit.snapshot import parse_replicas
 from jobs._audit.sources import Gap, read_past_damage
-from jobs._audit.vote import NOTHING, Seen, State, judge
 
 
 def replica(name: str, first: int, end: int, commit: int | None = None, **more: object) -> Replica:
@@ -83,15 +89,26 @@ def test_the_lowest_recorded_commit_index_counts(commits: tuple[int | None, ...]
     assert committed_end([replica(str(i), 0, 300, commit) for i, commit in enumerate(commits)]) == end
 
 
+def test_plan_covers_each_section_once_with_the_names_of_its_holders() -> None:
+    ranges = plan_ranges({"g": (replica("a", 5, 5000), replica("b", 5, 3000), replica("c", 4000, 5000))}).to_pylist()
+    assert [(r["start"], r["end"], "".join(r["replicas"])) for r in ranges] == [
+        (5, 1024, "ab"),
+        (1024, 2048, "ab"),
+        (2048, 3000, "ab"),
+        (4000, 4096, "ac"),
+        (4096, 5000, "ac"),
+    ]
+    assert {(r["group"], r["span"], r["proven_at"]) for r in ranges} == {("g", SPAN_MIN, None)}
+
+
 def test_tasks_cover_each_replica_once_and_start_at_multiples_of_the_span() -> None:
-    holders = (replica("a", 0, 0), replica("b", 0, 0))
-    parts = [Section(start, end, holders) for start, end in aligned(5, 70_000, 1024)]
-    tasks = reading_tasks(parts, 1024, 8)
+    snapshot = {"g": tuple(replica(name, 5, 70_000, data_bytes=8 << 26) for name in "ab")}
+    tasks = reading_tasks(plan_ranges(snapshot), snapshot, cores=8)
     for name in "ab":
         mine = [task for task in tasks if task.replica.name == name]
         assert [mine[0].start, mine[-1].end] == [5, 70_000]
         assert all(before.end == task.start for before, task in pairwise(mine))
-        assert all(task.start % 1024 == 0 for task in mine[1:])
+        assert all(task.start % task.span == 0 for task in mine[1:])
     assert [task.replica.name for task in tasks[:4]] == ["a", "b", "a", "b"]
 
 
@@ -107,11 +124,12 @@ def test_a_range_is_read_in_about_a_second_and_has_no_gigabytes() -> None:
 
 
 def test_a_sample_keeps_both_ends_and_is_the_same_for_the_same_run() -> None:
-    parts = [Section(100, 100_000, (replica("a", 0, 0), replica("b", 0, 0)))]
-    chosen = sample(parts, 1024, "run")
-    assert (chosen[0].start, chosen[-1].end) == (100, 100_000)
+    snapshot = {"g": (replica("a", 100, 100_000), replica("b", 100, 100_000))}
+    chosen = plan_ranges(snapshot, mode="quick", seed="run")
+    assert (chosen["start"][0].as_py(), chosen["end"][-1].as_py()) == (100, 100_000)
     assert len(chosen) == 10
-    assert chosen == sample(parts, 1024, "run") != sample(parts, 1024, "another")
+    assert chosen == plan_ranges(snapshot, mode="quick", seed="run")
+    assert chosen != plan_ranges(snapshot, mode="quick", seed="another")
 
 
 @pytest.mark.parametrize(
@@ -215,31 +233,6 @@ def test_clusters_that_differ_are_not_told_to_rebuild_a_replica(
     assert ("rebuild" not in one.to_json()["next_step"]) == clusters
 
 
-# --- ranges -------------------------------------------------------------------------------------------------------
-
-
-def row(name: str, content: bytes = b"c", layout: bytes = b"l", **more: object) -> RangeRow:
-    return RangeRow(replica=name, content=content, layout=layout, **more)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([row("a"), row("b"), row("c")], RangeJudgement()),
-        ([row("a"), row("b", b"d"), row("c")], RangeJudgement(drill=True)),
-        ([row("a"), row("b", b"d", b"m"), row("c")], RangeJudgement(drill=True)),
-        ([row("a"), row("b", damaged=1), row("c")], RangeJudgement(drill=True)),
-        ([row("a"), row("b", b"", b"", problem="damaged", reason="?")], RangeJudgement(drill=True)),
-        ([row("a"), row("b", b"c", b"m"), row("c")], RangeJudgement(layout=("b",))),
-        ([row("a"), row("b", b"c", b"m")], RangeJudgement(layout=("a,b",))),
-        ([row("a"), row("b", b"", b"", problem="unread", reason="down")], RangeJudgement(unread=("b: down",))),
-        ([row("a"), row("b"), row("c", b"", b"", problem="gone", reason="old")], RangeJudgement(gone=("c",))),
-    ],
-)
-def test_judge_range(rows: list[RangeRow], expected: RangeJudgement) -> None:
-    assert judge_range(rows) == expected
-
-
 # --- reading past damage ------------------------------------------------------------------------------------------
 
 
@@ -327,7 +320,7 @@ def test_verdict(kinds: list[Class], incomplete: list[str], expected: Verdict) -
 
 
 def test_every_class_has_a_severity_and_says_what_to_do() -> None:
-    assert set(SEVERITIES) == set(EXPLANATIONS) == set(Class)
+    assert set(CLASSES) == set(Class)
 
 
 def test_coverage() -> None:

@@ -16,11 +16,11 @@ import dledger_core
 from dledger_core import StoreReader, open_store
 from dledger_core.errors import ConfigError
 from jobs._audit import sources
-from jobs._audit.drill import drill
+from jobs._audit.entries import compare_entries
+from jobs._audit.judge import verdict_of
 from jobs._audit.model import Class
-from jobs._audit.passes import _index_findings
+from jobs._audit.passes import index_findings
 from jobs._audit.plan import sections
-from jobs._audit.report import verdict_of
 from jobs._audit.snapshot import store_replicas
 from jobs._audit.sources import RangeSeen, open_source
 from tests.jobs.auditing import SPAN, audit, digests, overwrite
@@ -115,8 +115,8 @@ def swap(store: Path, index: int) -> None:
 def test_equal_stores_have_no_findings(stores: Stores) -> None:
     assert audit(stores) == []
     replicas = store_replicas(stores)
-    assert all(drill(part).findings == () for part in sections(replicas))
-    assert [finding for replica in replicas for finding in _index_findings(replica)] == []
+    assert not any(compare_entries(p.replicas, p.start, p.end)["findings"] for p in sections(replicas))
+    assert [finding for replica in replicas for finding in index_findings(replica)] == []
 
 
 @pytest.mark.parametrize("read_bytes", [1, 3000, 40_000, 1 << 20])
@@ -224,7 +224,7 @@ def test_a_wiped_tail_below_the_checkpoint_is_damage(stores: Stores) -> None:
 def test_a_damaged_index_file_is_named_though_the_entries_are_readable(stores: Stores) -> None:
     index = sorted((stores["n1"] / "index").iterdir())[0]
     overwrite(index, 50 * 32 + 10, b"\xff")
-    found = [finding for replica in store_replicas(stores) for finding in _index_findings(replica)]
+    found = [finding for replica in store_replicas(stores) for finding in index_findings(replica)]
     for findings in (audit(stores), found):
         assert [(f.kind.value, f.replica, f.start, f.end) for f in findings] == [("INDEX_MISMATCH", "n1", 50, 51)]
 

@@ -1,4 +1,4 @@
-"""The second pass: one range, read entry by entry from all its replicas and compared; suspects are read twice.
+"""The second pass: one range, read entry by entry from all its replicas and compared; mismatches are read twice.
 
 Bodies are reduced to digests as they are read, so memory depends on the number of entries in a range alone. Runs on
 executors, needs no Spark.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.checksum import crc32_column
-from jobs._audit.limiter import RateLimiter
-from jobs._audit.model import Finding, Replica
-from jobs._audit.plan import Section, committed_end, runs_of
-from jobs._audit.sources import Gap, Source, open_source
-from jobs._audit.vote import Judgement, Seen, State, judge
+from dledger_core import DLedgerError, crc32_column
+from jobs._audit.judge import Judgement, Seen, State, committed_end, judge, runs_of
+from jobs._audit.model import Finding, Replica, result
+from jobs._audit.sources import Gap, RateLimiter, Source, open_source
 
-__all__ = ["Drilled", "difference", "drill"]
+__all__ = ["compare_entries", "difference"]
 
 SECOND_LOOK_S: Final = 0.3
 WINDOW_BYTES: Final = 32
@@ -48,23 +46,6 @@ _GAP_STATE: Final = {"damaged": State.DAMAGED, "gone": State.UNREAD, "unread": S
 Rows = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Drilled:
-    """What a second pass over one range found.
-
-    Attributes:
-        findings: neighbours merged.
-        cleared: entries that a second look found equal.
-        unread: why a replica could not be read, by replica.
-        read_bytes: body bytes read.
-    """
-
-    findings: tuple[Finding, ...]
-    cleared: int
-    unread: tuple[str, ...]
-    read_bytes: int
-
-
 @dataclass(slots=True)
 class _Table:
     """One replica's entries of a range."""
@@ -80,50 +61,61 @@ class _Table:
         if state is not State.PRESENT:
             reason = next((gap.reason for gap in self.gaps if gap.start <= index < gap.end), "")
             return Seen(state, reason=reason)
-        return Seen(
-            state,
-            int(row["term"]),
-            int(row["magic"]),
-            int(row["position"]),
-            int(row["size"]),
-            int(row["crc"]),
-            bytes(row["digest"]),
-            bool(row["irregular"]),
-        )
+        term, magic, position, size, crc = (int(row[name]) for name in ("term", "magic", "position", "size", "crc"))
+        return Seen(state, term, magic, position, size, crc, bytes(row["digest"]), bool(row["irregular"]))
 
 
-def drill(
-    section: Section, *, pause_s: float = SECOND_LOOK_S, limiters: Mapping[str, RateLimiter] | None = None
-) -> Drilled:
-    """Compares the entries of a range on all its replicas.
+def compare_entries(
+    replicas: Sequence[Replica],
+    start: int,
+    end: int,
+    *,
+    pause_s: float = SECOND_LOOK_S,
+    limiters: Mapping[str, RateLimiter] | None = None,
+) -> dict[str, Any]:
+    """Compares the entries of [start, end) on replicas that all hold it, and returns a row of RESULTS.
 
     Args:
-        section: the range and who holds it.
-        pause_s: how long to wait before suspects of live nodes are read again.
-        limiters: by replica's name, told of all bytes read.
+        replicas: the holders.
+        start: first index.
+        end: end index (exclusive).
+        pause_s: how long to wait before mismatches of live nodes are read again.
+        limiters: by replica's name, counting all bytes read.
     """
-    committed = committed_end(section.replicas)
+    key = (replicas[0].group, start, end)
+    try:
+        return _compared(replicas, key, pause_s, limiters or {})
+    except DLedgerError as error:
+        return result(key, unread=[f"[{start}, {end}): {error}"])
+
+
+def _compared(
+    replicas: Sequence[Replica], key: tuple[str, int, int], pause_s: float, limiters: Mapping[str, RateLimiter]
+) -> dict[str, Any]:
+    _, start, end = key
+    committed = committed_end(replicas)
     with ExitStack() as stack:
-        sources = {r.name: stack.enter_context(open_source(r, (limiters or {}).get(r.name))) for r in section.replicas}
-        bounds = {r.name: (r.first_index, r.end) for r in section.replicas}
-        tables = {n: _read(sources[n], section.start, section.end, bounds[n]) for n in sources}
-        first_look = _judged(tables, _suspects(tables), committed)
-        if first_look and any(replica.live for replica in section.replicas):
+        sources = {r.name: stack.enter_context(open_source(r, limiters.get(r.name))) for r in replicas}
+        bounds = {r.name: (r.first_index, r.end) for r in replicas}
+        tables = {n: _read(sources[n], start, end, bounds[n]) for n in sources}
+        first_look = _judged(tables, _mismatches(tables), committed)
+        if first_look and any(replica.live for replica in replicas):
             time.sleep(pause_s)
         second_look: dict[int, list[Judgement]] = {}
         evidence: dict[int, dict[str, Seen]] = {}
-        for start, end in runs_of(sorted(first_look)):
-            again = {n: _read(sources[n], start, end, bounds[n]) for n in sources}
-            second_look |= _judged(again, range(start, end), committed)
-            evidence |= {i: {n: t.seen(i) for n, t in again.items()} for i in range(start, end)}
-        stayed = {i: found for i, found in second_look.items() if i in first_look}
-        findings = [_evident(f, evidence, sources) for f in _merged(section.replicas[0], stayed)]
+        for low, high in runs_of(sorted(first_look)):
+            again = {n: _read(sources[n], low, high, bounds[n]) for n in sources}
+            second_look |= _judged(again, range(low, high), committed)
+            evidence |= {i: {n: t.seen(i) for n, t in again.items()} for i in range(low, high)}
+        confirmed = {i: found for i, found in second_look.items() if i in first_look}
+        findings = [_evident(*found, evidence, sources) for found in _merged(key[0], confirmed)]
     unread = [f"{n}: {gap.reason}" for n, t in tables.items() for gap in t.gaps if gap.kind != "damaged"]
-    return Drilled(
-        tuple(findings),
-        len(first_look) - len(stayed),
-        tuple(dict.fromkeys(unread)),
-        sum(t.nbytes for t in tables.values()),
+    return result(
+        key,
+        findings,
+        unread=list(dict.fromkeys(unread)),
+        cleared=len(first_look) - len(confirmed),
+        read_bytes=sum(table.nbytes for table in tables.values()),
     )
 
 
@@ -161,15 +153,15 @@ def _fingerprints(batch: pa.RecordBatch, header_bytes: int) -> Rows:
     return rows
 
 
-def _suspects(tables: dict[str, _Table]) -> list[int]:
+def _mismatches(tables: dict[str, _Table]) -> list[int]:
     """Returns the indexes at which the replicas differ, or have something wrong by themselves."""
     reference, *others = tables.values()
-    doubtful = (reference.rows["state"] != State.PRESENT) | reference.rows["irregular"]
+    mismatched = (reference.rows["state"] != State.PRESENT) | reference.rows["irregular"]
     for other in others:
-        doubtful |= other.rows["irregular"]
+        mismatched |= other.rows["irregular"]
         for name in _CONTENT:
-            doubtful |= other.rows[name] != reference.rows[name]
-    return [reference.start + int(place) for place in np.flatnonzero(doubtful)]
+            mismatched |= other.rows[name] != reference.rows[name]
+    return [reference.start + int(place) for place in np.flatnonzero(mismatched)]
 
 
 def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -> dict[int, list[Judgement]]:
@@ -182,28 +174,23 @@ def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -
     return found
 
 
-def _merged(replica: Replica, judged: dict[int, list[Judgement]]) -> list[tuple[Judgement, Finding]]:
+def _merged(group: str, judged: dict[int, list[Judgement]]) -> list[tuple[Judgement, Finding]]:
     """Returns one finding for consecutive indexes with the same judgement."""
-    found: list[tuple[Judgement, Finding]] = []
     places: dict[Judgement, list[int]] = {}
     for index in sorted(judged):
         for judgement in judged[index]:
             places.setdefault(judgement, []).append(index)
-    for judgement, indexes in places.items():
-        for start, end in runs_of(indexes):
-            names = ",".join(judgement.replicas)
-            finding = Finding(
-                kind=judgement.kind, group=replica.group, replica=names, start=start, end=end, count=end - start
-            )
-            found.append((judgement, finding))
-    return found
+    return [
+        (one, Finding.of(one.kind, group, ",".join(one.replicas), start, end))
+        for one, indexes in places.items()
+        for start, end in runs_of(indexes)
+    ]
 
 
 def _evident(
-    found: tuple[Judgement, Finding], evidence: dict[int, dict[str, Seen]], sources: dict[str, Source]
+    judgement: Judgement, finding: Finding, evidence: dict[int, dict[str, Seen]], sources: dict[str, Source]
 ) -> Finding:
     """Adds what was seen at the finding's first index."""
-    judgement, finding = found
     index = finding.start
     seen = evidence[index]
     shown: dict[str, Any] = {
@@ -220,15 +207,7 @@ def _evident(
     if one and other and seen[one].digest != seen[other].digest:
         bodies = {name: _body(sources[name], index) for name in (other, one)}
         shown["first_difference"] = difference(bodies)
-    return Finding(
-        kind=finding.kind,
-        group=finding.group,
-        replica=finding.replica,
-        start=finding.start,
-        end=finding.end,
-        count=finding.count,
-        evidence=shown,
-    )
+    return replace(finding, evidence=shown)
 
 
 def _pair(judgement: Judgement, present: list[str]) -> tuple[str, str]:

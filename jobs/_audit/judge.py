@@ -1,0 +1,248 @@
+"""Who is right: the entries that replicas hold at one index compared, their ends compared, findings merged. Pure.
+
+A majority of the readable entries is right. Above what is known to be committed the highest term is right, however few
+hold it: an entry of a later term can only be there if the earlier term's entry was never committed. Two clusters are
+not voted on together if each agrees within itself: neither outvotes the other, and their terms have nothing in common.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from jobs._audit.model import OTHER, Class, Finding, Replica, Severity, Verdict
+
+__all__ = [
+    "NOTHING",
+    "Judgement",
+    "Seen",
+    "State",
+    "committed_end",
+    "end_findings",
+    "findings_of",
+    "judge",
+    "merge_findings",
+    "runs_of",
+    "verdict_of",
+]
+
+
+class State(IntEnum):
+    """Whether a replica has an entry at an index."""
+
+    MISSING = 0
+    PRESENT = 1
+    DAMAGED = 2
+    UNREAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One replica's entry at one index.
+
+    Attributes:
+        state: whether there is one.
+        term: its term.
+        magic: data, control or membership.
+        position: of its record.
+        size: bytes of the record.
+        crc: CRC-32 of the body, computed now.
+        digest: digest of the body.
+        irregular: its term is above the next entry's or below the previous one's on the same replica.
+        reason: why it could not be read.
+    """
+
+    state: State
+    term: int = -1
+    magic: int = 0
+    position: int = -1
+    size: int = 0
+    crc: int = 0
+    digest: bytes = b""
+    irregular: bool = False
+    reason: str = ""
+
+    @property
+    def content(self) -> tuple[int, int, int, bytes]:
+        """What must be equal on all replicas."""
+        return self.term, self.magic, self.size, self.digest
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the evidence of this replica."""
+        if self.state is not State.PRESENT:
+            shown: dict[str, Any] = {"state": self.state.name.lower()}
+            return shown | ({"reason": self.reason} if self.reason else {})
+        return {"term": self.term, "position": self.position, "size": self.size, "crc": f"{self.crc:08x}"}
+
+
+NOTHING: Final = Seen(State.MISSING)
+
+
+class Judgement(NamedTuple):
+    """What is wrong with ``replicas`` at an index; several only where it cannot be decided which of them is right."""
+
+    kind: Class
+    replicas: tuple[str, ...]
+    right: tuple[str, ...] = ()
+
+
+def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
+    """Returns what is wrong at one index that all of these replicas should hold.
+
+    Args:
+        seen: by replica's name.
+        committed: whether the index is at or below the lowest recorded commit index.
+    """
+    present = {name: entry for name, entry in seen.items() if entry.state is State.PRESENT}
+    right, wrong = _divide(present, committed=committed)
+    here, there = _sides(present)
+    apart = bool(wrong and here and there)
+
+    def agreeing(name: str) -> tuple[str, ...]:
+        return (there if name.startswith(OTHER) else here) if apart else right
+
+    found = [Judgement(Class.CORRUPT, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.DAMAGED]
+    found += [Judgement(Class.INDEX_GAP, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.MISSING]
+    if not wrong:
+        if present and all(entry.irregular for entry in present.values()):
+            found += [Judgement(Class.TERM_REGRESSION, (name,)) for name in present]
+        return found
+    if apart or not right:
+        kind = Class.DIVERGED_COMMITTED if committed else Class.DIVERGED_UNKNOWN
+        return [*found, Judgement(kind, there, here) if apart else Judgement(kind, tuple(wrong))]
+    right_term = present[right[0]].term
+    found += [
+        Judgement(_class_of(entry, right_term, committed=committed), (name,), right) for name, entry in wrong.items()
+    ]
+    return found
+
+
+def _sides(present: Mapping[str, Seen]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the replicas of two clusters that differ and agree within themselves; else two empty tuples."""
+    here = tuple(name for name in present if not name.startswith(OTHER))
+    there = tuple(name for name in present if name.startswith(OTHER))
+    agreed = all(len({present[name].content for name in side}) == 1 for side in (here, there))
+    return (here, there) if agreed else ((), ())
+
+
+def _divide(present: Mapping[str, Seen], *, committed: bool) -> tuple[tuple[str, ...], dict[str, Seen]]:
+    """Returns the replicas that are right, and the others; none is right where it cannot be decided."""
+    if len({entry.content for entry in present.values()}) <= 1:
+        return tuple(present), {}
+    votes = {name: entry for name, entry in present.items() if not entry.irregular} or dict(present)
+    if not committed:
+        highest = max(entry.term for entry in votes.values())
+        votes = {name: entry for name, entry in votes.items() if entry.term == highest}
+    content, count = Counter(entry.content for entry in votes.values()).most_common(1)[0]
+    if 2 * count <= len(votes):
+        return (), dict(present)
+    right = tuple(name for name, entry in present.items() if entry.content == content)
+    return right, {name: entry for name, entry in present.items() if name not in right}
+
+
+def _class_of(entry: Seen, right_term: int, *, committed: bool) -> Class:
+    if entry.irregular and entry.term != right_term:
+        return Class.TERM_REGRESSION
+    if committed:
+        return Class.DIVERGED_COMMITTED
+    return Class.DIVERGED_UNCOMMITTED if entry.term < right_term else Class.DIVERGED_UNKNOWN
+
+
+def committed_end(replicas: Sequence[Replica]) -> int:
+    """Returns the index up to which (exclusive) a difference between these replicas is one of committed entries.
+
+    The lowest recorded commit index counts; offline it is a lower bound, and a replica that records none is ignored.
+    """
+    recorded = [replica.commit_index for replica in replicas if replica.commit_index is not None]
+    return min(recorded) + 1 if recorded else 0
+
+
+def end_findings(replicas: Sequence[Replica]) -> list[Finding]:
+    """Returns the findings of the snapshot alone: lost ends, lag, and entries deleted on some replicas only."""
+    usable = [replica for replica in replicas if replica.reachable]
+    first = min((r.first_index for r in usable), default=0)
+    end = max((r.end for r in usable), default=0)
+    found = []
+    for replica in usable:
+        group, name = replica.group, replica.name
+        held = max(replica.last_index + 1, replica.first_index)
+        own = held if replica.commit_index is None else max(held, replica.commit_index + 1)
+        evidence = {"last_index": replica.last_index, "commit_index": replica.commit_index}
+        if replica.damaged is not None:  # how many entries it lost after that is unknown
+            found.append(Finding.of(Class.CORRUPT, group, name, *replica.damaged, evidence))
+        elif own > held:
+            found.append(Finding.of(Class.MISSING_COMMITTED, group, name, held, own, evidence))
+        behind = max(own, replica.end)
+        if behind < end and replica.first_index <= behind and replica.damaged is None:
+            found.append(Finding.of(Class.LAGGING, group, name, behind, end, evidence))
+        if replica.first_index > first:
+            evidence = {"first_index": replica.first_index}
+            found.append(Finding.of(Class.RETENTION_SKEW, group, name, first, replica.first_index, evidence))
+    return found
+
+
+def findings_of(results: pa.Table) -> list[Finding]:
+    """Returns the findings of all comparisons (RESULTS), merged; worst first.
+
+    An index row that does not match an entry is left out where the entry itself is found wrong.
+    """
+    rows = [row for found in results["findings"].to_pylist() for row in found]
+    findings = merge_findings(Finding.from_row(row) for row in rows)
+    explained = [
+        f
+        for f in findings
+        if f.severity in (Severity.CRITICAL, Severity.WARNING) and f.kind is not Class.LAYOUT_DIFFERS
+    ]
+    kept: list[Finding] = []
+    for finding in findings:
+        kept += _outside(finding, explained) if finding.kind is Class.INDEX_MISMATCH else [finding]
+    return merge_findings(kept)
+
+
+def _outside(finding: Finding, others: Sequence[Finding]) -> list[Finding]:
+    """Returns the parts of a finding outside those of others on the same replica."""
+    left = [(finding.start, finding.end)]
+    for other in others:
+        if finding.group == other.group and finding.replica in other.replica.split(","):
+            left = [part for s, e in left for part in ((s, min(e, other.start)), (max(s, other.end), e))]
+            left = [(s, e) for s, e in left if s < e]
+    return [Finding.of(finding.kind, finding.group, finding.replica, start, end) for start, end in left]
+
+
+def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Joins neighbouring ranges of the same class and replica; the evidence is the first one's. Worst come first."""
+    merged: list[Finding] = []
+    for finding in sorted(findings, key=lambda f: (f.group, f.kind, f.replica, f.start, f.end)):
+        last = merged[-1] if merged else None
+        whose = (finding.group, finding.kind, finding.replica)
+        if last is None or (last.group, last.kind, last.replica) != whose or finding.start > last.end:
+            merged.append(finding)
+        elif finding.end > last.end:
+            more = finding.end - max(finding.start, last.end)
+            merged[-1] = replace(last, end=finding.end, count=last.count + more)
+    order = list(Severity)
+    return sorted(merged, key=lambda f: (order.index(f.severity), f.group, f.start, f.kind, f.replica))
+
+
+def verdict_of(findings: Iterable[Finding], incomplete: Sequence[str]) -> Verdict:
+    """Returns the verdict: a real difference outweighs parts that were not compared, and those outweigh equality."""
+    found = list(findings)
+    if any(finding.severity in (Severity.CRITICAL, Severity.ERROR) for finding in found):
+        return Verdict.INCONSISTENT
+    if incomplete or any(finding.kind is Class.DIVERGED_UNKNOWN for finding in found):
+        return Verdict.INCOMPLETE
+    return Verdict.CONSISTENT
+
+
+def runs_of(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields the ranges of consecutive indexes."""
+    start = 0
+    for i in range(1, len(indexes) + 1):
+        if i == len(indexes) or indexes[i] != indexes[i - 1] + 1:
+            yield indexes[start], indexes[i - 1] + 1
+            start = i
