@@ -1,6 +1,7 @@
-"""What the values of options mean: one function for each kind of value, text in, checked value out.
+"""Values of options: what their texts mean, as types for the model in ``options``.
 
-A wrong value is a ValueError that says what it must be; ``options`` adds the option's name and an example.
+A validator takes the text of an option, or a value that is right already; a wrong text is a ValueError that says what
+the value must be.
 """
 
 from __future__ import annotations
@@ -8,39 +9,42 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from dledger_core.config import check_group_name, parse_peers
+from pydantic import BeforeValidator, Field
+
+from dledger_core import check_group_name, parse_duration, parse_groups, parse_peers
 from spark_connector.errors import CheckpointError
 from spark_connector.offsets import StreamOffset
 from spark_connector.spark_checkpoint import read_offsets
-from spark_connector.times import parse_duration, parse_time
 
 __all__ = [
     "EARLIEST",
     "LATEST",
+    "Count",
+    "Delay",
+    "Duration",
+    "Group",
+    "Groups",
+    "Lowered",
+    "OffsetsOption",
+    "Pattern",
+    "Peers",
+    "Replica",
     "StartSpec",
+    "Tags",
+    "Text",
+    "TimeOption",
     "TimeSpec",
-    "choice",
-    "count",
-    "flag",
-    "group_name",
-    "group_names",
-    "lag",
-    "message_tags",
-    "message_topics",
-    "offsets",
-    "pattern",
-    "peers_string",
-    "replica_choice",
-    "text",
-    "times",
+    "Topics",
 ]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 _INT64_END: Final = 1 << 63
+_MILLIS: Final = re.compile(r"\d{1,15}", re.ASCII)
 
 StartSpec = Literal["earliest", "latest"] | Mapping[str, int]
 """Where to start or end: everywhere alike, or per group an index, EARLIEST or LATEST."""
@@ -49,137 +53,74 @@ TimeSpec = int | Mapping[str, int]
 """Milliseconds since the epoch: for all groups alike, or per group."""
 
 
-def text(value: str) -> str:
-    """Any text that is not empty."""
-    if not value.strip():
+def _of_text(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Returns a validator that parses a text and passes every other value on."""
+    return BeforeValidator(lambda value: parse(value.strip()) if isinstance(value, str) else value)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
         raise ValueError("it is empty")
-    return value.strip()
+    return text
 
 
-def peers_string(value: str) -> str:
-    """DLedger's peers string; raises ConfigError."""
-    parse_peers(value)
-    return value.strip()
+def _peers(text: str) -> str:
+    parse_peers(text)
+    return text
 
 
-def group_name(value: str) -> str:
-    """A group; raises ConfigError."""
-    return check_group_name(value.strip())
-
-
-def group_names(value: str) -> tuple[str, ...]:
-    """Groups, separated by commas, each once; raises ConfigError for what cannot be one."""
-    names = tuple(dict.fromkeys(group_name(part) for part in value.split(",") if part.strip()))
-    if not names:
-        raise ValueError("it names no group")
-    return names
-
-
-def pattern(value: str) -> str:
-    """A regular expression."""
+def _pattern(text: str) -> str:
     try:
-        re.compile(text(value))
+        re.compile(_not_empty(text))
     except re.error as error:
         raise ValueError(f"it must be a regular expression, and {error}") from None
-    return value.strip()
+    return text
 
 
-def flag(value: str) -> bool:
-    """``true`` or ``false``."""
-    known = {"true": True, "false": False}
-    if value.strip().lower() not in known:
-        raise ValueError("it must be true or false")
-    return known[value.strip().lower()]
-
-
-def count(most: int = _INT64_END - 1) -> Callable[[str], int]:
-    """Returns the parser of a whole number from 1 to ``most``."""
-
-    def parse(value: str) -> int:
-        digits = value.strip()
-        if not (digits.isascii() and digits.isdigit()) or not 0 < int(digits) < _INT64_END:
-            raise ValueError("it must be a whole number above 0")
-        if int(digits) > most:
-            raise ValueError(f"it must be at most {most}")
-        return int(digits)
-
-    return parse
-
-
-def lag(value: str) -> int:
-    """A duration, or 0."""
-    return 0 if value.strip() in ("0", "0s", "0ms") else parse_duration(value)
-
-
-def choice(*known: str) -> Callable[[str], str]:
-    """Returns the parser of one of the words ``known``."""
-
-    def parse(value: str) -> str:
-        word = value.strip().lower()
-        if word not in known:
-            raise ValueError(f"it must be one of {', '.join(known)}")
-        return word
-
-    return parse
-
-
-def replica_choice(value: str) -> str:
-    """Which replica to read."""
-    word = value.strip()
-    if word.lower() in ("any", "leader", "follower"):
-        return word.lower()
-    if word.startswith("node:") and len(word) > len("node:"):
-        return word
+def _replica(text: str) -> str:
+    if text.lower() in ("any", "leader", "follower"):
+        return text.lower()
+    if text.startswith("node:") and text != "node:":
+        return text
     raise ValueError("it must be any, leader, follower or node:ID")
 
 
-def message_topics(value: str) -> tuple[str, ...]:
-    """Topics, separated by commas or as a JSON list."""
-    return _listed(value, ",", "topic")
-
-
-def message_tags(value: str) -> tuple[str, ...]:
-    """Tags, separated by RocketMQ's ``||`` or by commas, or as a JSON list; ``*`` is no filter, as in RocketMQ."""
-    found = _listed(value, r"\|\||,", "tag")
-    return () if found == ("*",) else found
-
-
-def _listed(value: str, separator: str, what: str) -> tuple[str, ...]:
-    if value.strip().startswith("["):
+def _listed(text: str, separator: str, what: str) -> tuple[str, ...]:
+    if text.startswith("["):
         try:
-            parts = json.loads(value)
+            parts = json.loads(text)
         except ValueError:
             parts = None
         if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
             raise ValueError(f"it must be {what}s, or a JSON list of them")
     else:
-        parts = [part.strip() for part in re.split(separator, value) if part.strip()]
+        parts = [part.strip() for part in re.split(separator, text) if part.strip()]
     if not parts:
         raise ValueError(f"it names no {what}")
     return tuple(dict.fromkeys(parts))
 
 
-def offsets(value: str) -> StartSpec:
-    """``earliest``, ``latest``, JSON per group, an offset of a checkpoint, or ``@`` and a file of one of these."""
-    word = value.strip()
-    if word.startswith("@"):
-        word = _file(word[1:])
-    if word.lower() == "earliest":
-        return "earliest"
-    if word.lower() == "latest":
-        return "latest"
+def _tags(text: str) -> tuple[str, ...]:
+    found = _listed(text, r"\|\||,", "tag")
+    return () if found == ("*",) else found  # no filter, as in RocketMQ
+
+
+def _offsets(text: str) -> StartSpec:
+    if text.startswith("@"):
+        text = _file(text[1:])
+    if text.lower() in ("earliest", "latest"):
+        return "earliest" if text.lower() == "earliest" else "latest"
     try:
-        parsed = json.loads(word)
+        parsed = json.loads(text)
+        stored = StreamOffset.from_text(parsed)
     except ValueError:
         raise ValueError('it must be earliest, latest or JSON like {"default": 1200}, or @ and a file of it') from None
-    try:
-        stored = StreamOffset.from_text(parsed)
     except CheckpointError as error:
         raise ValueError(error.what) from None
     parsed = parsed if stored is None else stored.next_indexes
     if not isinstance(parsed, dict) or not parsed:
         raise ValueError('it must be JSON like {"default": 1200}')
-    return {group_name(group): _index(group, index) for group, index in sorted(parsed.items())}
+    return {check_group_name(group): _index(group, index) for group, index in sorted(parsed.items())}
 
 
 def _file(path: str) -> str:
@@ -205,14 +146,50 @@ def _index(group: str, value: object) -> int:
     return value
 
 
-def times(value: str) -> TimeSpec:
-    """A time for all groups, or JSON per group."""
-    if not value.strip().startswith("{"):
-        return parse_time(value)
+def _times(text: str) -> TimeSpec:
+    if not text.startswith("{"):
+        return _time(text)
     try:
-        parsed = json.loads(value)
+        parsed = json.loads(text)
     except ValueError:
         parsed = None
-    if not isinstance(parsed, dict) or not parsed:
+    if not isinstance(parsed, dict) or not parsed or any(isinstance(moment, bool) for moment in parsed.values()):
         raise ValueError('per group it must be JSON like {"default": "2026-03-01T12:00:00Z"}')
-    return {group_name(group): parse_time(str(moment)) for group, moment in sorted(parsed.items())}
+    return {check_group_name(group): _time(str(moment)) for group, moment in sorted(parsed.items())}
+
+
+def _time(text: str) -> int:
+    """Returns milliseconds since the epoch, from that number or an ISO-8601 time.
+
+    A time without a zone is in UTC: the session's time zone is unknown here, and a table must not depend on it.
+    """
+    if _MILLIS.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("it must be milliseconds since the epoch, or a time like 2026-03-01T12:00:00Z") from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    millis = round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+    if millis < 0:
+        raise ValueError("it is before 1970")
+    return millis
+
+
+Text = Annotated[str, _of_text(_not_empty)]
+Peers = Annotated[str, _of_text(_peers)]
+Group = Annotated[str, _of_text(check_group_name)]
+Groups = Annotated[tuple[str, ...], _of_text(parse_groups)]
+Pattern = Annotated[str, _of_text(_pattern)]
+Replica = Annotated[str, _of_text(_replica)]
+Topics = Annotated[tuple[str, ...], _of_text(lambda text: _listed(text, ",", "topic"))]
+Tags = Annotated[tuple[str, ...], _of_text(_tags)]
+OffsetsOption = Annotated[StartSpec, _of_text(_offsets)]
+TimeOption = Annotated[TimeSpec, _of_text(_times)]
+Duration = Annotated[int, _of_text(lambda text: max(1, round(parse_duration(text) * 1000)))]
+"""Milliseconds above 0."""
+Delay = Annotated[int, _of_text(lambda text: round(parse_duration(text, allow_zero=True) * 1000))]
+"""Milliseconds, or 0."""
+Count = Annotated[int, Field(gt=0, lt=_INT64_END)]
+Lowered = _of_text(str.lower)
+"""For words that may be written in capitals."""

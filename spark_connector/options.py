@@ -1,54 +1,56 @@
-"""Options of ``format("dledger")``: names, defaults and checks, all in one table.
+"""Options of ``format("dledger")``: names, defaults and checks, as one model.
 
-Spark hands over a flat map of strings with lower-cased names. An unknown option is an error that names the
-nearest known one: a limit with a typing error in its name must not silently do nothing.
+Spark hands over a flat map of strings with lower-cased names. An unknown option is an error that names the nearest
+known one: a limit with a typing error in its name must not silently do nothing.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final, Literal
 
-from dledger_core.config import parse_peers
-from dledger_core.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from dledger_core import ConfigError, parse_peers
 from spark_connector import option_values as values
 from spark_connector.errors import OptionError
 from spark_connector.option_values import EARLIEST, LATEST, StartSpec, TimeSpec
-from spark_connector.times import parse_duration
 
 __all__ = ["EARLIEST", "LATEST", "DLedgerOptions", "StartSpec", "TimeSpec"]
 
-_SPARKS_OWN = frozenset({"path", "checkpointlocation", "queryname"})
-_FETCH_BYTES_MAX: Final = 16 << 20
+_SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
+_WRITTEN: Final = frozenset({"peers", "group", "fetch_timeout_ms", "fetch_retry_ms", "append_max_bytes", "protocol"})
+"""Options of a write; those of a read are all but two of the fields."""
+_WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes"})
 _OF_TABLES: Final = frozenset(
-    {"table", "peers", "path", "groups", "groupspattern", "fetchtimeoutms", "fetchretryms", "token", "protocol"}
+    {"table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
 )
 """Options that have a meaning for metadata tables."""
+_OF_MESSAGES: Final = ("topics", "tags", "on_decode_error")
+_OF_JAVA: Final = ("safety_lag_ms", "commit_probe")
+_NOT_OF_JAVA: Final = (
+    *("path", "groups_pattern", "discovery_ms", "table", "pin_ms"),
+    *("starting_timestamp", "starting_strategy", "ending_timestamp"),
+)
+"""A Java group has no such thing: no append times, no list of groups, no descriptions."""
+_KAFKAS_NAMES: Final = {
+    "kafka.bootstrap.servers": "peers",
+    "assign": "groups",
+    "subscribe": "groups",
+    "subscribepattern": "groupsPattern",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "topic": "group",
+}
+"""Names that users of Kafka's connector know, and what serves here; ``topics`` is close to ``topic`` and no target."""
+_OFFSETS: Final = ['earliest, latest, {"default": 1200} or @offsets.json']
+_TIME: Final = ["2026-03-01T12:00:00Z"]
 
 
-class _Option(NamedTuple):
-    """One option.
-
-    Attributes:
-        name: its public name.
-        attribute: what it sets.
-        parse: its parser.
-        use: ``r`` for reading, ``w`` for writing, ``rw`` for both.
-        example: a right value, for error texts.
-    """
-
-    name: str
-    attribute: str
-    parse: Callable[[str], Any]
-    use: str
-    example: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DLedgerOptions:
+class DLedgerOptions(BaseModel):
     """Checked options; made by ``for_reading`` and ``for_writing``, then passed around and pickled.
 
     Attributes:
@@ -84,55 +86,66 @@ class DLedgerOptions:
         fetch_retry_ms: how long a failing read or append is tried again, on this and other replicas.
         poll_ms: how long an idle stream waits at the server for new entries.
         append_max_bytes: bytes of bodies in one append of the sink.
-        token: credential for the servers.
         protocol: dledger, or dledger-java for a Java group.
         safety_lag_ms: of a Java group: read up to the end that was seen so long ago.
         commit_probe: of a Java group: append probe entries and read below them instead.
-        groups_given: whether groups were named.
         columns: those that a user-given schema names; None = all.
     """
 
-    peers: str = ""
-    path: str = ""
-    groups: tuple[str, ...] = ("default",)
-    groups_pattern: str | None = None
-    discovery_ms: int = 10_000
-    table: str | None = None
-    group: str | None = None
-    starting_offsets: StartSpec | None = None
-    starting_timestamp: TimeSpec | None = None
-    starting_strategy: str = "error"
-    ending_offsets: StartSpec | None = None
-    ending_timestamp: TimeSpec | None = None
-    max_offsets_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_offsets_per_trigger: int | None = None
-    max_trigger_delay: int = 15 * 60_000
-    min_partitions: int | None = None
-    max_records_per_partition: int | None = None
-    fail_on_data_loss: bool = True
-    pin_ms: int | None = None
-    read_from: str = "any"
-    decode: str = "none"
-    topics: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    on_decode_error: str = "column"
-    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    fetch_max_bytes: int | None = None
-    fetch_timeout_ms: int = 10_000
-    fetch_retry_ms: int = 60_000
-    poll_ms: int = 500
-    append_max_bytes: int = 2 << 20
-    token: str | None = None
-    protocol: str = "dledger"
-    safety_lag_ms: int = 10_000
-    commit_probe: bool = False
-    groups_given: bool = False
+    model_config = ConfigDict(
+        frozen=True, alias_generator=to_camel, validate_by_name=True, hide_input_in_errors=True, extra="forbid"
+    )
+
+    peers: values.Peers = Field("", examples=["n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"])
+    path: values.Text = Field("", examples=["dledger-data/default/dledger-n0"])
+    groups: values.Groups = Field(("default",), examples=["orders,payments"])
+    groups_pattern: values.Pattern | None = Field(None, examples=["orders.*"])
+    discovery_ms: values.Duration = Field(10_000, validation_alias="discoveryInterval", examples=["10s"])
+    table: Annotated[Literal["groups", "nodes", "terms", "segments", "producers"], values.Lowered] | None = Field(
+        None, examples=["groups"]
+    )
+    group: values.Group | None = Field(None, examples=["orders"])
+    starting_offsets: values.OffsetsOption | None = Field(None, examples=_OFFSETS)
+    starting_timestamp: values.TimeOption | None = Field(None, examples=_TIME)
+    starting_strategy: Annotated[Literal["error", "latest"], values.Lowered] = Field(
+        "error", validation_alias="startingOffsetsByTimestampStrategy", examples=["latest"]
+    )
+    ending_offsets: values.OffsetsOption | None = Field(None, examples=_OFFSETS)
+    ending_timestamp: values.TimeOption | None = Field(None, examples=_TIME)
+    max_offsets_per_trigger: values.Count | None = Field(None, examples=["1000000"])
+    max_bytes_per_trigger: values.Count | None = Field(None, examples=["268435456"])
+    min_offsets_per_trigger: values.Count | None = Field(None, examples=["10000"])
+    max_trigger_delay: values.Duration = Field(15 * 60_000, examples=["15m"])
+    min_partitions: values.Count | None = Field(None, le=100_000, examples=["8"])
+    max_records_per_partition: values.Count | None = Field(None, examples=["1000000"])
+    fail_on_data_loss: bool = Field(True, examples=["true"])
+    pin_ms: values.Delay | None = Field(None, validation_alias="pinFor", examples=["10m"])
+    read_from: values.Replica = Field("any", examples=["follower"])
+    decode: Annotated[Literal["none", "message"], values.Lowered] = Field("none", examples=["message"])
+    topics: values.Topics = Field((), examples=["orders,payments"])
+    tags: values.Tags = Field((), examples=["created || paid"])
+    on_decode_error: Annotated[Literal["column", "fail"], values.Lowered] = Field("column", examples=["fail"])
+    isolation: Annotated[Literal["read_committed", "read_uncommitted"], values.Lowered] = Field(
+        "read_committed", examples=["read_committed"]
+    )
+    fetch_max_bytes: values.Count | None = Field(None, le=16 << 20, examples=["4194304"])
+    fetch_timeout_ms: values.Count = Field(10_000, examples=["10000"])
+    fetch_retry_ms: values.Count = Field(60_000, examples=["60000"])
+    poll_ms: values.Count = Field(500, examples=["500"])
+    append_max_bytes: values.Count = Field(2 << 20, le=7 << 20, examples=["2097152"])
+    protocol: Annotated[Literal["dledger", "dledger-java"], values.Lowered] = Field("dledger", examples=["dledger"])
+    safety_lag_ms: values.Delay = Field(10_000, validation_alias="safetyLag", examples=["10s"])
+    commit_probe: bool = Field(False, examples=["true"])
     columns: tuple[str, ...] | None = None
 
     def read_bytes(self, *, files: bool = False) -> int:
         """Returns the bytes of one read, from servers or from files: these give large reads at less cost."""
         return self.fetch_max_bytes or (8 << 20 if files else 4 << 20)
+
+    @property
+    def groups_given(self) -> bool:
+        """Whether the option groups was given."""
+        return "groups" in self.model_fields_set
 
     def selects(self, group: str) -> bool:
         """Whether a group of this name belongs to the query."""
@@ -142,103 +155,92 @@ class DLedgerOptions:
 
     @classmethod
     def for_reading(cls, options: Mapping[str, str]) -> DLedgerOptions:
-        """Parses the options of a read.
+        """Checks the options of a read.
 
         Raises:
             OptionError: unknown option, wrong value, or options that do not go together.
         """
-        given = {name.lower() for name in options}
-        parsed = cls(**_parse(options, "r"), groups_given="groups" in given)
+        parsed = cls._parsed(options, frozenset(cls.model_fields) - _WRITTEN_ONLY - {"columns"}, "reading")
         _check_source(parsed)
-        _check_messages(parsed, given)
-        _check_java(parsed, given)
-        for name in ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"):
-            _check_groups(name, getattr(parsed, _ATTRIBUTES[name]), parsed)
+        _check_messages(parsed)
+        _check_java(parsed)
+        for name in ("starting_offsets", "starting_timestamp", "ending_offsets", "ending_timestamp"):
+            _check_groups(name, getattr(parsed, name), parsed)
         least, most = parsed.min_offsets_per_trigger, parsed.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
             raise OptionError(f"{least} is more than maxOffsetsPerTrigger", "minOffsetsPerTrigger", "lower it")
-        if parsed.table is not None:
-            _check_table(options, parsed.table)
+        _refuse(parsed, parsed.model_fields_set - _OF_TABLES if parsed.table else (), f"with table={parsed.table}")
         return parsed
 
     @classmethod
     def for_writing(cls, options: Mapping[str, str]) -> DLedgerOptions:
-        """Parses the options of a write.
+        """Checks the options of a write.
 
         Raises:
-            OptionError: unknown option, wrong value, or no ``peers``.
+            OptionError: unknown option, wrong value, no ``peers``, or a Java group.
         """
-        parsed = cls(**_parse(options, "w"))
+        parsed = cls._parsed(options, _WRITTEN, "writing")
         if not parsed.peers:
+            remedy = "name the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
+            raise OptionError("the option peers is missing", "peers", remedy)
+        if parsed.protocol == "dledger-java":
             raise OptionError(
-                "the option peers is missing", "peers", "name the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
+                "Spark does not write to Java groups, which have no transactions",
+                "protocol",
+                "append with Client(peers, group, protocol='dledger-java').append, for example in foreachPartition",
             )
-        if parsed.append_max_bytes > 7 << 20:
-            raise OptionError(f"{parsed.append_max_bytes} is too large", "appendMaxBytes", "use at most 7 MiB")
         return parsed
 
+    @classmethod
+    def _parsed(cls, options: Mapping[str, str], allowed: frozenset[str], doing: str) -> DLedgerOptions:
+        names = {_name_of(field).lower(): field for field in cls.model_fields if field != "columns"}
+        given = {}
+        for name, value in options.items():
+            field = names.get(name.lower())
+            if field in allowed:
+                given[_name_of(field)] = value
+            elif name.lower() not in _SPARKS_OWN:
+                raise _unknown(name, allowed, doing, known=field is not None)
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise _wrong_value(error, given) from None
 
-_PEERS: Final = "n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"
-_OFFSETS: Final = 'earliest, latest, {"default": 1200} or @offsets.json'
-_TIME: Final = "2026-03-01T12:00:00Z"
 
-_TABLE: Final = (
-    _Option("peers", "peers", values.peers_string, "rw", _PEERS),
-    _Option("path", "path", values.text, "r", "dledger-data/default/dledger-n0"),
-    _Option("groups", "groups", values.group_names, "r", "orders,payments"),
-    _Option("groupsPattern", "groups_pattern", values.pattern, "r", "orders.*"),
-    _Option("discoveryInterval", "discovery_ms", parse_duration, "r", "10s"),
-    _Option("group", "group", values.group_name, "w", "orders"),
-    _Option("table", "table", values.choice("groups", "nodes", "terms", "segments", "producers"), "r", "groups"),
-    _Option("startingOffsets", "starting_offsets", values.offsets, "r", _OFFSETS),
-    _Option("startingTimestamp", "starting_timestamp", values.times, "r", _TIME),
-    _Option("startingOffsetsByTimestampStrategy", "starting_strategy", values.choice("error", "latest"), "r", "latest"),
-    _Option("endingOffsets", "ending_offsets", values.offsets, "r", _OFFSETS),
-    _Option("endingTimestamp", "ending_timestamp", values.times, "r", _TIME),
-    _Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", values.count(), "r", "1000000"),
-    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", values.count(), "r", "268435456"),
-    _Option("minOffsetsPerTrigger", "min_offsets_per_trigger", values.count(), "r", "10000"),
-    _Option("maxTriggerDelay", "max_trigger_delay", parse_duration, "r", "15m"),
-    _Option("minPartitions", "min_partitions", values.count(100_000), "r", "8"),
-    _Option("maxRecordsPerPartition", "max_records_per_partition", values.count(), "r", "1000000"),
-    _Option("failOnDataLoss", "fail_on_data_loss", values.flag, "r", "true"),
-    _Option("pinFor", "pin_ms", values.lag, "r", "10m"),
-    _Option("readFrom", "read_from", values.replica_choice, "r", "follower"),
-    _Option("decode", "decode", values.choice("none", "message"), "r", "message"),
-    _Option("topics", "topics", values.message_topics, "r", "orders,payments"),
-    _Option("tags", "tags", values.message_tags, "r", "created || paid"),
-    _Option("onDecodeError", "on_decode_error", values.choice("column", "fail"), "r", "fail"),
-    _Option("isolation", "isolation", values.choice("read_committed", "read_uncommitted"), "r", "read_committed"),
-    _Option("fetchMaxBytes", "fetch_max_bytes", values.count(_FETCH_BYTES_MAX), "r", "4194304"),
-    _Option("fetchTimeoutMs", "fetch_timeout_ms", values.count(), "rw", "10000"),
-    _Option("fetchRetryMs", "fetch_retry_ms", values.count(), "rw", "60000"),
-    _Option("pollMs", "poll_ms", values.count(), "r", "500"),
-    _Option("appendMaxBytes", "append_max_bytes", values.count(), "w", "2097152"),
-    _Option("token", "token", values.text, "rw", "the token"),
-    _Option("protocol", "protocol", values.choice("dledger", "dledger-java"), "rw", "dledger"),
-    _Option("safetyLag", "safety_lag_ms", values.lag, "r", "10s"),
-    _Option("commitProbe", "commit_probe", values.flag, "r", "true"),
-)
+def _name_of(field: str) -> str:
+    """Returns the option's name of a field."""
+    return str(DLedgerOptions.model_fields[field].validation_alias)
 
-_KAFKAS_NAMES: Final = {
-    "kafka.bootstrap.servers": "peers",
-    "assign": "groups",
-    "subscribe": "groups",
-    "subscribepattern": "groupsPattern",
-    "startingoffsetsbytimestamp": "startingTimestamp",
-    "endingoffsetsbytimestamp": "endingTimestamp",
-    "topic": "group",
-}
-"""Names that users of Kafka's connector know, and what serves here; ``topics`` is close to ``topic`` and no target."""
 
-_OF_JAVA: Final = ("safetyLag", "commitProbe")
-_NOT_OF_JAVA: Final = (
-    *("path", "groupsPattern", "discoveryInterval", "table", "pinFor"),
-    *("startingTimestamp", "startingOffsetsByTimestampStrategy", "endingTimestamp"),
-)
-"""A Java group has no such thing: no append times, no list of groups, no descriptions."""
+def _wrong_value(error: ValidationError, given: Mapping[str, str]) -> OptionError:
+    first = error.errors()[0]
+    name, cause = str(first["loc"][0]), first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return OptionError(cause.what, name, cause.remedy)
+    reason = str(cause or first["msg"]).replace("Input should", "it should", 1)
+    [field] = (field for field in DLedgerOptions.model_fields if _name_of(field) == name)
+    example = (DLedgerOptions.model_fields[field].examples or [""])[0]
+    return OptionError(f"wrong value {given[name]!r}: {reason}", name, f"for example {example}")
 
-_ATTRIBUTES: Final = {option.name: option.attribute for option in _TABLE}
+
+def _unknown(name: str, allowed: frozenset[str], doing: str, *, known: bool) -> OptionError:
+    by_lower = {_name_of(field).lower(): _name_of(field) for field in allowed}
+    kafkas = _KAFKAS_NAMES.get(name.lower(), "")
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    if kafkas.lower() in by_lower:
+        hint = f"what Kafka calls so is {kafkas!r} here"
+    elif nearest:
+        hint = f"did you mean {by_lower[nearest[0]]!r}?"
+    else:
+        hint = f"known options: {', '.join(sorted(by_lower.values()))}"
+    return OptionError(f"option {name!r} is not for {doing}" if known else f"unknown option {name!r}", name, hint)
+
+
+def _refuse(options: DLedgerOptions, fields: Iterable[str], why: str, remedy: str = "leave it out") -> None:
+    """Refuses those of the fields that were given."""
+    for field in fields:
+        if field in options.model_fields_set:
+            raise OptionError(f"{why} it does nothing", _name_of(field), remedy)
 
 
 def _check_source(options: DLedgerOptions) -> None:
@@ -261,67 +263,24 @@ def _check_source(options: DLedgerOptions) -> None:
             raise OptionError(f"wrong value {options.read_from!r}: peers names no such node", "readFrom", remedy)
 
 
-def _check_messages(options: DLedgerOptions, given: set[str]) -> None:
-    for name in ("topics", "tags", "onDecodeError"):
-        if name.lower() in given and options.decode != "message":
-            raise OptionError("without decode=message it does nothing", name, "set decode=message, or leave it out")
+def _check_messages(options: DLedgerOptions) -> None:
+    if options.decode != "message":
+        _refuse(options, _OF_MESSAGES, "without decode=message", "set decode=message, or leave it out")
 
 
-def _check_java(options: DLedgerOptions, given: set[str]) -> None:
+def _check_java(options: DLedgerOptions) -> None:
     is_java = options.protocol == "dledger-java"
-    for name in _OF_JAVA if not is_java else _NOT_OF_JAVA:
-        if name.lower() in given:
-            remedy = "leave it out" if is_java else "set protocol=dledger-java, or leave it out"
-            raise OptionError(f"with protocol={options.protocol} it does nothing", name, remedy)
+    remedy = "leave it out" if is_java else "set protocol=dledger-java, or leave it out"
+    _refuse(options, _NOT_OF_JAVA if is_java else _OF_JAVA, f"with protocol={options.protocol}", remedy)
     if is_java and options.read_from not in ("any", "leader"):
         raise OptionError("a Java group is read at its leader", "readFrom", "leave it out")
 
 
-def _check_table(options: Mapping[str, str], table: str) -> None:
-    useless = [name for name in options if name.lower() not in _OF_TABLES | _SPARKS_OWN]
-    if useless:
-        raise OptionError(f"with table={table} it does nothing", useless[0], "leave it out")
-
-
-def _check_groups(name: str, spec: StartSpec | TimeSpec | None, options: DLedgerOptions) -> None:
+def _check_groups(field: str, spec: StartSpec | TimeSpec | None, options: DLedgerOptions) -> None:
     unknown = [group for group in spec if not options.selects(group)] if isinstance(spec, Mapping) else []
     if unknown and options.groups_pattern is not None:
         reason = f"does not match groupsPattern {options.groups_pattern!r}"
     else:
         reason = f"is not among the groups {', '.join(options.groups)}"
     if unknown:
-        raise OptionError(f"group {unknown[0]!r} {reason}", name, "correct either option")
-
-
-def _parse(options: Mapping[str, str], use: str) -> dict[str, Any]:
-    table = {option.name.lower(): option for option in _TABLE}
-    parsed: dict[str, Any] = {}
-    for name, value in options.items():
-        option = table.get(name.lower())
-        if option is None or use not in option.use:
-            if name.lower() not in _SPARKS_OWN:
-                raise _unknown(name, use, option is not None)
-            continue
-        try:
-            parsed[option.attribute] = option.parse(value)
-        except ConfigError as error:
-            raise OptionError(error.what, option.name, error.remedy) from None
-        except ValueError as error:
-            shown = "" if option.name == "token" else f" {value!r}"
-            raise OptionError(f"wrong value{shown}: {error}", option.name, f"for example {option.example}") from None
-    return parsed
-
-
-def _unknown(name: str, use: str, other_use: bool) -> OptionError:
-    by_lower = {option.name.lower(): option.name for option in _TABLE if use in option.use}
-    known = _KAFKAS_NAMES.get(name.lower(), "")
-    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    if known.lower() in by_lower:
-        hint = f"what Kafka calls so is {known!r} here"
-    elif nearest:
-        hint = f"did you mean {by_lower[nearest[0]]!r}?"
-    else:
-        hint = f"known options: {', '.join(sorted(by_lower.values()))}"
-    doing = "reading" if use == "r" else "writing"
-    what = f"option {name!r} is not for {doing}" if other_use else f"unknown option {name!r}"
-    return OptionError(what, name, hint)
+        raise OptionError(f"group {unknown[0]!r} {reason}", _name_of(field), "correct either option")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
@@ -55,10 +53,6 @@ class DLedgerDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Makes the batch writer: one transaction for each group."""
         options = DLedgerOptions.for_writing(self.options)
-        if options.protocol == "dledger-java":
-            from spark_connector.writing.java_writer import JavaBatchWriter
-
-            return JavaBatchWriter(options, schema, overwrite)
         from spark_connector.writing.batch_writer import DLedgerBatchWriter
 
         return DLedgerBatchWriter(options, schema, overwrite)
@@ -66,17 +60,13 @@ class DLedgerDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Makes the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options)
-        if options.protocol == "dledger-java":
-            from spark_connector.writing.java_writer import JavaStreamWriter
-
-            return JavaStreamWriter(options, schema, overwrite)
         from spark_connector.writing.stream_writer import DLedgerStreamWriter
 
         return DLedgerStreamWriter(options, schema, overwrite, self.options.get("checkpointlocation", ""))
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
         options = DLedgerOptions.for_reading(self.options)
-        return replace(options, columns=chosen_columns(schema, _columns_of(options)))
+        return options.model_copy(update={"columns": chosen_columns(schema, _columns_of(options))})
 
 
 def _columns_of(options: DLedgerOptions) -> pa.Schema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -70,8 +69,8 @@ def lag(
     """
     found = read_checkpoint(directory)
     positions = _positions(found)
-    millis = max(1, int(timeout * 1000))
-    options = DLedgerOptions(peers=peers, fetch_timeout_ms=millis, fetch_retry_ms=millis)
+    millis = str(max(1, int(timeout * 1000)))
+    options = DLedgerOptions.for_reading({"peers": peers, "fetchTimeoutMs": millis, "fetchRetryMs": millis})
     reports: list[tuple[LagReport, DataLossError | None]] = []
     failures = dict[str, DLedgerError]()
     for source, group, offset in positions:
@@ -129,7 +128,7 @@ def _measure(
     found: SparkCheckpoint, options: DLedgerOptions, source: int, group: str, offset: GroupOffset
 ) -> tuple[LagReport, DataLossError | None]:
     # A query with isolation=read_uncommitted may have read what open transactions hide from others.
-    everything = open_log(replace(options, isolation="read_uncommitted"), group)
+    everything = open_log(options.model_copy(update={"isolation": "read_uncommitted"}), group)
     view = everything.bounds(offset.next, _CATCH_UP_MS)
     loss = find_loss(offset.position, view, lambda index: everything.record(index).mark)
     error = None if loss is None else loss_error(group, loss)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -38,11 +37,9 @@ def check_target(options: DLedgerOptions, group: str | None, *, started: bool | 
             that is unknown.
 
     Raises:
-        OptionError: the group is hosted by no node, or the protocol knows no transactions.
+        OptionError: no node hosts the group.
         UnreachableError: no node answers.
     """
-    if options.protocol != "dledger":
-        raise OptionError(f"{options.protocol!r} knows no transactions", "protocol", "write to servers of this project")
     if started:
         return
     try:
@@ -150,7 +147,7 @@ def abort_attempts(
     known = [message.transaction for message in messages if isinstance(message, AttemptMessage)]
     if transaction is None and not known:
         return
-    options = replace(options, fetch_retry_ms=min(_ABORT_MS, options.fetch_retry_ms))
+    options = options.model_copy(update={"fetch_retry_ms": min(_ABORT_MS, options.fetch_retry_ms)})
     try:
         for name in [group] if group is not None else client_for(options, "default").groups():
             with contextlib.suppress(FencedError):  # a newer run has taken over

@@ -94,8 +94,7 @@ def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> No
     register(spark)
     with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
         start = client.append([b"start"]).last_index + 1
-    rows = spark.range(300).selectExpr("CAST(id AS STRING) AS body")
-    rows.write.format("dledger").options(**options(group, group="g")).mode("append").save()
+        client.append([b"%d" % number for number in range(300)])
     wanted = {b"%d" % number for number in range(300)}
     source = {"startingOffsets": f'{{"g": {start}}}'}
 
@@ -122,29 +121,8 @@ def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> No
     run(tmp_path / "checkpoint")
     assert {bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()} == wanted
 
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/rows.json").write_text('{"body": "streamed 0"}\n{"body": "streamed 1"}\n')
-    written = spark.readStream.schema("body STRING").json(str(tmp_path / "in"))
-    query = (
-        written.writeStream.format("dledger")
-        .options(**options(group, group="g"), checkpointLocation=str(tmp_path / "written"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
+        client.append([b"streamed 0", b"streamed 1"])
     run(tmp_path / "checkpoint")  # goes on where it stopped: each row once
     bodies = [bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(bodies) == sorted([*wanted, b"streamed 0", b"streamed 1"])
-
-
-def test_a_group_that_no_node_serves_is_refused_before_the_tasks(group: JavaGroup) -> None:
-    from pyspark.sql.types import BinaryType, StructType
-
-    from spark_connector.writing.java_writer import JavaBatchWriter
-
-    schema = StructType().add("body", BinaryType())
-    chosen = DLedgerOptions.for_writing(options(group, group="absent"))
-    with pytest.raises(OptionError, match="no node serves the group 'absent'"):
-        JavaBatchWriter(chosen, schema, overwrite=False)
-    with pytest.raises(OptionError, match="cannot be overwritten"):
-        JavaBatchWriter(chosen, schema, overwrite=True)

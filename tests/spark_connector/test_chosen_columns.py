@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ BODIES = [*encode_messages("orders", 3, [b"one", b"two"], tags="t", keys="k").to
 
 def read(store: StoreWriter, columns: tuple[str, ...], **options: Any) -> list[dict[str, Any]]:
     whole = make_batch_reader(store, **options)
-    reader = DLedgerBatchReader(replace(whole._options, columns=columns))
+    reader = DLedgerBatchReader(whole._options.model_copy(update={"columns": columns}))
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 

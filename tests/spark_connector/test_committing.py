@@ -9,7 +9,6 @@ import pytest
 
 from dledger_core.control import TransactionId
 from dledger_core.errors import FencedError, UnreachableError
-from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
 from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
@@ -57,9 +56,6 @@ def test_nothing_to_commit_asks_nobody() -> None:
 def test_what_cannot_be_written_to_is_refused_before_the_query() -> None:
     with pytest.raises(UnreachableError, match=r"option 'peers' = 'n0-127.0.0.1:1'"):
         check_target(NOBODY, "orders", started=False)
-    java = DLedgerOptions.for_writing({"peers": "n0-127.0.0.1:1", "protocol": "dledger-java"})
-    with pytest.raises(OptionError, match="'dledger-java' knows no transactions at protocol"):
-        check_target(java, None, started=True)
 
 
 def test_an_abort_that_reaches_nobody_hides_no_other_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,7 +134,7 @@ def test_few_bytes_that_stand_for_many_are_opened_in_pieces(
         ({"onDecodeError": "fail"}, "without decode=message it does nothing at onDecodeError"),
         ({"decode": "message", "topics": " , "}, "names no topic"),
         ({"decode": "message", "tags": '[""]'}, "must be tags, or a JSON list"),
-        ({"decode": "message", "onDecodeError": "skip"}, "one of column, fail"),
+        ({"decode": "message", "onDecodeError": "skip"}, "it should be 'column' or 'fail'"),
     ],
 )
 def test_wrong_options(given: dict[str, str], said: str) -> None:
