@@ -26,9 +26,9 @@ ALLOWED: Final = {
 }
 """At most five, each with the public way that is missing."""
 PENDING: Final[tuple[str, ...]] = (
+    "spark_connector/monitoring/listener.py",
     "dledger_core/cli/",
     "dledger_core/server/node.py",
-    "spark_connector/",
     "jobs/",
     "tests/jobs/test_cli.py",
     "tests/jobs/test_failures.py",
