@@ -324,8 +324,8 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
     ),
     "a torn batch keeps its first entries": (
         "storage/recovery.py",
-        "    return np.flatnonzero(((marks & np.uint64(BATCH_END)) != 0) | (marks == 0))",
-        "    return np.flatnonzero(marks >= 0)",
+        '    return np.flatnonzero(ends_batch(records.headers) | (records.headers["mark"] == 0))',
+        '    return np.flatnonzero(records.headers["mark"] >= 0)',
     ),
     "what recovery found is not synced": (
         "storage/recovery.py",
