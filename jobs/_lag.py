@@ -43,7 +43,7 @@ class LagOutputs:
             ConfigError: says which option and why.
         """
         from spark_connector.errors import OptionError
-        from spark_connector.monitoring.lag_prometheus import parse_place
+        from spark_connector.monitoring.prometheus import parse_place
 
         if self.json is not None:
             check_file(self.json, "--lag-json")

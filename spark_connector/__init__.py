@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import pyspark
 
 from spark_connector.errors import SparkVersionError
-from spark_connector.monitoring.lag_report import LagReport, lag_reports
 from spark_connector.monitoring.listener import DLedgerListener, monitor
+from spark_connector.monitoring.report import LagReport, lag_reports
 from spark_connector.offsets import LatestOffset, StreamOffset
 from spark_connector.schema import ddl_of
 from spark_connector.spark_checkpoint import SparkCheckpoint, local_path, planned_offset, read_checkpoint

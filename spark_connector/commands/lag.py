@@ -25,7 +25,7 @@ from dledger_core.cli import (
 )
 from spark_connector.commands.checkpoint import checkpoint_argument
 from spark_connector.errors import DataLossError, LogRecreatedError, loss_error
-from spark_connector.monitoring.lag_report import LagReport
+from spark_connector.monitoring.report import LagReport
 from spark_connector.offsets import GroupOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.behind import behind_end

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_connector.errors import OptionError
-from spark_connector.monitoring.lag_outputs import JsonOutput, LogOutput, Output, TableOutput
-from spark_connector.monitoring.lag_prometheus import PrometheusOutput
-from spark_connector.monitoring.lag_report import LagReport, lag_reports
+from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, TableOutput
+from spark_connector.monitoring.prometheus import PrometheusOutput
+from spark_connector.monitoring.report import LagReport, lag_reports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,14 +106,21 @@ class DLedgerListener(StreamingQueryListener):
         """Waits for what Spark has still to tell of queries that ended, writes all of it, and stops listening."""
         if self._closed:
             return
-        streams = None if self.spark is None or _is_stopped(self.spark) else self.spark.streams
-        active = _active(streams)
+        streams, active = self._streams()
         with self._changed:
             self._changed.wait_for(lambda: not self._running - active, _LAST_EVENTS_S)
         # PySpark's client of Spark Connect may hang when it removes a listener while events arrive.
         if streams is not None and not active:
             streams.removeListener(self)
         self.write_rest()
+
+    def _streams(self) -> tuple[Any, set[str]]:
+        """Return the session's streams and the runs of its active queries; None and no run once it is stopped."""
+        try:
+            assert self.spark is not None
+            return self.spark.streams, {str(query.runId) for query in self.spark.streams.active}
+        except Exception:  # noqa: BLE001  (a stopped session fails in its own way, classic or of Spark Connect)
+            return None, set()
 
     def write_rest(self) -> None:
         """Closes the outputs; what Spark tells afterwards is not heard."""
@@ -134,15 +141,6 @@ def _close_at_exit(listener: DLedgerListener, client: Any) -> None:
     listener.write_rest()
     with suppress(Exception):
         client.close()
-
-
-def _active(streams: Any) -> set[str]:
-    return set() if streams is None else {str(query.runId) for query in streams.active}
-
-
-def _is_stopped(spark: SparkSession) -> bool:
-    told = getattr(spark, "is_stopped", None)  # of Spark Connect's sessions
-    return spark.sparkContext._jsc is None if told is None else bool(told)
 
 
 def monitor(

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from datetime import UTC, datetime
 
 import pytest
 
 from spark_connector import LagReport, lag_reports
+from spark_connector.monitoring.report import REPORT_SCHEMA
 from tests.spark_connector.progress_reports import QUERY_ID, RUN_ID, latest, offset, progress, source
 
 
@@ -64,3 +66,7 @@ def test_a_source_that_tells_nothing_is_left_out(told: str) -> None:
     assert lag_reports(None) == []
     assert lag_reports(progress(source(None, told, told))) == []
     assert lag_reports(progress(source(None, offset(a=1), told))) == []
+
+
+def test_report_schema_has_the_fields_in_their_order() -> None:
+    assert REPORT_SCHEMA.names == [field.name for field in fields(LagReport)]

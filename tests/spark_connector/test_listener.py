@@ -78,10 +78,10 @@ def test_every_output_tells_the_lag_of_each_micro_batch(dledger: Any, cluster: A
     shown = command("checkpoint", "show", checkpoint)
     assert (shown["query_id"], shown["planned_batch_id"], shown["committed_batch_id"]) == (str(query.id), 3, 3)
     (row,) = command("lag", "--peers", cluster.peers, checkpoint)["groups"]
-    assert (row["next_index"], row["records"], row["finding"]) == (last + 1, 0, None)
+    assert (row["next_index"], row["lag_records"], row["loss"]) == (last + 1, 0, None)
     log.append([b"new"] * 3)
     (row,) = command("lag", "--peers", cluster.peers, checkpoint)["groups"]
-    assert row["records"] == 3
+    assert row["lag_records"] == 3
     options = command("checkpoint", "export", checkpoint)
     fresh = dledger.read.format("dledger").options(peers=cluster.peers, **options).load()
     assert fresh.count() == 3
@@ -137,7 +137,7 @@ def test_an_output_that_fails_does_not_hurt_the_query(
     ("outputs", "said"),
     [
         ({"json": "/nowhere/lag.jsonl"}, "/nowhere/lag.jsonl cannot be written"),
-        ({"prometheus": "nonsense"}, "is no place for metrics"),
+        ({"prometheus": "nonsense"}, "is not a place for metrics"),
         ({"table": __file__}, "cannot be written as a Delta table"),
         ({"table": "x", "table_seconds": 0}, "table_seconds"),
     ],

@@ -1,4 +1,4 @@
-"""Where lag reports go: log lines, JSON lines, a Delta table. Prometheus has a module of its own."""
+"""Outputs of lag reports: log lines, JSON lines, a Delta table. Prometheus has a module of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from spark_connector.errors import OptionError
-from spark_connector.monitoring.lag_report import LagReport
+from spark_connector.monitoring.report import REPORT_SCHEMA, LagReport
+from spark_connector.schema import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,12 +25,6 @@ _log = logging.getLogger("spark_connector.lag")
 _LOG_EVERY_S: Final = 10.0
 _ROWS_KEPT_MAX: Final = 100_000
 _CLOSE_S: Final = 60.0
-_TABLE_SCHEMA: Final = (
-    "time timestamp, query string, query_id string, run_id string, batch_id long, source int, `group` string, "
-    "start_index long, next_index long, end_index long, lag_records long, lag_bytes long, lag_seconds double, "
-    "records_per_second double, rows long, input_rows_per_second double, processed_rows_per_second double, "
-    "losses long, lost_records long"
-)
 
 
 class Output(Protocol):
@@ -182,7 +177,7 @@ class TableOutput:
                 self._rows = (rows + self._rows)[-_ROWS_KEPT_MAX:]
 
     def _append(self, rows: list[tuple[Any, ...]]) -> None:
-        frame = self._spark.createDataFrame(rows, _TABLE_SCHEMA).coalesce(1)
+        frame = self._spark.createDataFrame(rows, ddl_of(REPORT_SCHEMA)).coalesce(1)
         frame.write.format("delta").mode("append").save(self._path)
 
 

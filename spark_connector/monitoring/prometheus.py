@@ -1,0 +1,170 @@
+"""Lag for Prometheus: served over HTTP, or as a text file for node_exporter's textfile collector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server, write_to_textfile
+
+from spark_connector.errors import OptionError
+from spark_connector.monitoring.report import LagReport
+
+__all__ = ["PrometheusOutput", "parse_place"]
+
+_LOOPBACK: Final = "127.0.0.1"
+_OF_QUERY: Final = ("query", "query_id")
+_OF_SOURCE: Final = (*_OF_QUERY, "source")
+_OF_GROUP: Final = (*_OF_SOURCE, "group")
+
+_GAUGES: Final = {
+    "lag_records": (_OF_GROUP, "Indexes from the first unread entry on; 0 where only control entries are left."),
+    "lag_bytes": (_OF_GROUP, "Bytes that they take in the log."),
+    "lag_seconds": (_OF_GROUP, "How long the first unread entry had waited when the last micro-batch was planned."),
+    "next_index": (_OF_GROUP, "Index after the last one read."),
+    "end_index": (_OF_GROUP, "End of the log when the last micro-batch was planned."),
+    "records_per_second": (_OF_GROUP, "Indexes that the last micro-batch read per second."),
+    "input_rows_per_second": (_OF_SOURCE, "Rows that arrived per second, as Spark reports it."),
+    "processed_rows_per_second": (_OF_SOURCE, "Rows processed per second, as Spark reports it."),
+}
+_RATES: Final = ("records_per_second", "input_rows_per_second", "processed_rows_per_second")
+_COUNTERS: Final = {
+    "rows": "Rows that the source produced.",
+    "losses": "Losses that failOnDataLoss=false accepted.",
+    "lost_records": "Entries lost with them.",
+}
+
+
+class PrometheusOutput:
+    """The newest reports as metrics.
+
+    Args:
+        place: ``host:port`` or a port (on loopback) to serve on, or a file that ends in ``.prom``.
+    """
+
+    def __init__(self, place: str | int | Path) -> None:
+        self._registry = CollectorRegistry()
+        self._gauges = {name: self._gauge(name, labels, about) for name, (labels, about) in _GAUGES.items()}
+        self._counters = {
+            name: Counter(f"dledger_{name}", about, _OF_SOURCE, registry=self._registry)
+            for name, about in _COUNTERS.items()
+        }
+        self._active = self._gauge("query_active", _OF_QUERY, "1 while the query runs.")
+        self._seen = self._gauge("last_progress_timestamp_seconds", _OF_QUERY, "When its last micro-batch was planned.")
+        self._latest: dict[tuple[str, int, str], LagReport] = {}
+        self._counted: dict[tuple[str, int], LagReport] = {}
+        self._file: Path | None = None
+        self._server: Any = None
+        self._thread: Any = None
+        self.port: int | None = None
+        try:
+            where = parse_place(str(place))
+            if isinstance(where, str):
+                self._file = Path(where)
+                self._write()
+            else:
+                host, port = where
+                self._server, self._thread = start_http_server(port, host, self._registry)
+                self.port = self._server.server_port
+        except OSError as error:
+            raise OptionError(
+                f"{place} cannot be used: {error.strerror or error}",
+                "prometheus",
+                "give a free port, host:port, or a file like /var/lib/node_exporter/dledger.prom",
+            ) from None
+
+    def take(self, reports: Sequence[LagReport]) -> None:
+        """See Output."""
+        for report in reports:
+            if not any(run_id == report.run_id for run_id, _, _ in self._latest):
+                self._forget(report.query_id)  # the query's earlier run, which may have had another name
+            self._latest[report.run_id, report.source, report.group] = report
+            for name in _GAUGES:
+                self._set(name, report, getattr(report, name))
+            self._active.labels(report.query, report.query_id).set(1)
+            self._seen.labels(report.query, report.query_id).set(report.time.timestamp())
+            self._count(report)
+        self._write()
+
+    def idle(self, run_id: str) -> None:
+        """See Output."""
+        for report in self._of_run(run_id):
+            for name in _RATES:
+                self._set(name, report, 0.0)
+        self._write()
+
+    def ended(self, run_id: str) -> None:
+        """See Output."""
+        for report in self._of_run(run_id):
+            # After the end of the query its last lag would look like the present one.
+            self._forget(report.query_id)
+            self._active.labels(report.query, report.query_id).set(0)
+            self._seen.labels(report.query, report.query_id).set(report.time.timestamp())
+        self._latest = {key: report for key, report in self._latest.items() if key[0] != run_id}
+        self._counted = {key: report for key, report in self._counted.items() if key[0] != run_id}
+        self._write()
+
+    def close(self) -> None:
+        """See Output."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    def _gauge(self, name: str, labels: Sequence[str], about: str) -> Gauge:
+        return Gauge(f"dledger_{name}", about, labels, registry=self._registry)
+
+    def _of_run(self, run_id: str) -> list[LagReport]:
+        return [report for key, report in self._latest.items() if key[0] == run_id]
+
+    def _set(self, name: str, report: LagReport, value: float | None) -> None:
+        labels = _labels(report, _GAUGES[name][0])
+        if value is None:  # unknown: no sample, rather than a number that looks measured
+            self._gauges[name].remove_by_labels(labels)
+        else:
+            self._gauges[name].labels(**labels).set(value)
+
+    def _count(self, report: LagReport) -> None:
+        """Count once per micro-batch and source: its groups' reports repeat these; losses are sums of the run."""
+        key = (report.run_id, report.source)
+        before = self._counted.get(key)
+        if before is not None and before.batch_id == report.batch_id:
+            return
+        self._counted[key] = report
+        labels = _labels(report, _OF_SOURCE)
+        self._counters["rows"].labels(**labels).inc(report.rows or 0)
+        for name in ("losses", "lost_records"):
+            added = getattr(report, name) - (getattr(before, name) if before is not None else 0)
+            self._counters[name].labels(**labels).inc(added)
+
+    def _forget(self, query_id: str) -> None:
+        """Remove a query's gauges."""
+        for gauge in (*self._gauges.values(), self._active, self._seen):
+            gauge.remove_by_labels({"query_id": query_id})
+
+    def _write(self) -> None:
+        if self._file is not None:
+            write_to_textfile(str(self._file), self._registry)
+
+
+def _labels(report: LagReport, names: Sequence[str]) -> dict[str, str]:
+    return {name: str(getattr(report, name)) for name in names}
+
+
+def parse_place(place: str) -> str | tuple[str, int]:
+    """Return the file, or the host and port, that a place for metrics names.
+
+    Raises:
+        OptionError: it is neither.
+    """
+    if place.endswith(".prom"):
+        return place
+    host, colon, port = place.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535 or (colon and not host):
+        raise OptionError(
+            f"{place!r} is not a place for metrics",
+            "prometheus",
+            "give a port, host:port, or a file that ends in .prom",
+        )
+    return host or _LOOPBACK, int(port)
