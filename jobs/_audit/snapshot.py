@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from dledger_core import Client, ConfigError, NodeStatus, StorageError, StoreMismatchError, open_store
-from dledger_core.rocketmq import ClassicCommitLog, locate
+from dledger_core.rocketmq import ClassicCommitLog, Location, end_of, locate
 from jobs._audit.model import Replica
-from jobs._java_end import damaged_end
 
 __all__ = [
     "BLOCK_BYTES",
@@ -86,14 +85,14 @@ def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[Replica, ...]]:
 
 
 def _parts_of_broker(path: Path) -> dict[str, Path]:
-    """Returns what a broker's storePathRootDir holds: a CommitLog, a DLedger store, or, after an upgrade, both."""
-    if not path.is_dir() or _is_classic(path) or (path / "data").is_dir():
+    """Returns the logs in a broker's storePathRootDir: a CommitLog, a DLedger store, or, after an upgrade, both."""
+    found = locate(path) if path.is_dir() else Location(path)
+    if found.is_store or found.is_commitlog:
         return {}
-    stores = [store for store in path.glob("dledger-*") if (store / "data").is_dir()]
-    if len(stores) > 1:
-        raise ConfigError(f"{path} holds several stores", "--replica", "name one of them", {"stores": len(stores)})
-    parts = {"store": stores[0]} if stores else {}
-    return parts | ({"commitlog": path / "commitlog"} if _is_classic(path / "commitlog") else {})
+    if found.store is None and len(found.stores) > 1:
+        raise ConfigError(f"{path} contains several stores", "--replica", "name one of them")
+    parts = {"commitlog": found.commitlog, "store": found.store}
+    return {kind: place for kind, place in parts.items() if place is not None}
 
 
 def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
@@ -102,7 +101,7 @@ def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
     Raises:
         ConfigError: a directory is no store, or the stores belong to different logs.
     """
-    kinds = {name: _is_classic(path) for name, path in stores.items()}
+    kinds = {name: path.is_dir() and locate(path).is_commitlog for name, path in stores.items()}
     _check_kinds(kinds)
     if all(kinds.values()):
         return _classic_replicas(stores)
@@ -116,11 +115,6 @@ def store_replicas(stores: dict[str, Path]) -> tuple[Replica, ...]:
             raise ConfigError(f"the replicas belong to different {what}", "--replica", "give copies of one log", shown)
     group = next((r.group for r in replicas if r.group != STORE_GROUP), STORE_GROUP)
     return tuple(replace(replica, group=group) for replica in replicas)
-
-
-def _is_classic(folder: Path) -> bool:
-    """Whether a folder holds files named as those of a CommitLog."""
-    return folder.is_dir() and locate(folder).is_commitlog
 
 
 def _check_kinds(kinds: Mapping[str, bool]) -> None:
@@ -161,8 +155,8 @@ def _classic_replicas(folders: Mapping[str, Path]) -> tuple[Replica, ...]:
 def _store_replica(name: str, path: Path) -> Replica:
     try:
         with open_store(path) as reader:
-            damaged = damaged_end(reader)
-            last = reader.last_index if damaged is None else min(int(reader.last_index), damaged[0] - 1)
+            damaged = end_of(reader).damaged
+            last = int(reader.last_index) if damaged is None else min(int(reader.last_index), damaged[0] - 1)
             return Replica(
                 group=reader.group or STORE_GROUP,
                 name=name,

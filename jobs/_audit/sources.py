@@ -39,11 +39,11 @@ READ_BYTES: Final = 5 << 19
 RANGES_AT_ONCE: Final = 16
 """That many ranges are one gap if they cannot be read at all, because one was deleted during the audit."""
 CLIENT_TIMEOUT_MS: Final = 20_000
+RETRY_TIMEOUT_MS: Final = 10_000
+"""A node that just restarted serves less until the leader sends it the commit index."""
 BURST_S: Final = 1.0
 """How much unused time may be made up for later."""
 _BLOCKS_PER_BATCH: Final = 4096
-_PATIENCE_S: Final = 10.0
-_PAUSE_S: Final = 0.1
 
 _Item = TypeVar("_Item")
 _MESSAGE: Final = ["topic", "queue_id", "queue_offset", "msg_id", "error"]
@@ -179,7 +179,8 @@ def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterato
     """
     limiter = limiter or RateLimiter()
     if replica.live:
-        with Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS) as client:
+        client = Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS, retry_timeout_ms=RETRY_TIMEOUT_MS)
+        with client:
             yield _NodeSource(client, replica.node, limiter)
     elif replica.block_bytes:
         yield _ClassicSource(replica, limiter)
@@ -201,9 +202,7 @@ class _NodeSource:
     def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
         if self._limiter.rate is not None:  # a range at a time: the node reads all requested ranges at once
             end = min(end, start - start % span + span)
-        report = _patiently(
-            lambda: self._client.digest(start, end, span=span, node=self._node), lambda r: r.next_index > start
-        )
+        report = self._client.digest(start, end, span=span, node=self._node, min_end=end)
         self._limiter.take(sum(r.nbytes + HEADER_BYTES * (r.end - r.start) for r in report.ranges))
         seen = [
             RangeSeen(digest, tuple(i for i in report.damaged if digest.start <= i < digest.end))
@@ -215,10 +214,7 @@ class _NodeSource:
         return read_past_damage(self._read, start, end)
 
     def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
-        fetched = _patiently(
-            lambda: self._client.records(start, end, node=self._node, max_bytes=READ_BYTES),
-            lambda fetch: fetch.next_index > start,
-        )
+        fetched = self._client.records(start, end, node=self._node, max_bytes=READ_BYTES, min_end=end)
         self._limiter.take(fetched.batch.nbytes)
         return [fetched.batch], fetched.next_index
 
@@ -328,18 +324,3 @@ class _ClassicSource:
         columns = {"index": pa.array(range(start, end), pa.int64()), "term": zeros, "magic": zeros}
         columns |= {"position": pa.array(range(low, low + len(bodies) * self._block, self._block), pa.int64())}
         return pa.RecordBatch.from_pydict({**columns, "body": pa.array(bodies, pa.binary())})
-
-
-def _patiently(call: Callable[[], _Item], done: Callable[[_Item], bool]) -> _Item:
-    """Calls until the answer gets on: a node that just restarted serves less until it hears the leader."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        late = time.monotonic() >= deadline
-        try:
-            answer = call()
-            if done(answer) or late:
-                return answer
-        except DLedgerError as error:
-            if late or not (error.retriable or error.outcome_unknown):
-                raise
-        time.sleep(_PAUSE_S)

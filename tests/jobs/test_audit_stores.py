@@ -8,12 +8,10 @@ import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import dledger_core
-from dledger_core import StoreReader, open_store
+from dledger_core import open_store
 from dledger_core.errors import ConfigError
 from jobs._audit import sources
 from jobs._audit.entries import compare_entries
@@ -22,7 +20,6 @@ from jobs._audit.model import Class
 from jobs._audit.passes import index_findings
 from jobs._audit.plan import sections
 from jobs._audit.snapshot import store_replicas
-from jobs._audit.sources import RangeSeen, open_source
 from tests.jobs.auditing import SPAN, audit, digests, overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
@@ -346,23 +343,3 @@ def test_a_java_store_without_its_index(java: Callable[[str], Stores]) -> None:
     shutil.rmtree(stores["n0"] / "index")
     (found,) = audit(stores)
     assert (found.kind.value, found.replica, found.start, found.end) == ("INDEX_MISMATCH", "n0", 0, 267)
-
-
-def test_a_process_looks_through_the_end_of_a_store_once(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java's stores do not say where they end, and a task that walks through gigabytes to find out costs seconds."""
-    (replica,) = store_replicas({"n0": stores["n0"]})
-    earlier = []
-
-    def noting(path: Path, **given: Any) -> StoreReader:
-        earlier.append(given["since"])
-        return open_store(path, **given)
-
-    monkeypatch.setattr(dledger_core, "open_store", noting)
-    views = []
-    for _ in range(2):
-        with open_source(replica) as source:
-            views.append([seen.digest for seen in source.digests(0, ENTRIES, SPAN) if isinstance(seen, RangeSeen)])
-    assert earlier[0] is None
-    assert earlier[1] is not None
-    assert views[0] == views[1]
-    assert views[0][-1].end == ENTRIES
