@@ -195,18 +195,17 @@ def _audit(spark: SparkSession, snapshot: Snapshot, options: Options, run: _Run)
     digests = _digests(spark, ranges, snapshot, options, run)
     results = _second_pass(spark, ranges, compare_digests(digests), snapshot, options)
     compared = pa.concat_tables([compared_by_replica(digests), proven_by_replica(ranges)])
-    reports = report_groups(snapshot, results, compared, run.run_id)
+    reports, findings = report_groups(snapshot, results, compared, run.run_id)
     if options.table is not None:
         progress(f"writing {options.table}")
         facts = {"run_id": run.run_id, "started_at": run.started_at, "mode": options.mode}
         took = {"duration_s": time.monotonic() - run.began}
-        found = findings_table(reports, run.run_id, run.started_at)
-        passes.append(spark, found, f"{options.table}/audit_findings")
+        passes.append(spark, findings_table(findings, run.run_id, run.started_at), f"{options.table}/audit_findings")
         # Written last: a run that is listed is complete.
-        passes.append(spark, runs_table(reports, **facts, **took), f"{options.table}/audit_runs")
+        passes.append(spark, runs_table(reports, findings, **facts, **took), f"{options.table}/audit_runs")
     read = bytes_read(digests, run.run_id)
     duration = time.monotonic() - run.began
-    summary = summarize(reports) | {
+    summary = summarize(snapshot, reports, findings) | {
         "run_id": run.run_id,
         "mode": options.mode,
         "started_at": run.started_at.isoformat(),
@@ -224,7 +223,7 @@ def _audit(spark: SparkSession, snapshot: Snapshot, options: Options, run: _Run)
     logs = {replica.log_uuid for replicas in snapshot.values() for replica in replicas if replica.log_uuid}
     versions = ", ".join(f"{name} {version(name)}" for name in ("dledger", "pyspark", "delta-spark"))
     frame = options.shown() | {"versions": versions, "log": ", ".join(sorted(logs)) or "not recorded"}
-    return summary, page(summary, reports, ranges, frame) if options.report is not None else ""
+    return summary, page(summary, ranges, frame) if options.report is not None else ""
 
 
 def _without_proven(spark: SparkSession, ranges: pa.Table, snapshot: Snapshot, options: Options, run: _Run) -> pa.Table:

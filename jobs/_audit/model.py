@@ -34,80 +34,49 @@ OTHER: Final = "other/"
 """Begins the names of another cluster's replicas."""
 
 
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "strings": pa.list_(pa.string()),
+    "binary": pa.binary(),
+    "bool": pa.bool_(),
+    "double": pa.float64(),
+    "long": pa.int64(),
+    "longs": pa.list_(pa.int64()),
+    "time": pa.timestamp("us", tz="UTC"),
+}
+
+
+def _schema(columns: str) -> pa.Schema:
+    """Returns the schema of columns such as ``group string, start long``."""
+    return pa.schema([(name, _TYPES[kind]) for name, kind in (column.split() for column in columns.split(","))])
+
+
 KEY: Final = ["group", "start", "end"]
 """The columns that name a range of entries."""
-_KEY: Final = [("group", pa.string()), ("start", pa.int64()), ("end", pa.int64())]
-_TIME: Final = pa.timestamp("us", tz="UTC")
-RANGES: Final = pa.schema(
-    [
-        *_KEY,
-        ("span", pa.int64()),
-        ("replicas", pa.list_(pa.string())),
-        ("proven_at", _TIME),
-        ("proven_bytes", pa.int64()),
-    ]
+RANGES: Final = _schema(
+    "group string, start long, end long, span long, replicas strings, proven_at time, proven_bytes long"
 )
 """Ranges to compare, a row each; ``proven_at`` is set where earlier digests are trusted and nothing is read."""
-DIGESTS: Final = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("group", pa.string()),
-        ("replica", pa.string()),
-        ("start", pa.int64()),
-        ("end", pa.int64()),
-        ("bytes", pa.int64()),
-        ("content", pa.binary()),
-        ("layout", pa.binary()),
-        ("damaged", pa.list_(pa.int64())),
-        ("problem", pa.string()),
-        ("reason", pa.string()),
-        ("read_at", _TIME),
-        ("index_wrong", pa.list_(pa.int64())),
-        ("log_uuid", pa.string()),
-        ("source", pa.string()),
-        ("resumes", pa.string()),
-    ]
+DIGESTS: Final = _schema(
+    "run_id string, group string, replica string, start long, end long, bytes long, content binary, layout binary,"
+    "damaged longs, problem string, reason string, read_at time, index_wrong longs, log_uuid string, source string,"
+    "resumes string"
 )
 """Digests, a row per replica and range; ``problem`` is empty or the kind of a gap, ``index_wrong`` are starts and ends
 of ranges whose index rows do not match the data."""
-_FINDING: Final = [
-    ("group", pa.string()),
-    ("class", pa.string()),
-    ("severity", pa.string()),
-    ("replica", pa.string()),
-    ("start", pa.int64()),
-    ("end", pa.int64()),
-    ("count", pa.int64()),
-    ("evidence", pa.string()),
-]
-RESULTS: Final = pa.schema(
-    [
-        *_KEY,
-        ("findings", pa.list_(pa.struct(_FINDING))),
-        ("unread", pa.list_(pa.string())),
-        ("drill", pa.bool_()),
-        ("cleared", pa.int64()),
-        ("read_bytes", pa.int64()),
-    ]
+_FINDING: Final = (
+    "group string, class string, severity string, replica string, start long, end long, count long, evidence string"
+)
+_TYPES["findings"] = pa.list_(pa.struct(_schema(_FINDING)))
+RESULTS: Final = _schema(
+    "group string, start long, end long, findings findings, unread strings, drill bool, cleared long, read_bytes long"
 )
 """What a comparison of ranges found, by digests or entry by entry: ``unread`` says why replicas took no part, ``drill``
 that the range has to be read entry by entry, ``cleared`` how many entries a second look found equal."""
-FINDINGS: Final = pa.schema([("run_id", pa.string()), ("found_at", _TIME), *_FINDING])
-RUNS: Final = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("group", pa.string()),
-        ("started_at", _TIME),
-        ("duration_s", pa.float64()),
-        ("mode", pa.string()),
-        ("verdict", pa.string()),
-        ("compared_start", pa.int64()),
-        ("compared_end", pa.int64()),
-        ("entries_compared", pa.int64()),
-        ("bytes_compared", pa.int64()),
-        ("findings", pa.int64()),
-        ("report", pa.string()),
-    ]
+FINDINGS: Final = _schema(f"run_id string, found_at time, {_FINDING}")
+RUNS: Final = _schema(
+    "run_id string, group string, started_at time, duration_s double, mode string, verdict string,"
+    "compared_start long, compared_end long, entries_compared long, bytes_compared long, findings long, report string"
 )
 
 

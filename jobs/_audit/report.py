@@ -4,148 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from jobs._audit.judge import end_findings, findings_of, merge_findings, verdict_of
-from jobs._audit.model import FINDINGS, RUNS, Class, Finding, Replica, Severity, Verdict
+from jobs._audit.model import FINDINGS, RUNS, Class, Finding, Replica, Severity
 from jobs._audit.plan import Section, Snapshot, common_range, sections
 
-__all__ = [
-    "Coverage",
-    "GroupReport",
-    "alignment",
-    "alignment_note",
-    "coverage_of",
-    "findings_table",
-    "report_groups",
-    "runs_table",
-    "summarize",
-]
+__all__ = ["alignment", "alignment_note", "coverage", "findings_table", "report_groups", "runs_table", "summarize"]
+
+Report = dict[str, Any]
+"""One group in the JSON summary."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How much of one replica was compared with another; bytes are those of bodies.
-
-    ``entries_eligible`` is None for a replica that could not be asked.
-    """
-
-    entries_compared: int = 0
-    entries_eligible: int | None = None
-    bytes_compared: int = 0
-
-    @property
-    def percent(self) -> float:
-        """Share of the entries; 100 for an empty log."""
-        if self.entries_eligible is None:
-            return 0.0
-        if not self.entries_eligible:
-            return 100.0
-        return round(100 * self.entries_compared / self.entries_eligible, 3)
-
-    @property
-    def bytes_eligible(self) -> int | None:
-        """Exact where all entries were compared, else scaled up from those that were."""
-        if not self.entries_eligible or self.entries_compared == self.entries_eligible:
-            return self.bytes_compared
-        if not self.entries_compared:
-            return None
-        return round(self.bytes_compared * self.entries_eligible / self.entries_compared)
-
-    def plus(self, other: Coverage) -> Coverage:
-        """Returns the coverage of both together."""
-        known = [n for n in (self.entries_eligible, other.entries_eligible) if n is not None]
-        return Coverage(
-            self.entries_compared + other.entries_compared,
-            sum(known) if known else None,
-            self.bytes_compared + other.bytes_compared,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the map of the JSON summary."""
-        return {
-            "entries_compared": self.entries_compared,
-            "entries_eligible": self.entries_eligible,
-            "bytes_compared": self.bytes_compared,
-            "bytes_eligible": self.bytes_eligible,
-            "percent": self.percent,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupReport:
-    """The audit of one group.
-
-    Attributes:
-        group: its name.
-        replicas: the snapshot.
-        compared: [start, end) at which all reachable replicas were compared.
-        partly: ranges that only some replicas hold, compared among those: (start, end, names).
-        coverage: by replica.
-        findings: merged, worst first.
-        incomplete: why not everything that could be was compared; empty = complete.
-        cleared: entries that a second look found equal.
-        provenance: what coverage rests on: read now, by a run before, or proven on a date.
-        notes: further facts.
-        alignment: of classic CommitLogs: whether they are equal to their ends.
-    """
-
-    group: str
-    replicas: tuple[Replica, ...]
-    compared: tuple[int, int] = (0, 0)
-    partly: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
-    coverage: dict[str, Coverage] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
-    incomplete: tuple[str, ...] = ()
-    cleared: int = 0
-    provenance: tuple[dict[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
-    alignment: dict[str, Any] | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """The group's verdict."""
-        return verdict_of(self.findings, self.incomplete)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the map of the JSON summary."""
-        return {
-            "group": self.group,
-            "verdict": self.verdict.value,
-            "compared": {"start": self.compared[0], "end": self.compared[1]},
-            "partly_compared": [{"start": s, "end": e, "replicas": list(names)} for s, e, names in self.partly],
-            "coverage": {name: coverage.to_json() for name, coverage in self.coverage.items()},
-            "incomplete": list(self.incomplete),
-            "cleared_by_second_look": self.cleared,
-            "provenance": list(self.provenance),
-            "notes": list(self.notes),
-            **({"alignment": self.alignment} if self.alignment is not None else {}),
-        }
-
-
-def coverage_of(replicas: Sequence[Replica], compared: Iterable[tuple[str, int, int]]) -> dict[str, Coverage]:
-    """Returns the coverage by replica.
-
-    Args:
-        replicas: the snapshot.
-        compared: (replica, entries, bytes) of ranges that were read and compared.
-    """
-    found = {}
-    read = list(compared)
-    for replica in replicas:
-        entries = sum(count for name, count, _ in read if name == replica.name)
-        nbytes = sum(count for name, _, count in read if name == replica.name)
-        eligible = max(0, replica.end - replica.first_index) if replica.reachable else None
-        found[replica.name] = Coverage(entries, eligible, nbytes)
-    return found
-
-
-def report_groups(snapshot: Snapshot, results: pa.Table, compared: pa.Table, run_id: str) -> list[GroupReport]:
-    """Returns the report of each group.
+def report_groups(
+    snapshot: Snapshot, results: pa.Table, compared: pa.Table, run_id: str
+) -> tuple[list[Report], list[Finding]]:
+    """Returns the report of each group, and the findings of all of them, merged, worst first.
 
     Args:
         snapshot: the replicas.
@@ -153,10 +30,11 @@ def report_groups(snapshot: Snapshot, results: pa.Table, compared: pa.Table, run
         compared: entries and bytes compared now or before, as ``compare.compared_by_replica`` gives them.
         run_id: this run.
     """
-    findings = findings_of(results)
-    rows = results.to_pylist()
+    sides = [[r for r in replicas if r.other is side] for replicas in snapshot.values() for side in (False, True)]
+    findings = merge_findings([*findings_of(results), *(finding for side in sides for finding in end_findings(side))])
+    rows = results.select(["group", "unread", "cleared"]).to_pylist()
     done = compared.sort_by([(name, "ascending") for name in ("replica", "run_id", "first")]).to_pylist()
-    return [
+    reports = [
         _report(
             group,
             replicas,
@@ -167,41 +45,75 @@ def report_groups(snapshot: Snapshot, results: pa.Table, compared: pa.Table, run
         )
         for group, replicas in snapshot.items()
     ]
+    return reports, findings
 
 
 def _report(
     group: str,
     replicas: tuple[Replica, ...],
-    found: list[Finding],
+    findings: list[Finding],
     results: list[dict[str, Any]],
     done: list[dict[str, Any]],
     run_id: str,
-) -> GroupReport:
-    parts = sections(replicas)
+) -> Report:
+    parts, (start, end) = sections(replicas), common_range(replicas)
     usable = [replica for replica in replicas if replica.reachable]
-    unreachable = [f"{replica.name}: {replica.error}" for replica in replicas if not replica.reachable]
-    lonely = [f"only {len(usable)} replica can be read, so nothing was compared"] if len(usable) < 2 else []
-    unread = [reason for row in results for reason in row["unread"]]
-    ends = [f for side in (False, True) for f in end_findings([r for r in replicas if r.other is side])]
-    findings = merge_findings([*found, *ends])
+    incomplete = [f"{replica.name}: {replica.error}" for replica in replicas if not replica.reachable]
+    if len(usable) < 2:
+        incomplete.append(f"only {len(usable)} replica can be read, so nothing was compared")
+    incomplete += [*_apart(parts, usable), *(reason for row in results for reason in row["unread"])]
+    incomplete = list(dict.fromkeys(incomplete))
     aligned = alignment(replicas, findings)
-    return GroupReport(
-        group=group,
-        replicas=replicas,
-        compared=common_range(replicas),
-        partly=tuple(
-            (part.start, part.end, tuple(replica.name for replica in part.replicas))
+    return {
+        "group": group,
+        "verdict": verdict_of(findings, incomplete).value,
+        "compared": {"start": start, "end": end},
+        "partly_compared": [
+            {"start": part.start, "end": part.end, "replicas": [replica.name for replica in part.replicas]}
             for part in parts
             if len(part.replicas) < len(usable)
-        ),
-        coverage=coverage_of(replicas, [(one["replica"], one["entries"], one["bytes"]) for one in done]),
-        findings=tuple(findings),
-        incomplete=tuple(dict.fromkeys([*unreachable, *lonely, *_apart(parts, usable), *unread])),
-        cleared=sum(row["cleared"] for row in results),
-        provenance=tuple(_provenance(one, run_id) for one in done),
-        notes=(*_notes(usable), *([alignment_note(aligned)] if aligned else [])),
-        alignment=aligned,
-    )
+        ],
+        "coverage": {
+            replica.name: coverage(
+                sum(one["entries"] for one in done if one["replica"] == replica.name),
+                max(0, replica.end - replica.first_index) if replica.reachable else None,
+                sum(one["bytes"] for one in done if one["replica"] == replica.name),
+            )
+            for replica in replicas
+        },
+        "incomplete": incomplete,
+        "cleared_by_second_look": sum(row["cleared"] for row in results),
+        "provenance": [_provenance(one, run_id) for one in done],
+        "notes": [*_notes(usable), *([alignment_note(aligned)] if aligned else [])],
+        **({"alignment": aligned} if aligned else {}),
+    }
+
+
+def coverage(compared: int, eligible: int | None, nbytes: int) -> dict[str, Any]:
+    """Returns how much of a replica was compared with another one; bytes are those of bodies.
+
+    Args:
+        compared: entries.
+        eligible: entries that it holds; None for a replica that could not be asked.
+        nbytes: bytes compared. Those eligible are exact where all entries were compared, else scaled up.
+    """
+    percent = 0.0 if eligible is None else round(100 * compared / eligible, 3) if eligible else 100.0
+    all_bytes = round(nbytes * eligible / compared) if eligible and compared else None if eligible else nbytes
+    return {
+        "entries_compared": compared,
+        "entries_eligible": eligible,
+        "bytes_compared": nbytes,
+        "bytes_eligible": all_bytes,
+        "percent": percent,
+    }
+
+
+def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the coverage of several groups, or replicas, together."""
+    rows = list(parts)
+    known = [row["entries_eligible"] for row in rows if row["entries_eligible"] is not None]
+    entries, nbytes = (sum(row[name] for row in rows) for name in ("entries_compared", "bytes_compared"))
+    return coverage(entries, sum(known) if known else None, nbytes)
 
 
 def _apart(parts: Iterable[Section], usable: Sequence[Replica]) -> list[str]:
@@ -213,8 +125,7 @@ def _apart(parts: Iterable[Section], usable: Sequence[Replica]) -> list[str]:
 
 
 def _notes(usable: Sequence[Replica]) -> list[str]:
-    here = {replica.log_uuid for replica in usable if not replica.other}
-    there = {replica.log_uuid for replica in usable if replica.other}
+    here, there = ({replica.log_uuid for replica in usable if replica.other is side} for side in (False, True))
     if not there:
         return []
     names = [", ".join(sorted(uuid or "not recorded" for uuid in side)) for side in (here, there)]
@@ -262,62 +173,49 @@ def alignment_note(found: Mapping[str, Any]) -> str:
     return f"not aligned: {behind} behind the longest; {remedy}; {unit}"
 
 
-def findings_table(reports: Sequence[GroupReport], run_id: str, found_at: datetime) -> pa.Table:
+def findings_table(findings: Iterable[Finding], run_id: str, found_at: datetime) -> pa.Table:
     """Returns the findings of a run (FINDINGS)."""
-    found = merge_findings(finding for report in reports for finding in report.findings)
     run = {"run_id": run_id, "found_at": found_at}
-    return pa.Table.from_pylist([run | finding.to_row() for finding in found], FINDINGS)
+    return pa.Table.from_pylist([run | finding.to_row() for finding in findings], FINDINGS)
 
 
-def runs_table(reports: Sequence[GroupReport], **run: Any) -> pa.Table:
+def runs_table(reports: Sequence[Report], findings: Sequence[Finding], **run: Any) -> pa.Table:
     """Returns a row per group (RUNS).
 
     Args:
         reports: of the groups.
+        findings: of all groups.
         run: the columns run_id, started_at, duration_s and mode.
     """
     rows = [
         run
-        | {
-            "group": report.group,
-            "verdict": report.verdict.value,
-            "compared_start": report.compared[0],
-            "compared_end": report.compared[1],
-            "entries_compared": sum(part.entries_compared for part in report.coverage.values()),
-            "bytes_compared": sum(part.bytes_compared for part in report.coverage.values()),
-            "findings": len(report.findings),
-            "report": json.dumps(report.to_json()),
-        }
+        | {"group": report["group"], "verdict": report["verdict"], "report": json.dumps(report)}
+        | {f"compared_{name}": report["compared"][name] for name in ("start", "end")}
+        | {name: _sum(report["coverage"].values())[name] for name in ("entries_compared", "bytes_compared")}
+        | {"findings": sum(finding.group == report["group"] for finding in findings)}
         for report in reports
     ]
     return pa.Table.from_pylist(rows, RUNS)
 
 
-def summarize(reports: Sequence[GroupReport]) -> dict[str, Any]:
-    """Returns the JSON summary of all groups, without what belongs to the run (id, mode, duration)."""
-    findings = merge_findings(finding for report in reports for finding in report.findings)
-    incomplete = [f"{report.group}: {reason}" for report in reports for reason in report.incomplete]
-    coverage: dict[str, Coverage] = {}
-    for report in reports:
-        for name, part in report.coverage.items():
-            coverage[name] = coverage[name].plus(part) if name in coverage else part
-    total = Coverage()
-    for part in coverage.values():
-        total = total.plus(part)
-    complete = all(part.entries_eligible is not None for part in coverage.values())
+def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Returns the JSON summary of all groups, without the facts of the run (id, mode, duration)."""
+    incomplete = [f"{report['group']}: {reason}" for report in reports for reason in report["incomplete"]]
+    names = dict.fromkeys(name for report in reports for name in report["coverage"])
+    by_name = {name: _sum(r["coverage"][name] for r in reports if name in r["coverage"]) for name in names}
+    complete = all(part["entries_eligible"] is not None for part in by_name.values())
+    least = min((part["percent"] for part in by_name.values()), default=0.0)
     return {
         "verdict": verdict_of(findings, incomplete).value,
         "compared": {
-            "start": min((report.compared[0] for report in reports), default=0),
-            "end": max((report.compared[1] for report in reports), default=0),
+            "start": min((report["compared"]["start"] for report in reports), default=0),
+            "end": max((report["compared"]["end"] for report in reports), default=0),
         },
-        "coverage": {name: part.to_json() for name, part in coverage.items()},
-        "coverage_percent": total.percent
-        if complete
-        else min((part.percent for part in coverage.values()), default=0.0),
+        "coverage": by_name,
+        "coverage_percent": _sum(by_name.values())["percent"] if complete else least,
         "findings": [finding.to_json() for finding in findings],
         "incomplete": incomplete,
-        "cleared_by_second_look": sum(report.cleared for report in reports),
-        "replicas": [replica.to_json() for report in reports for replica in report.replicas],
-        "groups": [report.to_json() for report in reports],
+        "cleared_by_second_look": sum(report["cleared_by_second_look"] for report in reports),
+        "replicas": [replica.to_json() for replicas in snapshot.values() for replica in replicas],
+        "groups": list(reports),
     }

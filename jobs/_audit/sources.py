@@ -8,11 +8,12 @@ position = index x block. Runs on executors; a source belongs to one task.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from blake3 import blake3
@@ -112,23 +113,31 @@ class RangeSeen:
     index_wrong: tuple[tuple[int, int], ...] = ()
 
 
-class Source(Protocol):
+class Source(ABC):
     """One replica.
 
     Attributes:
-        header_bytes: of each record, beside its body.
+        header_bytes: of each record, in addition to its body.
     """
 
-    header_bytes: int
+    header_bytes = HEADER_BYTES
 
+    @abstractmethod
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
         """Yields the aligned ranges of [start, end), in order and without holes."""
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
         """Yields the entries of [start, end) with the columns of RECORD_SCHEMA, in order and without holes."""
+        return read_past_damage(self.read, start, end)
+
+    def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
+        """Reads entries from ``start`` to at most ``end``; returns batches and the next index."""
+        raise NotImplementedError
 
     def place(self, index: int) -> dict[str, Any]:
-        """Returns what else helps people to find an entry."""
+        """Returns further facts that help to find an entry."""
+        del index
+        return {}
 
 
 def read_past_damage(
@@ -188,9 +197,7 @@ def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterato
         yield _StoreSource(store_for(replica.path), limiter)
 
 
-class _NodeSource:
-    header_bytes = HEADER_BYTES
-
+class _NodeSource(Source):
     def __init__(self, client: Client, node: str, limiter: RateLimiter) -> None:
         self._client = client
         self._node = node
@@ -210,21 +217,13 @@ class _NodeSource:
         ]
         return seen, report.next_index
 
-    def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
-        return read_past_damage(self._read, start, end)
-
-    def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
+    def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         fetched = self._client.records(start, end, node=self._node, max_bytes=READ_BYTES, min_end=end)
         self._limiter.take(fetched.batch.nbytes)
         return [fetched.batch], fetched.next_index
 
-    def place(self, index: int) -> dict[str, Any]:
-        return {}
 
-
-class _StoreSource:
-    header_bytes = HEADER_BYTES
-
+class _StoreSource(Source):
     def __init__(self, reader: StoreReader, limiter: RateLimiter) -> None:
         self._reader = reader
         self._limiter = limiter
@@ -252,19 +251,13 @@ class _StoreSource:
             end = min(end, at + -at % span)  # a range that was started is finished, and none started after it
         return seen, at
 
-    def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
-        return read_past_damage(self._read, start, end)
-
-    def _read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
+    def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
         batch = self._reader.read(start, end, max_bytes=READ_BYTES)
         self._limiter.take(batch.nbytes)
         return [batch], start + batch.num_rows
 
-    def place(self, index: int) -> dict[str, Any]:
-        return {}
 
-
-class _ClassicSource:
+class _ClassicSource(Source):
     header_bytes = 0
 
     def __init__(self, replica: Replica, limiter: RateLimiter) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core import ConfigError, CorruptRecordError, IndexOutOfRangeError, UnreachableError
+from jobs._audit.compare import compared_by_replica
 from jobs._audit.entries import difference
 from jobs._audit.judge import (
     NOTHING,
@@ -20,7 +22,7 @@ from jobs._audit.judge import (
     merge_findings,
     verdict_of,
 )
-from jobs._audit.model import CLASSES, Class, Finding, Replica, Verdict
+from jobs._audit.model import CLASSES, RESULTS, Class, Finding, Replica, Verdict, result
 from jobs._audit.plan import (
     SPAN_MIN,
     aligned,
@@ -30,9 +32,10 @@ from jobs._audit.plan import (
     reading_tasks,
     sections,
 )
-from jobs._audit.report import Coverage, GroupReport, coverage_of, summarize
+from jobs._audit.report import coverage, report_groups, runs_table, summarize
 from jobs._audit.snapshot import parse_replicas
 from jobs._audit.sources import Gap, read_past_damage
+from tests.jobs.auditing import digest_row, digest_table
 
 
 def replica(name: str, first: int, end: int, commit: int | None = None, **more: object) -> Replica:
@@ -323,34 +326,39 @@ def test_every_class_has_a_severity_and_says_what_to_do() -> None:
     assert set(CLASSES) == set(Class)
 
 
-def test_coverage() -> None:
-    replicas = [replica("a", 0, 100), replica("b", 0, 50), replica("c", 0, 0, reachable=False)]
-    found = coverage_of(replicas, [("a", 50, 5000), ("b", 50, 5000)])
-    assert [(c.percent, c.entries_eligible, c.bytes_eligible) for c in found.values()] == [
-        (50.0, 100, 10_000),
-        (100.0, 50, 5000),
-        (0.0, None, 0),
-    ]
-    assert Coverage(0, 0).percent == 100.0
-    assert found["a"].plus(found["b"]) == Coverage(100, 150, 10_000)
+@pytest.mark.parametrize(
+    ("compared", "eligible", "nbytes", "percent", "bytes_eligible"),
+    [
+        (50, 100, 5000, 50.0, 10_000),
+        (50, 50, 5000, 100.0, 5000),
+        (0, None, 0, 0.0, 0),
+        (0, 0, 0, 100.0, 0),
+        (0, 10, 0, 0.0, None),
+    ],
+)
+def test_coverage(compared: int, eligible: int | None, nbytes: int, percent: float, bytes_eligible: int | None) -> None:
+    found = coverage(compared, eligible, nbytes)
+    assert (found["percent"], found["bytes_eligible"]) == (percent, bytes_eligible)
 
 
 def test_the_summary_of_several_groups() -> None:
-    good = GroupReport(group="g", compared=(0, 10), replicas=(), coverage={"a": Coverage(10, 10, 100)})
-    bad = GroupReport(
-        group="h",
-        compared=(5, 25),
-        replicas=(replica("a", 5, 25),),
-        coverage={"a": Coverage(20, 20, 50)},
-        findings=(finding(Class.CORRUPT, "a", 6, 7, "h"),),
-        incomplete=("b: down",),
-    )
-    summary = summarize([good, bad])
+    snapshot = {
+        "g": (replica("a", 0, 10), replica("b", 0, 10)),
+        "h": (replica("a", 5, 25), replica("b", 0, 0, reachable=False, error="down")),
+    }
+    results = pa.Table.from_pylist([result(("h", 5, 25), [finding(Class.CORRUPT, "a", 6, 7, "h")])], RESULTS)
+    rows = [
+        digest_row("a", group="g", end=10, bytes=100),
+        digest_row("b", group="g", end=10, bytes=100),
+    ]
+    compared = compared_by_replica(digest_table(*rows))
+    reports, findings = report_groups(snapshot, results, compared, "run")
+    summary = summarize(snapshot, reports, findings)
     assert summary["verdict"] == "INCONSISTENT"
-    assert summary["compared"] == {"start": 0, "end": 25}
-    assert summary["coverage"]["a"]["entries_compared"] == 30
-    assert summary["coverage_percent"] == 100.0
-    assert summary["incomplete"] == ["h: b: down"]
+    assert summary["compared"] == {"start": 0, "end": 10}
+    assert summary["coverage"]["a"]["entries_compared"] == 10
+    assert (summary["coverage"]["a"]["percent"], summary["coverage"]["b"]["entries_eligible"]) == (33.333, 10)
+    assert summary["incomplete"][0] == "h: b: down"
     assert [group["verdict"] for group in summary["groups"]] == ["CONSISTENT", "INCONSISTENT"]
     (only,) = summary["findings"]
     assert {name: only[name] for name in ("class", "severity", "replica", "start", "end", "count")} == {
@@ -361,6 +369,8 @@ def test_the_summary_of_several_groups() -> None:
         "end": 7,
         "count": 1,
     }
+    runs = runs_table(reports, findings, run_id="run", mode="full").to_pylist()
+    assert [(run["group"], run["findings"], run["entries_compared"]) for run in runs] == [("g", 0, 20), ("h", 1, 0)]
 
 
 @pytest.mark.parametrize(
