@@ -23,7 +23,6 @@ from pyspark.sql.streaming.listener import (
 
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, TableOutput
-from spark_connector.monitoring.prometheus import PrometheusOutput
 from spark_connector.monitoring.report import LagReport, lag_reports
 
 if TYPE_CHECKING:
@@ -181,6 +180,8 @@ def monitor(
         if json is not None:
             outputs.append(JsonOutput(json))
         if prometheus is not None:
+            from spark_connector.monitoring.prometheus import PrometheusOutput  # executors import this module too
+
             outputs.append(PrometheusOutput(prometheus))
         if table is not None:
             outputs.append(TableOutput(spark, table, table_seconds))

@@ -11,23 +11,18 @@ import uuid
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.taskcontext import TaskContext
 
-from dledger_core.control import Part, TransactionId
-from dledger_core.errors import BadRequestError, TransactionError
+from dledger_core import HEADER_BYTES, AttemptResult, BadRequestError, Client, Part, TransactionError, TransactionId
 from spark_connector.connections import client_for
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
-from spark_connector.writing.sink_rows import ENTRY_OVERHEAD, GroupRows, SinkShape, rows_by_group
-
-if TYPE_CHECKING:
-    from dledger_core import Client
-    from dledger_core.client import AttemptResult
+from spark_connector.writing.sink_rows import GroupRows, SinkShape, rows_by_group
 
 __all__ = ["AttemptMessage", "CommittedBefore", "write_attempt"]
 
@@ -231,7 +226,7 @@ class _GroupWriter:
 def _pieces(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:
     """Yields (start, stop, bytes of their records): pieces of at most ``most`` bytes, or of one body."""
     offsets = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8)
-    ends = offsets[1:] - offsets[0] + ENTRY_OVERHEAD * np.arange(1, len(bodies) + 1)
+    ends = offsets[1:] - offsets[0] + HEADER_BYTES * np.arange(1, len(bodies) + 1)
     start, before = 0, 0
     while start < len(bodies):
         stop = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from dledger_core.control import TransactionId
+from dledger_core import TransactionId
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.attempts import write_attempt

@@ -14,8 +14,7 @@ from typing import Final
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from dledger_core.control import Part, TransactionId
-from dledger_core.errors import DLedgerError, FencedError, TransactionError, UnreachableError
+from dledger_core import DLedgerError, FencedError, Part, TransactionError, TransactionId, UnreachableError
 from spark_connector.connections import client_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions

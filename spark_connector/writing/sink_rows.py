@@ -27,15 +27,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dledger_core.config import RECORD_BYTES_MAX, check_group_name
-from dledger_core.errors import BadRequestError, ConfigError
+from dledger_core import HEADER_BYTES, RECORD_BYTES_MAX, BadRequestError, ConfigError, check_group_name
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
 
-__all__ = ["ENTRY_OVERHEAD", "GroupRows", "SinkShape", "rows_by_group", "sink_shape"]
-
-ENTRY_OVERHEAD: Final = 48
-"""Bytes of a record beside its body."""
+__all__ = ["GroupRows", "SinkShape", "rows_by_group", "sink_shape"]
 
 _TEXT: Final = (StringType,)
 _BYTES: Final = (BinaryType, StringType)
@@ -159,9 +155,9 @@ def _group_rows(group: str, batch: pa.RecordBatch, shape: SinkShape, numbers: An
     bodies = bodies.cast(pa.large_binary())
     if len(bodies):
         sizes = pc.binary_length(bodies)
-        largest = int(pc.max(sizes).as_py()) + ENTRY_OVERHEAD
+        largest = int(pc.max(sizes).as_py()) + HEADER_BYTES
         if largest > RECORD_BYTES_MAX:
-            row = numbers[pc.index(sizes, largest - ENTRY_OVERHEAD).as_py()]
+            row = numbers[pc.index(sizes, largest - HEADER_BYTES).as_py()]
             raise SchemaError(
                 f"{_place(row, partition)} makes a record of {largest} bytes",
                 f"column 'body', group {group!r}",

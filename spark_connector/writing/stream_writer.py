@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
-from dledger_core.control import TransactionId
+from dledger_core import TransactionId
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.spark_checkpoint import has_committed, input_of

@@ -7,12 +7,12 @@ import logging
 import socket
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from spark_connector import LagReport, lag_reports
+from spark_connector import DLedgerListener, LagReport, lag_reports
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.outputs import JsonOutput, LogOutput
 from spark_connector.monitoring.prometheus import PrometheusOutput
@@ -164,3 +164,21 @@ def test_log_lines_reach_stderr_where_logging_is_not_set_up(
     output.take(reports(40, 1)[:1])
     assert capsys.readouterr().err.count("60 records behind") == 1
     logger.setLevel(logging.NOTSET)
+
+
+class StoppedSession:
+    """A session that was stopped: its streams cannot be asked."""
+
+    @property
+    def streams(self) -> Any:
+        raise RuntimeError("the session is stopped")
+
+
+def test_listener_close_closes_outputs_after_session_was_stopped(tmp_path: Path) -> None:
+    output = PrometheusOutput("127.0.0.1:0")
+    listener = DLedgerListener([output])
+    listener.spark = cast("Any", StoppedSession())
+    listener.close()
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", output.port or 0))
