@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import dledger_core
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -83,11 +81,3 @@ def test_the_layout_names_what_is_there() -> None:
             path = ROOT / name if number == 0 else folder / name
             folder = path.parent if number == 0 else folder
             assert path.exists(), name
-
-
-def test_every_public_name_of_the_package_is_there() -> None:
-    for name in dledger_core.__all__:
-        assert getattr(dledger_core, name).__name__ == name
-    assert set(dledger_core.__all__) <= set(dir(dledger_core))
-    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        _ = dledger_core.nonsense

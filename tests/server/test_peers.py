@@ -190,7 +190,12 @@ NO_NAMES = {"empty label": "bad..name", "long label": "x" * 70 + ".example", "su
 
 
 @pytest.mark.parametrize("host", NO_NAMES.values(), ids=NO_NAMES)
-def test_a_host_that_is_no_name_does_not_end_the_dialling(host, caplog):
+def test_a_host_that_is_no_name_does_not_end_the_dialling(host, caplog, monkeypatch):
+    # A worker cannot send pytest's report of a log that holds half a surrogate pair, so pytest gets none.
+    logger = logging.getLogger("dledger_core.server.peers")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+
     async def main():
         peers = free_peers(2)
         wrong = (peers[0], Peer(NodeId("n1"), host, peers[1].port))
