@@ -235,9 +235,9 @@ REPAIR_MUTATIONS: dict[str, Mutation] = {
         "            str(",
     ),
     "a damaged row tells where an entry lies": (
-        "storage/durable_log.py",
-        "        try:\n            found = self._reader.read(index, index + 1, 1, body_crc=False).headers[0]\n",
-        "        return position, size, 0\n        try:\n            found = None\n",
+        "storage/log_queries.py",
+        "    found = reader.read(index, index + 1, 1, body_crc=False).headers[0]\n",
+        "    return position, size, 0\n    found = None\n",
     ),
     "a damaged head tells what may be deleted": (
         "storage/log_queries.py",
