@@ -38,6 +38,7 @@ from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.digest import RangeDigest, RangeHasher
 from dledger_core.durations import parse_duration
+from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import (
     BadRequestError,
     BehindError,
@@ -90,9 +91,11 @@ from dledger_core.record import (
 from dledger_core.storage import Finding, StoreReader, StoreReport, Until, Visibility, open_store
 
 __all__ = [
+    "DELTA_VERSION",
     "DESCRIPTIONS",
     "HEADER",
     "HEADER_BYTES",
+    "JAVA_VERSIONS",
     "MAGIC_CONTROL",
     "MAGIC_DATA",
     "MAGIC_MEMBERSHIP",
@@ -100,6 +103,7 @@ __all__ = [
     "READ_SCHEMA",
     "RECORD_BYTES_MAX",
     "RECORD_SCHEMA",
+    "SPARK_VERSION",
     "AppendResult",
     "AsyncClient",
     "AsyncProducer",
@@ -171,10 +175,12 @@ __all__ = [
     "crc32",
     "crc32_column",
     "empty_batch",
+    "find_java",
     "find_loss",
     "format_peers",
     "inside",
     "is_segment_name",
+    "java_version",
     "measure_behind",
     "merge_ranges",
     "open_store",

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from dledger_core import errors
@@ -55,6 +56,35 @@ def test_the_raft_core_imports_nothing_that_does_io() -> None:
         for path in (ROOT / "dledger_core/raft").rglob("*.py")
         for module, _, line in imports(tree_of(path))
         if not any(module == allowed or module.startswith(allowed + ".") for allowed in RAFT_MAY_IMPORT)
+    ]
+    assert found == []
+
+
+def test_imports_form_no_circle() -> None:
+    names = {name_of(path) for path in MODULES}
+    graph = {
+        name_of(path): {
+            target if target in names else module
+            for module, taken, _ in imports(tree_of(path))
+            for target in ([f"{module}.{name}" for name in taken] or [module])
+            if module.split(".")[0] in PACKAGES
+        }
+        for path in MODULES
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which contains the circle
+
+
+def test_connector_imports_public_names_of_the_core_only() -> None:
+    public = ("dledger_core", "dledger_core.rocketmq", "dledger_core.cli")
+    allowed = {f"{name}.{taken}" for name in public for taken in importlib.import_module(name).__all__} | set(public)
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}.{name}"
+        for path in MODULES
+        if ROOT / "spark_connector" in path.parents
+        for module, taken, line in imports(tree_of(path))
+        if module.split(".")[0] == "dledger_core"
+        for name in taken or [""]
+        if f"{module}.{name}" not in allowed
     ]
     assert found == []
 

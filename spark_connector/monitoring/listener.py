@@ -24,6 +24,7 @@ from pyspark.sql.streaming.listener import (
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, TableOutput
 from spark_connector.monitoring.report import LagReport, lag_reports
+from spark_connector.spark_version import check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,8 +169,6 @@ def monitor(
         OptionError: an output cannot be used.
         SparkVersionError: the session's Spark, or PySpark, is not 4.2.
     """
-    from spark_connector import check_spark
-
     check_spark(spark)
     if table_seconds <= 0:
         raise OptionError(f"{table_seconds} is no number of seconds above 0", "table_seconds", "leave it out")
