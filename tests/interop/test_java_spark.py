@@ -43,7 +43,7 @@ def test_offsets_are_checked_against_the_log_at_each_batch(group: JavaGroup) -> 
     tracker = Tracker(DLedgerOptions.for_reading(reading(group)))
     bounds = tracker.bounds()
     end = bounds["g"].end
-    assert bounds["g"].log is None
+    assert bounds["g"].log_uuid is None
     good = tracker.offset_at({"g": end}, bounds)
     assert tracker.adopt(good, bounds) == good
     known = good.groups["g"]
