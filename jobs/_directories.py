@@ -13,7 +13,6 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from dledger_core import ConfigError
-from spark_connector import local_path
 
 __all__ = [
     "check_apart",
@@ -28,8 +27,8 @@ _CHECKPOINT: Final = {"metadata", "offsets"}
 _AUDIT: Final = {"audit_runs", "audit_ranges", "audit_findings"}
 
 
-def check_table(directory: str, option: str = "--table") -> None:
-    """Refuses a table that cannot be written, or a directory that holds something other than a Delta table.
+def check_table(directory: str, option: str = "--table") -> str:
+    """Return the directory; refuse one that cannot be written or contains something other than a Delta table.
 
     Raises:
         ConfigError: says which and why.
@@ -37,10 +36,11 @@ def check_table(directory: str, option: str = "--table") -> None:
     found = _names(directory, option)
     if found and "_delta_log" not in found:
         raise _foreign(directory, "holds files and is no Delta table", option)
+    return directory
 
 
-def check_checkpoint(directory: str) -> None:
-    """Refuses a ``--checkpoint`` that cannot be written or holds something other than a checkpoint.
+def check_checkpoint(directory: str) -> str:
+    """Return the ``--checkpoint``; refuse one that cannot be written or contains something else.
 
     Raises:
         ConfigError: says which and why.
@@ -48,6 +48,7 @@ def check_checkpoint(directory: str) -> None:
     found = _names(directory, "--checkpoint")
     if "_delta_log" in found or (found and not _CHECKPOINT & found):
         raise _foreign(directory, "holds files and is no checkpoint", "--checkpoint")
+    return directory
 
 
 def check_audit_directory(directory: str) -> None:
@@ -82,8 +83,8 @@ def check_apart(written: Mapping[str, str | None], read: Mapping[str, str | None
             raise ConfigError(what, f"{option}, {other_option}", remedy)
 
 
-def check_file(path: str, option: str) -> None:
-    """Refuses a file that cannot be written.
+def check_file(path: str, option: str) -> str:
+    """Return the path; refuse a file that cannot be written.
 
     Raises:
         ConfigError: says which.
@@ -97,6 +98,7 @@ def check_file(path: str, option: str) -> None:
     except OSError as error:
         what = f"{path} cannot be written: {error.strerror or error}"
         raise ConfigError(what, option, "name a file in a directory you may write to") from None
+    return path
 
 
 def check_writable(directory: str, option: str) -> None:
@@ -110,6 +112,8 @@ def check_writable(directory: str, option: str) -> None:
 
 def _place(directory: str) -> PurePath:
     """What tells whether two directories are the same: symbolic links are followed."""
+    from spark_connector import local_path  # imports PySpark, whose version is checked first
+
     path = local_path(directory)
     return PurePosixPath(directory) if path is None else path.resolve()
 
@@ -120,6 +124,8 @@ def _foreign(directory: str, what: str, option: str) -> ConfigError:
 
 def _names(directory: str, option: str) -> set[str]:
     """Returns the names in the directory, none if it is absent; raises ConfigError if it cannot be written."""
+    from spark_connector import local_path  # as above
+
     path = local_path(directory)
     if path is None:
         return set()

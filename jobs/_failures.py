@@ -1,7 +1,7 @@
-"""Finds, in the error that Spark raised, the one line that says what happened.
+"""The one line that reports an error which Spark raised.
 
-Spark hands on what failed inside a task or a streaming query as text: Python's traceback, wrapped in Java exceptions,
-each with its stack trace. An error of ours in there is the one to report; else Python's own, else the innermost cause.
+Spark passes on as text what failed inside a task or a streaming query. An error of ours in that text is the one to
+report; it keeps its code and its exit code. Otherwise Spark's own condition is reported.
 """
 
 from __future__ import annotations
@@ -10,75 +10,68 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
-from dledger_core import errors
-from dledger_core.errors import DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
+from dledger_core import DLedgerError, NoLeaderError, RequestTimedOutError, UnreachableError
 
 __all__ = ["Failure", "find_failure", "naming_all_nodes"]
 
-_OURS: Final = re.compile(
-    r"(?:^|[\s:])(?:dledger_core|spark_connector)\.errors\.(?P<kind>\w+): "
-    r"(?P<text>\[(?P<name>[A-Z][A-Z_.]*)\][^\n]+(?:\nCause: [^\n]*\n[^\n]*)?)"
-)
-"""An error as Python prints it: its class, then our code and text; a data loss has three lines."""
-
-_PYTHON: Final = re.compile(r"^(?P<text>[A-Za-z_][\w.]*: [^\n]+)\n\s*SQLSTATE: 38000$", re.MULTILINE)
-_CAUSE: Final = re.compile(r"^Caused by: (?P<kind>[\w.$]+)(?:: (?P<text>[^\n]+))?$", re.MULTILINE)
-_STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
-_EXIT_OTHERWISE: Final = 3
-_SILENCE: Final = (UnreachableError, NoLeaderError, RequestTimedOutError)
+_OURS: Final = re.compile(r"Error: \[(?P<name>[A-Z][A-Z_.]*)\] [^\n]+(?:\nCause: [^\n]*\n[^\n]*)?")
+"""An error of ours as Python prints it: class, code and text; a data loss has three lines."""
+_UNREACHABLE: Final = {UnreachableError.name, NoLeaderError.name, RequestTimedOutError.name}
+_MORE: Final = "run it with --verbose to see Spark's own log"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What is reported.
+    """A failure as a job reports it.
 
     Attributes:
-        name: stable code, as in the summary's ``error``; None if it is no error of ours.
-        text: one line.
+        name: code, as in the summary's ``error``.
+        text: one line that begins with the code.
         exit_code: of the job.
-        silent: the nodes stopped answering.
-        of_spark: PySpark or Py4J raised it, so Spark's own log says more.
+        unreachable: the nodes stopped answering.
     """
 
-    name: str | None
+    name: str
     text: str
-    exit_code: int = _EXIT_OTHERWISE
-    silent: bool = False
-    of_spark: bool = False
+    exit_code: int = 3
+    unreachable: bool = False
 
     def line(self, source: Mapping[str, str], remedy: str) -> str:
-        """Returns what to print: for nodes that stopped answering it names all of them and their groups."""
-        return str(_silence(self, source, remedy)) if self.silent else self.text
+        """Return the line to print; for nodes that stopped answering it names all of them and their groups."""
+        return str(_all_nodes(self, source, remedy)) if self.unreachable else self.text
 
 
-def find_failure(error: BaseException) -> Failure:
-    """Returns what is behind an error that PySpark or Py4J raised."""
-    text = _long_text(error)
-    java = getattr(error, "java_exception", None)
-    of_spark = java is not None or hasattr(error, "_stackTrace")
-    found = list(_OURS.finditer(text))
-    if found:
-        kind = getattr(errors, found[-1]["kind"], DLedgerError)
-        silent = issubclass(kind, _SILENCE)
-        name = UnreachableError.name if silent else found[-1]["name"]
-        return Failure(name, _one_line(found[-1]["text"]), kind.exit_code, silent, of_spark)
-    raised = list(_PYTHON.finditer(text))
-    if raised:
-        return Failure(None, _one_line(raised[-1]["text"]), of_spark=of_spark)
-    causes = [match for match in _CAUSE.finditer(text) if match["text"]]
-    if causes:
-        line = f"{causes[-1]['kind'].rpartition('.')[2]}: {causes[-1]['text']}"
-        return Failure(None, _one_line(line), of_spark=of_spark)
-    # Py4J's own first line says only which call failed; the Java error follows.
-    first = str(error if java is None else java.toString()).strip().partition("\n")[0]
-    return Failure(None, _one_line(first), of_spark=of_spark)
+def find_failure(error: BaseException) -> Failure | None:
+    """Return the failure behind an error that PySpark or Py4J raised; None for another error without ours in it."""
+    kinds = _kinds()
+    ours = [match for match in _OURS.finditer(f"{type(error).__name__}: {error}") if match["name"] in kinds]
+    if ours:
+        name, text = ours[-1]["name"], ours[-1][0].removeprefix("Error: ")
+        unreachable = name in _UNREACHABLE
+        return Failure(UnreachableError.name if unreachable else name, _one_line(text), kinds[name], unreachable)
+    try:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+    except ImportError:
+        return None
+    if isinstance(error, Py4JJavaError):
+        text = str(error.java_exception).partition("\n")[0]
+    elif isinstance(error, PySparkException) and error.getCondition() is not None:
+        values = (f"{key}: {_last_line(value)}" for key, value in (error.getMessageParameters() or {}).items())
+        text = f"{error.getCondition()} ({', '.join(values)})"
+    elif isinstance(error, PySparkException):
+        text = str(error).partition("\n")[0]
+    else:
+        return None
+    return Failure("SPARK_FAILED", f"[SPARK_FAILED] {_one_line(text)}; {_MORE}")
 
 
 @contextmanager
 def naming_all_nodes(source: Mapping[str, str], remedy: str) -> Iterator[None]:
-    """Inside, an error that says that one node does not answer becomes one that names all nodes and the groups.
+    """Turn an error about one node that does not answer into one that names all nodes and the groups.
 
     Args:
         source: options of the data source.
@@ -91,22 +84,35 @@ def naming_all_nodes(source: Mapping[str, str], remedy: str) -> Iterator[None]:
         yield
     except Exception as error:
         failure = find_failure(error)
-        if not failure.silent or "peers" not in source:
+        if failure is None or not failure.unreachable or "peers" not in source:
             raise
-        raise _silence(failure, source, remedy) from None
+        raise _all_nodes(failure, source, remedy) from None
 
 
-def _long_text(error: BaseException) -> str:
-    """The error's text with Java's stack trace, which names the causes; PySpark keeps it apart from the text."""
-    return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+@cache
+def _kinds() -> dict[str, int]:
+    """Exit codes of our errors by their codes."""
+    import spark_connector.errors  # noqa: F401  (its classes are found below)
+
+    found, pending = {DLedgerError.name: DLedgerError.exit_code}, [DLedgerError]
+    while pending:
+        kinds: list[Any] = pending.pop().__subclasses__()
+        found |= {kind.name: kind.exit_code for kind in kinds if kind.name not in found}
+        pending += kinds
+    return found
 
 
-def _silence(failure: Failure, source: Mapping[str, str], remedy: str) -> UnreachableError:
+def _all_nodes(failure: Failure, source: Mapping[str, str], remedy: str) -> UnreachableError:
     groups = source.get("groups", "")
     what = f"no node serves group{'s' if ',' in groups else ''} {groups} any more"
     last = failure.text.partition("] ")[2].partition("; ")[0]
     return UnreachableError(what, source.get("peers", ""), remedy, {"last": last})
 
 
+def _last_line(text: str) -> str:
+    """Return the last line that is not indented: of a Python traceback, its error."""
+    return next((line for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace()), text)
+
+
 def _one_line(text: str) -> str:
-    return _STATE.sub("", " ".join(text.split()))
+    return " ".join(text.split())

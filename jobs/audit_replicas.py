@@ -64,7 +64,6 @@ from jobs._cli import (
 )
 from jobs._directories import check_apart, check_audit_directory, check_file
 from jobs._session import check_versions, spark_session
-from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def command(
     check_versions()
     snapshot = _snapshot(peers, groups, replicas, against)
     run = _Run()
-    with spark_session("dledger-audit", settings=VERBOSE if verbose else None) as spark:
+    with spark_session("dledger-audit", verbose=verbose) as spark:
         try:
             summary, shown = run_stoppable(spark, lambda: _audit(spark, snapshot, options, run))
         except StoppedError:

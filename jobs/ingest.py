@@ -1,165 +1,170 @@
 """Streams logs into a Delta table, each entry exactly once.
 
-Delta's sink remembers which micro-batch of which query it holds, and the checkpoint says how far each log is read: a
-run that was killed anywhere goes on without loss and without doubles. The table has the source's columns.
+Delta's sink remembers the micro-batches of a query, and the checkpoint records how far each log is read: a run that
+was killed anywhere continues without loss and without duplicates. The table has the source's columns.
 
 Usage::
 
     python jobs/ingest.py --peers 'n0-127.0.0.1:40911;…' --table DIR --checkpoint DIR [--decode message]
-    spark-submit jobs/ingest.py …
+    spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/ingest.py …
 """
 
 from __future__ import annotations
 
-import re
 import sys
+import threading
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 if __package__ in (None, ""):  # started as a script: make the project importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import click
+from pydantic import AfterValidator, BeforeValidator
 
-from dledger_core.errors import ConfigError
-from jobs._checkpoint import check_resume
-from jobs._cli import (
-    EXIT_OK,
-    MORE_FROM_SPARK,
-    Outcome,
-    dry_run_option,
-    parse_groups,
-    progress,
-    run_job,
-    security_options,
-    stop_requests,
-    verbose_option,
-)
-from jobs._directories import check_apart, check_checkpoint, check_table
+from dledger_core import ConfigError, parse_groups
+from dledger_core.cli import examples, stop_requests
+from jobs._cli import EXIT_INCOMPLETE, JobOptions, Outcome, dry_run_option, progress, run_job, verbose_option
+from jobs._directories import check_apart, check_checkpoint, check_file, check_table
 from jobs._failures import find_failure
-from jobs._java import java_options, without_waiting
-from jobs._lag import LagOutputs, lag_options
 from jobs._session import check_versions, spark_session
-from jobs._settings import VERBOSE
+from jobs._streams import AVAILABLE_NOW, check_resume, follow, parse_trigger
 
 if TYPE_CHECKING:
-    import threading
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from spark_connector import LagReport
 
-__all__ = ["IngestPlan", "command", "main"]
+__all__ = ["IngestOptions", "command", "main"]
 
-_POLL_S: Final = 1
-_STOP_PATIENCE_S: Final = 120.0
-_INTERVAL: Final = re.compile(r"\s*\d+\s*(milliseconds?|seconds?|minutes?|hours?)\s*\Z")
 _REPORT_EVERY_S: Final = 2.0
-_GO_ON: Final = "start them and run the same command again: it goes on where the checkpoint ends"
+_CONTINUE: Final = "start them and run the same command again: it continues where the checkpoint ends"
 
 
-@dataclass(frozen=True, kw_only=True)
-class IngestPlan:
-    """What to read and where to write it.
+class IngestOptions(JobOptions):
+    """The command's options."""
 
-    Attributes:
-        source: options of the data source.
-        table: directory of the Delta table.
-        checkpoint: directory of the query's checkpoint.
-        trigger: ``available-now`` or an interval like ``10 seconds``.
-        lag: where to write how far it is behind.
-    """
+    peers: str
+    groups: Annotated[tuple[str, ...], BeforeValidator(lambda text: parse_groups(text, "--groups"))]
+    table: Annotated[str, AfterValidator(check_table)]
+    checkpoint: Annotated[str, AfterValidator(check_checkpoint)]
+    decode: Literal["none", "message"]
+    starting_offsets: str
+    trigger: Annotated[dict[str, Any], BeforeValidator(parse_trigger)]
+    max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    fail_on_data_loss: bool
+    retry_for: int
+    protocol: str
+    safety_lag: str | None
+    commit_probe: bool
+    lag_json: Annotated[str, AfterValidator(lambda path: check_file(path, "--lag-json"))] | None
+    lag_prometheus: str | None
+    lag_table: Annotated[str, AfterValidator(lambda path: check_table(path, "--lag-table"))] | None
+    verbose: bool
+    dry_run: bool
 
-    source: dict[str, str]
-    table: str
-    checkpoint: str
-    trigger: str
-    lag: LagOutputs = field(default_factory=LagOutputs)
+    def source(self) -> dict[str, str]:
+        """Return the options of the data source."""
+        given = {
+            "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
+            "maxBytesPerTrigger": self.max_bytes_per_trigger,
+            "protocol": None if self.protocol == "dledger" else self.protocol,
+            "safetyLag": self.safety_lag,
+            "commitProbe": "true" if self.commit_probe else None,
+        }
+        return {
+            "peers": self.peers,
+            "groups": ",".join(self.groups),
+            "decode": self.decode,
+            "startingOffsets": self.starting_offsets,
+            "failOnDataLoss": str(self.fail_on_data_loss).lower(),
+            "fetchRetryMs": str(self.retry_for * 1000),
+            **{name: str(value) for name, value in given.items() if value is not None},
+        }
+
+    def lag_outputs(self) -> dict[str, Any]:
+        """Return the outputs of ``spark_connector.monitor`` that were asked for."""
+        outputs = {"json": self.lag_json, "prometheus": self.lag_prometheus, "table": self.lag_table}
+        return {name: place for name, place in outputs.items() if place is not None}
 
 
 @dataclass
 class _Totals:
-    """What the micro-batches so far add up to."""
+    """The sum of the micro-batches so far."""
 
     rows: int = 0
     batches: set[int] = field(default_factory=set)
-    start: dict[str, int] = field(default_factory=dict)
-    end: dict[str, int] = field(default_factory=dict)
+    start: dict[str, int | None] = field(default_factory=dict)
     lag: dict[str, LagReport] = field(default_factory=dict)
+    reported: float = 0.0
 
-    def take(self, query: StreamingQuery) -> bool:
-        """Adds the micro-batches that ended since the last call; returns whether there were any with rows."""
+    def add(self, query: StreamingQuery) -> None:
+        """Add the micro-batches that ended since the last call, and report them now and then."""
         from spark_connector import lag_reports
 
-        grown = False
-        for report in query.recentProgress:
-            number = int(report["batchId"])
-            if number in self.batches or not report["sources"]:
+        before = self.rows
+        for batch in query.recentProgress:
+            reports = lag_reports(batch)
+            # Without addBatch no micro-batch ran: Spark only reports that the query is idle.
+            if not reports or batch["batchId"] in self.batches or "addBatch" not in batch["durationMs"]:
                 continue
-            source = report["sources"][0]
-            end = _next_indexes(source["endOffset"])
-            if not end or "addBatch" not in report["durationMs"]:
-                continue  # no micro-batch ran, Spark only says that the query is idle
-            self.batches.add(number)
-            self.rows += int(report["numInputRows"])
-            grown = grown or int(report["numInputRows"]) > 0
-            for group, index in (_next_indexes(source["startOffset"]) or end).items():
-                self.start.setdefault(group, index)
-            self.end = end
-            self.lag |= {told.group: told for told in lag_reports(report)}
-        return grown
+            self.batches.add(batch["batchId"])
+            self.rows += reports[0].rows or 0
+            for report in reports:
+                self.start.setdefault(report.group, report.start_index)
+                self.lag[report.group] = report
+        if self.rows > before and time.monotonic() - self.reported >= _REPORT_EVERY_S:
+            self.reported = time.monotonic()
+            progress(f"{self.rows} rows in {len(self.batches)} micro-batches, {self._behind()}")
 
-    def behind(self) -> str:
-        """Says how far all groups together are behind, and how long the oldest unread entry has waited."""
-        records = sum(told.lag_records or 0 for told in self.lag.values())
-        size = sum(told.lag_bytes or 0 for told in self.lag.values())
-        waited = max((told.lag_seconds or 0.0 for told in self.lag.values()), default=0.0)
+    def _behind(self) -> str:
+        records = sum(report.lag_records or 0 for report in self.lag.values())
+        size = sum(report.lag_bytes or 0 for report in self.lag.values())
+        waited = max((report.lag_seconds or 0.0 for report in self.lag.values()), default=0.0)
         return f"{records:,} records behind ({size:,} bytes, {waited:.1f} s)"
 
-    def _ahead(self, group: str, end: int) -> dict[str, Any]:
-        told = self.lag.get(group)
-        if told is None:
-            return {"latest": end}
-        lag = {"records": told.lag_records, "bytes": told.lag_bytes, "seconds": told.lag_seconds}
-        return {"latest": told.end_index, "lag": lag}
-
     def summary(self) -> dict[str, Any]:
+        """Return the summary's part."""
         return {
             "rows": self.rows,
             "batches": len(self.batches),
             "offsets": {
-                group: {"from": self.start.get(group, end), "to": end, **self._ahead(group, end)}
-                for group, end in sorted(self.end.items())
+                group: {
+                    "from": self.start[group],
+                    "to": report.next_index,
+                    "latest": report.end_index,
+                    "lag": {"records": report.lag_records, "bytes": report.lag_bytes, "seconds": report.lag_seconds},
+                }
+                for group, report in sorted(self.lag.items())
             },
-            "losses": max((told.losses for told in self.lag.values()), default=0),
-            "lost_records": max((told.lost_records for told in self.lag.values()), default=0),
+            "losses": max((report.losses for report in self.lag.values()), default=0),
+            "lost_records": max((report.lost_records for report in self.lag.values()), default=0),
         }
 
 
-_EXAMPLES = """Examples:
-
-\b
-  # what is there now, then end; run it again for what is new
-  ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint events.checkpoint
-  # go on for ever, a micro-batch every ten seconds
-  ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint events.checkpoint --trigger '10 seconds'
-  # two logs of RocketMQ messages, from an index of one and the end of the other
-  ingest.py --peers 'n0-host:40911;n1-host:40911' --groups a,b --decode message \\
-    --starting-offsets '{"a": 7, "b": -1}' --table messages --checkpoint messages.checkpoint
-  # a live group of Java nodes; the column committed is null, see dledger_core/remoting/README.md
-  ingest.py --peers 'n0-host:40911;n1-host:40911' --protocol dledger-java --groups g --table events --checkpoint c
-"""
+_EXAMPLES = examples(
+    "# read the available entries, then end; run it again for new ones",
+    "ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint events.checkpoint",
+    "# run until it is stopped, a micro-batch every ten seconds",
+    "ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint c --trigger '10 seconds'",
+    "# two logs of RocketMQ messages, from an index of one and the end of the other",
+    "ingest.py --peers 'n0-host:40911;n1-host:40911' --groups a,b --decode message \\",
+    """  --starting-offsets '{"a": 7, "b": -1}' --table messages --checkpoint messages.checkpoint""",
+    "# a live group of Java nodes; the column committed is null, see dledger_core/remoting/README.md",
+    "ingest.py --peers 'n0-host:40911;n1-host:40911' --protocol dledger-java --groups g --table events --checkpoint c",
+)
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--peers", required=True, help="The servers: n0-host:port;n1-host:port;…")
+@click.option("--peers", required=True, metavar="PEERS", help="The servers: n0-host:port;n1-host:port;…")
 @click.option("--groups", default="default", show_default=True, help="Logs to read, separated by commas.")
 @click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
-@click.option("--checkpoint", required=True, metavar="DIR", help="Directory that remembers how far the logs are read.")
+@click.option("--checkpoint", required=True, metavar="DIR", help="Directory that records how far the logs are read.")
 @click.option(
     "--decode",
     type=click.Choice(["none", "message"]),
@@ -173,7 +178,7 @@ _EXAMPLES = """Examples:
     show_default=True,
     help="For a new checkpoint: earliest, latest, JSON per group, or @FILE.",
 )
-@click.option("--trigger", default="available-now", show_default=True, help='available-now or "10 seconds".')
+@click.option("--trigger", default=AVAILABLE_NOW, show_default=True, help='available-now or "10 seconds".')
 @click.option(
     "--max-offsets-per-trigger", type=click.IntRange(min=1), help="At most this many indexes in a micro-batch."
 )
@@ -184,7 +189,7 @@ _EXAMPLES = """Examples:
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
     show_default=True,
-    help="End where entries are gone that should have been read, or go on and say so.",
+    help="Fail where entries that should have been read are deleted, or continue and report the loss.",
 )
 @click.option(
     "--retry-for",
@@ -192,170 +197,114 @@ _EXAMPLES = """Examples:
     default=15,
     show_default=True,
     metavar="SECONDS",
-    help="How long to go on trying when no node answers in mid-stream.",
+    help="How long to retry when no node answers in mid-stream.",
 )
-@lag_options
+@click.option("--lag-json", metavar="FILE", help="Append the lag to this file, a JSON object a line.")
+@click.option(
+    "--lag-prometheus", metavar="PLACE", help="Serve the lag as metrics on a port or host:port, or write a .prom file."
+)
+@click.option("--lag-table", metavar="DELTA", help="Append the lag to this Delta table.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["dledger", "dledger-java"]),
+    default="dledger",
+    show_default=True,
+    help="dledger-java: the servers are Java's.",
+)
+@click.option(
+    "--safety-lag", metavar="TIME", help="dledger-java: read up to the end seen this long ago.  [default: 10s]"
+)
+@click.option("--commit-probe", is_flag=True, help="dledger-java: append an entry to find out what is committed.")
 @verbose_option
 @dry_run_option
-@java_options
-@security_options
-def command(
-    peers: str,
-    groups: str,
-    table: str,
-    checkpoint: str,
-    decode: str,
-    starting_offsets: str,
-    trigger: str,
-    max_offsets_per_trigger: int | None,
-    max_bytes_per_trigger: int | None,
-    fail_on_data_loss: bool,
-    retry_for: int,
-    lag: LagOutputs,
-    java: dict[str, str],
-    verbose: bool,
-    dry_run: bool,
-) -> Outcome:
+def command(**given: Any) -> Outcome:
     """Streams logs into a Delta table, each entry exactly once."""
     check_versions()
-    limits = {"maxOffsetsPerTrigger": max_offsets_per_trigger, "maxBytesPerTrigger": max_bytes_per_trigger}
-    source = {
-        "peers": peers,
-        "groups": ",".join(parse_groups(groups)),
-        "decode": decode,
-        "startingOffsets": starting_offsets,
-        "failOnDataLoss": str(fail_on_data_loss).lower(),
-        "fetchRetryMs": str(retry_for * 1000),
-        **java,
-        **{name: str(value) for name, value in limits.items() if value is not None},
-    }
-    plan = IngestPlan(source=source, table=table, checkpoint=checkpoint, trigger=trigger, lag=lag)
-    available = _check(plan)
-    if dry_run:
-        return Outcome({"status": "ok", "dry_run": True, "available": available, "table": table})
-    with spark_session("dledger-ingest", settings=VERBOSE if verbose else None) as spark:
-        return _run(spark, plan)
+    options = IngestOptions.parse(given)
+    available = _check(options)
+    if options.dry_run:
+        return Outcome({"status": "ok", "dry_run": True, "available": available, "table": options.table})
+    with spark_session("dledger-ingest", verbose=options.verbose) as spark, stop_requests() as stop:
+        return _run(spark, options, stop)
 
 
-def _check(plan: IngestPlan) -> dict[str, dict[str, int]]:
-    """Checks options and reachability before a JVM starts; returns what can be read per group."""
+def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
+    """Check options and reachability before a JVM starts; return what can be read per group."""
+    from spark_connector.monitoring.prometheus import parse_place
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.tracking import Tracker
 
-    if plan.trigger != "available-now" and not _INTERVAL.match(plan.trigger):
-        raise ConfigError(f"wrong trigger {plan.trigger!r}", "--trigger", 'use available-now or "10 seconds"')
-    check_table(plan.table)
-    check_checkpoint(plan.checkpoint)
-    written = {"--table": plan.table, "--checkpoint": plan.checkpoint}
-    check_apart(written)
-    plan.lag.check(written)
-    tracker = Tracker(DLedgerOptions.for_reading(without_waiting(plan.source)))
+    check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
+    place = None if options.lag_prometheus is None else parse_place(options.lag_prometheus)
+    if isinstance(place, str):
+        check_file(place, "--lag-prometheus")
+    source = options.source()
+    if options.protocol != "dledger":  # look at a Java group at once, and append no probe
+        source = {name: value for name, value in source.items() if name != "commitProbe"}
+        source["isolation"] = "read_uncommitted"
+    tracker = Tracker(DLedgerOptions.for_reading(source))
     bounds = tracker.bounds()
-    check_resume(plan.checkpoint, tracker)
+    check_resume(options.checkpoint, tracker)
     return {group: {"start": view.first_index, "end": view.end} for group, view in sorted(bounds.items())}
 
 
-def _run(spark: SparkSession, plan: IngestPlan) -> Outcome:
+def _run(spark: SparkSession, options: IngestOptions, stop: threading.Event) -> Outcome:
     from pyspark.errors import StreamingQueryException
 
-    from spark_connector import register
+    from spark_connector import monitor, register
 
     register(spark)
-    _check_columns(spark, plan)
+    _check_columns(spark, options)
     began = time.monotonic()
-    totals, exit_code = _Totals(), EXIT_OK
-    with stop_requests() as stop, plan.lag.watch(spark):
-        query = _start(spark, plan)
+    totals, outcome = _Totals(), Outcome({"exit_reason": "available data read"})
+    with ExitStack() as stack:
+        if options.lag_outputs():
+            stack.enter_context(monitor(spark, log=False, **options.lag_outputs()))
+        rows = spark.readStream.format("dledger").options(**options.source()).load()
+        writer = rows.writeStream.format("delta").outputMode("append").trigger(**options.trigger)
+        query = writer.option("checkpointLocation", options.checkpoint).start(options.table)
         try:
-            ended: dict[str, Any] = {"exit_reason": _follow(query, totals, stop)}
+            if follow(query, stop, lambda: totals.add(query)):
+                outcome = Outcome({"status": "stopped", "exit_reason": "stopped"}, EXIT_INCOMPLETE)
         except StreamingQueryException as error:
-            ended, exit_code = _failure(error, plan.source)
+            outcome = _failed(error, options.source())
         finally:
             query.stop()
-    totals.take(query)
-    ended["duration_s"] = round(time.monotonic() - began, 3)
-    ended |= {"query_id": str(query.id), "table": plan.table, "checkpoint": plan.checkpoint}
-    return Outcome(totals.summary() | ended, exit_code)
+    totals.add(query)
+    more: dict[str, Any] = {"query_id": str(query.id), "table": options.table, "checkpoint": options.checkpoint}
+    more["duration_s"] = round(time.monotonic() - began, 3)
+    return Outcome({**totals.summary(), **outcome.summary, **more}, outcome.exit_code)
 
 
-def _check_columns(spark: SparkSession, plan: IngestPlan) -> None:
-    """Refuses a table with other columns than the source's."""
+def _check_columns(spark: SparkSession, options: IngestOptions) -> None:
+    """Refuse a table with other columns than the source's."""
     from delta.tables import DeltaTable
 
     from spark_connector.schema import schema_for
 
-    if not DeltaTable.isDeltaTable(spark, plan.table):
+    if not DeltaTable.isDeltaTable(spark, options.table):
         return
-    found, wanted = (
-        spark.read.format("delta").load(plan.table).columns,
-        schema_for(plan.source["decode"], plan.source.get("protocol", "dledger")).names,
-    )
-    if found and found != wanted:
+    found = spark.read.format("delta").load(options.table).columns
+    if found and found != schema_for(options.decode, options.protocol).names:
         values = {"columns": ",".join(found)}
         remedy = "name another directory, or give the --decode that the table was made with"
-        raise ConfigError(f"{plan.table} is a table of something else", "--table", remedy, values)
+        raise ConfigError(f"--table {options.table} has other columns than the source", "", remedy, values)
 
 
-def _start(spark: SparkSession, plan: IngestPlan) -> StreamingQuery:
-    rows = spark.readStream.format("dledger").options(**plan.source).load()
-    writer = rows.writeStream.format("delta").outputMode("append").option("checkpointLocation", plan.checkpoint)
-    if plan.trigger == "available-now":
-        writer = writer.trigger(availableNow=True)
-    else:
-        writer = writer.trigger(processingTime=plan.trigger)
-    return writer.start(plan.table)
-
-
-def _follow(query: StreamingQuery, totals: _Totals, stop: threading.Event) -> str:
-    """Reports until the query ends or is asked to stop; the micro-batch in hand is finished first."""
-    reported = 0.0
-    while not query.awaitTermination(_POLL_S):
-        if totals.take(query) and time.monotonic() - reported >= _REPORT_EVERY_S:
-            reported = time.monotonic()
-            progress(f"{totals.rows} rows in {len(totals.batches)} micro-batches, {totals.behind()}")
-        if stop.is_set():
-            progress("stopping after the micro-batch in hand")
-            _finish_batch(query)
-            return "stopped"
-    return "available data read"
-
-
-def _finish_batch(query: StreamingQuery) -> None:
-    last = _batch_number(query)
-    deadline = time.monotonic() + _STOP_PATIENCE_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        if _batch_number(query) != last:
-            return
-        query.awaitTermination(_POLL_S)
-
-
-def _batch_number(query: StreamingQuery) -> int:
-    last = query.lastProgress
-    return -1 if last is None else int(last["batchId"])
-
-
-def _next_indexes(offset: Any) -> dict[str, int]:
-    """Returns the index per group of an offset in Spark's progress."""
-    from spark_connector import StreamOffset
-
-    found = StreamOffset.from_text(offset)
-    return {} if found is None else found.next_indexes
-
-
-def _failure(error: Exception, source: dict[str, str]) -> tuple[dict[str, Any], int]:
-    """Reports why the query failed; returns the summary's part and the exit code."""
+def _failed(error: Exception, source: dict[str, str]) -> Outcome:
+    """Report why the query failed."""
     failure = find_failure(error)
-    message = failure.line(source, _GO_ON)
-    if failure.name is None:
-        message = f"[STREAM_FAILED] {message}; {MORE_FROM_SPARK}"
+    if failure is None:
+        raise error
+    message = failure.line(source, _CONTINUE)
     progress(f"error: {message}")
-    name = failure.name or "STREAM_FAILED"
-    return {"status": "error", "error": name, "message": message, "exit_reason": "failed"}, failure.exit_code
+    summary = {"status": "error", "error": failure.name, "message": message, "exit_reason": "failed"}
+    return Outcome(summary, failure.exit_code)
 
 
-def main(run: Callable[..., Any] = run_job) -> None:
+def main() -> None:
     """Runs the job."""
-    run(command)
+    run_job(command)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from jobs._cli import (
     EXIT_FINDING,
     EXIT_OK,
     Outcome,
-    connection_options,
     dry_run_option,
     progress,
     run_job,
@@ -50,7 +49,6 @@ from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
 from jobs._rebuild.units import IMPOSSIBLE, PENDING, STRANGE
 from jobs._rebuild.whole import Whole
 from jobs._session import spark_session
-from jobs._settings import VERBOSE
 from jobs._stopping import run_stoppable
 
 if TYPE_CHECKING:
@@ -134,7 +132,6 @@ _EXAMPLES = """Examples:
 )
 @verbose_option
 @dry_run_option
-@connection_options
 def command(**options: Any) -> Outcome:
     """Rebuilds consume queues from a log into a Delta table.
 
@@ -151,8 +148,7 @@ def command(**options: Any) -> Outcome:
     plan = plan_for(options)
     if options["dry_run"]:
         return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **plan.extent()})
-    settings = VERBOSE if options["verbose"] else None
-    session = spark_session("dledger-rebuild-consume-queue", settings=settings)
+    session = spark_session("dledger-rebuild-consume-queue", verbose=options["verbose"])
     with session as spark, naming_all_nodes(plan.source, "start them and run the same command again"):
         if plan.checkpoint is None:
             return run_stoppable(spark, lambda: rebuild(spark, plan))

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from dledger_core.cli import stop_requests
 from dledger_core.errors import ConfigError
-from jobs._cli import progress, stop_requests
+from jobs._cli import progress
 from jobs._rebuild.queue_ends import ENDS_SCHEMA, Ends, advanced, ends_at, to_metadata
 from jobs._rebuild.slots import facts_of, place, queues_of, runs_of
 from jobs._rebuild.units import UNIT_SCHEMA, EntryRules, unit_batches

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dledger_core import parse_groups
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import broker_end_of, consume_queue_columns
+from dledger_core.rocketmq import broker_end_of, consume_queue_columns, end_of
 from dledger_core.rocketmq.commit_log import CommitLogFile, commit_log_files
 from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
-from jobs._checkpoint import check_resume
-from jobs._cli import parse_groups
 from jobs._directories import check_apart, check_checkpoint
-from jobs._java_end import damaged_end
 from jobs._rebuild.batch_queues import batch_topics
 from jobs._rebuild.classic import group_of, preceding, until_now
 from jobs._rebuild.compare import LogEnd, check_compared
@@ -23,6 +21,7 @@ from jobs._rebuild.incremental import check_trigger
 from jobs._rebuild.table import checked_table
 from jobs._rebuild.units import ALL_ENTRIES, EntryRules
 from jobs._session import check_versions
+from jobs._streams import check_resume
 
 if TYPE_CHECKING:
     from dledger_core import LogBounds, StoreReader, Until
@@ -159,7 +158,7 @@ def _check_combination(options: dict[str, Any]) -> None:
 
 
 def _check_groups(options: dict[str, Any]) -> None:
-    if not options["peers"] or len(parse_groups(options["groups"] or "default")) == 1:
+    if not options["peers"] or len(parse_groups(options["groups"] or "default", "--groups")) == 1:
         return
     for name, flag in (("files", "--files"), ("compared", "--compare")):
         if options[name]:
@@ -184,7 +183,7 @@ def _live_plan(
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.tracking import Tracker
 
-    source = {"peers": peers, "groups": ",".join(parse_groups(groups))}
+    source = {"peers": peers, "groups": ",".join(parse_groups(groups, "--groups"))}
     options = DLedgerOptions.for_reading(source)
     tracker = Tracker(options)
     bounds = tracker.bounds()
@@ -257,7 +256,7 @@ def _store_plan(
     rules = replace(rules, broker_end=broker_end, committed_end=committed + 1, hidden=hidden)
     classic = preceding(commitlog, store) if commitlog else ()
     recorded = _recorded_end(store) if meta is None else vouched
-    damaged = damaged_end(reader)
+    damaged = end_of(reader).damaged
     known = max(-1 if recorded is None else int(recorded), last if damaged is None else max(damaged[1] - 1, last + 1))
     cut = ((group, known),) if known > last else ()
     ranges = {group: (max(0, first), max(0, first, end))}

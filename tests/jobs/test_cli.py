@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-import threading
-import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import pytest
+from pydantic import BeforeValidator
 
-from dledger_core.errors import ConfigError, CorruptRecordError, NoLeaderError
-from jobs._cli import Outcome, StoppedError, connection_options, parse_groups, progress, run_job, stop_requests
+from dledger_core import ConfigError, CorruptRecordError, NoLeaderError, parse_groups
+from dledger_core.cli import stop_requests
+from jobs._cli import JobOptions, Outcome, StoppedError, progress, run_job
 
 
 def run(
     capsys: pytest.CaptureFixture[str], body: Callable[[], Any], *arguments: str
 ) -> tuple[int, dict[str, Any], str]:
     @click.command()
-    @connection_options
     def command() -> Any:
         return body()
 
@@ -97,31 +95,6 @@ def test_a_signal_stops_cleanly(number: int, capsys: pytest.CaptureFixture[str])
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_that_python_dropped_comes_again(
-    number: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Gone: ...
-
-    dropped: list[object] = []
-
-    def look(what: Any) -> None:
-        dropped.append(what.exc_type)
-
-    def body() -> None:
-        gone = Gone()
-        watched = weakref.ref(gone, lambda _: os.kill(os.getpid(), number))  # what its handler raises is dropped
-        del gone
-        threading.Event().wait(30)
-        pytest.fail(f"the signal was lost with {watched}")
-
-    monkeypatch.setattr(sys, "unraisablehook", look)
-    code, summary, _ = run(capsys, body)
-    assert (code, summary["status"]) == (2, "stopped")
-    assert dropped == [StoppedError]
-    assert sys.unraisablehook is look
-
-
 def test_a_stream_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> Outcome:
         with stop_requests() as stop:
@@ -132,23 +105,14 @@ def test_a_stream_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, summary["asked"]) == (0, True)
 
 
-@pytest.mark.parametrize("arguments", [("--tls-ca", "x"), ("--token-file", "x")])
-def test_options_that_do_not_work_yet_are_refused(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, summary, _ = run(capsys, fail(AssertionError()), *arguments)
-    assert code == 3
-    assert "is not available yet" in summary["message"]
+class _Options(JobOptions):
+    count: int
+    groups: Annotated[tuple[str, ...], BeforeValidator(parse_groups)] = ()
 
 
-def test_a_job_that_reads_our_servers_only_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    code, summary, _ = run(capsys, fail(AssertionError()), "--protocol", "dledger-java")
-    assert code == 3
-    assert "does not read live servers of dledger-java at --protocol; give this job the stores" in summary["message"]
-
-
-def test_groups() -> None:
-    assert parse_groups("a, b") == ("a", "b")
-    for wrong in ("", ",", "a,a", "a/b"):
-        with pytest.raises(ConfigError):
-            parse_groups(wrong)
+def test_wrong_option_is_config_error() -> None:
+    assert _Options.parse({"count": 1, "groups": "a, b"}).groups == ("a", "b")
+    for wrong in ({"count": "x"}, {}, {"count": 1, "other": 2}, {"count": 1, "groups": "a,a"}):
+        with pytest.raises(ConfigError) as caught:
+            _Options.parse(wrong)
+        assert "\n" not in str(caught.value)

@@ -1,92 +1,117 @@
-"""One line is found in the long texts that Spark makes of an error."""
+"""An error that Spark raised is one line, with our code and exit code if an error of ours caused it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
-from dledger_core.errors import CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError
+from dledger_core import CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError
 from jobs._failures import find_failure, naming_all_nodes
+from spark_connector.errors import LogRecreatedError
 
-WRAPPED = """[TASK_WRITE_FAILED] Task failed while writing rows to file:/tmp/t. SQLSTATE: 58030
-\tat org.apache.spark.sql.delta.files.DeltaFileFormatWriter$.executeTask(DeltaFileFormatWriter.scala:471)
-Caused by: org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown: Traceback (most …):
-  File "connector.py", line 57, in read_partition
-    for chunk in chunks:
-{error}
- SQLSTATE: 38000
-\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:665)
-\t... 12 more
-"""
 SOURCE = {"groups": "a,b", "peers": "n0-h:1;n1-h:2"}
+REMEDY = "start them"
+DATA_LOSS = LogRecreatedError.of("a", "log-1", "log-2", 5, 0, 9)
 
 
-class CapturedError(Exception):
-    """PySpark's errors keep Java's stack trace apart from their text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__("[STREAM_FAILED] Query [id = 1] terminated with exception SQLSTATE: XXKST")
-        self._stackTrace = text
-
-
-def wrapped(error: Exception) -> str:
-    kind = type(error)
-    return WRAPPED.format(error=f"{kind.__module__}.{kind.__qualname__}: {error}")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        CorruptRecordError("damaged", "file", "restore it", {"position": 5}),
-        DLedgerError("odd"),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("carrier", [RuntimeError, CapturedError])
-def test_an_error_of_ours_is_found_however_deep(error: DLedgerError, carrier: type[Exception]) -> None:
-    failure = find_failure(carrier(wrapped(error)))
-    assert (failure.name, failure.text, failure.exit_code) == (error.name, str(error), error.exit_code)
-    assert failure.of_spark == (carrier is CapturedError)
-    assert failure.line(SOURCE, "wait") == str(error)
-
-
-def test_a_data_loss_keeps_its_three_lines_as_one() -> None:
-    text = "spark_connector.errors.LogRecreatedError: [DLEDGER_DATA_LOSS.X] gone\nCause: new log\nTo go on, stop"
-    failure = find_failure(RuntimeError(f"Traceback\n{text}\n\tat java.Thread"))
-    assert failure.text == "[DLEDGER_DATA_LOSS.X] gone Cause: new log To go on, stop"
+def in_task(error: Exception) -> PySparkException:
+    """The error as Spark passes it on from a task, with its JVM stack trace."""
+    return PySparkException(
+        "[TASK_WRITE_FAILED] Task failed while writing rows to file:/tmp/t. SQLSTATE: 58030\n\nJVM stacktrace:\n"
+        "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows. SQLSTATE: 58030\n"
+        "\tat org.apache.spark.sql.delta.files.DeltaFileFormatWriter$.executeTask(DeltaFileFormatWriter.scala:471)\n"
+        "Caused by: org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown:\n"
+        'Traceback (most recent call last):\n  File "connector.py", line 57, in read\n    for chunk in chunks:\n'
+        f"{type(error).__module__}.{type(error).__qualname__}: {error}\n SQLSTATE: 38000\n\t... 12 more\n"
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (WRAPPED.format(error="ValueError: bad column"), "ValueError: bad column"),
-        (
-            "x.A: outer\n\tat a.b(C.java:1)\nCaused by: java.io.IOException: No space left\n\tat d.e(F.java:2)",
-            "IOException: No space left",
-        ),
-        ("Caused by: java.lang.NullPointerException\n\tat a.b(C.java:1)", "[STREAM_FAILED] Query [id = 1] terminated"),
-    ],
+    "error", [CorruptRecordError("damaged", "file", "restore it", {"position": 5}), DLedgerError("odd"), DATA_LOSS]
 )
-def test_otherwise_the_innermost_cause_with_a_text(text: str, found: str) -> None:
-    failure = find_failure(CapturedError(text))
-    assert failure.name is None
-    assert failure.text.startswith(found)
-    assert "\n" not in failure.text
-    assert "SQLSTATE" not in failure.text
+def test_error_of_ours_keeps_code_and_exit_code_in_task(error: DLedgerError) -> None:
+    failure = find_failure(in_task(error))
+    assert failure is not None
+    assert (failure.name, failure.exit_code) == (error.name, error.exit_code)
+    assert failure.text == failure.line(SOURCE, REMEDY) == " ".join(str(error).split())
+
+
+def test_error_of_spark_is_its_condition_with_parameters() -> None:
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: bad column\n SQLSTATE: 38000'
+    error = PySparkException(message="text", errorClass="STREAM_FAILED", messageParameters={"message": trace})
+    failure = find_failure(error)
+    assert failure is not None
+    assert (failure.name, failure.exit_code) == ("SPARK_FAILED", 3)
+    assert failure.text.startswith("[SPARK_FAILED] STREAM_FAILED (message: ValueError: bad column); ")
+
+
+def test_error_of_neither_is_not_a_failure() -> None:
+    assert find_failure(RuntimeError("bug in [CORRUPT] code")) is None
 
 
 @pytest.mark.parametrize("error", [UnreachableError("refused", "h:2", "start it"), NoLeaderError("nobody")], ids=repr)
-def test_silent_nodes_are_all_named(error: DLedgerError) -> None:
-    with pytest.raises(UnreachableError) as caught, naming_all_nodes(SOURCE, "start them"):
-        raise CapturedError(wrapped(error))
-    line = str(caught.value)
-    assert line == find_failure(CapturedError(wrapped(error))).line(SOURCE, "start them")
-    assert line.startswith("[UNREACHABLE] no node serves groups a,b any more at n0-h:1;n1-h:2 (last=")
-    assert error.what in line
-    assert line.endswith("; start them")
+def test_unreachable_nodes_are_all_named(error: DLedgerError) -> None:
+    with pytest.raises(UnreachableError) as caught, naming_all_nodes(SOURCE, REMEDY):
+        raise in_task(error)
+    failure = find_failure(in_task(error))
+    assert failure is not None
+    assert (failure.name, str(caught.value)) == (UnreachableError.name, failure.line(SOURCE, REMEDY))
+    for part in (*SOURCE.values(), error.what, REMEDY):
+        assert part in str(caught.value)
 
 
-def test_other_errors_pass_unchanged() -> None:
-    error = CapturedError(wrapped(CorruptRecordError("damaged")))
-    with pytest.raises(CapturedError) as caught, naming_all_nodes(SOURCE, "start them"):
+def test_naming_all_nodes_passes_on_other_errors() -> None:
+    error = in_task(CorruptRecordError("damaged"))
+    with pytest.raises(PySparkException) as caught, naming_all_nodes(SOURCE, REMEDY):
         raise error
     assert caught.value is error
+
+
+def fail(batches: Any) -> Any:
+    for _ in batches:
+        raise CorruptRecordError("damaged", "file", "restore it")
+    yield from ()
+
+
+def write_batch(spark: Any, directory: Path) -> None:
+    spark.range(3).mapInArrow(fail, "id long").write.format("delta").save(str(directory / "table"))
+
+
+def write_stream(spark: Any, directory: Path) -> None:
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 3).load()
+    writer = rows.select("value").mapInArrow(fail, "value long").writeStream.format("delta")
+    query = writer.option("checkpointLocation", str(directory / "checkpoint")).start(str(directory / "table"))
+    try:
+        query.awaitTermination(300)
+    finally:
+        query.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("write", [write_batch, write_stream])
+def test_storage_error_keeps_exit_code_when_delta_write_fails(
+    write: Callable[[Any, Path], None], spark: Any, tmp_path: Path
+) -> None:
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+        write(spark, tmp_path)
+    failure = find_failure(caught.value)
+    assert failure is not None
+    assert (failure.name, failure.exit_code) == (CorruptRecordError.name, 4)
+    assert failure.text == str(CorruptRecordError("damaged", "file", "restore it"))
+
+
+@pytest.mark.spark
+def test_java_error_is_its_first_line(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+        spark.range(3).write.format("absent").save(str(tmp_path / "table"))
+    failure = find_failure(caught.value)
+    assert failure is not None
+    assert failure.name == "SPARK_FAILED"
+    assert "[DATA_SOURCE_NOT_FOUND]" in failure.text
+    assert "\n" not in failure.text

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,44 +25,40 @@ run = partial(run_in_process, command)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        ([], "Missing option '--peers'"),
-        ([*NEEDED, "--trigger", "now"], "wrong trigger 'now' at --trigger"),
-        ([*NEEDED, "--peers", "nonsense"], "malformed peer 'nonsense'"),
-        ([*NEEDED, "--groups", ","], "malformed groups"),
-        ([*NEEDED, "--starting-offsets", "newest"], "earliest, latest or JSON"),
-        ([*NEEDED, "--checkpoint", __file__], "is a file at --checkpoint"),
-        ([*NEEDED, "--checkpoint", "table"], "table is given twice at --table, --checkpoint"),
-        (
-            [*NEEDED, "--checkpoint", "table/c"],
-            "at --table, --checkpoint; name two",
-        ),
-        (
-            [*NEEDED, "--table", "checkpoint/t"],
-            "at --table, --checkpoint; name two",
-        ),
-        ([*NEEDED, "--table", "/proc/table"], "/proc/table cannot be written"),
-        ([*NEEDED, "--checkpoint", f"{__file__}/c"], "is a file at --checkpoint"),
-        ([*NEEDED, "--checkpoint", str(Path(__file__).parent)], "holds files and is no checkpoint"),
+        ([], "--peers"),
+        ([*NEEDED, "--trigger", "now"], "--trigger"),
+        ([*NEEDED, "--peers", "nonsense"], "nonsense"),
+        ([*NEEDED, "--groups", ","], "--groups"),
+        ([*NEEDED, "--starting-offsets", "newest"], "startingOffsets"),
+        ([*NEEDED, "--starting-offsets", "@absent"], "absent"),
+        ([*NEEDED, "--checkpoint", "table"], "--table, --checkpoint"),
+        ([*NEEDED, "--checkpoint", "table/c"], "--table, --checkpoint"),
+        ([*NEEDED, "--table", "/proc/table"], "/proc/table"),
+        ([*NEEDED, "--checkpoint", f"{__file__}/c"], "--checkpoint"),
+        ([*NEEDED, "--checkpoint", str(Path(__file__).parent)], "--checkpoint"),
         ([*NEEDED, "--retry-for", "0"], "--retry-for"),
-        ([*NEEDED, "--starting-offsets", "@absent"], "cannot read the file"),
         ([*NEEDED, "--max-bytes-per-trigger", "0"], "--max-bytes-per-trigger"),
-        ([*NEEDED, "--lag-json", "absent/lag.jsonl"], "No such file or directory at --lag-json"),
-        ([*NEEDED, "--lag-prometheus", "nonsense"], "is no place for metrics at --lag-prometheus"),
-        ([*NEEDED, "--lag-prometheus", "absent/lag.prom"], "cannot be written: No such file or directory at --lag-pr"),
-        ([*NEEDED, "--lag-table", "table/lag"], "at --table, --lag-table; name two"),
-        ([*NEEDED, "--lag-table", __file__], "is a file at --lag-table"),
+        ([*NEEDED, "--lag-json", "absent/lag.jsonl"], "--lag-json"),
+        ([*NEEDED, "--lag-prometheus", "nonsense"], "nonsense"),
+        ([*NEEDED, "--lag-prometheus", "absent/lag.prom"], "--lag-prometheus"),
+        ([*NEEDED, "--lag-table", "table/lag"], "--table, --lag-table"),
+        ([*NEEDED, "--lag-table", __file__], "--lag-table"),
     ],
 )
-def test_wrong_arguments_end_with_one_line_and_code_3(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+def test_wrong_option_is_one_line_and_exit_code_3(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    named: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, summary, err = run(capsys, *arguments)
     assert (code, summary["status"]) == (3, "error")
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
+    [line] = err.splitlines()
+    assert named in line
     assert not list(tmp_path.iterdir())
 
 
@@ -130,8 +127,7 @@ def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
     assert in_table(spark, table) == expected
     code, failed, err = run(capsys, *arguments[:3], "b", *arguments[4:])
     assert (code, failed["status"], failed["error"]) == (3, "error", "DLEDGER_DATA_LOSS.GROUP_GONE")
-    assert "error: [DLEDGER_DATA_LOSS.GROUP_GONE] group 'a': the checkpoint holds this group" in err
-    assert "To go on and accept it" in failed["message"]
+    assert err.startswith("error: [DLEDGER_DATA_LOSS.GROUP_GONE] ")
     assert in_table(spark, table) == expected
 
 
@@ -159,8 +155,9 @@ def wait_for(job: subprocess.Popen[str], done: Callable[[], bool]) -> None:
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_servers_that_die_in_mid_stream_are_one_line_and_a_restart_goes_on(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ended_by", ["signal", "killed nodes"])
+def test_stream_that_ends_early_is_continued_by_next_run(
+    ended_by: str, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from dledger_core import LocalCluster
 
@@ -168,26 +165,33 @@ def test_servers_that_die_in_mid_stream_are_one_line_and_a_restart_goes_on(
     with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20, **PATIENT) as cluster:
         append(cluster, "a", *(b"%05d" % number for number in range(4000)))
         arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
-        limits = ["--trigger", "1 seconds", "--max-offsets-per-trigger", "50", "--retry-for", "2"]
+        limits = ["--trigger", "0.5 seconds", "--max-offsets-per-trigger", "50", "--retry-for", "2"]
         job = started(arguments + limits, tmp_path)
         try:
             wait_for(job, lambda: len(list((table / "_delta_log").glob("*.json"))) >= 3)
-            for node in nodes:
-                cluster.kill(node)
+            if ended_by == "signal":
+                job.send_signal(signal.SIGTERM)
+            else:
+                for node in nodes:
+                    cluster.kill(node)
             out, err = job.communicate(timeout=400)
         finally:
             job.kill()
             job.wait()
         summary = json.loads(out.strip().splitlines()[-1])
-        assert (job.returncode, summary["status"], summary["error"]) == (3, "error", "UNREACHABLE")
-        [line] = [line for line in err.splitlines() if line.startswith("error: ")]
-        assert line.startswith(f"error: [UNREACHABLE] no node serves group a any more at {cluster.peers} (last=")
-        assert line.endswith("start them and run the same command again: it goes on where the checkpoint ends")
         assert "\tat " not in err
         assert "Traceback" not in err
         assert not list((tmp_path / "work").iterdir())
-        for node in nodes:
-            cluster.restart(node)
+        if ended_by == "signal":
+            assert (job.returncode, summary["status"], summary["exit_reason"]) == (2, "stopped", "stopped")
+            assert summary["rows"] >= 50
+        else:
+            assert (job.returncode, summary["status"], summary["error"]) == (3, "error", "UNREACHABLE")
+            [line] = [line for line in err.splitlines() if line.startswith("error: ")]
+            assert line.startswith("error: [UNREACHABLE] ")
+            assert cluster.peers in line
+            for node in nodes:
+                cluster.restart(node)
         code, summary, _ = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
         assert (code, summary["exit_reason"]) == (0, "available data read")
         assert in_table(spark, table) == [("a", b"%05d" % number) for number in range(4000)]
@@ -215,7 +219,7 @@ def test_a_table_with_other_columns_is_left_as_it_is(
     arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table), "--decode", decode]
     code, summary, err = run(capsys, *arguments, "--checkpoint", str(tmp_path / "checkpoint"))
     assert (code, summary["error"]) == (3, "CONFIG")
-    assert f"{table} is a table of something else at --table (columns=" in err
-    assert len(err.strip().splitlines()) == 1
+    [line] = err.splitlines()
+    assert f"--table {table}" in line
     assert sorted(table.rglob("*")) == before
     assert not (tmp_path / "checkpoint").exists()

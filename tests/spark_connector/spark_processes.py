@@ -65,7 +65,7 @@ def make_python(directory: Path) -> Path:
 
 def environment(python: Path, local_dir: Path) -> dict[str, str]:
     """What Spark's processes see: loopback, their own folders, and no way to the checkout."""
-    from jobs._session import find_java
+    from dledger_core import find_java
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHON"))}
     return kept | {

@@ -66,7 +66,7 @@ def main() -> None:
         groups = Ledger.groups(list(rows), trickles if "trickle" in options.only else 0)
         cluster = stack.enter_context(LocalCluster(3, groups=tuple(groups)))
         settings = SETTINGS | (Kafka.settings(kafka) if kafka else {})
-        spark = stack.enter_context(spark_session("spark-table", driver_memory="4g", settings=settings))
+        spark = stack.enter_context(spark_session("spark-table", settings={"spark.driver.memory": "4g"} | settings))
         register(spark)
         spark.dataSource.register(MemorySource)
         ledger = Ledger(spark, cluster, rows)

@@ -11,9 +11,9 @@ from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from pathlib import Path
 
+from dledger_core import find_java
 from dledger_core.cluster import free_ports
 from dledger_core.errors import ConfigError
-from jobs._session import find_java
 
 __all__ = ["CACHE", "Brokers", "Jars", "MissingError", "fetch"]
 

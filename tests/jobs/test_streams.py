@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dledger_core.errors import ConfigError
-from jobs._checkpoint import check_resume
+from jobs._streams import check_resume, parse_trigger
 from spark_connector.errors import CheckpointError, GroupGoneError, LogRecreatedError, OffsetBeyondEndError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import Tracker
@@ -101,8 +101,20 @@ def test_resume_rejects_a_checkpoint_that_cannot_be_read(
         check_resume(checkpoint(tmp_path / "checkpoint", text, head=arguments.get("head", "v1")), tracker)
 
 
-def test_a_directory_that_is_no_checkpoint(tracker: Tracker, tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "holiday.jpg").touch()
-    with pytest.raises(ConfigError, match="is no checkpoint"):
-        check_resume(str(tmp_path / "photos"), tracker)
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("available-now", {"availableNow": True}),
+        ("0.5 seconds", {"processingTime": "500 milliseconds"}),
+        ("10 seconds", {"processingTime": "10000 milliseconds"}),
+        ("1m", {"processingTime": "60000 milliseconds"}),
+    ],
+)
+def test_parse_trigger_accepts_every_duration(text: str, arguments: dict[str, Any]) -> None:
+    assert parse_trigger(text) == arguments
+
+
+@pytest.mark.parametrize("text", ["", "now", "10", "-1 seconds", "0 seconds"])
+def test_parse_trigger_rejects_other_texts(text: str) -> None:
+    with pytest.raises(ConfigError, match="--trigger"):
+        parse_trigger(text)

@@ -1,0 +1,128 @@
+"""The jobs run under spark-submit and in a session made as a notebook makes it, by public configuration alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import DELTA_VERSION, Client, LocalCluster, find_java
+from tests.support.patience import PATIENT
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+SUBMIT = [str(BIN / "spark-submit"), "--master", "local[1]"]
+PACKAGES = ["--packages", f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}"]
+JOBS = ("ingest", "rebuild_consume_queue", "audit_replicas")
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with LocalCluster(3, data_segment_bytes=1 << 20, **PATIENT) as running:
+        with Client(running.peers) as client:
+            client.append([b"one", b"two"])
+        yield running
+
+
+def arguments(job: str, peers: str, directory: Path) -> list[str]:
+    checkpoint = ["--checkpoint", str(directory / "checkpoint")] if job == "ingest" else []
+    return ["--peers", peers, "--table", str(directory / "table"), *checkpoint]
+
+
+def run(command: Sequence[str], directory: Path, python_path: str = "") -> tuple[int, list[str]]:
+    """Run a program in an empty directory, with the Java and the interpreter that a user would name."""
+    work = directory / "work"
+    work.mkdir()
+    ours = ("SPARK_", "PYSPARK_", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path}
+    environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(
+        [*command], capture_output=True, text=True, check=False, cwd=work, env=environment, timeout=800
+    )
+    lines = done.stdout.splitlines()  # spark-submit sends a program's stderr to its own stdout
+    assert lines, done.stderr
+    assert not list(work.iterdir())
+    return done.returncode, lines
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_job_runs_under_spark_submit(job: str, cluster: Any, tmp_path: Path) -> None:
+    program = [str(CHECKOUT / "jobs" / f"{job}.py"), *arguments(job, cluster.peers, tmp_path)]
+    code, lines = run([*SUBMIT, *PACKAGES, *program], tmp_path)
+    summary = json.loads(lines[-1])
+    assert (code, summary["status"]) == (0, "ok"), lines
+    assert (tmp_path / "table").is_dir()
+
+
+def test_job_without_delta_jar_names_option_under_spark_submit(cluster: Any, tmp_path: Path) -> None:
+    program = [str(CHECKOUT / "jobs" / "ingest.py"), *arguments("ingest", cluster.peers, tmp_path)]
+    code, lines = run([*SUBMIT, *program], tmp_path)
+    summary = json.loads(lines[-1])
+    assert (code, summary["error"]) == (3, "CONFIG"), lines
+    assert f"spark-submit {' '.join(PACKAGES)}" in summary["message"]
+    assert not any("\tat " in line for line in lines)
+
+
+PROBE = """
+import json, sys
+sys.path.insert(0, {checkout!r})
+from jobs._session import spark_session
+with spark_session("probe", settings={{"spark.ui.enabled": "true"}}) as spark:
+    conf = spark.sparkContext.getConf()
+    names = ("spark.sql.shuffle.partitions", "spark.ui.enabled", "spark.log.level", "spark.sql.session.timeZone")
+    print(json.dumps({{name: conf.get(name) for name in names}}))
+"""
+
+
+def test_settings_given_to_spark_submit_win(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(PROBE.format(checkout=str(CHECKOUT)))
+    given = ["--conf", "spark.sql.shuffle.partitions=7", "--conf", "spark.ui.enabled=false"]
+    code, lines = run([*SUBMIT, *PACKAGES, *given, str(tmp_path / "probe.py")], tmp_path)
+    [found] = [json.loads(line) for line in lines if line.startswith("{")]
+    assert code == 0
+    assert found == {
+        "spark.sql.shuffle.partitions": "7",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "OFF",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+NOTEBOOK = """
+import importlib, json, os, sys
+from delta import configure_spark_with_delta_pip
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[1]").config(map={{
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.warehouse.dir": {warehouse!r},
+    "spark.executorEnv.PYTHONPATH": {checkout!r},
+}})
+spark = configure_spark_with_delta_pip(builder).getOrCreate()
+from jobs._cli import run_job
+codes = []
+for job, arguments in {jobs!r}.items():
+    try:
+        run_job(importlib.import_module("jobs." + job).command, arguments)
+    except SystemExit as ended:
+        codes.append(ended.code)
+print(json.dumps({{"codes": codes, "active": spark.range(3).count()}}))
+"""
+
+
+def test_jobs_run_in_notebook_session_and_leave_it_running(cluster: Any, tmp_path: Path) -> None:
+    jobs = {job: arguments(job, cluster.peers, tmp_path / job) for job in JOBS}
+    program = NOTEBOOK.format(checkout=str(CHECKOUT), jobs=jobs, warehouse=str(tmp_path / "warehouse"))
+    code, lines = run([sys.executable, "-c", program], tmp_path, python_path=str(CHECKOUT))
+    assert code == 0
+    assert json.loads(lines[-1]) == {"codes": [0, 0, 0], "active": 3}, lines
