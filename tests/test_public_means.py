@@ -26,10 +26,13 @@ ALLOWED: Final = {
 }
 """At most five, each with the public way that is missing."""
 PENDING: Final[tuple[str, ...]] = (
-    "spark_connector/monitoring/listener.py",
-    "dledger_core/cli/",
-    "dledger_core/server/node.py",
-    "jobs/",
+    "dledger_core/cli/termination.py",
+    "dledger_core/cli/whole_output.py",
+    "jobs/README.md",
+    "jobs/_failures.py",
+    "jobs/_rebuild/replacement.py",
+    "jobs/_session.py",
+    "jobs/_settings.py",
     "tests/jobs/test_cli.py",
     "tests/jobs/test_failures.py",
     "tests/jobs/test_session_setup.py",
