@@ -60,10 +60,10 @@ def test_the_input_is_told_by_sparks_offset_log(checkpoint: Path) -> None:
     assert input_of(str(checkpoint), 2) == ""
 
 
-def test_whether_a_query_has_finished_a_micro_batch(checkpoint: Path) -> None:
+def test_has_committed_is_none_where_checkpoint_cannot_be_read(checkpoint: Path) -> None:
     assert has_committed(str(checkpoint))
     (checkpoint / "commits" / "0").unlink()
     assert not has_committed(str(checkpoint))
     assert not has_committed(str(checkpoint / "none"))
-    assert has_committed("")
-    assert has_committed("s3a://bucket/c")
+    assert has_committed("") is None
+    assert has_committed("s3a://bucket/c") is None
