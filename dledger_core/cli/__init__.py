@@ -4,6 +4,7 @@ Each command is a module that is loaded when it is called. Other packages add co
 ``dledger.commands``, each a click command.
 """
 
+from dledger_core.cli.entry_sources import open_dump
 from dledger_core.cli.exit_codes import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -47,6 +48,7 @@ __all__ = [
     "interrupt_on_sigterm",
     "is_java",
     "main",
+    "open_dump",
     "peers_option",
     "say",
     "show_facts",

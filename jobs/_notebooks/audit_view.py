@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from dledger_core.errors import DLedgerError
+from dledger_core import DLedgerError
 from jobs._notebooks.style import finished, label, new_figure, row_height
 
 __all__ = ["Verdict", "findings_table", "load_audit", "plot_audit", "replicas_table", "run_audit", "verdict"]

@@ -12,10 +12,8 @@ from typing import Any, Final
 import pandas as pd
 import pyarrow as pa
 
-from dledger_core import Client, DLedgerError, open_store
-from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
-from dledger_core.rocketmq import decode_messages
-from dledger_core.rocketmq.field_names import field_at
+from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, open_store
+from dledger_core.rocketmq import decode_messages, field_at
 
 __all__ = ["DrillDown", "drill_down"]
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dledger_core.rocketmq.statistics import QueueStatistics
+from dledger_core.rocketmq import QueueStatistics
 from jobs._notebooks.style import COLORS, OTHER, colors_of, finished, label, new_figure, row_height
 
 __all__ = ["plot_depth", "plot_rates", "plot_skew", "plot_tags", "plot_waiting"]

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from dledger_core import open_store
-from dledger_core.record import HEADER_BYTES
+from dledger_core import HEADER_BYTES, open_store
 
 __all__ = ["damaged_replicas", "sample_broker"]
 

@@ -9,9 +9,8 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from dledger_core.errors import DLedgerError
-from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.field_names import field_at
+from dledger_core import DLedgerError
+from dledger_core.rocketmq import encode_messages, field_at
 from jobs import audit_replicas
 from tests.client.fake_group import running_group
 from tests.convert.stores import store_of, unpacked

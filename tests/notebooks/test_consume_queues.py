@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.statistics import QueueStatistics, consumer_lag, queue_statistics
+from dledger_core.rocketmq import QueueStatistics, consumer_lag, encode_messages, queue_statistics
 from tests.notebooks.running import drawn, execute
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages, oracle
 
