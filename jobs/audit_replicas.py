@@ -119,6 +119,7 @@ _EXAMPLES = """Examples:
 )
 @click.option(
     "--reread-share",
+    "reread_percent",
     type=click.IntRange(0, 100),
     metavar="PERCENT",
     help="How many of the trusted ranges to read again all the same, the longest unread first."
@@ -129,6 +130,7 @@ _EXAMPLES = """Examples:
 )
 @click.option(
     "--max-bytes-per-second",
+    "rate",
     type=click.IntRange(min=1),
     metavar="N",
     help="Read no more than that from one node, all tasks together.",
@@ -154,7 +156,7 @@ def command(
     stores = {f"--replica {name}": directory for name, _, directory in (text.partition("=") for text in replicas)}
     check_apart({"--table": table}, stores)
     check_apart({"--report": more["report"]}, stores)
-    options = _options(None if dry_run else table, against, more)
+    options = _options(table=None if dry_run else table, against=against or "", **more)
     check_versions()
     snapshot = _snapshot(peers, groups, replicas, against)
     run = _Run()
@@ -300,29 +302,20 @@ def _second_pass(
     return pa.concat_tables(found)
 
 
-def _options(table: str | None, against: str | None, more: dict[str, Any]) -> Options:
+def _options(**given: Any) -> Options:
     """Checks options before anything is opened."""
-    age, resume, report = more["skip_proven"], more["resume"], more["report"]
-    if table is None and (age is not None or resume is not None):
-        given = "--skip-proven" if age is not None else "--resume"
-        raise ConfigError("earlier runs are recorded in the tables", given, "give --table, without --dry-run")
-    if report is not None:
-        check_file(report, "--report")
     try:
-        return Options(
-            mode=more["mode"],
-            table=table,
-            skip_proven=age,
-            reread_percent=more["reread_share"],
-            resume=resume,
-            rate=more["max_bytes_per_second"],
-            report=report,
-            against=against or "",
-        )
+        options = Options(**given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")
         raise ConfigError(f"wrong value {first['input']!r}: {first['msg']}", option, "see --help") from None
+    if options.table is None and (options.skip_proven is not None or options.resume is not None):
+        option = "--skip-proven" if options.skip_proven is not None else "--resume"
+        raise ConfigError("earlier runs are recorded in the tables", option, "give --table, without --dry-run")
+    if options.report is not None:
+        check_file(options.report, "--report")
+    return options
 
 
 def _snapshot(

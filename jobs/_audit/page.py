@@ -77,7 +77,8 @@ def _picture(
         return shown | {"kind": kind, "title": title}
 
     def boxes(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        yield box(one["first_index"], one["last_index"] + 1, "not compared", "held, not compared")
+        first, end = one["first_index"], one["last_index"] + 1
+        yield box(first, end, "not compared", f"[{first:,}, {end:,}) held, not compared")
         for kind, proven in (("proven before", True), ("read now", False)):
             mine = [r for r in ranges if one["name"] in r["replicas"] and (r["proven_at"] is not None) is proven]
             for start, end in _joined((r["start"], r["end"]) for r in mine):

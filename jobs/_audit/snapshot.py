@@ -155,7 +155,8 @@ def _classic_replicas(folders: Mapping[str, Path]) -> tuple[Replica, ...]:
 def _store_replica(name: str, path: Path) -> Replica:
     try:
         with open_store(path) as reader:
-            damaged = end_of(reader).damaged
+            log_end = end_of(reader)
+            damaged, committed = log_end.damaged, log_end.committed_end
             last = int(reader.last_index) if damaged is None else min(int(reader.last_index), damaged[0] - 1)
             return Replica(
                 group=reader.group or STORE_GROUP,
@@ -163,7 +164,7 @@ def _store_replica(name: str, path: Path) -> Replica:
                 path=str(path.resolve()),
                 first_index=reader.first_index,
                 last_index=last,
-                commit_index=reader.vouched_index if reader.vouched_index is not None else reader.commit_index,
+                commit_index=None if committed is None else committed - 1,
                 end=last + 1,
                 log_uuid=reader.log_uuid,
                 data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
