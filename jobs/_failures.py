@@ -53,7 +53,7 @@ def find_failure(error: BaseException) -> Failure | None:
         unreachable = name in _UNREACHABLE
         return Failure(UnreachableError.name if unreachable else name, _one_line(text), kinds[name], unreachable)
     try:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
     except ImportError:
         return None
@@ -62,7 +62,7 @@ def find_failure(error: BaseException) -> Failure | None:
     elif isinstance(error, PySparkException) and error.getCondition() is not None:
         values = (f"{key}: {_last_line(value)}" for key, value in (error.getMessageParameters() or {}).items())
         text = f"{error.getCondition()} ({', '.join(values)})"
-    elif isinstance(error, PySparkException):
+    elif isinstance(error, (PySparkException, Py4JError)):  # also: the JVM exited
         text = str(error).partition("\n")[0]
     else:
         return None

@@ -96,7 +96,7 @@ def spark_session(
 
 
 def check_versions() -> None:
-    """Check PySpark and delta-spark; under plain python also point JAVA_HOME at a fitting Java.
+    """Check PySpark and delta-spark, and set PYSPARK_PYTHON; under plain python point JAVA_HOME at a fitting Java.
 
     Raises:
         ConfigError: one of them is missing or of another version.
