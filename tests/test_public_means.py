@@ -28,20 +28,12 @@ ALLOWED: Final = {
 PENDING: Final[tuple[str, ...]] = (
     "dledger_core/cli/termination.py",
     "dledger_core/cli/whole_output.py",
-    "jobs/README.md",
-    "jobs/_failures.py",
     "jobs/_rebuild/replacement.py",
-    "jobs/_session.py",
-    "jobs/_settings.py",
-    "tests/jobs/test_cli.py",
-    "tests/jobs/test_failures.py",
-    "tests/jobs/test_session_setup.py",
-    "CHANGELOG.md",
 )
 """What has still to be cleaned."""
 
-DOCUMENTED: Final = {"org.apache.spark.sql.delta.catalog.DeltaCatalog"}
-"""Java classes that a guide of Delta or Spark tells users to set."""
+DOCUMENTED: Final = {"org.apache.spark.sql.delta.catalog.DeltaCatalog", "org.apache.spark.SparkException"}
+"""Java classes that a guide of Delta or Spark tells users to set or to expect."""
 JAVA_CLASS: Final = re.compile(r"org\.apache\.spark\.[\w.$]+\w")
 SWITCHES: Final = re.compile(
     r"-XX:|\b(?:mallopt|ctypes|unraisablehook|pthread_kill|setswitchinterval|setcheckinterval|OPENBLAS_NUM_THREADS"

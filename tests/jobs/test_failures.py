@@ -24,8 +24,8 @@ def in_task(error: Exception) -> PySparkException:
     return PySparkException(
         "[TASK_WRITE_FAILED] Task failed while writing rows to file:/tmp/t. SQLSTATE: 58030\n\nJVM stacktrace:\n"
         "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows. SQLSTATE: 58030\n"
-        "\tat org.apache.spark.sql.delta.files.DeltaFileFormatWriter$.executeTask(DeltaFileFormatWriter.scala:471)\n"
-        "Caused by: org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown:\n"
+        "\tat Writer$.executeTask(Writer.scala:471)\n"
+        "Caused by: org.apache.spark.SparkException: [PYTHON_EXCEPTION] An exception was thrown:\n"
         'Traceback (most recent call last):\n  File "connector.py", line 57, in read\n    for chunk in chunks:\n'
         f"{type(error).__module__}.{type(error).__qualname__}: {error}\n SQLSTATE: 38000\n\t... 12 more\n"
     )
