@@ -128,11 +128,11 @@ def _measure(
     found: SparkCheckpoint, options: DLedgerOptions, source: int, group: str, offset: GroupOffset
 ) -> tuple[LagReport, DataLossError | None]:
     # A query with isolation=read_uncommitted may have read what open transactions hide from others.
-    everything = open_log(options.model_copy(update={"isolation": "read_uncommitted"}), group)
+    everything = open_log(options.model_copy(update={"isolation": "read_uncommitted"}), group, planning=True)
     view = everything.bounds(offset.next, _CATCH_UP_MS)
     loss = find_loss(offset.position, view, lambda index: everything.record(index).mark)
     error = None if loss is None else loss_error(group, loss)
-    log = open_log(options, group)
+    log = open_log(options, group, planning=True)
     bounds = log.bounds()
     start = bounds.first_index if isinstance(error, LogRecreatedError) else max(offset.next, bounds.first_index)
     behind = behind_end(log, start, bounds)
