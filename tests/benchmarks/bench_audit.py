@@ -17,9 +17,11 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from blake3 import blake3
 
 from dledger_core import checksum
@@ -68,13 +70,24 @@ def bound() -> float:
         return 2 * blocks * MIB / (time.perf_counter() - began)
 
 
-def run(arguments: list[str]) -> tuple[float, dict[str, Any]]:
-    """Seconds of one audit, and its summary."""
+def processor_s() -> float:
+    """Processor time of this process and all below it: the JVM and its workers."""
+    me = psutil.Process()
+    used = 0.0
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error):  # a worker that exited meanwhile
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
+
+
+def run(arguments: list[str]) -> tuple[float, float, dict[str, Any]]:
+    """Seconds of one audit, its processor time, and its summary."""
     from jobs.audit_replicas import command
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), processor_s()
     outcome = command.main(args=arguments, standalone_mode=False)
-    return time.perf_counter() - began, outcome.summary
+    return time.perf_counter() - began, processor_s() - used, outcome.summary
 
 
 def measure(place: Path, nbytes: int, rounds: int) -> None:
@@ -95,14 +108,14 @@ def measure(place: Path, nbytes: int, rounds: int) -> None:
     with spark_session("bench-audit", settings={"spark.master": "local[2]"}):
         for number in range(1 + rounds):
             table = f"--table={place / f'audit{number}'}"
-            took, summary = run([*arguments, table])
+            took, cpu, summary = run([*arguments, table])
             total = sum(summary["cost"]["bytes_read"].values())
-            took_again, summary_again = run([*arguments, table, "--skip-proven", "1d"])
+            took_again, cpu_again, summary_again = run([*arguments, table, "--skip-proven", "1d"])
             total_again = sum(summary_again["cost"]["bytes_read"].values())
             assert summary["verdict"] == summary_again["verdict"] == "CONSISTENT"
             sys.stdout.write(
-                f"{total / 1e9:.2f} GB in {took:.1f} s: {total / took / 1e9:.2f} GB/s; "
-                f"--skip-proven {total_again / total:.1%} of the bytes in {took_again:.2f} s\n"
+                f"{total / 1e9:.2f} GB in {took:.1f} s ({cpu:.1f} s processor time): {total / took / 1e9:.2f} GB/s; "
+                f"--skip-proven {total_again / total:.1%} of the bytes in {took_again:.2f} s ({cpu_again:.1f} s)\n"
             )
             first, again = [*first, total / took], [*again, took_again / took]
         del first[0], again[0]
