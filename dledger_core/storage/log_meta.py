@@ -64,7 +64,7 @@ class LogMeta:
         discarding: the store starts anew at ``first_index``; files that are still there belong to what it held before.
         foreign_end: entries below were written by Java and may carry no mark and no CRC.
         broker_end_index: messages of entries below carry the queue offsets that a broker gave them.
-        behind: seal of the CommitLog that the log begins behind; None if it begins behind none.
+        behind: fingerprint of the CommitLog that the log starts after; None if it starts after none.
     """
 
     profile: Literal["A", "B"]

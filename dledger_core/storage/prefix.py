@@ -50,7 +50,7 @@ class LogStart:
         previous_term: term of the entry before; NO_TERM if unknown.
         log_uuid: identity of the log, or None.
         tables: of all committed entries up to ``first_index - 1`` or further.
-        behind: seal of the CommitLog that the log begins behind, or None.
+        behind: fingerprint of the CommitLog that the log starts after, or None.
     """
 
     first_index: Index
