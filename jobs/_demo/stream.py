@@ -19,7 +19,8 @@ from jobs._cli import EXIT_INCOMPLETE, progress
 __all__ = ["IngestProcess"]
 
 _INGEST: Final = Path(__file__).resolve().parents[1] / "ingest.py"
-_STOP_S: Final = 60.0
+_STOP_S: Final = 180.0
+"""The micro-batch that runs is finished first."""
 _LINES_SHOWN: Final = 15
 
 
@@ -87,4 +88,10 @@ class IngestProcess:
 
     def _failed(self) -> DLedgerError:
         last = self._log_path.read_text(errors="replace").splitlines()[-_LINES_SHOWN:]
-        return DLedgerError(f"the ingest failed with exit code {self._process.poll()}: {' | '.join(last)}", "", "")
+        code = self._process.poll()
+        what = (
+            f"the ingest did not stop within {_STOP_S:g} s"
+            if code is None
+            else f"the ingest ended with exit code {code}"
+        )
+        return DLedgerError(f"{what}: {' | '.join(last)}", "", "run the demo with --keep and read ingest.log there")
