@@ -79,6 +79,13 @@ class Progress:
             share = f", {100 * done / self._total:.0f} %" if self._total else ""
             say(f"{self._title}: {self._figures(done, detail)}{share} ({now - self._began:.0f} s)")
 
+    def say(self, text: str) -> None:
+        """Write one line to stderr, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            say(text)
+
     def _figures(self, done: int, detail: str) -> str:
         scale, unit = (_MIB, "MiB") if self._unit == "bytes" else (1, self._unit)
         total = f" of {self._total / scale:,.0f}" if self._total else ""

@@ -15,7 +15,6 @@ import pyarrow as pa
 from dledger_core import Client, LocalCluster, Producer
 from dledger_core.cli import Progress
 from dledger_core.rocketmq import encode_messages
-from jobs._cli import progress
 
 __all__ = ["AppendReport", "append_with_failover"]
 
@@ -71,6 +70,7 @@ def append_with_failover(
         began = time.monotonic()
         for number, batch in enumerate(batches):
             if number == len(batches) // 2:
+                bar.say("waiting for the stream's first rows")
                 paused = time.monotonic()
                 before_kill()
                 began += time.monotonic() - paused
@@ -84,7 +84,7 @@ def append_with_failover(
             acknowledged = time.monotonic()
             if number == len(batches) // 2:
                 report.without_leader_s = acknowledged - sent
-                progress(f"killed the leader {report.killed}; appends continued after {acknowledged - sent:.2f} s")
+                bar.say(f"killed the leader {report.killed}; appends continued after {acknowledged - sent:.2f} s")
             report.latencies_ms.append((acknowledged - sent) * 1000)
             report.events += len(batch)
             bar.update(report.events)

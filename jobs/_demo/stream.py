@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dledger_core import DLedgerError
-from jobs._cli import EXIT_INCOMPLETE, progress
+from jobs._cli import EXIT_INCOMPLETE
 
 __all__ = ["IngestProcess"]
 
@@ -64,7 +64,6 @@ class IngestProcess:
         Raises:
             DLedgerError: the process ended before.
         """
-        progress("waiting for the stream's first rows")
         while not any(self._table.glob("_delta_log/*.json")):
             if self._process.poll() is not None:
                 raise self._failed()

@@ -224,7 +224,7 @@ def test_a_damaged_old_message_is_an_error_of_that_node_alone(tmp_path: Path, go
 
 
 def test_a_node_whose_copy_lacks_older_files_joins_all_the_same(tmp_path: Path, golden: Path) -> None:
-    """It lost its store, and a file that the others still have; its fingerprint starts later, and ends at the same position."""
+    """It lost its store and has fewer old files; its fingerprint starts later and ends at the same position."""
     for node_id in ("n0", "n1"):
         lay_out(golden, tmp_path / node_id, node_id)
     later = shutil.copytree(golden, tmp_path / "later")
