@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from dledger_core import Client, ConfigError, LocalCluster
 from dledger_core.cli import EXIT_FINDING, EXIT_OK, DurationType, examples
 from jobs import audit_replicas, ingest, rebuild_consume_queue
-from jobs._cli import Outcome, dry_run_option, progress, run_job
+from jobs._cli import Outcome, StoppedError, dry_run_option, progress, run_job
 from jobs._demo.flights import FLIGHTS_COUNT, flight_messages
 from jobs._demo.producer import AppendReport, append_with_failover
 from jobs._demo.stream import IngestProcess
@@ -120,6 +120,8 @@ def _run(directory: Path, messages: pa.Table, seconds: float) -> dict[str, Any]:
 def _job(job: click.Command, *arguments: str) -> dict[str, Any]:
     """Run another job in this process and its Spark session; return its summary."""
     outcome: Outcome = job.main(args=list(arguments), standalone_mode=False)
+    if outcome.summary.get("exit_reason") == "stopped":
+        raise StoppedError
     return outcome.summary
 
 
