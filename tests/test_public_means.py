@@ -25,9 +25,7 @@ ALLOWED: Final = {
     "org.apache.spark.sql.connect.service.SparkConnectServer",
 }
 """At most five, each with the public way that is missing."""
-PENDING: Final[tuple[str, ...]] = (
-    "jobs/_rebuild/replacement.py",
-)
+PENDING: Final[tuple[str, ...]] = ("jobs/_rebuild/replacement.py",)
 """What has still to be cleaned."""
 
 DOCUMENTED: Final = {"org.apache.spark.sql.delta.catalog.DeltaCatalog", "org.apache.spark.SparkException"}
