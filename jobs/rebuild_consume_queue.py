@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a script: make the project importable
@@ -26,63 +27,47 @@ if __package__ in (None, ""):  # started as a script: make the project importabl
 
 import click
 
-from dledger_core.errors import ConfigError
-from jobs._cli import (
-    EXIT_FINDING,
-    EXIT_OK,
-    Outcome,
-    dry_run_option,
-    progress,
-    run_job,
-    verbose_option,
-)
+from dledger_core import StoreMismatchError
+from dledger_core.cli import examples
+from jobs._cli import EXIT_FINDING, EXIT_OK, Outcome, dry_run_option, progress, run_job, verbose_option
 from jobs._failures import naming_all_nodes
-from jobs._rebuild.batch_queues import without_topics
-from jobs._rebuild.classic import DAMAGED
+from jobs._rebuild.broker import read_consumers, without_topics
 from jobs._rebuild.compare import compare
+from jobs._rebuild.duplicates import duplicates
 from jobs._rebuild.files import write_files
-from jobs._rebuild.incremental import check_extendable, follow, owner_of
-from jobs._rebuild.losses import duplicates, read_consumers
-from jobs._rebuild.plan import RebuildPlan, plan_for
-from jobs._rebuild.slots import QueueFacts
-from jobs._rebuild.table import kept_in, make_table, read_table, table_facts
-from jobs._rebuild.units import IMPOSSIBLE, PENDING, STRANGE
-from jobs._rebuild.whole import Whole
-from jobs._session import spark_session
+from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
+from jobs._rebuild.stream import TableStream
+from jobs._rebuild.table import Table, kept_in
+from jobs._rebuild.units import DAMAGED, IMPOSSIBLE, PENDING, STRANGE
+from jobs._session import check_versions, spark_session
 from jobs._stopping import run_stoppable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-__all__ = ["RebuildPlan", "command", "main", "rebuild"]
-
-_PLACES_MAX = 100
-
-_EXAMPLES = """Examples:
-
-\b
-  # a live cluster, again and again, only what is new
-  rebuild_consume_queue.py --peers 'n0-host:40911;n1-host:40911' --table queues --checkpoint queues.checkpoint
-  # a stopped broker's store, and RocketMQ's own files beside it
-  rebuild_consume_queue.py --store store/dledger-n0 --table queues --files rebuilt
-  # what did the broker's own queues lose?
-  rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store
-  # classic CommitLog first, DLedger after; leave --store out for a classic log alone
-  rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues
-"""
+__all__ = ["command", "main", "rebuild"]
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(
+    epilog=examples(
+        "# a live cluster, again and again, only what is new",
+        "rebuild_consume_queue.py --peers 'n0-host:40911;n1-host:40911' --table queues --checkpoint queues.checkpoint",
+        "# a stopped broker's store, and RocketMQ's own files beside it",
+        "rebuild_consume_queue.py --store store/dledger-n0 --table queues --files rebuilt",
+        "# what did the broker's own queues lose?",
+        "rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store",
+        "# classic CommitLog first, DLedger after; leave --store out for a classic log alone",
+        "rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues",
+    )
+)
 @click.option("--peers", help="The servers: n0-host:port;n1-host:port;…")
 @click.option("--groups", help="Logs to read, separated by commas.  [default: default]")
 @click.option("--store", metavar="DIR", help="Instead of servers: a node's store directory, ours or a broker's.")
 @click.option(
     "--commitlog", metavar="DIR", help="The classic RocketMQ CommitLog that precedes the store; alone: a classic log."
 )
-@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made, or replaced whole.")
-@click.option(
-    "--checkpoint", metavar="DIR", help="With --peers: read on where the last run ended, and add to the table."
-)
+@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
+@click.option("--checkpoint", metavar="DIR", help="Continue where the last run ended, and add to the table.")
 @click.option("--trigger", help='With --checkpoint: available-now or "10 seconds".  [default: available-now]')
 @click.option("--files", metavar="DIR", help="Write RocketMQ's consumequeue/<topic>/<queue>/ files below DIR too.")
 @click.option(
@@ -145,60 +130,43 @@ def command(**options: Any) -> Outcome:
     Exit code 1 if a queue has holes, a slot is claimed twice, a broker's log holds what is no message or lost its end,
     or --compare finds a difference.
     """
-    plan = plan_for(options)
-    if options["dry_run"]:
+    given = RebuildOptions.parse(options)
+    check_versions()
+    plan = plan_for(given)
+    if given.dry_run:
         return Outcome({"status": "ok", "dry_run": True, "table": plan.table, **plan.extent()})
-    session = spark_session("dledger-rebuild-consume-queue", verbose=options["verbose"])
+    session = spark_session("dledger-rebuild-consume-queue", verbose=given.verbose)
     with session as spark, naming_all_nodes(plan.source, "start them and run the same command again"):
-        if plan.checkpoint is None:
-            return run_stoppable(spark, lambda: rebuild(spark, plan))
-        return _extend(spark, plan, plan.checkpoint)
+        return rebuild(spark, plan)
 
 
 def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
-    """Runs the rebuild in a session; the table is replaced in one Delta transaction."""
-    if owner_of(spark, plan.table) is not None:
-        remedy = "give its --checkpoint, or name another table"
-        raise ConfigError(f"{plan.table} is kept up to date by a stream", "--table", remedy)
-    make_table(spark, plan.table)
+    """Run a plan in a session."""
+    from spark_connector import register
+
+    register(spark)
+    table = Table(spark, plan.table)
+    table.check(kept=plan.checkpoint is not None)
+    stream, stopping = TableStream(spark, plan), Event()
     for group, (start, end) in plan.ranges.items():
         progress(f"reading group {group}: entries {start} to {end}, {len(plan.classic)} classic files")
-    with Whole(spark, plan) as whole:
-        facts = whole.write()
-        return _outcome(plan, _found(spark, plan, facts, _skipped(whole.runs, whole.skipped)))
+
+    def work() -> dict[str, Any]:
+        stream.run(stopping)
+        if stopping.is_set() or not table.exists():  # with a checkpoint a table is made with its first entry
+            return {"rows": 0, "slots": 0, "queues": 0, "dense": True, "duplicate_slots": 0}
+        found = table.facts(plan.batch_topics)
+        if plan.checkpoint is None and found["rows"] != stream.units:
+            counts = {"found": stream.units, "written": found["rows"]}
+            raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
+        return found | _explained(spark, plan, table, tangled=found["duplicate_slots"] + found.pop("left_out") > 0)
+
+    return _outcome(plan, run_stoppable(spark, work, stopping), stream)
 
 
-def _found(spark: SparkSession, plan: RebuildPlan, facts: QueueFacts, skipped: dict[str, Any]) -> dict[str, Any]:
-    """What the summary says."""
-    found = {
-        "rows": facts.units,
-        "slots": facts.slots,
-        "queues": facts.queues,
-        "dense": facts.dense,
-        "duplicate_slots": facts.units - facts.slots,
-        **skipped,
-    }
-    if plan.cut:
-        found["lost_end"] = [{"group": group, "recorded_end": end + 1} for group, end in plan.cut]
-    return found | _explained(spark, plan, tangled=facts.tangled > 0)
-
-
-def _skipped(runs: DataFrame, counts: dict[str, int]) -> dict[str, Any]:
-    """How many entries are no units, and where: the first 100 places of what is no message."""
-    from pyspark.sql import functions as f
-
-    def places(reason: str) -> list[int]:
-        found = runs.where(f.col("skipped") == reason).select("position").orderBy("position").limit(_PLACES_MAX)
-        return [row["position"] for row in found.collect()] if counts.get(reason) else []
-
-    found: dict[str, Any] = {"skipped": {name: counts.get(name, 0) for name in (STRANGE, IMPOSSIBLE, PENDING)}}
-    found |= {f"{name}_at": places(name) for name in (STRANGE, IMPOSSIBLE) if counts.get(name)}
-    return {**found, "damaged_files": places(DAMAGED)}
-
-
-def _explained(spark: SparkSession, plan: RebuildPlan, *, tangled: bool) -> dict[str, Any]:
-    """What follows from the table: duplicates, files, comparison."""
-    rows = read_table(spark, plan.table)
+def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, tangled: bool) -> dict[str, Any]:
+    """Return what follows from the table: duplicates, files, comparison."""
+    rows = table.rows()
     consumers = read_consumers(plan.root) if tangled or plan.compared else {}
     found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
     if tangled:
@@ -218,35 +186,28 @@ def _explained(spark: SparkSession, plan: RebuildPlan, *, tangled: bool) -> dict
     return found
 
 
-def _extend(spark: SparkSession, plan: RebuildPlan, checkpoint: str) -> Outcome:
-    """Adds what is new in the log to the table."""
-    from spark_connector import register
-
-    register(spark)
-    check_extendable(spark, plan.table)
-    ran = follow(spark, plan.source, plan.table, checkpoint, plan.trigger, make_table, plan.rules)
-    if owner_of(spark, plan.table) is None:  # no entry was there yet
-        return Outcome({"status": "ok", "rows": 0, "queues": 0, "table": plan.table, **ran})
-
-    def finish() -> dict[str, Any]:
-        found = table_facts(spark, plan.table)
-        if ran["exit_reason"] == "stopped":
-            return found
-        return found | _explained(spark, plan, tangled=found["duplicate_slots"] > 0)
-
-    return _outcome(plan, run_stoppable(spark, finish) | {"checkpoint": checkpoint, **ran})
-
-
-def _outcome(plan: RebuildPlan, found: dict[str, Any]) -> Outcome:
-    extent = plan.extent() if plan.checkpoint is None else {}  # a stream goes on behind what was there at its start
-    summary = found | extent | {"queue_offsets": "read" if plan.foreign else "assigned", "table": plan.table}
+def _outcome(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> Outcome:
+    skipped = {reason: stream.skipped[reason] for reason in (STRANGE, IMPOSSIBLE, PENDING)}
+    summary = found | plan.extent() | {
+        "skipped": skipped,
+        **{f"{reason}_at": stream.places[reason] for reason in (STRANGE, IMPOSSIBLE) if skipped[reason]},
+        "damaged_files": stream.places.get(DAMAGED, []),
+        "queue_offsets": "read" if plan.foreign else "assigned",
+        "table": plan.table,
+    }  # fmt: skip
+    if plan.lost is not None:
+        summary["lost_end"] = [{"group": group, "recorded_end": plan.lost[1]} for group in plan.ranges]
+    if plan.checkpoint is None:
+        summary["optimize_s"] = stream.optimize_s
+    else:
+        summary |= {"checkpoint": plan.checkpoint, "batches": stream.batches}
     problems = (
         not found["dense"],
         found["duplicate_slots"] > 0,
-        plan.foreign and found["skipped"][STRANGE] > 0,
-        found.get(f"{IMPOSSIBLE}_at"),
-        found.get("damaged_files"),
-        found.get("lost_end"),
+        plan.foreign and skipped[STRANGE] > 0,
+        skipped[IMPOSSIBLE] > 0,
+        summary["damaged_files"],
+        plan.lost,
         found.get("files", {}).get("refused_queues"),
         found.get("compare", {}).get("differences"),
     )

@@ -25,8 +25,6 @@ ALLOWED: Final = {
     "org.apache.spark.sql.connect.service.SparkConnectServer",
 }
 """At most five, each with the public way that is missing."""
-PENDING: Final[tuple[str, ...]] = ("jobs/_rebuild/replacement.py",)
-"""What has still to be cleaned."""
 
 DOCUMENTED: Final = {"org.apache.spark.sql.delta.catalog.DeltaCatalog", "org.apache.spark.SparkException"}
 """Java classes that a guide of Delta or Spark tells users to set or to expect."""
@@ -141,7 +139,6 @@ def test_no_file_uses_private_parts_or_process_wide_switches() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {offence}"
         for path, text in texts.items()
-        if not str(path.relative_to(ROOT)).startswith(PENDING)
         for line, offence in violations(text, python=path.suffix == ".py", own=own)
     ]
     assert found == []

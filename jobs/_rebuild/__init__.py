@@ -1,6 +1,7 @@
-"""Rebuild of consume queues: what ``jobs/rebuild_consume_queue.py`` is made of.
+"""The parts of ``jobs/rebuild_consume_queue.py``, in the order of the data.
 
-``units`` turns entries into units and places them in their queues, ``classic`` reads a classic CommitLog, ``table`` is
-the Delta table, ``files`` writes RocketMQ's own files, ``compare`` holds existing files against the log,
-``incremental`` keeps a table up to date.
+``plan`` checks the options and opens what they name, ``stream`` is the route from log to table: ``units`` turns entries
+into units (``dispatch``: those of further queues), ``classic`` those of a classic CommitLog, ``slots`` places them in
+their queues, ``table`` is the Delta table. ``duplicates`` explains slots given out twice, ``files`` writes RocketMQ's
+own files, ``compare`` compares existing files with the log; ``broker`` reads what lies beside a broker's log.
 """

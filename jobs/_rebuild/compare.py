@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import UNIT
-from dledger_core.rocketmq.layout import SCHEDULE_TOPIC
-from jobs._rebuild.files import FOLDER, UNIT_BYTES
-from jobs._rebuild.losses import Consumers
+from dledger_core import ConfigError
+from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units
+from jobs._rebuild.broker import Consumers
+from jobs._rebuild.files import FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -228,16 +227,14 @@ def _found(spark: SparkSession, files: list[tuple[str, int, int, str]]) -> DataF
 def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for row in batch.to_pylist():
-            data = Path(row["path"]).read_bytes()
-            yield _units(row, np.frombuffer(data[: len(data) // UNIT_BYTES * UNIT_BYTES], UNIT))
+            yield _units(row, decode_units(Path(row["path"]).read_bytes()))
 
 
 def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
     """The file's units up to the first that is none, without pre-fill."""
     ended = np.flatnonzero((slots["physical_offset"] < 0) | (slots["size"] <= 0))
     slots = slots[: ended[0]] if len(ended) else slots
-    prefill = (slots["physical_offset"] == 0) & (slots["size"] == 0x7FFFFFFF)
-    at = np.flatnonzero(~prefill)
+    at = np.flatnonzero((slots["physical_offset"] != PREFILL["physical_offset"]) | (slots["size"] != PREFILL["size"]))
     columns = {
         "topic": pa.repeat(pa.scalar(file["topic"]), len(at)),
         "queue_id": pa.repeat(pa.scalar(file["queue_id"], pa.int32()), len(at)),

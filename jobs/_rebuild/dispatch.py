@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dledger_core.rocketmq import SCHEDULE_TOPIC
+
 __all__ = ["NAMED_AGAIN", "expanded"]
 
 NAMED_AGAIN: Final = "named_again"
@@ -24,7 +26,6 @@ NAMED_AGAIN: Final = "named_again"
 _SEPARATOR: Final = ","
 _NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"
 _LMQ: Final = "%LMQ%"
-_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 _EXCLUDED: Final = ("%RETRY%", "rmq_sys_")
 
 _Bools = npt.NDArray[np.bool_]
@@ -72,7 +73,7 @@ def _wanted(units: pa.RecordBatch) -> _Bools:
     """Messages that a broker looks for further queues of."""
     topics, names = units.column("topic"), units.column("dispatch_queues")
     wanted = np.asarray(names.is_valid()) & np.asarray(units.column("skipped").is_null())
-    wanted &= ~np.asarray(pc.fill_null(pc.equal(topics, _SCHEDULE_TOPIC), True))
+    wanted &= ~np.asarray(pc.fill_null(pc.equal(topics, SCHEDULE_TOPIC), True))
     for prefix in _EXCLUDED:
         wanted &= ~np.asarray(pc.fill_null(pc.starts_with(topics, prefix), True))
     return np.asarray(wanted, np.bool_)

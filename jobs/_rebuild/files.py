@@ -16,21 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import UNIT
+from dledger_core import ConfigError
+from dledger_core.rocketmq import PREFILL, UNIT, UNIT_BYTES
 from jobs._directories import check_writable
 from jobs._rebuild.units import OFFSET_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["FOLDER", "UNIT_BYTES", "WrittenFiles", "check_target", "whole_units", "write_files"]
+__all__ = ["FOLDER", "WrittenFiles", "check_target", "whole_units", "write_files"]
 
 FOLDER: Final = "consumequeue"
-UNIT_BYTES: Final = UNIT.itemsize
-PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
-"""What RocketMQ writes before a queue's first unit."""
-
 _NAME_BYTES_MAX: Final = 255
 _REPORT_MAX: Final = 100
 _WRITTEN: Final = "files bigint"

@@ -1,37 +1,123 @@
-"""What a rebuild reads and writes, fixed before Spark starts, so that every pass over the log sees the same entries."""
+"""What a rebuild reads and writes, checked and fixed before Spark starts."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
-from dledger_core import parse_groups
-from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import broker_end_of, consume_queue_columns, end_of
-from dledger_core.rocketmq.commit_log import CommitLogFile, commit_log_files
-from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
-from jobs._directories import check_apart, check_checkpoint
-from jobs._rebuild.batch_queues import batch_topics
-from jobs._rebuild.classic import group_of, preceding, until_now
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from dledger_core import Client, ConfigError, LogBounds, Until, open_store, parse_groups
+from dledger_core.rocketmq import (
+    DELAY_LEVELS_MS,
+    PHYSICAL_OFFSET_DELTA,
+    CommitLogFile,
+    FileStop,
+    broker_end_of,
+    commit_log_files,
+    consume_queue_columns,
+    end_of,
+)
+from jobs._cli import JobOptions
+from jobs._directories import check_apart, check_checkpoint, check_table
+from jobs._rebuild.broker import batch_topics
 from jobs._rebuild.compare import LogEnd, check_compared
 from jobs._rebuild.files import FOLDER, check_target, whole_units
-from jobs._rebuild.incremental import check_trigger
-from jobs._rebuild.table import checked_table
 from jobs._rebuild.units import ALL_ENTRIES, EntryRules
-from jobs._session import check_versions
-from jobs._streams import check_resume
+from jobs._streams import AVAILABLE_NOW, check_resume, parse_trigger
+from spark_connector import local_path
 
 if TYPE_CHECKING:
-    from dledger_core import LogBounds, StoreReader, Until
-    from spark_connector.options import DLedgerOptions
+    from dledger_core import StoreReader
 
-__all__ = ["RebuildPlan", "delay_levels_of", "plan_for"]
+__all__ = ["RebuildOptions", "RebuildPlan", "check_assignable", "delay_levels_of", "plan_for"]
 
-_HEADER_BYTES: Final = 48
 _DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def delay_levels_of(text: str) -> tuple[int, ...]:
+    """Parse RocketMQ's ``messageDelayLevel``, as ``1s 5s 10s 2h``; returns ms, level 1 first.
+
+    Raises:
+        ConfigError: malformed, or no level at all.
+    """
+    found = [_DELAY.fullmatch(level) for level in text.split()]
+    levels = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level)
+    if not found or len(levels) < len(found):
+        remedy = "give the broker's messageDelayLevel: numbers with s, m, h or d, separated by spaces"
+        raise ConfigError(f"wrong delay levels {text!r}", "--delay-levels", remedy)
+    return levels
+
+
+def _trigger(text: str) -> str:
+    parse_trigger(text)
+    return text
+
+
+class RebuildOptions(JobOptions):
+    """The command's options."""
+
+    peers: str | None = None
+    groups: Annotated[tuple[str, ...], BeforeValidator(lambda text: parse_groups(text, "--groups"))] | None = None
+    store: str | None = None
+    commitlog: str | None = None
+    table: str
+    checkpoint: str | None = None
+    trigger: Annotated[str, AfterValidator(_trigger)] | None = None
+    files: str | None = None
+    consume_queue_file_size: Annotated[int, AfterValidator(whole_units)] = Field(6_000_000, ge=20, le=1 << 30)
+    compared: str | None = None
+    on_duplicate: Literal["first", "last"] = "first"
+    until: Until = "end"
+    multi_dispatch: bool = True
+    delay_levels: Annotated[tuple[int, ...], BeforeValidator(delay_levels_of)] | None = None
+    broker_end_index: int | None = Field(None, ge=0)
+    verbose: bool = False
+    dry_run: bool = False
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if bool(self.peers) == bool(self.store or self.commitlog):
+            remedy = "see --help; --commitlog goes with --store"
+            raise ConfigError("give exactly one of --peers and --store", "", remedy)
+        if not self.peers and self.groups:
+            raise ConfigError("a store holds one group", "--groups", "leave it out")
+        if not self.peers and self.broker_end_index is not None:
+            raise ConfigError("a store records it itself", "--broker-end-index", "leave it out")
+        if len(self.groups or ()) > 1:
+            for value, flag in (
+                (self.files, "--files"),
+                (self.compared, "--compare"),
+                (self.broker_end_index, "--broker-end-index"),
+            ):
+                if value is not None:
+                    raise ConfigError(f"{flag} is of one group", f"--groups, {flag}", "name one group")
+        return self
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        endless = (self.trigger or AVAILABLE_NOW) != AVAILABLE_NOW
+        if self.trigger and not self.checkpoint:
+            what, remedy = "--trigger needs --checkpoint", "name a checkpoint directory, or leave it out"
+            raise ConfigError(what, "--trigger", remedy)
+        if self.checkpoint and self.commitlog:
+            raise ConfigError("a CommitLog is rebuilt as a whole", "--commitlog, --checkpoint", "leave one of them out")
+        if endless and not self.peers:
+            raise ConfigError("a store is read to its end", "--trigger", f"use {AVAILABLE_NOW}")
+        if endless and (self.files or self.compared):
+            remedy = f"use --trigger {AVAILABLE_NOW}"
+            raise ConfigError("a stream without end writes no files", "--files, --compare", remedy)
+        files = f"{self.files}/{FOLDER}" if self.files else None
+        written = {"--table": self.table, "--checkpoint": self.checkpoint, "--files": files}
+        check_apart(written, {"--store": self.store, "--commitlog": self.commitlog, "--compare": self.compared})
+        check_table(self.table)
+        if self.checkpoint:
+            check_checkpoint(self.checkpoint)
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +135,9 @@ class RebuildPlan:
         file_bytes: size of such a file.
         compared: consumequeue folder to compare with.
         root: directory of the broker's store, where its consumers' offsets are; None if unknown.
-        checkpoint: directory of the stream's checkpoint; None for a full rebuild.
+        checkpoint: directory of the stream's checkpoint; None: the table is replaced.
         trigger: ``available-now`` or an interval, with a checkpoint.
-        cut: what the log recorded of itself and no longer holds.
+        lost: entries [start, end) that the log contained once and does not any more.
         batch_topics: topics whose queues are batch consume queues; they are in the table only.
         log_end: where the log ends, for a comparison; None if there is none, and for servers.
     """
@@ -67,8 +153,8 @@ class RebuildPlan:
     compared: str | None = None
     root: str | None = None
     checkpoint: str | None = None
-    trigger: str = "available-now"
-    cut: tuple[tuple[str, int], ...] = ()
+    trigger: str = AVAILABLE_NOW
+    lost: tuple[int, int] | None = None
     batch_topics: tuple[str, ...] = ()
     log_end: LogEnd | None = None
 
@@ -78,7 +164,7 @@ class RebuildPlan:
         return self.rules.broker_end == ALL_ENTRIES
 
     def extent(self) -> dict[str, Any]:
-        """What is read, for the summary."""
+        """Return what is read, for the summary."""
         groups = {group: {"start": start, "end": end} for group, (start, end) in self.ranges.items()}
         only = next(iter(groups.values())) if len(groups) == 1 else {}
         classic = {}
@@ -88,198 +174,157 @@ class RebuildPlan:
         return {**only, "groups": groups, **classic}
 
 
-def plan_for(options: dict[str, Any]) -> RebuildPlan:
-    """Checks the options and opens what they name.
+def plan_for(options: RebuildOptions) -> RebuildPlan:
+    """Open what the options name.
 
     Raises:
-        DLedgerError: they make no sense, or what they name cannot be read or written.
+        DLedgerError: it cannot be read or written.
     """
-    _check_combination(options)
-    check_versions()
-    written = {
-        "table": checked_table(options["table"]),
-        "on_duplicate": options["on_duplicate"],
-        "files": check_target(options["files"]) if options["files"] else None,
-        "file_bytes": whole_units(options["consume_queue_file_size"]),
-        "compared": check_compared(options["compared"]) if options["compared"] else None,
-        "checkpoint": options["checkpoint"],
-        "trigger": options["trigger"] or "available-now",
-    }
-    levels = options["delay_levels"]
-    rules = EntryRules(
-        multi_dispatch=options["multi_dispatch"],
-        delay_levels_ms=DELAY_LEVELS_MS if levels is None else delay_levels_of(levels),
+    compared = check_compared(options.compared) if options.compared else None
+    above = options.store or options.commitlog
+    root = str(Path(compared or Path(above or ".").resolve()).parent) if compared or above else None
+    plan = RebuildPlan(
+        source={},
+        ranges={},
+        table=str(local_path(options.table) or options.table),
+        rules=EntryRules(
+            multi_dispatch=options.multi_dispatch, delay_levels_ms=options.delay_levels or DELAY_LEVELS_MS
+        ),
+        on_duplicate=options.on_duplicate,
+        files=check_target(options.files) if options.files else None,
+        file_bytes=options.consume_queue_file_size,
+        compared=compared,
+        root=root,
+        checkpoint=options.checkpoint,
+        trigger=options.trigger or AVAILABLE_NOW,
+        batch_topics=batch_topics(root),
     )
-    if options["store"]:
-        plan = _store_plan(options["store"], options["commitlog"], options["until"], rules, written)
-    elif options["peers"]:
-        plan = _live_plan(options["peers"], options["groups"] or "default", options["broker_end_index"], rules, written)
-    else:
-        plan = _classic_plan(options["commitlog"], rules, written)
-    beside = options["compared"] and str(Path(str(plan.compared)).parent)
-    above = options["store"] or options["commitlog"]
-    root = beside or (above and str(Path(above).resolve().parent))
-    return replace(plan, root=root, batch_topics=batch_topics(root or None))
+    if options.store:
+        return _of_store(plan, options.store, options.commitlog, options.until)
+    if options.peers:
+        return _of_servers(plan, options.peers, options.groups or ("default",), options.broker_end_index)
+    return _of_commitlog(plan, str(options.commitlog))
 
 
-def delay_levels_of(text: str) -> tuple[int, ...]:
-    """Parses RocketMQ's ``messageDelayLevel``, as ``1s 5s 10s 2h``; returns ms, level 1 first.
-
-    Raises:
-        ConfigError: malformed, or no level at all.
-    """
-    found = [_DELAY.fullmatch(level) for level in text.split()]
-    levels = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level)
-    if not found or len(levels) < len(found):
-        remedy = "give the broker's messageDelayLevel: numbers with s, m, h or d, separated by spaces"
-        raise ConfigError(f"wrong delay levels {text!r}", "--delay-levels", remedy)
-    return levels
-
-
-def _check_combination(options: dict[str, Any]) -> None:
-    """Refuses options that make no sense together, before anything is opened."""
-    peers, store, commitlog = (options[name] for name in ("peers", "store", "commitlog"))
-    if bool(peers) == bool(store or commitlog):
-        raise ConfigError("give exactly one of --peers and --store", "", "see --help; --commitlog goes with --store")
-    if not peers and options["groups"]:
-        raise ConfigError("a store holds one group", "--groups", "leave it out")
-    if not peers and options["broker_end_index"] is not None:
-        raise ConfigError("a store records it itself", "--broker-end-index", "leave it out")
-    if options["trigger"] and not options["checkpoint"]:
-        raise ConfigError("--trigger needs --checkpoint", "--trigger", "name a checkpoint directory, or leave it out")
-    if options["until"] == "committed" and commitlog and not store:
-        raise ConfigError("a classic CommitLog records no commit index", "--until", "leave it out")
-    _check_groups(options)
-    if options["checkpoint"]:
-        _check_incremental(options)
-    files = f"{options['files']}/{FOLDER}" if options["files"] else None
-    written = {"--table": options["table"], "--checkpoint": options["checkpoint"], "--files": files}
-    check_apart(written, {"--store": store, "--commitlog": commitlog, "--compare": options["compared"]})
-
-
-def _check_groups(options: dict[str, Any]) -> None:
-    if not options["peers"] or len(parse_groups(options["groups"] or "default", "--groups")) == 1:
-        return
-    for name, flag in (("files", "--files"), ("compared", "--compare")):
-        if options[name]:
-            raise ConfigError("consume queue files are of one group", f"--groups, {flag}", "name one group")
-    if options["broker_end_index"] is not None:
-        raise ConfigError("it is of one group", "--groups, --broker-end-index", "name one group")
-
-
-def _check_incremental(options: dict[str, Any]) -> None:
-    if not options["peers"]:
-        raise ConfigError("--checkpoint works with --peers only", "--checkpoint", "a store is rebuilt as a whole")
-    check_trigger(options["trigger"] or "available-now")
-    check_checkpoint(options["checkpoint"])
-    if (options["files"] or options["compared"]) and (options["trigger"] or "available-now") != "available-now":
-        raise ConfigError("a stream without end writes no files", "--files, --compare", "use --trigger available-now")
-
-
-def _live_plan(
-    peers: str, groups: str, broker_end: int | None, rules: EntryRules, written: dict[str, Any]
-) -> RebuildPlan:
-    """The plan for servers: they give what is committed."""
+def _of_servers(plan: RebuildPlan, peers: str, groups: tuple[str, ...], broker_end: int | None) -> RebuildPlan:
+    """Plan to read what servers show as committed."""
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.tracking import Tracker
 
-    source = {"peers": peers, "groups": ",".join(parse_groups(groups, "--groups"))}
-    options = DLedgerOptions.for_reading(source)
-    tracker = Tracker(options)
-    bounds = tracker.bounds()
-    if written["checkpoint"]:
-        check_resume(written["checkpoint"], tracker)
-    if broker_end is None:
-        for group, view in bounds.items():
-            _check_own(options, group, view)
-    ranges = {group: (view.first_index, view.end) for group, view in sorted(bounds.items())}
-    return RebuildPlan(source=source, ranges=ranges, rules=replace(rules, broker_end=broker_end or 0), **written)
+    source = {"peers": peers, "groups": ",".join(groups)}
+    DLedgerOptions.for_reading(source)
+    ranges = {}
+    for group in sorted(groups):
+        with Client(peers, group) as client:
+            bounds = client.bounds()
+            if broker_end is None:
+                check_assignable(client, group, bounds)
+        ranges[group] = bounds.first_index, max(bounds.first_index, bounds.end)
+    if plan.checkpoint:
+        check_resume(plan.checkpoint, Tracker(DLedgerOptions.for_reading(source)))
+    rules = replace(plan.rules, broker_end=broker_end or 0)
+    return replace(plan, source=_ending(source, ranges, plan.trigger), ranges=ranges, rules=rules)
 
 
-def _check_own(options: DLedgerOptions, group: str, view: LogBounds) -> None:
-    """Refuses to assign offsets where a log begins with messages that a broker stored: those have theirs.
+def _ending(source: dict[str, str], ranges: dict[str, tuple[int, int]], trigger: str) -> dict[str, str]:
+    """Let the stream end where the plan does, unless it is to continue for ever."""
+    if trigger != AVAILABLE_NOW:
+        return source
+    return source | {"endingOffsets": json.dumps({group: end for group, (_, end) in ranges.items()})}
 
-    Servers do not tell where a converted log's own part begins. A stored message holds its place in the log.
+
+def check_assignable(client: Client, group: str, bounds: LogBounds) -> None:
+    """Refuse to assign offsets where a log begins with messages that a broker stored: those have theirs.
+
+    Servers do not say where a converted log's own part begins. A stored message holds its place in the log.
     """
-    from spark_connector.reading.logs import open_log
-    from spark_connector.reading.planning import Range
-
-    if view.end <= view.first_index:
+    if bounds.end <= bounds.first_index:
         return
-    part = Range(group, view.first_index, view.end)
-    found = open_log(options, group).chunk(part, part.start).batch.slice(0, 1)
-    facts = consume_queue_columns(found.column("body"), ["physical_offset"]).column(0).to_pylist()
-    if facts and facts[0] == found.column("position")[0].as_py() + _HEADER_BYTES:
+    entry = client.read(bounds.first_index, bounds.end, max_bytes=1).slice(0, 1)
+    found = consume_queue_columns(entry.column("body"), ["physical_offset"]).column(0).to_pylist()
+    if found and found[0] == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA:
         remedy = "give it: broker_end_index in meta/log.json of any node's store; 0 if no broker gave queue offsets"
         raise ConfigError(f"group {group!r} begins with messages that a broker stored", "--broker-end-index", remedy)
 
 
-def _classic_plan(commitlog: str, rules: EntryRules, written: dict[str, Any]) -> RebuildPlan:
-    """The plan for a classic CommitLog alone."""
+def _of_commitlog(plan: RebuildPlan, commitlog: str) -> RebuildPlan:
+    """Plan to read a classic CommitLog alone; its group is the name of the broker's store directory."""
 
     def files_now() -> tuple[CommitLogFile, ...]:
-        return until_now(commit_log_files(commitlog))
+        """Return the files with the last one cut where its messages end now: a broker may be writing to it."""
+        *before, last = commit_log_files(commitlog)
+        *_, stop = last.scan()
+        if isinstance(stop, FileStop) and stop.kind == "end":
+            last = replace(last, size=stop.position - last.position)
+        return (*before, last)
 
     files = files_now()
-    return RebuildPlan(
-        source={},
-        ranges={group_of(commitlog): (0, 0)},
-        rules=replace(rules, committed_end=-1),
+    return replace(
+        plan,
+        ranges={Path(commitlog).resolve().parent.name: (0, 0)},
+        rules=replace(plan.rules, committed_end=-1),
         classic=files,
         log_end=LogEnd(files[-1].end, lambda: files_now()[-1].end),
-        **written,
     )
 
 
-def _store_plan(
-    store: str, commitlog: str | None, until: Until, rules: EntryRules, written: dict[str, Any]
-) -> RebuildPlan:
-    """The plan for a store directory, which a classic CommitLog may precede."""
-    from spark_connector.connections import store_for
+def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until) -> RebuildPlan:
+    """Plan to read a store directory, which a classic CommitLog may precede."""
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import open_log
 
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
-    reader = store_for(store)
-    if commitlog and reader.meta is not None and reader.meta.first_position == 0:
-        raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
-    committed = -1 if reader.commit_index is None else int(reader.commit_index)
-    if until == "committed" and reader.commit_index is None:
-        remedy = "leave it out: the column committed is null where nothing is known"
-        raise ConfigError("the store records no commit index", "--until", remedy)
-    first, last, meta = int(reader.first_index), int(reader.last_index), reader.meta
-    vouched = reader.vouched_index
-    visible = reader.visibility(until)
-    end, hidden = int(visible.end), tuple(visible.orphaned(first, visible.end))
-    given = broker_end_of(reader, meta)
-    broker_end = ALL_ENTRIES if given is None else given
-    rules = replace(rules, broker_end=broker_end, committed_end=committed + 1, hidden=hidden)
-    classic = preceding(commitlog, store) if commitlog else ()
-    recorded = _recorded_end(store) if meta is None else vouched
-    damaged = end_of(reader).damaged
-    known = max(-1 if recorded is None else int(recorded), last if damaged is None else max(damaged[1] - 1, last + 1))
-    cut = ((group, known),) if known > last else ()
-    ranges = {group: (max(0, first), max(0, first, end))}
-    plan = RebuildPlan(source={"path": store}, ranges=ranges, rules=rules, classic=classic, cut=cut, **written)
-    return replace(plan, log_end=_log_end(reader, store, ranges[group][1])) if plan.compared else plan
+    with open_store(store) as reader:
+        if commitlog and reader.meta is not None and reader.meta.first_position == 0:
+            raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
+        first, visible = max(0, int(reader.first_index)), reader.visibility(until)
+        end = max(first, int(visible.end))
+        given = broker_end_of(reader, reader.meta)
+        if plan.checkpoint and given is None:
+            raise ConfigError("a broker's store is rebuilt as a whole", "--checkpoint", "leave it out")
+        rules = replace(
+            plan.rules,
+            broker_end=ALL_ENTRIES if given is None else given,
+            committed_end=0 if reader.commit_index is None else int(reader.commit_index) + 1,
+            hidden=tuple(visible.orphaned(first, end)),
+        )
+        # The plan says which entries are shown, so the source does not look for them again.
+        source = {"path": store, "isolation": "read_uncommitted"}
+        return replace(
+            plan,
+            source=_ending(source, {group: (first, end)}, AVAILABLE_NOW),
+            ranges={group: (first, end)},
+            rules=rules,
+            classic=_preceding(commitlog, reader) if commitlog else (),
+            lost=end_of(reader).lost,
+            log_end=_log_end(reader, store, end) if plan.compared else None,
+        )
+
+
+def _preceding(commitlog: str, store: StoreReader) -> tuple[CommitLogFile, ...]:
+    """Return the classic files that a store continues.
+
+    Raises:
+        ConfigError: the store does not begin where the files end.
+    """
+    files = commit_log_files(commitlog)
+    if store.last_index < store.first_index:
+        return files
+    first = store.read(store.first_index, store.first_index + 1, max_bytes=1).column("position")[0].as_py()
+    if files[-1].end != first:
+        found = {"commitlog_ends_at": files[-1].end, "store_begins_at": first}
+        raise ConfigError("the store does not go on where the CommitLog ends", commitlog, "name its own", found)
+    return files
 
 
 def _log_end(reader: StoreReader, store: str, end: int) -> LogEnd:
-    """Where the entries before index ``end`` end, in a store that may be written to."""
-    from spark_connector.connections import store_for
+    """Return where the entries before index ``end`` end, in a store that may be written to."""
 
-    behind = reader.position_end
+    def position_end() -> int:
+        with open_store(store) as now:
+            return int(now.position_end)
+
+    behind = int(reader.position_end)
     if end <= reader.last_index:
         behind = reader.read(end, end + 1, max_bytes=1).column("position")[0].as_py()
-    return LogEnd(behind, lambda: store_for(store).position_end)
-
-
-def _recorded_end(store: str) -> int | None:
-    """The last index that a broker's store recorded, in the file beside its data; None if it recorded none."""
-    for name in ("checkpoint", "checkpoint.bak"):
-        path = Path(store) / name
-        lines = path.read_text(encoding="ascii", errors="replace").splitlines() if path.is_file() else []
-        ends = [line.partition("=")[2].strip() for line in lines if line.startswith("endIndex=")]
-        if ends and ends[0].lstrip("-").isdigit():
-            return int(ends[0])
-    return None
+    return LogEnd(behind, position_end)

@@ -15,42 +15,35 @@ slots, so its units are numbered one behind the other, as a running broker's fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from jobs._rebuild.dispatch import NAMED_AGAIN
-from jobs._rebuild.runs import RUN_SCHEMA
 from jobs._rebuild.units import UNIT_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["QueueFacts", "facts_of", "facts_row", "first_offsets", "place", "queues_of", "runs_of"]
+__all__ = ["QUEUE", "UnitCounts", "count_units", "place", "queues_of"]
 
-_QUEUE: Final = ["group", "topic", "queue_id"]
-_RUN: Final = [*_QUEUE, "part", "run"]
+QUEUE: Final = ["group", "topic", "queue_id"]
+_RUN: Final = [*QUEUE, "part", "run"]
 _FLOORS: Final = "`group` string, topic string, queue_id int, part bigint, run bigint, floor bigint, ahead bigint"
 
-# One text each, not a chain of calls: Spark's analyser would look at every link, which takes longer than the query.
-# What was not told has no bounds: it sorts first, and no maximum sees it.
+# One text, not a chain of calls: Spark's analyser would look at every link, which takes longer than the query.
+# What a broker did not give has no bounds: it sorts first, and no maximum sees it.
 _QUEUES: Final = """
     WITH spans AS (
-        SELECT *, CASE WHEN told THEN first END AS low, CASE WHEN told THEN first + units END AS high
-        FROM (SELECT *, carried AND skipped IS NULL AS told FROM {runs} WHERE skipped IS NULL OR skipped = {again})
+        SELECT *, CASE WHEN given THEN first END AS low, CASE WHEN given THEN first + units END AS high
+        FROM (SELECT *, carried AND skipped IS NULL AS given FROM {runs} WHERE skipped IS NULL OR skipped = {again})
     ),
     steps AS (
-        SELECT *,
-            max(high) OVER (
-                PARTITION BY `group`, topic, queue_id ORDER BY position
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-            ) AS before,
-            max(high) OVER (
-                PARTITION BY `group`, topic, queue_id ORDER BY low, position
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-            ) AS below
+        SELECT *, max(high) OVER (
+            PARTITION BY `group`, topic, queue_id ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS before
         FROM spans
     ),
     queues AS (
@@ -59,118 +52,73 @@ _QUEUES: Final = """
             coalesce(max(high), 0) AS high,
             coalesce(bool_or(low < before), false) AS tangled,
             bool_or(skipped IS NOT NULL) AS packed,
-            coalesce(sum(CASE WHEN told THEN units END), 0) AS told,
-            coalesce(sum(CASE WHEN NOT carried THEN units END), 0) AS fresh,
-            coalesce(sum(CASE WHEN carried
-                THEN greatest(0, high - greatest(low, coalesce(below, low))) END), 0) AS slots
+            coalesce(sum(CASE WHEN given THEN units END), 0) AS given,
+            coalesce(sum(CASE WHEN NOT carried THEN units END), 0) AS fresh
         FROM steps
         GROUP BY `group`, topic, queue_id
     )
-    SELECT `group`, topic, queue_id, low, packed, told, fresh,
+    SELECT `group`, topic, queue_id, packed, given, fresh,
         tangled AND NOT packed AS tangled,
-        CASE WHEN packed THEN told ELSE slots END AS slots,
-        CASE WHEN packed THEN low + told ELSE high END AS high
+        CASE WHEN packed THEN low + given ELSE high END AS high
     FROM queues
-"""
-_FACTS: Final = """
-    SELECT
-        coalesce(sum(told + fresh), 0) AS units,
-        coalesce(sum(slots + fresh), 0) AS slots,
-        coalesce(count_if(tangled), 0) AS tangled,
-        coalesce(count_if(packed), 0) AS packed,
-        coalesce(sum(fresh), 0) AS assigned,
-        count(*) AS queues,
-        coalesce(bool_and(coalesce(slots = high - low, true) OR batched), true) AS dense
-    FROM {queues}
 """
 
 
 @dataclass(frozen=True)
-class QueueFacts:
-    """What the runs say about all queues together.
+class UnitCounts:
+    """How many units of all queues together have their offset from where.
 
     Attributes:
-        units: number of units.
-        slots: number of slots that they are in.
-        queues: number of queues.
-        dense: no queue has a hole that ought not to have any.
-        tangled: queues where offsets do not only go up.
-        packed: queues whose offsets ran ahead of their slots.
-        assigned: units whose offsets are assigned here.
+        given: units whose offset a broker gave.
+        assigned: units whose offset is assigned here.
+        odd: queues that are tangled or packed.
     """
 
-    units: int
-    slots: int
-    queues: int
-    dense: bool
-    tangled: int
-    packed: int
+    given: int
     assigned: int
-
-    @property
-    def straight(self) -> bool:
-        """Each unit's slot is the queue offset that it carries, or is to be assigned."""
-        return not self.tangled and not self.packed
-
-
-def runs_of(units: DataFrame) -> DataFrame:
-    """Returns the runs of units that were read already, as tasks would make them."""
-    from pyspark.sql import functions as f
-
-    runs = units.groupBy(*_RUN, "carried", "skipped").agg(
-        f.min("queue_offset").alias("first"), f.min("position").alias("position"), f.count("*").alias("units")
-    )
-    return runs.select(*(column.split()[0].strip("`") for column in RUN_SCHEMA.split(", ")))
+    odd: int
 
 
 def queues_of(runs: DataFrame) -> DataFrame:
-    """Returns a row for each queue: how many units and slots it has, how far it reaches, is it tangled or packed."""
+    """Return a row for each queue: its numbers of units, the end of its given offsets, is it tangled or packed."""
     return runs.sparkSession.sql(_QUEUES, again=NAMED_AGAIN, runs=runs)
 
 
-def facts_of(queues: DataFrame) -> QueueFacts:
-    """Sums the queues up."""
-    row = facts_row(queues, ()).first()
-    assert row is not None
-    return QueueFacts(**row.asDict())
-
-
-def facts_row(queues: DataFrame, batch_topics: Sequence[str]) -> DataFrame:
-    """Returns what QueueFacts says, as a single row.
-
-    Args:
-        queues: from ``queues_of``.
-        batch_topics: their queues may have holes, as a message there takes several queue offsets.
-    """
+def count_units(queues: DataFrame) -> UnitCounts:
+    """Count the units of all queues, in one Spark job that also reads the log if its rows are not yet kept."""
     from pyspark.sql import functions as f
 
-    batched = queues.withColumn("batched", f.col("topic").isin(list(batch_topics)))
-    return queues.sparkSession.sql(_FACTS, queues=batched)
+    row = queues.agg(
+        f.coalesce(f.sum("given"), f.lit(0)).alias("given"),
+        f.coalesce(f.sum("fresh"), f.lit(0)).alias("assigned"),
+        f.count_if(f.col("tangled") | f.col("packed")).alias("odd"),
+    ).first()
+    assert row is not None
+    return UnitCounts(**row.asDict())
 
 
 def place(
-    units: DataFrame, runs: DataFrame, queues: DataFrame, facts: QueueFacts, bases: DataFrame | None = None
+    units: DataFrame, runs: DataFrame, queues: DataFrame, counts: UnitCounts, bases: DataFrame | None = None
 ) -> DataFrame:
-    """Returns the rows of the table: the units with ``queue_offset``, ``broker_serves`` and ``rebuild_slot``.
+    """Return the rows of the table: the units with ``queue_offset``, ``broker_serves`` and ``rebuild_slot``.
 
     Args:
-        units: from ``unit_batches``, evaluated as often as there are kinds of them: assigned, straight and others.
+        units: columns of UNIT_SCHEMA; evaluated as often as there are kinds of them: assigned, straight and others.
         runs: of these units.
         queues: of these runs.
-        facts: of these queues.
-        bases: columns of a queue and ``base``: the offset behind what a table holds of it already.
+        counts: of these queues.
+        bases: columns of a queue and ``base``: the offset behind those that a table holds of it already.
     """
-    units = units.where("skipped is null").drop("skipped")
     parts = []
-    if facts.assigned:
+    if counts.assigned:
         parts.append(_assigned(units.where("not carried"), runs, queues, bases))
-    told = units.where("carried")
-    if not facts.straight:
-        others = queues.where("tangled or packed").select(*_QUEUE, "packed")
-        parts.append(_straight(told.join(others, _QUEUE, "left_anti")))
-        parts.append(_replayed(told.join(others, _QUEUE, "left_semi"), runs.join(others, _QUEUE)))
-    elif facts.units > facts.assigned or not parts:
-        parts.append(_straight(told))
+    given = units.where("carried") if counts.assigned else units
+    if counts.odd:
+        others = queues.where("tangled or packed").select(*QUEUE, "packed")
+        parts.append(_straight(given.join(others, QUEUE, "left_anti")))
+        parts.append(_replayed(given.join(others, QUEUE, "left_semi"), runs.join(others, QUEUE)))
+    elif counts.given or not parts:
+        parts.append(_straight(given))
     placed = parts[0]
     for part in parts[1:]:
         placed = placed.unionByName(part)
@@ -179,7 +127,7 @@ def place(
 
 def _row(units: DataFrame, offset: Column, serves: Column, slot: Column) -> DataFrame:
     placed = units.withColumns({"queue_offset": offset, "broker_serves": serves, "rebuild_slot": slot})
-    return placed.select(*UNIT_COLUMNS, "broker_serves", "rebuild_slot")
+    return placed.select(*UNIT_COLUMNS.names, "broker_serves", "rebuild_slot")
 
 
 def _straight(units: DataFrame) -> DataFrame:
@@ -188,63 +136,70 @@ def _straight(units: DataFrame) -> DataFrame:
     return _row(units, f.col("queue_offset"), f.lit(True), f.col("queue_offset"))
 
 
-def first_offsets(runs: DataFrame, queues: DataFrame, bases: DataFrame | None = None) -> DataFrame:
-    """Returns for each queue and part of the log the offset that the queue's first unit in the part would get.
+def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataFrame | None) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    placed = units.join(_first_offsets(runs, queues, bases), [*QUEUE, "part"], "left")
+    offset = f.coalesce(f.col("base"), _changed()) + f.col("number")
+    return _row(placed, offset, f.lit(True), offset)
+
+
+def _first_offsets(runs: DataFrame, queues: DataFrame, bases: DataFrame | None) -> DataFrame:
+    """Return for each queue and part of the log the offset that the queue's first unit in the part would get.
 
     Offsets go on behind the table's, and behind those that a broker gave. Columns: the queue's, ``part``, ``base``.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    counts = runs.where("skipped is null").groupBy(*_QUEUE, "part").agg(
-        f.sum(f.when(~f.col("carried"), f.col("units")).otherwise(0)).alias("fresh_here"),
-        f.sum(f.when(f.col("carried"), f.col("units")).otherwise(0)).alias("told_here"),
+    def units_where(condition: Column) -> Column:
+        return f.sum(f.when(condition, f.col("units")).otherwise(0))
+
+    counts = runs.where("skipped is null").groupBy(*QUEUE, "part").agg(
+        units_where(~f.col("carried")).alias("fresh_here"), units_where(f.col("carried")).alias("given_here")
     )  # fmt: skip
-    earlier = Window.partitionBy(*_QUEUE).orderBy("part").rowsBetween(Window.unboundedPreceding, -1)
+    earlier = Window.partitionBy(*QUEUE).orderBy("part").rowsBetween(Window.unboundedPreceding, -1)
     before = counts.withColumn("before", f.coalesce(f.sum("fresh_here").over(earlier), f.lit(0)))
-    known = before.join(queues.select(*_QUEUE, "high"), _QUEUE)
+    known = before.join(queues.select(*QUEUE, "high"), QUEUE)
     base = f.col("high")
     if bases is not None:
-        known = known.join(bases, _QUEUE, "left")
+        known = known.join(bases, QUEUE, "left")
         base = f.greatest("high", f.coalesce("base", f.lit(0)))
-    return known.select(*_QUEUE, "part", (base + f.col("before") - f.col("told_here")).alias("base"))
+    return known.select(*QUEUE, "part", (base + f.col("before") - f.col("given_here")).alias("base"))
 
 
-def _assigned(units: DataFrame, runs: DataFrame, queues: DataFrame, bases: DataFrame | None) -> DataFrame:
+def _changed() -> Column:
+    """Fail where rows that Spark had lost were read again, in other batches."""
     from pyspark.sql import functions as f
 
-    placed = units.join(first_offsets(runs, queues, bases), [*_QUEUE, "part"], "left")
-    changed = f.raise_error(f.lit("the log was read in other batches the second time"))
-    offset = f.coalesce(f.col("base"), changed.cast("bigint")) + f.col("number")
-    return _row(placed, offset, f.lit(True), offset)
+    return f.raise_error(f.lit("the log was read in other batches the second time")).cast("bigint")
 
 
 def _replayed(units: DataFrame, runs: DataFrame) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    told = runs.where("skipped is null and carried").repartition(*_QUEUE)
-    floors = told.sortWithinPartitions(*_QUEUE, "position").mapInArrow(_floors, _FLOORS)
+    given = runs.where("skipped is null and carried").repartition(*QUEUE)
+    floors = given.sortWithinPartitions(*QUEUE, "position").mapInArrow(_floors, _FLOORS)
     placed = units.join(floors.withColumn("known", f.lit(True)), _RUN, "left")
     packed, floor = f.col("ahead").isNotNull(), f.col("floor")
     q = f.col("queue_offset") - f.coalesce("ahead", f.lit(0))
-    slot = Window.partitionBy(*_QUEUE, "queue_offset")
+    slot = Window.partitionBy(*QUEUE, "queue_offset")
     serves = packed | (f.col("position") == f.max("position").over(slot))
     kept = f.when(packed | floor.isNull() | (q >= floor), q)
     rebuilt = f.when((q == 0) & ~packed, f.coalesce(floor, f.lit(0))).otherwise(kept)
-    changed = f.raise_error(f.lit("the log was read in other batches the second time")).cast("bigint")
-    return _row(placed, q, serves, f.when(f.col("known"), rebuilt).otherwise(changed))
+    return _row(placed, q, serves, f.when(f.col("known"), rebuilt).otherwise(_changed()))
 
 
 def _floors(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Adds to each run where its queue ended before it, in RocketMQ's rebuild; null at the queue's begin.
+    """Add to each run where its queue ended before it, in RocketMQ's rebuild; null at the queue's begin.
 
     Of a packed queue also how far the run's offsets are ahead of its slots. The rows come sorted by queue and position.
     """
     queue: tuple[Any, ...] = ()
     end: int | None = None
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in (*_QUEUE, "first", "units", "packed")]
+        columns = [batch.column(name).to_pylist() for name in (*QUEUE, "first", "units", "packed")]
         floors: list[int | None] = []
         aheads: list[int | None] = []
         for *this, first, units, packed in zip(*columns, strict=True):

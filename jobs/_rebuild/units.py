@@ -1,8 +1,8 @@
-"""From the entries of a log to the units of its consume queues: what tasks do, batch by batch, in Arrow and numpy.
+"""From the entries of a log to the units of its consume queues, batch by batch, in Arrow and numpy.
 
 A batch says of each of its units which number it has among those of its queue in the batch (``part``, ``number``), and
-to which run of consecutive queue offsets it belongs (``run``). So the order of a queue is known from a few rows per
-batch: nothing is collected, and nothing sorts the log.
+to which run of consecutive queue offsets it belongs (``run``). So the order of a queue follows from a few rows per
+batch, its runs: no shuffle moves the units, and nothing sorts the log.
 """
 
 from __future__ import annotations
@@ -10,34 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.record import HEADER_BYTES, inside
-from dledger_core.rocketmq import UNIT, consume_queue_columns
-from dledger_core.rocketmq.layout import DELAY_LEVELS_MS, TRANSACTION_COMMIT, TRANSACTION_MASK
+from dledger_core import inside
+from dledger_core.rocketmq import DELAY_LEVELS_MS, TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT, consume_queue_columns
 from jobs._rebuild.dispatch import expanded
+from spark_connector import ddl_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "ALL_ENTRIES",
+    "DAMAGED",
+    "DECODED_SCHEMA",
     "IMPOSSIBLE",
     "OFFSET_MAX",
     "PENDING",
-    "RECORD",
-    "SEARCHED",
     "STRANGE",
     "UNIT_ARROW",
     "UNIT_COLUMNS",
     "UNIT_SCHEMA",
     "EntryRules",
-    "Units",
-    "queue_codes",
-    "stable_order",
-    "unit_batches",
+    "damage",
+    "decoded",
+    "runs_and_units",
     "units_of",
 ]
 
@@ -46,47 +48,61 @@ ALL_ENTRIES: Final = 1 << 62
 STRANGE: Final = "not_messages"
 PENDING: Final = "prepared_or_rolled_back"
 IMPOSSIBLE: Final = "impossible_queue_offsets"
-"""Why an entry is no unit."""
-RECORD: Final = "record"
-"""A column of whole entries: their headers, and behind these their bodies."""
+DAMAGED: Final = "damaged_files"
+"""Why an entry is no unit; the last one: a classic file whose records end in something other than BLANK or zeros."""
 OFFSET_MAX: Final = (1 << 63) // UNIT.itemsize - 1
 """The last slot whose place in a queue is a 64-bit number."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_UNIT_FIELDS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
-    ("group", pa.string(), "string"),
-    ("topic", pa.string(), "string"),
-    ("queue_id", pa.int32(), "int"),
-    ("queue_offset", pa.int64(), "bigint"),
-    ("position", pa.int64(), "bigint"),
-    ("size", pa.int32(), "int"),
-    ("tags_code", pa.int64(), "bigint"),
-    ("store_timestamp", _TIMESTAMP, "timestamp"),
-    ("index", pa.int64(), "bigint"),
-    ("keys", pa.string(), "string"),
-    ("msg_id", pa.string(), "string"),
-    ("born_timestamp", _TIMESTAMP, "timestamp"),
-    ("committed", pa.bool_(), "boolean"),
+UNIT_COLUMNS: Final = pa.schema(
+    [
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("position", pa.int64()),
+        ("size", pa.int32()),
+        ("tags_code", pa.int64()),
+        ("store_timestamp", _TIMESTAMP),
+        ("index", pa.int64()),
+        ("keys", pa.string()),
+        ("msg_id", pa.string()),
+        ("born_timestamp", _TIMESTAMP),
+        ("committed", pa.bool_()),
+    ]
 )
-_PLACE_FIELDS: Final[tuple[tuple[str, pa.DataType, str], ...]] = (
-    ("carried", pa.bool_(), "boolean"),
-    ("part", pa.int64(), "bigint"),
-    ("number", pa.int64(), "bigint"),
-    ("run", pa.int64(), "bigint"),
-    ("skipped", pa.string(), "string"),
-)
-UNIT_COLUMNS: Final = tuple(name for name, _, _ in _UNIT_FIELDS)
 """Columns that a unit brings into the table."""
-SEARCHED: Final = ("topic", "queue_id", "queue_offset", "position", "index", "store_timestamp", "msg_id")
-"""Columns by whose least and greatest values files are skipped; for others these would cost time and skip little."""
-UNIT_SCHEMA: Final = ", ".join(f"`{name}` {kind}" for name, _, kind in (*_UNIT_FIELDS, *_PLACE_FIELDS))
-"""Columns of ``unit_batches``; ``skipped`` is null for a unit, else why the entry is none."""
-UNIT_ARROW: Final = pa.schema([(name, kind) for name, kind, _ in (*_UNIT_FIELDS, *_PLACE_FIELDS)])
-"""UNIT_SCHEMA as Arrow has it."""
+_PLACE: Final = [
+    pa.field("carried", pa.bool_()),
+    pa.field("part", pa.int64()),
+    pa.field("number", pa.int64()),
+    pa.field("run", pa.int64()),
+]
+UNIT_ARROW: Final = pa.schema([*UNIT_COLUMNS, *_PLACE])
+"""Columns of a unit: ``carried`` says whether a broker gave its queue offset."""
+UNIT_SCHEMA: Final = ddl_of(UNIT_ARROW)
+_SKIPPED: Final = pa.field("skipped", pa.string())
+"""Null for a unit, else why the entry is none."""
+
+_RUN_KEY: Final = ("group", "topic", "queue_id", "part", "run", "carried", "skipped")
+RUN_ARROW: Final = pa.schema(
+    [
+        *(UNIT_ARROW.field(name) for name in _RUN_KEY[:-1]),
+        _SKIPPED,
+        *((name, pa.int64()) for name in ("first", "position", "units")),
+    ]
+)
+"""A run: its lowest queue offset, ``first``, the ``position`` of its first unit, and its number of ``units``."""
+_DECODED: Final = RUN_ARROW.append(pa.field("batch", pa.binary()))
+DECODED_SCHEMA: Final = ddl_of(_DECODED)
+"""Rows of two kinds: a run, or in ``batch`` the units of a whole batch, which Spark so keeps and moves as one value."""
+_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 _FEW: Final = 1 << 15
-_FACTS: Final = ("queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id", "born_timestamp")
-_NARROW: Final = ("topic", "queue_id", "queue_offset", "sys_flag", "error")
+_FACTS: Final = (
+    *("topic", "queue_id", "queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id"),
+    *("born_timestamp", "sys_flag", "error"),
+)
 _DISPATCH: Final = ("dispatch_queues", "dispatch_offsets")
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -102,8 +118,7 @@ class EntryRules:
         committed_end: entries below are known to be committed; of the others nothing is known.
         multi_dispatch: messages are in the further queues that they name, too.
         delay_levels_ms: the broker's ``messageDelayLevel``, level 1 first; a delayed message's tags code needs it.
-        hidden: ranges of entries that belong to transactions which did not win.
-        narrow: only what says where units stand in their queues is read; the other columns are null.
+        hidden: ranges of entries that belong to orphaned attempts.
     """
 
     header_bytes: int = 48
@@ -112,42 +127,68 @@ class EntryRules:
     multi_dispatch: bool = True
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     hidden: tuple[tuple[int, int], ...] = ()
-    narrow: bool = False
 
 
-@dataclass(frozen=True)
-class Units:
-    """A batch of units.
-
-    Attributes:
-        batch: columns of UNIT_ARROW, shape (n,).
-        order: int64, shape (n,): its rows sorted by queue, those of one queue as they come; None if some are skipped.
-        begins: int64: where in ``order`` runs begin.
-    """
-
-    batch: pa.RecordBatch
-    order: _Ints | None = None
-    begins: _Ints | None = None
-
-
-def unit_batches(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[pa.RecordBatch]:
-    """Turns batches of entries into batches of units: a row per entry, or per queue.
+def decoded(batches: Iterable[pa.RecordBatch], rules: EntryRules) -> Iterator[pa.RecordBatch]:
+    """Decode entries into rows of DECODED_SCHEMA: the runs of each batch, then its units.
 
     Args:
-        batches: columns group, index, position, and body or RECORD.
+        batches: columns group, index, position and body.
         rules: how to read them.
     """
     for batch in batches:
-        for units in units_of(_by_group(batch), rules):
-            yield units.batch
+        for entries in _by_group(batch):
+            shown = _shown(entries, rules.hidden)
+            if shown.num_rows:
+                runs, units = runs_and_units(shown, rules)
+                yield _padded(runs)
+                if units.num_rows:
+                    yield _kept(units)
 
 
-def units_of(batches: Iterable[pa.RecordBatch], rules: EntryRules = EntryRules()) -> Iterator[Units]:
-    """Does what ``unit_batches`` does for batches that are of one group each."""
-    for entries in batches:
-        shown = _shown(entries, rules.hidden)
-        if shown.num_rows:
-            yield _units(shown, rules)
+def damage(group: str, position: int) -> pa.RecordBatch:
+    """Return the row of DECODED_SCHEMA for a classic file that is damaged at a position."""
+    row = {"group": group, "position": position, "part": position, "carried": True, "skipped": DAMAGED, "units": 1}
+    return pa.RecordBatch.from_pylist([row], _DECODED)
+
+
+def units_of(rows: DataFrame) -> DataFrame:
+    """Return the units, of columns UNIT_SCHEMA, in rows of DECODED_SCHEMA."""
+    return rows.where("batch is not null").select("batch").mapInArrow(_unpacked, UNIT_SCHEMA)
+
+
+def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for value in batch.column("batch"):
+            yield from pa.ipc.open_stream(value.as_buffer())
+
+
+def _padded(runs: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*runs.columns, pa.nulls(runs.num_rows, pa.binary())], schema=_DECODED)
+
+
+def _kept(units: pa.RecordBatch) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, units.schema, options=_LZ4) as stream:
+        stream.write_batch(units)
+    nothing = [pa.nulls(1, field.type) for field in RUN_ARROW]
+    return pa.RecordBatch.from_arrays([*nothing, pa.array([sink.getvalue().to_pybytes()])], schema=_DECODED)
+
+
+def runs_and_units(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the runs of a batch that is of one group, with those of skipped entries, and its units."""
+    units, carried = _read(entries, rules)
+    number, run, order, begins = _numbered(units, carried)
+    part = pa.repeat(pa.scalar(entries.column("position")[0].as_py() + rules.header_bytes, pa.int64()), len(carried))
+    placed = {"carried": pa.array(carried), "part": part, "number": pa.array(number), "run": pa.array(run)}
+    arrays = [placed[field.name] if field.name in placed else units.column(field.name) for field in UNIT_ARROW]
+    skipped = units.column("skipped")
+    whole = pa.RecordBatch.from_arrays([*arrays, skipped], schema=UNIT_ARROW.append(_SKIPPED))
+    runs = _runs(whole, order, begins)
+    if skipped.null_count < len(skipped):
+        runs = pa.concat_batches([runs, _skipped_runs(whole.filter(skipped.is_valid()))])
+        whole = whole.filter(skipped.is_null())
+    return runs, whole.drop_columns("skipped")
 
 
 def _by_group(entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -165,15 +206,10 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
     return entries.filter(pa.array(~lost)) if lost.any() else entries
 
 
-def _units(entries: pa.RecordBatch, rules: EntryRules) -> Units:
-    wanted = [*_NARROW, *(() if rules.narrow else (name for name in _FACTS if name not in _NARROW))]
-    whole = RECORD in entries.schema.names
-    columns = consume_queue_columns(
-        entries.column(RECORD if whole else "body"),
-        [*wanted, *(_DISPATCH if rules.multi_dispatch else ())],
-        delay_levels_ms=rules.delay_levels_ms,
-        skip_bytes=HEADER_BYTES if whole else 0,
-    )
+def _read(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, _Bools]:
+    """Return the table's columns of all entries with ``skipped``, and whose queue offsets a broker gave."""
+    wanted = [*_FACTS, *(_DISPATCH if rules.multi_dispatch else ())]
+    columns = consume_queue_columns(entries.column("body"), wanted, delay_levels_ms=rules.delay_levels_ms)
     index = entries.column("index")
     below = _numbers(index)
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
@@ -183,7 +219,7 @@ def _units(entries: pa.RecordBatch, rules: EntryRules) -> Units:
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
     if rules.multi_dispatch:
         units, carried = expanded(units, carried)
-    return _in_order(_possible(units, carried), carried, position[0].as_py())
+    return _possible(units, carried), carried
 
 
 def _true_or_null(known: _Bools) -> pa.Array:
@@ -214,27 +250,6 @@ def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
     return units.set_column(at, "skipped", marked)
 
 
-def _in_order(units: pa.RecordBatch, carried: _Bools, part: int) -> Units:
-    """Adds where each unit stands in the batch; columns that were not read are null."""
-    number, run, order, begins = _numbered(units, carried)
-    rows = units.num_rows
-    placed = {
-        "carried": pa.array(carried),
-        "part": pa.repeat(pa.scalar(part, pa.int64()), rows),
-        "number": pa.array(number),
-        "run": pa.array(run),
-    }
-    have = set(units.schema.names)
-    arrays = [
-        placed[field.name] if field.name in placed
-        else units.column(field.name) if field.name in have
-        else pa.nulls(rows, field.type)
-        for field in UNIT_ARROW
-    ]  # fmt: skip
-    batch = pa.RecordBatch.from_arrays(arrays, schema=UNIT_ARROW)
-    return Units(batch, order, begins) if len(order) == rows else Units(batch)
-
-
 def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints, _Ints, _Ints]:
     """Returns each unit's number in its queue, and its run: both count from 0 in each queue of the batch.
 
@@ -249,8 +264,8 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints, _In
     run[others] = others - np.arange(len(others))
     if not len(rows):
         return number, run, rows, rows
-    codes = queue_codes(units)[rows]
-    order = stable_order(codes)
+    codes = _queue_codes(units)[rows]
+    order = _stable_order(codes)
     rows, codes = rows[order], codes[order]
     offsets, told = _numbers(units.column("queue_offset"))[rows], carried[rows]
     begins = np.ones(len(rows), np.bool_)
@@ -266,13 +281,13 @@ def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints, _In
     return number, run, rows, np.flatnonzero(breaks)
 
 
-def stable_order(codes: _Ints) -> _Ints:
+def _stable_order(codes: _Ints) -> _Ints:
     """Returns the rows sorted by code, those of one code in their order; for few codes in linear time."""
     few = len(codes) and codes.max() < _FEW
     return np.argsort(codes.astype(np.int16) if few else codes, kind="stable")
 
 
-def queue_codes(units: pa.RecordBatch) -> _Ints:
+def _queue_codes(units: pa.RecordBatch) -> _Ints:
     """A number for each unit's queue; rows that are none get any."""
     topics = _numbers(units.column("topic").dictionary_encode().indices)
     ids = _numbers(units.column("queue_id"))
@@ -283,3 +298,21 @@ def queue_codes(units: pa.RecordBatch) -> _Ints:
 def _numbers(column: pa.Array) -> _Ints:
     """The column as 64-bit numbers, 0 where it is null."""
     return np.asarray(column.fill_null(0) if column.null_count else column).astype(np.int64, copy=False)
+
+
+def _runs(units: pa.RecordBatch, order: _Ints, begins: _Ints) -> pa.RecordBatch:
+    """Within a run the key does not change, so its first unit holds it, and where the run begins."""
+    firsts = units.select([*_RUN_KEY, "position"]).take(pa.array(order[begins]))
+    lowest = np.minimum.reduceat(_numbers(units.column("queue_offset"))[order], begins) if len(begins) else begins
+    lengths = np.diff(np.append(begins, len(order)))
+    *key, position = firsts.columns
+    return pa.RecordBatch.from_arrays([*key, pa.array(lowest), position, pa.array(lengths)], schema=RUN_ARROW)
+
+
+def _skipped_runs(units: pa.RecordBatch) -> pa.RecordBatch:
+    table = pa.Table.from_batches([units.select([*_RUN_KEY, "queue_offset", "position"])])
+    sums = table.group_by(list(_RUN_KEY), use_threads=False).aggregate(
+        [("queue_offset", "min"), ("position", "min"), ("position", "count")]
+    )
+    names = [*_RUN_KEY, "queue_offset_min", "position_min", "position_count"]
+    return pa.RecordBatch.from_arrays([sums.column(name).combine_chunks() for name in names], schema=RUN_ARROW)

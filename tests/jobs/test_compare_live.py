@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dledger_core.rocketmq import UNIT, encode_messages
-from jobs import rebuild_consume_queue
-from jobs._rebuild.plan import RebuildPlan, plan_for
+from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import write_broker_store, write_commitlog
 
@@ -31,7 +30,7 @@ def bodies(count: int) -> list[bytes]:
 
 def write_log(root: Path, kind: str, count: int) -> list[int]:
     """Writes the log, over the one that is there; it is the same up to where that ended."""
-    if kind == "--commitlog":
+    if kind == "commitlog":
         return write_commitlog(root / "log", bodies(count))
     shutil.rmtree(root / "made", ignore_errors=True)
     places = write_broker_store(root / "made", bodies(count))
@@ -49,11 +48,11 @@ def write_units(root: Path, places: list[int]) -> None:
 
 
 def planned(root: Path, kind: str) -> RebuildPlan:
-    arguments = [kind, str(root / "log"), "--table", str(root.parent / "t"), "--compare", str(root)]
-    return plan_for(rebuild_consume_queue.command.make_context("rebuild", arguments).params)
+    given = {kind: str(root / "log"), "table": str(root.parent / "t"), "compared": str(root)}
+    return plan_for(RebuildOptions.parse(given))
 
 
-@pytest.mark.parametrize("kind", ["--store", "--commitlog"])
+@pytest.mark.parametrize("kind", ["store", "commitlog"])
 def test_units_that_a_broker_adds_during_the_run(spark: Any, tmp_path: Path, kind: str) -> None:
     """Those that point behind the log's end, as it is by then, are extra as ever."""
     root = tmp_path / "in"
@@ -78,9 +77,9 @@ def test_units_that_a_broker_adds_during_the_run(spark: Any, tmp_path: Path, kin
 def test_a_log_that_was_cut(spark: Any, tmp_path: Path) -> None:
     """It did not go on, so nothing is newer; a message whose slot points behind the end stays a difference."""
     root = tmp_path / "in"
-    places = write_log(root, "--commitlog", _ALL)
+    places = write_log(root, "commitlog", _ALL)
     write_units(root, [*places[:3], places[-1], *places[4:]])
-    write_log(root, "--commitlog", _READ)
-    compared = rebuild(spark, planned(root, "--commitlog")).summary["compare"]
+    write_log(root, "commitlog", _READ)
+    compared = rebuild(spark, planned(root, "commitlog")).summary["compare"]
     assert compared["differences"] == {"CQ_EXTRA": _ALL - _READ, "CQ_WRONG_POSITION": 1}
     assert compared["newer_units"] == 0

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from dledger_core import Client, LocalCluster
-from dledger_core.errors import ConfigError
+from dledger_core import Client, ConfigError, LocalCluster, LogBounds, open_store
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
 from jobs import rebuild_consume_queue
 from jobs._rebuild.compare import check_compared
-from jobs._rebuild.plan import RebuildPlan, plan_for
-from jobs._rebuild.runs import run_batches
-from jobs._rebuild.units import ALL_ENTRIES, UNIT_COLUMNS, EntryRules, Units, unit_batches, units_of
+from jobs._rebuild.plan import RebuildOptions, RebuildPlan, check_assignable, plan_for
+from jobs._rebuild.units import ALL_ENTRIES, UNIT_ARROW, EntryRules, decoded, runs_and_units
 from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import INDEX_BYTES, write_broker_store
 from tests.rocketmq import golden
@@ -37,49 +35,52 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
     return run_in_process(rebuild_consume_queue.command, capsys, *arguments)[:2]
 
 
-def options(**given: str) -> dict[str, Any]:
-    """What the command line would make of them."""
-    arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
-    found: dict[str, Any] = rebuild_consume_queue.command.make_context("rebuild", arguments).params
-    return found
+def options(**given: Any) -> RebuildOptions:
+    return RebuildOptions.parse(given)
 
 
-def test_units_of_entries() -> None:
+def units_in(batch: pa.RecordBatch, **rules: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = runs_and_units(batch, EntryRules(**rules))[1].to_pylist()
+    return rows
+
+
+def runs_in(batch: pa.RecordBatch, **rules: Any) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = runs_and_units(batch, EntryRules(**rules))[0].sort_by("position").to_pylist()
+    return runs
+
+
+def test_units_are_the_messages_that_a_broker_dispatches() -> None:
     bodies = encode_messages("T", [1, 2, 3, 4], [b"a", b"b", b"c", b"d"], "TagA", sys_flag=[0, 4, 8, 12]).to_pylist()
-    (batch,) = unit_batches([entries([*bodies, b"no message"], first=7)], EntryRules(committed_end=9))
-    assert tuple(batch.schema.names[: len(UNIT_COLUMNS)]) == UNIT_COLUMNS
-    rows = batch.to_pylist()
-    pending = "prepared_or_rolled_back"
-    assert [row["skipped"] for row in rows] == [None, pending, None, pending, "not_messages"]
-    assert [row["index"] for row in rows] == [7, 8, 9, 10, 11]
-    assert [row["committed"] for row in rows] == [True, True, None, None, None]
+    batch = entries([*bodies, b"no message"], first=7)
+    rows = units_in(batch, committed_end=9)
+    assert [(row["index"], row["committed"]) for row in rows] == [(7, True), (9, None)]
     assert (rows[0]["position"], rows[0]["size"], rows[0]["tags_code"]) == (7048, len(bodies[0]), 2598919)
+    skipped = [(row["position"], row["skipped"]) for row in runs_in(batch) if row["skipped"]]
+    assert skipped == [(8048, "prepared_or_rolled_back"), (10048, "prepared_or_rolled_back"), (11048, "not_messages")]
 
 
-def test_runs_of_units() -> None:
-    """A run goes on as long as the offsets do; 0 is always one of its own; what is assigned later makes one run."""
+def test_run_ends_where_offsets_do_not_go_on() -> None:
+    """0 is always a run of its own; what is assigned later makes one run."""
     offsets = [3, 4, 0, 1, 2, 0, 1, 7, 6]
     bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=offsets).to_pylist()
     for rules, expected in (
-        (EntryRules(), [(3, 2), (0, 1), (1, 2), (0, 1), (1, 1), (7, 1), (6, 1)]),
-        (EntryRules(broker_end=3), [(3, 2), (0, 1), (0, 6)]),
-        (EntryRules(broker_end=3, narrow=True), [(3, 2), (0, 1), (0, 6)]),
-        (EntryRules(hidden=((0, 1), (3, 9))), [(4, 1), (0, 1)]),
+        ({}, [(3, 2), (0, 1), (1, 2), (0, 1), (1, 1), (7, 1), (6, 1)]),
+        ({"broker_end": 3}, [(3, 2), (0, 1), (0, 6)]),
     ):
-        (runs,) = run_batches(units_of([entries(bodies)], rules))
-        (again,) = run_batches(map(Units, unit_batches([entries(bodies)], rules)))  # as if its order were not known
-        assert again.to_pylist() == runs.to_pylist()
-        rows = sorted(runs.to_pylist(), key=lambda row: row["position"])
-        assert [(row["first"], row["units"]) for row in rows] == expected
-        assert [row["run"] for row in rows] == list(range(len(expected)))
+        runs = runs_in(entries(bodies), **rules)
+        assert [(row["first"], row["units"]) for row in runs] == expected
+        assert [row["run"] for row in runs] == list(range(len(expected)))
 
 
-def test_a_batch_of_two_groups() -> None:
-    """A task may read several logs: the units of each are counted on their own."""
+def test_decoded_rows_are_runs_and_batches_of_units_per_group() -> None:
+    """A task may read several logs: the units of each are counted on their own, hidden entries not at all."""
     bodies = encode_messages("T", 0, [b"x"] * 3).to_pylist()
     both = pa.Table.from_batches([entries(bodies, "a"), entries(bodies, "b")]).combine_chunks().to_batches()
-    units = list(unit_batches(both, EntryRules(broker_end=0)))
-    assert [batch.column("number").to_pylist() for batch in units] == [[0, 1, 2]] * 2
+    rows = pa.Table.from_batches(decoded(both, EntryRules(broker_end=0, hidden=((0, 1),)))).to_pylist()
+    assert [(row["group"], row["units"]) for row in rows if row["batch"] is None] == [("a", 2), ("b", 2)]
+    kept = [pa.ipc.open_stream(row["batch"]).read_all() for row in rows if row["batch"] is not None]
+    assert [table.schema for table in kept] == [UNIT_ARROW] * 2
+    assert [table.column("number").to_pylist() for table in kept] == [[0, 1]] * 2
 
 
 LISTS = {"INNER_MULTI_DISPATCH": "%LMQ%a,b,x/y,%LMQ%a,T,,", "INNER_MULTI_QUEUE_OFFSET": "5,6,7,8,9"}
@@ -102,13 +103,12 @@ def test_further_queues_of_a_message(topic: str, lists: dict[str, str], expected
     """As RocketMQ's ConsumeQueue.multiDispatchLmqQueue does; a queue that is named twice gets the message once."""
     properties = pa.array([[], list(lists.items()), []], pa.map_(pa.string(), pa.string()))
     bodies = encode_messages(topic, 3, [b"a", b"b", b"c"], "TagA", properties=properties, queue_offset=4).to_pylist()
-    (batch,) = unit_batches([entries(bodies)])
-    rows = [row for row in batch.to_pylist() if row["index"] == 1]
+    found = units_in(entries(bodies))
+    rows = [row for row in found if row["index"] == 1]
     assert [(r["topic"], r["queue_id"], r["queue_offset"]) for r in rows] == (expected or [(topic, 3, 4)])
     assert {(r["position"], r["size"], r["tags_code"]) for r in rows} == {(1048, len(bodies[1]), 2598919)}
-    assert [row["index"] for row in batch.to_pylist()] == [0, *[1] * len(rows), 2]
-    (plain,) = unit_batches([entries(bodies)], EntryRules(multi_dispatch=False))
-    assert plain.num_rows == 3
+    assert [row["index"] for row in found] == [0, *[1] * len(rows), 2]
+    assert len(units_in(entries(bodies), multi_dispatch=False)) == 3
 
 
 def test_a_queue_that_is_named_again() -> None:
@@ -118,20 +118,18 @@ def test_a_queue_that_is_named_again() -> None:
     bodies = encode_messages(
         "T", 3, [b"x"], properties=pa.array([lists], pa.map_(pa.string(), pa.string()))
     ).to_pylist()
-    (batch,) = unit_batches([entries(bodies)])
-    rows = [(row["topic"], row["queue_offset"], row["skipped"]) for row in batch.to_pylist()]
-    again = ("%LMQ%a", 5, "named_again")
-    assert rows == [("T", 0, None), ("%LMQ%a", 5, None), ("b", 6, None), again, again, ("%LMQ%c", 7, None)]
-    (ours,) = unit_batches([entries(bodies)], EntryRules(broker_end=0))
-    assert ours.column("topic").to_pylist() == ["T", "%LMQ%a", "b", "%LMQ%c"]
+    rows = [(row["topic"], row["queue_offset"]) for row in units_in(entries(bodies))]
+    assert rows == [("T", 0), ("%LMQ%a", 5), ("b", 6), ("%LMQ%c", 7)]
+    (again,) = [row for row in runs_in(entries(bodies)) if row["skipped"]]
+    assert (again["topic"], again["first"], again["units"], again["skipped"]) == ("%LMQ%a", 5, 2, "named_again")
+    ours = units_in(entries(bodies), broker_end=0)
+    assert [row["topic"] for row in ours] == ["T", "%LMQ%a", "b", "%LMQ%c"]
 
 
 def test_further_queues_in_our_logs_need_no_offsets() -> None:
     properties = pa.array([[("INNER_MULTI_DISPATCH", "%LMQ%a,b")]], pa.map_(pa.string(), pa.string()))
-    (batch,) = unit_batches(
-        [entries(encode_messages("T", 3, [b"x"], properties=properties).to_pylist())], EntryRules(broker_end=0)
-    )
-    assert [(row["topic"], row["queue_id"]) for row in batch.to_pylist()] == [("T", 3), ("%LMQ%a", 0), ("b", 3)]
+    rows = units_in(entries(encode_messages("T", 3, [b"x"], properties=properties).to_pylist()), broker_end=0)
+    assert [(row["topic"], row["queue_id"]) for row in rows] == [("T", 3), ("%LMQ%a", 0), ("b", 3)]
 
 
 def test_how_far_a_store_is_read(tmp_path: Path) -> None:
@@ -140,13 +138,15 @@ def test_how_far_a_store_is_read(tmp_path: Path) -> None:
     store, bare = tmp_path / "dledger-n0", tmp_path / "b" / "dledger-n0"
     write_broker_store(store, bodies, committed=4)
     write_broker_store(bare, bodies)
-    given = options(table=str(tmp_path / "t"), store=str(store))
-    plan = plan_for(given)
-    assert (plan.ranges, plan.rules.committed_end, plan.cut) == ({tmp_path.name: (0, 9)}, 5, ())
-    assert plan_for({**given, "until": "committed"}).ranges == {tmp_path.name: (0, 5)}
-    assert plan_for({**given, "store": str(bare)}).rules.committed_end == 0
+    given = {"table": str(tmp_path / "t"), "store": str(store)}
+    plan = plan_for(options(**given))
+    assert (plan.ranges, plan.rules.committed_end, plan.lost) == ({tmp_path.name: (0, 9)}, 5, None)
+    assert plan_for(options(**given, until="committed")).ranges == {tmp_path.name: (0, 5)}
+    unknown = {**given, "store": str(bare)}
+    assert plan_for(options(**unknown)).rules.committed_end == 0
+    assert plan_for(options(**unknown, until="committed")).ranges == {"b": (0, 9)}
     (store / "checkpoint").write_text("committedIndex=4\nendIndex=11\n")
-    assert plan_for(given).cut == ((tmp_path.name, 11),)
+    assert plan_for(options(**given)).lost == (9, 12)
 
 
 def test_a_converted_store_says_which_offsets_a_broker_gave(tmp_path: Path) -> None:
@@ -176,18 +176,27 @@ def test_a_broker_that_goes_on_with_what_was_converted_back(tmp_path: Path, writ
     assert plan_for(given).rules.broker_end == expected
 
 
-def test_a_live_log_that_begins_with_a_brokers_messages(tmp_path: Path) -> None:
-    from dledger_core.errors import ConfigError
-    from jobs._rebuild.plan import _check_own
-    from spark_connector.options import DLedgerOptions
-    from spark_connector.reading.logs import Bounds
+class OneEntry:
+    """A client of a log whose entries are those of a store."""
 
+    def __init__(self, store: Path) -> None:
+        self.read = open_store(store).read
+
+
+def test_servers_log_that_starts_with_a_brokers_messages_is_refused(tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     with pytest.raises(ConfigError, match="begins with messages that a broker stored"):
-        _check_own(DLedgerOptions.for_reading({"path": str(store)}), "n0", Bounds(0, 9, 8, None))
+        check_assignable(cast("Client", OneEntry(store)), "n0", LogBounds(0, 9, 8))
     with StoreWriter(tmp_path) as writer:
         writer.append(encode_messages("T", 0, [b"x"] * 4).to_pylist())
-    _check_own(DLedgerOptions.for_reading({"path": str(writer.path)}), "default", Bounds(0, 4, 3, None))
+    check_assignable(cast("Client", OneEntry(writer.path)), "default", LogBounds(0, 4, 3))
+
+
+def test_brokers_store_with_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Which messages a broker serves depends on all of its offsets."""
+    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
+    with pytest.raises(ConfigError, match="rebuilt as a whole"):
+        plan_for(options(table=str(tmp_path / "t"), store=str(store), checkpoint=str(tmp_path / "c")))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +209,13 @@ def test_a_live_log_that_begins_with_a_brokers_messages(tmp_path: Path) -> None:
         (("--table", "t", "--peers", "p", "--commitlog", "c"), "--commitlog goes with --store"),
         (("--table", "t", "--store", "s", "--files", __file__), "is a file"),
         (("--table", "t", "--store", "s", "--compare", "/nowhere"), "/nowhere is no directory"),
-        (("--table", "t", "--commitlog", "/nowhere"), "/nowhere is no directory"),
-        (("--table", "t", "--commitlog", str(Path(__file__).parent)), "holds no CommitLog file"),
-        (("--table", "t", "--store", "s", "--checkpoint", "c"), "--checkpoint works with --peers only"),
+        (("--table", "t", "--commitlog", "/nowhere"), "not a directory at /nowhere"),
+        (("--table", "t", "--commitlog", str(Path(__file__).parent)), "contains no CommitLog file"),
+        (("--table", "t", "--commitlog", "s", "--checkpoint", "c"), "a CommitLog is rebuilt as a whole"),
+        (("--table", "t", "--store", "s", "--checkpoint", "c", "--trigger", "9s"), "a store is read to its end"),
         (("--table", "t", "--peers", "p", "--trigger", "available-now"), "--trigger needs --checkpoint"),
         (("--table", "t", "--peers", "p", "--checkpoint", "c", "--trigger", "soon"), "wrong trigger 'soon'"),
-        (("--table", "t", "--peers", "p", "--groups", "a,b", "--files", "f"), "files are of one group"),
-        (("--table", "t", "--store", "s", "--tls-ca", "f"), "--tls-ca is not available yet"),
-        (("--table", "t", "--store", "s", "--protocol", "dledger-java"), "does not read live servers"),
+        (("--table", "t", "--peers", "p", "--groups", "a,b", "--files", "f"), "--files is of one group"),
         (("--table", "t", "--peers", "nonsense"), "malformed peer"),
         (("--table", __file__, "--store", "s"), "is a file"),
         (("--table", "/proc/t", "--store", "s"), "/proc/t cannot be written"),
@@ -238,9 +246,11 @@ def test_a_live_log_that_begins_with_a_brokers_messages(tmp_path: Path) -> None:
         (("--table", str(Path(__file__).parent), "--store", "s"), "is no Delta table"),
         (("--table", "t", "--store", "/nowhere"), "/nowhere"),
         (("--table", "t", "--unknown", "s"), "No such option"),
-        (("--table", "t", "--commitlog", "c", "--until", "committed"), "records no commit index"),
         (("--table", "t", "--store", "s", "--broker-end-index", "3"), "a store records it itself"),
-        (("--table", "t", "--peers", "p", "--groups", "a,b", "--broker-end-index", "3"), "it is of one group"),
+        (
+            ("--table", "t", "--peers", "p", "--groups", "a,b", "--broker-end-index", "3"),
+            "--broker-end-index is of one group",
+        ),
     ],
     ids=str,
 )

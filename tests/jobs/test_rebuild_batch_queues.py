@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs._rebuild.batch_queues import batch_topics
+from jobs._rebuild.broker import batch_topics
 from jobs.rebuild_consume_queue import command
 from tests.rocketmq.golden import TESTDATA
 from tests.support.archives import unpack

@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dledger_core.rocketmq.commit_log import commit_log_files, walk
-from jobs._rebuild.classic import DAMAGED, _reader, until_now
-from jobs._rebuild.tasks import UNITS
-from jobs._rebuild.units import EntryRules
+from dledger_core.rocketmq import commit_log_files
+from dledger_core.rocketmq.commit_log import walk
+from jobs._rebuild.classic import reader
+from jobs._rebuild.plan import RebuildOptions, plan_for
+from jobs._rebuild.units import DAMAGED, EntryRules
 from tests.rocketmq.golden import MIXED, extract
 
 MESSAGES = 325
@@ -23,11 +24,14 @@ def log(tmp_path: Path) -> Path:
 
 def units_of(log: Path, *, closed: bool = False) -> tuple[int, list[int]]:
     """Number of units, and positions of damage."""
-    files = commit_log_files(log) if closed else until_now(commit_log_files(log))
-    read = _reader(files, "g", EntryRules(header_bytes=0), UNITS, closed)
-    rows = pa.Table.from_batches(read([pa.record_batch({"id": range(len(files))})])).to_pylist()
-    damaged = [row["position"] for row in rows if row["skipped"] == DAMAGED]
-    return len({row["position"] for row in rows} - set(damaged)), damaged
+    alone = plan_for(RebuildOptions.parse({"commitlog": str(log), "table": str(log.parent / "table")})).classic
+    files = commit_log_files(log) if closed else alone
+    read = reader(files, "g", EntryRules(header_bytes=0), closed=closed)
+    rows = pa.Table.from_batches(read([pa.record_batch({"id": range(len(files))})]))
+    damaged = [row["position"] for row in rows.to_pylist() if row["skipped"] == DAMAGED]
+    return sum(
+        pa.ipc.open_stream(batch).read_all().num_rows for batch in rows["batch"].drop_null().to_pylist()
+    ), damaged
 
 
 def cut(log: Path, messages: int, more: int = 0) -> int:

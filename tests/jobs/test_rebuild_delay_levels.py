@@ -12,8 +12,8 @@ import pytest
 from dledger_core.rocketmq import UNIT, encode_messages
 from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
 from jobs import rebuild_consume_queue
-from jobs._rebuild.plan import delay_levels_of, plan_for
-from jobs._rebuild.units import EntryRules, unit_batches
+from jobs._rebuild.plan import RebuildOptions, delay_levels_of, plan_for
+from jobs._rebuild.units import EntryRules, runs_and_units
 from tests.jobs.broker_store import write_broker_store, write_commitlog
 from tests.support.run_job import run_in_process
 
@@ -37,14 +37,10 @@ def delayed(levels: list[int]) -> list[bytes]:
 def tags_codes(bodies: list[bytes], rules: EntryRules) -> list[int]:
     count = len(bodies)
     entries = {"group": ["g"] * count, "index": list(range(count)), "position": [i * 1000 for i in range(count)]}
-    (units,) = unit_batches([pa.RecordBatch.from_pydict({**entries, "body": pa.array(bodies, pa.binary())})], rules)
+    batch = pa.RecordBatch.from_pydict({**entries, "body": pa.array(bodies, pa.binary())})
+    _, units = runs_and_units(batch, rules)
     codes: list[int] = units.column("tags_code").to_pylist()
     return codes
-
-
-def options(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = rebuild_consume_queue.command.make_context("rebuild", list(arguments)).params
-    return found
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -72,21 +68,15 @@ def test_tags_codes_are_delivery_times_of_the_given_levels() -> None:
     assert [code - STORED_MS for code in tags_codes(bodies, EntryRules())] == [1000, 5000, 30_000, 300_000]
 
 
-def test_all_ways_of_reading_get_the_levels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs._rebuild import plan
-
+def test_plan_has_the_given_levels_for_stores_and_commitlogs(tmp_path: Path) -> None:
     write_broker_store(tmp_path / "dledger-n0", delayed([1]))
     write_commitlog(tmp_path / "commitlog", delayed([1]))
-    asked: list[EntryRules] = []
-    monkeypatch.setattr(plan, "_live_plan", lambda peers, groups, end, rules, written: asked.append(rules) or stored)
-    common = ("--table", str(tmp_path / "t"), "--delay-levels", LEVELS)
-    stored = plan_for(options(*common, "--store", str(tmp_path / "dledger-n0")))
-    classic = plan_for(options(*common, "--commitlog", str(tmp_path / "commitlog")))
-    plan_for(options(*common, "--peers", "n0-127.0.0.1:1"))
-    assert {rules.delay_levels_ms for rules in (stored.rules, classic.rules, *asked)} == {(1000, 2000, 3000, 7000)}
-    assert len(asked) == 1
-    plain = plan_for(options("--table", str(tmp_path / "t"), "--store", str(tmp_path / "dledger-n0")))
-    assert plain.rules.delay_levels_ms == DELAY_LEVELS_MS
+    table = str(tmp_path / "t")
+    for source in ({"store": str(tmp_path / "dledger-n0")}, {"commitlog": str(tmp_path / "commitlog")}):
+        plain = plan_for(RebuildOptions.parse({"table": table, **source}))
+        given = plan_for(RebuildOptions.parse({"table": table, "delay_levels": LEVELS, **source}))
+        assert plain.rules.delay_levels_ms == DELAY_LEVELS_MS
+        assert given.rules.delay_levels_ms == (1000, 2000, 3000, 7000)
 
 
 @pytest.mark.parametrize(

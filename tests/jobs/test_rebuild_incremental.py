@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from dledger_core import Client, LocalCluster
-from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
-from jobs._rebuild import queue_ends
-from jobs._rebuild.incremental import extend
-from jobs._rebuild.queue_ends import Ends, advanced, from_history, to_metadata
-from jobs._rebuild.table import make_table
-from jobs._rebuild.units import EntryRules
+from jobs._rebuild import stream
+from jobs._rebuild.plan import RebuildOptions, plan_for
+from jobs._rebuild.slots import place
+from jobs._rebuild.stream import TableStream, advanced
+from jobs._rebuild.table import Ends
+from tests.spark_connector.store_writer import StoreWriter
 from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
 
@@ -25,9 +30,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
 ]
-
-OURS = EntryRules(broker_end=0)
-_ENTRIES = "`group` string, index long, position long, body binary"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -39,91 +41,67 @@ def rows_of(spark: Any, table: Path) -> list[Any]:
     return rows
 
 
-def test_a_batch_that_is_run_again_writes_nothing(spark: Any, tmp_path: Path) -> None:
-    chance = random.Random(3)
-    topics, ids = [chance.choice("AB") for _ in range(60)], [chance.randrange(2) for _ in range(60)]
-    bodies = encode_messages(topics, ids, [b"x"] * 60).to_pylist()
-    entries = [("g", i, i * 100, body) for i, body in enumerate(bodies)]
-    table = str(tmp_path / "table")
-    for number, (start, end) in enumerate([(0, 25), (25, 60), (25, 60)]):
-        batch = spark.createDataFrame(entries[start:end], _ENTRIES)
-        extend(batch, min(number, 1), "query", table, make_table, OURS)
-        assert spark.read.format("delta").load(table).count() == end
+def forget_last_commit(checkpoint: Path) -> None:
+    """Leave the Spark checkpoint as a driver that was killed after Delta's commit leaves it."""
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
+    (checkpoint / "commits" / str(last)).unlink()
+    (checkpoint / "commits" / f".{last}.crc").unlink()
+
+
+def test_micro_batches_continue_queues_and_write_nothing_twice(spark: Any, tmp_path: Path) -> None:
+    """The second run starts with a micro-batch that the table has, then reads several that are new."""
+    chance, expected = random.Random(3), list[int]()
     counts: dict[tuple[str, int], int] = {}
-    for row in rows_of(spark, tmp_path / "table"):
-        key = row["topic"], row["queue_id"]
-        assert row["queue_offset"] == counts.setdefault(key, 0)
-        counts[key] += 1
-    with pytest.raises(ConfigError, match="was not made with this checkpoint"):
-        extend(batch, 0, "another query", table, make_table, OURS)
+    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    with StoreWriter(tmp_path) as writer:
+        given = {"store": str(writer.path), "table": str(table), "checkpoint": str(checkpoint)}
+        for count in (25, 60):
+            topics, ids = [chance.choice("AB") for _ in range(count)], [chance.randrange(2) for _ in range(count)]
+            writer.append(encode_messages(topics, ids, [b"x"] * count).to_pylist())
+            for queue in zip(topics, ids, strict=True):
+                expected.append(counts.setdefault(queue, 0))
+                counts[queue] += 1
+            plan = plan_for(RebuildOptions.parse(given))
+            TableStream(spark, replace(plan, source=plan.source | {"maxOffsetsPerTrigger": "15"})).run(Event())
+            assert [row["queue_offset"] for row in rows_of(spark, table)] == expected
+            forget_last_commit(checkpoint)
+        TableStream(spark, plan_for(RebuildOptions.parse(given))).run(Event())
+    assert [row["queue_offset"] for row in rows_of(spark, table)] == expected
 
 
-def commit(metadata: str | None, operation: str = "WRITE") -> dict[str, str | None]:
-    return {"operation": operation, "userMetadata": metadata}
-
-
-ENDS: Ends = {("g", "T", 0): 3, ("g", "%RETRY%ü", 7): 1 << 40}
-
-
-@pytest.mark.parametrize(
-    ("commits", "known"),
-    [
-        ([commit(to_metadata(ENDS))], True),
-        ([commit(None, "OPTIMIZE"), commit("by hand", "VACUUM END"), commit(to_metadata(ENDS))], True),
-        ([commit(None, "DELETE"), commit(to_metadata(ENDS))], False),
-        ([commit(None), commit(to_metadata(ENDS))], False),
-        ([commit('{"other": 1}'), commit(to_metadata(ENDS))], False),
-        ([commit("[]"), commit(to_metadata(ENDS))], False),
-        ([commit(None, "OPTIMIZE")], False),
-        ([], False),
-    ],
-)
-def test_the_last_commit_that_changed_rows_says_where_queues_end(
-    commits: list[dict[str, str | None]], known: bool
-) -> None:
-    assert from_history(commits) == (ENDS if known else None)
-
-
-def test_ends_go_on_behind_what_a_broker_gave() -> None:
+def test_ends_of_queues_continue_after_a_brokers() -> None:
+    ends: Ends = {("g", "T", 0): 3, ("g", "%RETRY%ü", 7): 1 << 40}
     queues: list[dict[str, Any]] = [
         {"group": "g", "topic": "T", "queue_id": 0, "high": 0, "fresh": 2},
         {"group": "g", "topic": "T", "queue_id": 1, "high": 9, "fresh": 0},
         {"group": "h", "topic": "T", "queue_id": 0, "high": 4, "fresh": 1},
     ]
-    assert advanced(ENDS, queues) == ENDS | {("g", "T", 0): 5, ("g", "T", 1): 9, ("h", "T", 0): 5}
+    assert advanced(ends, queues) == ends | {("g", "T", 0): 5, ("g", "T", 1): 9, ("h", "T", 0): 5}
 
 
-def test_very_many_queues_are_not_written_into_each_commit() -> None:
-    assert to_metadata({("g", "T", number): 1 for number in range(20_001)}) is None
+def place_after_a_signal(*arguments: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    return place(*arguments)
 
 
-def test_each_commit_says_where_the_queues_end(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table is read for it only after somebody else changed its rows."""
-    table, reads = str(tmp_path / "table"), list[int]()
-    read = queue_ends._read
-    monkeypatch.setattr(queue_ends, "_read", lambda rows: reads.append(1) or read(rows))
-
-    def add(number: int, ids: list[int]) -> None:
-        bodies = encode_messages("T", ids, [b"x"] * len(ids)).to_pylist()
-        entries = [("g", 100 * number + i, 10_000 * number + i * 100, body) for i, body in enumerate(bodies)]
-        extend(spark.createDataFrame(entries, _ENTRIES), number, "query", table, make_table, OURS)
-
-    def ends() -> Ends:
-        known, rows = queue_ends.ends_at(spark, table)
-        assert known == read(rows)
-        return known
-
-    add(0, [0, 1, 0])
-    assert len(reads) == 1  # nobody has said anything of the empty table
-    add(1, [1, 2])
-    spark.sql(f"OPTIMIZE delta.`{table}`")
-    add(2, [0])
-    assert ends() == {("g", "T", 0): 3, ("g", "T", 1): 2, ("g", "T", 2): 1}
-    assert len(reads) == 1
-    spark.sql(f"DELETE FROM delta.`{table}` WHERE queue_id = 0 AND queue_offset = 2")
-    add(3, [0])
-    assert len(reads) == 2
-    assert ends() == {("g", "T", 0): 3, ("g", "T", 1): 2, ("g", "T", 2): 1}
+def test_signal_stops_the_job_and_the_next_run_completes_it(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old rows stay readable, and nothing of a stopped run is in the table."""
+    table = tmp_path / "table"
+    with StoreWriter(tmp_path) as writer:
+        writer.append(encode_messages("T", 0, [b"x"] * 5).to_pylist())
+        arguments = ("--store", str(writer.path), "--table", str(table))
+        assert run(capsys, *arguments)[0] == 0
+        writer.append(encode_messages("T", 0, [b"x"] * 5).to_pylist())
+        with monkeypatch.context() as patched:
+            patched.setattr(stream, "place", place_after_a_signal)
+            code, summary = run(capsys, *arguments)
+            assert (code, summary["status"]) == (2, "stopped")
+        assert len(rows_of(spark, table)) == 5
+        assert run(capsys, *arguments)[1]["rows"] == 10
+    assert len(rows_of(spark, table)) == 10
 
 
 @pytest.mark.integration
@@ -137,10 +115,8 @@ def test_runs_add_up_to_a_full_rebuild(spark: Any, tmp_path: Path, capsys: pytes
         )
         append([0, 1, 0])
         code, summary = run(capsys, *common, "--table", str(table))
-        assert (code, summary["rows"], summary["exit_reason"]) == (0, 3, "available data read")
-        last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
-        (checkpoint / "commits" / str(last)).unlink()
-        (checkpoint / "commits" / f".{last}.crc").unlink()
+        assert (code, summary["rows"], summary["skipped"]["not_messages"]) == (0, 3, 1)
+        forget_last_commit(checkpoint)
         append([1, 0, 2, 1, 0])
         code, summary = run(capsys, *common, "--table", str(table), "--files", str(tmp_path / "out"))
         assert (code, summary["rows"], summary["dense"]) == (0, 8, True)

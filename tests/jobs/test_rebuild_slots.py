@@ -16,9 +16,9 @@ import pytest
 from dledger_core.rocketmq import UNIT, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.files import write_files
-from jobs._rebuild.slots import facts_of, place, queues_of, runs_of
-from jobs._rebuild.table import kept_in, read_table
-from jobs._rebuild.units import UNIT_ARROW, UNIT_SCHEMA, EntryRules, unit_batches
+from jobs._rebuild.slots import count_units, place, queues_of
+from jobs._rebuild.table import Table, kept_in
+from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded, units_of
 from tests.jobs.broker_store import PREFILL, BrokersQueue, write_broker_store
 from tests.support.run_job import run_in_process
 
@@ -158,7 +158,7 @@ def test_a_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.C
         "--compare", str(own),
     )  # fmt: skip
     assert state(tmp_path / "in") == before
-    table = read_table(spark, str(tmp_path / "t"))
+    table = Table(spark, str(tmp_path / "t")).rows()
     names = ["topic", "queue_id", "queue_offset", "position", "size", "tags_code", "broker_serves", "rebuild_slot"]
     found = [tuple(row) for row in table.select(*names).collect()]
     assert len(found) == len(rows)
@@ -202,20 +202,21 @@ def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
         end = min(600, at + chance.randrange(1, 90))
         columns = {"group": ["g"] * (end - at), "index": range(at, end), "position": [i * 200 for i in range(at, end)]}
         batch = pa.RecordBatch.from_pydict({**{k: list(v) for k, v in columns.items()}, "body": bodies[at:end]})
-        (units,) = unit_batches([batch], EntryRules(broker_end=broker_end))
-        rows += [tuple(row.values()) for row in units.to_pylist()]
+        for found in decoded([batch], EntryRules(broker_end=broker_end)):
+            rows += [tuple(row.values()) for row in found.to_pylist()]
         at = end
     chance.shuffle(rows)
-    units = spark.createDataFrame(rows, UNIT_SCHEMA)
-    runs = runs_of(units)
-    facts = facts_of(queues_of(runs))
-    assert (facts.units, facts.assigned, facts.dense, facts.tangled) == (600, 500, True, 0)
-    placed = place(units, runs, queues_of(runs), facts).select("index", "queue_offset", "rebuild_slot").collect()
+    decoded_rows = spark.createDataFrame(rows, DECODED_SCHEMA)
+    units, runs = units_of(decoded_rows), decoded_rows.where("batch is null").drop("batch")
+    counts = count_units(queues_of(runs))
+    assert (counts.given, counts.assigned, counts.odd) == (100, 500, 0)
+    placed = place(units, runs, queues_of(runs), counts).select("index", "queue_offset", "rebuild_slot").collect()
     assert {row["index"]: row["queue_offset"] for row in placed} == dict(enumerate(expected))
     assert all(row["queue_offset"] == row["rebuild_slot"] for row in placed)
     known = spark.createDataFrame([("g", "T", 0, 5000)], "`group` string, topic string, queue_id int, base bigint")
-    begin = min(row[UNIT_ARROW.names.index("part")] for row in rows if row[8] >= broker_end + 90)
-    later = units.where(f"part >= {begin} and topic = 'T' and queue_id = 0")
-    runs = runs_of(later)
-    placed = place(later, runs, queues_of(runs), facts_of(queues_of(runs)), known).orderBy("index").collect()
+    later = "part >= 60000 and topic = 'T' and queue_id = 0"
+    units, runs = units.where(later), runs.where(later)
+    counts = count_units(queues_of(runs))
+    placed = place(units, runs, queues_of(runs), counts, known).orderBy("index").collect()
     assert [row["queue_offset"] for row in placed] == list(range(5000, 5000 + len(placed)))
+    assert placed

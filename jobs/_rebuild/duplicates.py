@@ -1,23 +1,18 @@
-"""Explains the queue offsets that a broker gave out twice: which messages lost their slot, for whom, how to get them.
-
-Who consumed how far is taken from the broker's own ``config/consumerOffset.json``, where it lies beside its queues.
-"""
+"""Explain the queue offsets that a broker gave out twice: which messages lost their slot, and how to get them back."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from jobs._rebuild.broker import Consumers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Consumers", "duplicates", "read_consumers"]
+__all__ = ["duplicates"]
 
 _FINDINGS_MAX: Final = 1000
 _GROUPS_MAX: Final = 50
-_FILE_BYTES_MAX: Final = 64 << 20
 _QUEUE: Final = ["group", "topic", "queue_id"]
 _LOST: Final = (
     "The broker lost consume queue units (RocketMQ 5.3.3 in DLedger mode after kill -9 or a host's crash) and gave the "
@@ -40,26 +35,6 @@ _WITH_FILES: Final = (
     "--files with --on-duplicate last writes the queues that the broker serves, with first those of its own rebuild; "
     "stop the broker before its consumequeue folder is replaced."
 )
-
-Consumers = Mapping[tuple[str, int], Mapping[str, int]]
-"""Per topic and queue id: consumer group to its next offset."""
-
-
-def read_consumers(root: str | None) -> Consumers:
-    """Returns the consumers' offsets that a broker's store directory holds; nothing if it has none that can be read."""
-    path = Path(root or "") / "config" / "consumerOffset.json"
-    if root is None or not path.is_file() or path.stat().st_size > _FILE_BYTES_MAX:
-        return {}
-    found: dict[tuple[str, int], dict[str, int]] = {}
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))["offsetTable"]
-        for name, offsets in table.items():
-            topic, _, group = name.rpartition("@")
-            for queue, offset in offsets.items():
-                found.setdefault((topic, int(queue)), {})[group] = int(offset)
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError):
-        return {}
-    return found
 
 
 def duplicates(rows: DataFrame, consumers: Consumers) -> dict[str, Any]:

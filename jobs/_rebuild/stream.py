@@ -1,0 +1,196 @@
+"""The one route from a log to its table: a stream over the log whose micro-batches become Delta commits.
+
+Each micro-batch is read and decoded once, into rows that Spark keeps while the slots follow from the runs among them.
+A classic CommitLog comes before the entries of the first micro-batch that has any, as rows of the same kind.
+
+With a checkpoint each micro-batch extends the table: a queue goes on behind the highest offset that it has there.
+Without one, a temporary checkpoint starts from an empty state, so that the first micro-batch has the whole log: it
+replaces the table.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
+
+from dledger_core import ConfigError
+from jobs._cli import progress
+from jobs._rebuild.classic import read_classic
+from jobs._rebuild.slots import QUEUE, UnitCounts, count_units, place, queues_of
+from jobs._rebuild.table import Ends, Table
+from jobs._rebuild.units import (
+    ALL_ENTRIES,
+    DAMAGED,
+    DECODED_SCHEMA,
+    IMPOSSIBLE,
+    STRANGE,
+    decoded,
+    units_of,
+)
+from jobs._streams import parse_trigger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jobs._rebuild.plan import RebuildPlan
+
+__all__ = ["TableStream", "advanced"]
+
+_POLL_S: Final = 1
+_PLACES_MAX: Final = 100
+_ENDS: Final = "`group` string, topic string, queue_id int, base bigint"
+_COLUMNS: Final = "`group` string, index bigint, position bigint, body binary"
+
+
+class TableStream:
+    """One run of a plan.
+
+    Args:
+        spark: the session, with the data source registered.
+        plan: the plan.
+
+    Attributes:
+        batches: micro-batches that are in the table.
+        units: of them.
+        skipped: entries that are no units, for each reason.
+        places: positions of the first 100 of them, for each reason.
+        optimize_s: seconds that clustering the table took; 0 if it was not clustered.
+    """
+
+    def __init__(self, spark: SparkSession, plan: RebuildPlan) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._table = Table(spark, plan.table)
+        self._query: Future[str] = Future()
+        self._ends: Ends | None = None
+        self.batches = 0
+        self.units = 0
+        self.skipped: Counter[str] = Counter()
+        self.places: dict[str, list[int]] = {}
+        self.optimize_s = 0.0
+
+    def run(self, stop: Event) -> None:
+        """Bring the table up to date; ``stop`` ends the run between two micro-batches.
+
+        Raises:
+            StreamingQueryException: a micro-batch failed.
+        """
+        if self._plan.checkpoint is not None:
+            self._follow(self._plan.checkpoint, stop)
+            return
+        self._table.make()
+        if self._plan.source:
+            with tempfile.TemporaryDirectory(prefix="dledger-rebuild-") as checkpoint:
+                self._follow(Path(checkpoint).as_uri(), stop)
+        if not self.batches and not stop.is_set():
+            self._write(self._with_classic(self._spark.createDataFrame([], DECODED_SCHEMA)), 0)
+        began = time.monotonic()
+        if self.batches and self._table.cluster():
+            self.optimize_s = round(time.monotonic() - began, 3)
+
+    def _follow(self, checkpoint: str, stop: Event) -> None:
+        options = {**self._plan.source, "startingOffsets": "earliest"}
+        entries = self._spark.readStream.format("dledger").schema(_COLUMNS).options(**options).load()
+        writer = entries.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
+        query = writer.trigger(**parse_trigger(self._plan.trigger)).start()
+        try:
+            self._query.set_result(str(query.id))
+            while not query.awaitTermination(_POLL_S):
+                if stop.is_set():
+                    return
+        finally:
+            query.stop()
+
+    def _take(self, entries: DataFrame, number: int) -> None:
+        """Put a micro-batch into the table."""
+        if self._plan.checkpoint is not None:
+            if number == 0 and not self._table.exists():
+                self._table.make(self._query.result())
+            self._table.check_owner(self._query.result())
+        if number == 0 and entries.isEmpty():  # it only notes in the checkpoint where the stream starts
+            return
+        rows = entries.mapInArrow(partial(decoded, rules=self._plan.rules), DECODED_SCHEMA)
+        self._write(self._with_classic(rows), number)
+        progress(f"micro-batch {number} is in the table")
+
+    def _with_classic(self, rows: DataFrame) -> DataFrame:
+        plan = self._plan
+        if self.batches or not plan.classic:
+            return rows
+        [group] = plan.ranges
+        rules = replace(plan.rules, header_bytes=0, broker_end=ALL_ENTRIES, hidden=())
+        return read_classic(self._spark, plan.classic, group, rules, closed=bool(plan.source)).unionByName(rows)
+
+    def _write(self, rows: DataFrame, number: int) -> None:
+        """Place the units among decoded rows, and write them."""
+        from pyspark import StorageLevel
+
+        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            runs = rows.where("batch is null").drop("batch")
+            queues = queues_of(runs)
+            counts = count_units(queues)
+            self._count_skipped(runs)
+            self.units += counts.given + counts.assigned
+            progress(f"{counts.given + counts.assigned} units; writing the table")
+            if self._plan.checkpoint is None and not self.batches:
+                self._table.replace(place(units_of(rows), runs, queues, counts))
+            elif counts.given + counts.assigned:
+                self._extend(units_of(rows), runs, queues, counts, number)
+            self.batches += 1
+        finally:
+            rows.unpersist()
+
+    def _extend(self, units: DataFrame, runs: DataFrame, queues: DataFrame, counts: UnitCounts, number: int) -> None:
+        if counts.given:
+            self._check_first(runs)
+        ends = self._table.ends() if self._ends is None else self._ends
+        bases = self._spark.createDataFrame([(*queue, end) for queue, end in ends.items()], _ENDS)
+        self._table.append(place(units, runs, queues, counts, bases), self._query.result(), number)
+        if self.batches:  # a run's first micro-batch may be in the table already, and was counted there
+            self._ends = advanced(ends, (row.asDict() for row in queues.select(*QUEUE, "high", "fresh").collect()))
+
+    def _check_first(self, runs: DataFrame) -> None:
+        """Check that all of a broker's queue offsets are here: which messages it serves depends on all of them."""
+        from pyspark.sql import functions as f
+
+        begin = runs.where("carried and skipped is null").agg(f.min("position")).first()
+        assert begin is not None
+        if self._table.rows().where(f.col("position") < begin[0]).limit(1).count():
+            remedy = "rebuild it as a whole, without --checkpoint"
+            what = "a broker's queue offsets come after entries that are in the table"
+            raise ConfigError(what, "--checkpoint", remedy)
+
+    def _count_skipped(self, runs: DataFrame) -> None:
+        from pyspark.sql import functions as f
+
+        counts = runs.where("skipped is not null").groupBy("skipped").agg(f.sum("units")).collect()
+        self.skipped.update(dict(map(tuple, counts)))
+        for reason in (STRANGE, IMPOSSIBLE, DAMAGED):
+            known = self.places.setdefault(reason, [])
+            if self.skipped[reason] and len(known) < _PLACES_MAX:
+                found = runs.where(f.col("skipped") == reason).select("position").orderBy("position")
+                known += [row["position"] for row in found.limit(_PLACES_MAX - len(known)).collect()]
+
+
+def advanced(ends: Ends, queues: Iterable[Mapping[str, Any]]) -> Ends:
+    """Return the ends of the queues after a micro-batch.
+
+    Args:
+        ends: before it.
+        queues: ``group``, ``topic``, ``queue_id``; ``high`` is the end of the offsets that a broker gave, ``fresh`` the
+            number of units that are to be numbered.
+    """
+    after = dict(ends)
+    for row in queues:
+        queue = row["group"], row["topic"], row["queue_id"]
+        after[queue] = max(after.get(queue, 0), row["high"]) + row["fresh"]
+    return after
