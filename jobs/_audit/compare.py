@@ -69,7 +69,7 @@ def _judge_range(key: tuple[str, int, int], rows: Sequence[dict[str, Any]]) -> d
         bounds = row["index_wrong"] or []
         for low, high in zip(bounds[::2], bounds[1::2], strict=True):
             findings.append(Finding.of(Class.INDEX_MISMATCH, group, row["replica"], low, high))
-    if not drill:  # two clusters never lay out their entries alike
+    if not drill:  # layouts of two clusters always differ
         for side in (False, True):
             names = _other_layouts([row for row in readable if row["replica"].startswith(OTHER) is side])
             findings += [Finding.of(Class.LAYOUT_DIFFERS, group, name, start, end) for name in names]

@@ -1,4 +1,4 @@
-"""Who is right: the entries that replicas hold at one index compared, their ends compared, findings merged. Pure.
+"""Judgement: the entries that replicas hold at one index compared, their ends compared, findings merged. Pure.
 
 A majority of the readable entries is right. Above what is known to be committed the highest term is right, however few
 hold it: an entry of a later term can only be there if the earlier term's entry was never committed. Two clusters are
@@ -69,7 +69,7 @@ class Seen:
 
     @property
     def content(self) -> tuple[int, int, int, bytes]:
-        """What must be equal on all replicas."""
+        """The fields that must be equal on all replicas."""
         return self.term, self.magic, self.size, self.digest
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ NOTHING: Final = Seen(State.MISSING)
 
 
 class Judgement(NamedTuple):
-    """What is wrong with ``replicas`` at an index; several only where it cannot be decided which of them is right."""
+    """A fault of ``replicas`` at an index; several only where it cannot be decided which of them is right."""
 
     kind: Class
     replicas: tuple[str, ...]
@@ -92,7 +92,7 @@ class Judgement(NamedTuple):
 
 
 def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
-    """Returns what is wrong at one index that all of these replicas should hold.
+    """Returns the faults at one index that all of these replicas should hold.
 
     Args:
         seen: by replica's name.

@@ -71,7 +71,7 @@ _TYPES["findings"] = pa.list_(pa.struct(_schema(_FINDING)))
 RESULTS: Final = _schema(
     "group string, start long, end long, findings findings, unread strings, drill bool, cleared long, read_bytes long"
 )
-"""What a comparison of ranges found, by digests or entry by entry: ``unread`` says why replicas took no part, ``drill``
+"""Results of comparing ranges by digests or entry by entry: ``unread`` says why replicas took no part, ``drill``
 that the range has to be read entry by entry, ``cleared`` how many entries a second look found equal."""
 FINDINGS: Final = _schema(f"run_id string, found_at time, {_FINDING}")
 RUNS: Final = _schema(
@@ -149,7 +149,7 @@ class Verdict(StrEnum):
 
 
 class Facts(NamedTuple):
-    """What is known of every finding of a class."""
+    """Severity and explanation of a class of findings."""
 
     severity: Severity
     meaning: str
@@ -270,7 +270,7 @@ class Replica:
 
     @property
     def source(self) -> str:
-        """Where its digests come from, as the table of ranges records it; with the unit of indexes of a CommitLog."""
+        """Origin of its digests in the table of ranges: the path, of a CommitLog with the unit of its indexes."""
         return (f"{self.path}#{self.block_bytes}" if self.block_bytes else self.path) or "node"
 
     @property
@@ -379,7 +379,7 @@ def result(key: tuple[str, int, int], findings: Iterable[Finding] = (), **more: 
 
     Args:
         key: group, start and end.
-        findings: what was found.
+        findings: of the range.
         more: the other columns that are not empty.
     """
     empty = {"unread": [], "drill": False, "cleared": 0, "read_bytes": 0}

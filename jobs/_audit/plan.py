@@ -1,4 +1,4 @@
-"""Which ranges are compared between which replicas, which of them are trusted, and how the reading is divided. Pure.
+"""The plan: ranges to compare, those of earlier runs to trust, and the tasks that read the others. Pure.
 
 Ranges are half-open and, inside a section, cut at multiples of the span, a power of two. So the same entries make the
 same ranges in every run and on every replica, and their digests can be compared.

@@ -196,7 +196,7 @@ def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int =
             time.sleep(_PAUSE_S)
             metadata = client.metadata()
         found = tuple(_node_replica(node, peers, group, metadata.log_uuid, prefix) for node in metadata.nodes)
-        # What was appended meanwhile is left to the next audit: else busy replicas would never end alike.
+        # Entries appended meanwhile are left to the next audit; otherwise busy replicas would never have equal ends.
         return tuple(replace(replica, end=min(replica.end, max(wanted + 1, replica.first_index))) for replica in found)
 
 

@@ -87,9 +87,9 @@ class Gap:
 
     Attributes:
         start: first index.
-        end: the index behind the last one.
+        end: end index (exclusive).
         kind: ``damaged`` bytes, ``gone`` (deleted meanwhile) or ``unread`` (the replica did not answer).
-        reason: for people.
+        reason: one line, for reports.
     """
 
     start: int
@@ -149,7 +149,7 @@ def read_past_damage(
         fetch: reads from a start to at most an end; returns items and where to go on. Fails as a whole if any of it
             is damaged.
         start: first index.
-        end: the index behind the last one.
+        end: end index (exclusive).
         span: entries of a unit, a power of two.
     """
     at, limit = start, end
@@ -163,7 +163,7 @@ def read_past_damage(
                 at, limit = limit, end
                 continue
             named = error.values.get("index")
-            # What lies before the damaged unit is read first, then that unit by itself.
+            # The entries before the damaged unit are read first, then that unit by itself.
             before = named - named % span if isinstance(named, int) else at
             limit = before if at < before < limit else unit_end
             continue
