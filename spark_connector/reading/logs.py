@@ -34,7 +34,7 @@ from spark_connector.reading.planning import Range
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dledger_core import ReadFrom, Records
+    from dledger_core import ReadFrom
 
 __all__ = ["Chunk", "JavaLog", "Log", "RecordFacts", "ServerLog", "StoreLog", "open_log"]
 
@@ -295,14 +295,6 @@ class StoreLog:
         if self._uncommitted:
             return self._view.fetch(start, part.end, max_bytes=max_bytes, isolation="read_uncommitted", until="end")
         return self._view.fetch(start, part.end, max_bytes=max_bytes)
-
-    def records(self, part: Range, start: int, max_bytes: int) -> Records:
-        """Return records as stored, control entries and orphaned attempts included."""
-        try:
-            return self._view.records(start, part.end, max_bytes)
-        except (IndexOutOfRangeError, CorruptRecordError):
-            self._view = store_for(self._options.path)
-            return self._view.records(start, part.end, max_bytes)
 
 
 def _facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
