@@ -10,10 +10,10 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import Any, Final
 
 from dledger_core import Client, JavaOptions, StoreMismatchError, StoreReader, open_store
+from dledger_core.rocketmq import locate
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
@@ -21,7 +21,6 @@ __all__ = ["client_for", "store_for"]
 
 _OPEN_MAX: Final = 256
 _FIRST_MS: Final = 5_000
-_NAMED_MAX: Final = 4
 
 
 class _Pool:
@@ -90,5 +89,8 @@ def store_for(path: str) -> StoreReader:
 
 def _remedy(path: str, error: StoreMismatchError) -> str:
     """Name the stores below, where the path is that of a node's whole directory or of a group's."""
-    below = sorted(str(data.parent) for depth in ("*", "*/*") for data in Path(path).glob(f"{depth}/data"))
-    return f"use {' or '.join(below[:_NAMED_MAX])}" if below else error.remedy
+    try:
+        locate(path).one_store()
+    except StoreMismatchError as located:
+        return located.remedy
+    return error.remedy

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from dledger_core import merge_ranges
 
 __all__ = ["page"]
 
@@ -81,7 +83,7 @@ def _picture(
         yield box(first, end, "not compared", f"[{first:,}, {end:,}) held, not compared")
         for kind, proven in (("proven before", True), ("read now", False)):
             mine = [r for r in ranges if one["name"] in r["replicas"] and (r["proven_at"] is not None) is proven]
-            for start, end in _joined((r["start"], r["end"]) for r in mine):
+            for start, end in merge_ranges((r["start"], r["end"]) for r in mine):
                 yield box(start, end, kind, f"[{start:,}, {end:,}) {kind}")
         for finding in reversed(findings):  # the worst come last, on top
             if one["name"] in finding["replica"].split(","):
@@ -93,13 +95,3 @@ def _picture(
         "rows": [(one["name"], list(boxes(one)) if one["reachable"] else None) for one in replicas],
         "ticks": [(index, f"{100 * (index - low) / (high - low):.3f}%") for index in ticks],
     }
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if found and found[-1][1] >= start:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found

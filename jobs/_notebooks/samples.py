@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from dledger_core import HEADER_BYTES, open_store
+from dledger_core import HEADER_BYTES, open_store, segment_name
 
 __all__ = ["damaged_replicas", "sample_broker"]
 
@@ -48,7 +48,7 @@ def damaged_replicas(folder: Path) -> dict[str, Path]:
             reader.read(index, index + 1).column("position")[0].as_py() for index in (_FLIPPED_INDEX, _CUT_INDEX)
         )
     at = flipped + HEADER_BYTES + _FLIPPED_BYTE
-    path = replicas["n1"] / "data" / f"{at - at % size:020d}"
+    path = replicas["n1"] / "data" / segment_name(at - at % size)
     content = bytearray(path.read_bytes())
     content[at % size] ^= 0x04
     path.write_bytes(content)

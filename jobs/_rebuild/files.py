@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from dledger_core import ConfigError
+from dledger_core import ConfigError, segment_name
 from dledger_core.rocketmq import PREFILL, UNIT, UNIT_BYTES
 from jobs._directories import check_writable
 from jobs._rebuild.units import OFFSET_MAX
@@ -152,7 +152,7 @@ def _writer(directory: str, per_file: int) -> Callable[[pa.Table], pa.Table]:
         topic, queue_id, file = (rows.column(name)[0].as_py() for name in ("topic", "queue_id", "file"))
         folder = Path(directory) / topic / str(queue_id)
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{file * per_file * UNIT_BYTES:020d}"
+        name = segment_name(file * per_file * UNIT_BYTES)
         # A task that is tried again, or runs twice, replaces the whole file.
         attempt = folder / f"{name}.{uuid.uuid4().hex}"
         attempt.write_bytes(_content(rows, file * per_file, per_file))

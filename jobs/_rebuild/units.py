@@ -18,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core import inside
-from dledger_core.rocketmq import DELAY_LEVELS_MS, TRANSACTION_COMMIT, TRANSACTION_MASK, UNIT, consume_queue_columns
+from dledger_core.rocketmq import (
+    DELAY_LEVELS_MS,
+    PHYSICAL_OFFSET_DELTA,
+    TRANSACTION_COMMIT,
+    TRANSACTION_MASK,
+    UNIT,
+    consume_queue_columns,
+)
 from jobs._rebuild.dispatch import expanded
 from spark_connector import ddl_of
 
@@ -121,7 +128,7 @@ class EntryRules:
         hidden: ranges of entries that belong to orphaned attempts.
     """
 
-    header_bytes: int = 48
+    header_bytes: int = PHYSICAL_OFFSET_DELTA
     broker_end: int = ALL_ENTRIES
     committed_end: int = ALL_ENTRIES
     multi_dispatch: bool = True
