@@ -1,8 +1,8 @@
 # The project's commands, the same for people and for CI. `make demo` and `make test` fetch what they need first.
 BIN := .venv/bin
 READY := .venv/.installed
-# Three workers: with two, the two cores wait for a fifth of the time. Groups and their order are tests/conftest.py's.
-WORKERS := -n 3 --dist loadgroup --no-loadscope-reorder
+# Three workers: with two, the two cores wait for a fifth of the time. The order of the files is tests/conftest.py's.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
 QUICK := not spark and not integration and not notebook and not sim and not slow
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)

@@ -1,7 +1,7 @@
 """What holds for every test run: no skip under CI, at least one passed test, no process left behind.
 
-A run on several workers (``--dist loadgroup``) gives a worker whole files; the files of a folder that take the Spark
-session go to one worker.
+A run on several workers (``--dist loadfile``) gives a worker whole files, so that the tests of a file share its
+fixtures.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group whole files and start the long groups first, so that no worker is left with one at the end.
+    """Start the long files first, so that no worker is left with one at the end.
 
     Only tests of processes are tried again (``--reruns``): a machine that stalls for seconds fails them. Chaos is not:
     there, a second try would hide a broken promise.
@@ -45,10 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = {item.path for item in items if marked(item, LONG)}
     items.sort(key=lambda item: (item.path not in spark, item.path not in long))
     for item in items:
-        folder = item.path.parent.name
-        group = f"{folder} with Spark" if item.path in spark else f"{folder}/{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group(group))
-        if not marked(item, OF_PROCESSES) or folder == "chaos":
+        if not marked(item, OF_PROCESSES) or item.path.parent.name == "chaos":
             item.add_marker(pytest.mark.flaky(reruns=0))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -223,14 +222,7 @@ def _of_servers(plan: RebuildPlan, peers: str, groups: tuple[str, ...], broker_e
     if plan.checkpoint:
         check_resume(plan.checkpoint, Tracker(DLedgerOptions.for_reading(source)))
     rules = replace(plan.rules, broker_end=broker_end or 0)
-    return replace(plan, source=_ending(source, ranges, plan.trigger), ranges=ranges, rules=rules)
-
-
-def _ending(source: dict[str, str], ranges: dict[str, tuple[int, int]], trigger: str) -> dict[str, str]:
-    """Let the stream end where the plan does, unless it is to continue for ever."""
-    if trigger != AVAILABLE_NOW:
-        return source
-    return source | {"endingOffsets": json.dumps({group: end for group, (_, end) in ranges.items()})}
+    return replace(plan, source=source, ranges=ranges, rules=rules)
 
 
 def check_assignable(client: Client, group: str, bounds: LogBounds) -> None:
@@ -292,7 +284,7 @@ def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until
         source = {"path": store, "isolation": "read_uncommitted"}
         return replace(
             plan,
-            source=_ending(source, {group: (first, end)}, AVAILABLE_NOW),
+            source=source,
             ranges={group: (first, end)},
             rules=rules,
             classic=_preceding(commitlog, reader) if commitlog else (),

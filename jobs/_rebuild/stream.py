@@ -10,6 +10,7 @@ replaces the table.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections import Counter
@@ -35,7 +36,7 @@ from jobs._rebuild.units import (
     decoded,
     units_of,
 )
-from jobs._streams import parse_trigger
+from jobs._streams import AVAILABLE_NOW, parse_trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,6 +99,9 @@ class TableStream:
 
     def _follow(self, checkpoint: str, stop: Event) -> None:
         options = {**self._plan.source, "startingOffsets": "earliest"}
+        if self._plan.trigger == AVAILABLE_NOW:  # entries that are appended meanwhile are left to the next run
+            ends = {group: end for group, (_, end) in self._plan.ranges.items()}
+            options["endingOffsets"] = json.dumps(ends)
         entries = self._spark.readStream.format("dledger").schema(_COLUMNS).options(**options).load()
         writer = entries.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
         query = writer.trigger(**parse_trigger(self._plan.trigger)).start()

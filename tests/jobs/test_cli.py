@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -84,7 +83,7 @@ def test_a_signal_stops_cleanly(number: int, capsys: pytest.CaptureFixture[str])
 
     def body() -> None:
         try:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
             signal.pause()
         finally:
             closed.append(True)
@@ -98,7 +97,7 @@ def test_a_signal_stops_cleanly(number: int, capsys: pytest.CaptureFixture[str])
 def test_a_stream_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> Outcome:
         with stop_requests() as stop:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             return Outcome({"asked": stop.wait(10)})
 
     code, summary, _ = run(capsys, body)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core import Client, ConfigError, LocalCluster, LogBounds, open_store
+from dledger_core.convert import read_old_log
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.storage.files import OsFiles
 from dledger_core.storage.log_meta import LogMeta, save_log_meta
@@ -300,7 +301,8 @@ def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsy
     classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
     old = [(at, body) for at, body in golden.messages(golden.MIXED).items() if at < 2 * 131_072]
     last = decode_messages(pa.array([body for _, body in old]), ["topic", "queue_id", "queue_offset"]).to_pylist()[-1]
-    options = {"commitlog": str(classic), **PATIENT}
+    fingerprint = str(read_old_log(classic).fingerprint)
+    options = {"commitlog": str(classic), "fingerprint": fingerprint, **PATIENT}
     with LocalCluster(1, tmp_path / "nodes", **options) as cluster, Client(cluster.peers) as client:
         client.append(encode_messages(last["topic"], last["queue_id"], [b"x", b"y"]))
     store, table = tmp_path / "nodes" / "default" / "dledger-n0", tmp_path / "table"
