@@ -125,7 +125,7 @@ def test_nodes_that_die_come_back_and_hand_over_while_a_task_reads(cluster: Any,
 
 
 def test_a_named_node_is_the_only_one_asked(cluster: Any) -> None:
-    reader, partitions = planned(cluster, "node:n2", fetchRetryMs="1", fetchTimeoutMs="500")
+    reader, partitions = planned(cluster, "node:n2", fetchRetryMs="500", fetchTimeoutMs="500")
     cluster.kill("n2")
     try:
         with pytest.raises(UnreachableError, match="Connection refused"):
