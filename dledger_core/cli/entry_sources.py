@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.cli.places import Place
-from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
+from dledger_core.errors import ConfigError, CorruptRecordError
 from dledger_core.record import RECORD_SCHEMA, Records, to_arrow
 from dledger_core.rocketmq import CommitLogFile, FileStop, broker_end_of, commit_log_files, end_of, locate
 from dledger_core.storage import StoreReader, open_store
@@ -43,11 +43,8 @@ def open_dump(path: Path, commitlog: Path | None = None) -> DumpSource:
         StoreMismatchError: there is nothing of the kind.
         StorageError: it cannot be read.
     """
-    location = locate(path)
-    location.check()
-    if commitlog is not None and not location.is_store:
-        raise StoreMismatchError("not a store (it has no data/)", str(path), "name the store that --commitlog precedes")
-    store, classic = location.store, commitlog or location.commitlog
+    location = locate(path).after(commitlog)
+    store, classic = location.store, location.commitlog
     files = commit_log_files(classic) if classic is not None else ()
     return DumpSource(path, open_store(store) if store is not None else None, files)
 

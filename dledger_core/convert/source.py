@@ -185,11 +185,8 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
         CorruptRecordError: files are missing.
     """
     files = files or OsFiles()
-    location = locate(path)
-    location.check()
-    if commitlog is not None and not location.is_store:
-        raise StoreMismatchError("not a store (it has no data/)", str(path), "name the store that --commitlog precedes")
-    store, classic = location.store, commitlog or location.commitlog
+    location = locate(path).after(commitlog)
+    store, classic = location.store, location.commitlog
     for directory in filter(None, (store, classic)):
         check_broker_idle(directory.absolute().parent)
     part = ClassicPart(commit_log_files(classic)) if classic is not None else None

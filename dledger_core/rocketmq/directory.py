@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +65,20 @@ class Location:
             )
         if self.store is None and self.commitlog is None:
             raise _nothing(self.path)
+
+    def after(self, commitlog: Path | None) -> Location:
+        """Returns the logs to read: those here, or the store here and a CommitLog elsewhere that precedes it.
+
+        Raises:
+            StoreMismatchError: there is no log, or no store that ``commitlog`` could precede.
+        """
+        self.check()
+        if commitlog is None:
+            return self
+        if not self.is_store:
+            remedy = "name the store that --commitlog precedes"
+            raise StoreMismatchError("not a store (it has no data/)", str(self.path), remedy)
+        return replace(self, commitlog=commitlog)
 
     def one_store(self) -> Path:
         """Returns the directory itself, which must be a store.
