@@ -155,7 +155,7 @@ _EXAMPLES = examples(
     "# two logs of RocketMQ messages, from an index of one and the end of the other",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --groups a,b --decode message \\",
     """  --starting-offsets '{"a": 7, "b": -1}' --table messages --checkpoint messages.checkpoint""",
-    "# a live group of Java nodes; the column committed is null, see dledger_core/remoting/README.md",
+    "# a live group of Java nodes; the column committed is null, see dledger_core/rocketmq/remoting/README.md",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --protocol dledger-java --groups g --table events --checkpoint c",
 )
 

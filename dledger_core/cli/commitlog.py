@@ -10,12 +10,12 @@ import click
 
 from dledger_core.cli.output import emit
 from dledger_core.cli.progress import Progress, say
-from dledger_core.convert import OldLog, begin_behind, read_old_log
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.rocketmq.commitlog_prefix import CommitLogFingerprint
+from dledger_core.rocketmq.convert import OldLog, begin_behind, read_old_log
+from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
 from dledger_core.server.config import ServerConfig
-from dledger_core.storage.files import OsFiles
-from dledger_core.storage.layout import Layout, open_identity
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout, open_identity
 
 __all__ = ["check_commitlog", "print_fingerprint", "start_after"]
 

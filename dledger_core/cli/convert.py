@@ -16,8 +16,8 @@ from dledger_core.cli.options import examples, format_option, peers_option
 from dledger_core.cli.output import Format, show_facts
 from dledger_core.cli.progress import Progress, say
 from dledger_core.cli.stopping import stop_requests
-from dledger_core.convert import ConvertRequest, Step, store_directory
-from dledger_core.convert import convert as run_conversion
+from dledger_core.rocketmq.convert import ConvertRequest, Step, store_directory
+from dledger_core.rocketmq.convert import convert as run_conversion
 
 __all__ = ["convert"]
 

@@ -15,8 +15,8 @@ from dledger_core.cli.output import Format, show_rows
 from dledger_core.cli.progress import say
 from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
-from dledger_core.storage.damage import Damage
-from dledger_core.storage.repair import StoreRepair
+from dledger_core.storage.check.damage import Damage
+from dledger_core.storage.check.repair import StoreRepair
 
 __all__ = ["repair"]
 
@@ -67,7 +67,7 @@ def repair(
             found = store.find()
             _show(found, (), output, dry_run=True)
             return EXIT_FINDING if found or store.suspicion is not None else 0
-        from dledger_core.server.repair import repair_store  # a look needs no server
+        from dledger_core.server.maintenance.repair import repair_store  # a look needs no server
 
         report = asyncio.run(repair_store(store, parse_peers(peers or ""), store.meta.group))
         _show(report.found, report.remaining, output, dry_run=False)

@@ -19,7 +19,7 @@ from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
 from dledger_core.server import NodeServer, run
 
 if TYPE_CHECKING:
-    from dledger_core.rocketmq.broker_conf import BrokerConf
+    from dledger_core.rocketmq.store.broker_conf import BrokerConf
 
 __all__ = ["serve"]
 
@@ -100,7 +100,7 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
 
 def _broker(path: Path) -> BrokerConf:
     """Reads a broker's configuration; says what of it is ignored."""
-    from dledger_core.rocketmq.broker_conf import read_broker_conf
+    from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 
     broker = read_broker_conf(path)
     for remark in broker.remarks():

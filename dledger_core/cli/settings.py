@@ -24,11 +24,11 @@ from dledger_core.config import (
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig, spread_leaders
-from dledger_core.server.retention import RetentionPolicy, parse_hours
-from dledger_core.server.role_events import split_command
+from dledger_core.server.maintenance.retention import RetentionPolicy, parse_hours
+from dledger_core.server.services.role_events import split_command
 
 if TYPE_CHECKING:
-    from dledger_core.rocketmq.broker_conf import BrokerConf
+    from dledger_core.rocketmq.store.broker_conf import BrokerConf
 
 _SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
 """Java maps a file as a whole, and counts its bytes in an int."""

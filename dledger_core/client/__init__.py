@@ -1,10 +1,7 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
 from dledger_core.client.async_client import AsyncClient
-from dledger_core.client.cluster_view import ReadFrom
 from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
-from dledger_core.client.java.client import JavaClient
-from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.lag import Behind, measure_behind, record_at
 from dledger_core.client.producer import AsyncProducer, Producer
 from dledger_core.client.results import (
@@ -20,8 +17,11 @@ from dledger_core.client.results import (
     RoleChange,
     TransactionState,
 )
+from dledger_core.client.routing.cluster_view import ReadFrom
 from dledger_core.client.sync_client import Client
 from dledger_core.control import Part, TransactionId
+from dledger_core.rocketmq.client.client import JavaClient
+from dledger_core.rocketmq.client.options import JavaOptions
 
 __all__ = [
     "AppendResult",

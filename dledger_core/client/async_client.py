@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from dledger_core.client import reading
 from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
-from dledger_core.client.cluster_view import ClusterView, ReadFrom, ReplicaChoice
 from dledger_core.client.describing import (
     agreed,
     bounds_of,
@@ -20,12 +19,9 @@ from dledger_core.client.describing import (
     metadata_of,
     transaction_map,
 )
-from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.positions import PositionReads
 from dledger_core.client.protocols import client_class
 from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
-from dledger_core.client.replica_reads import Reader
-from dledger_core.client.requests import Requests
 from dledger_core.client.results import (
     AppendResult,
     AttemptResult,
@@ -35,7 +31,10 @@ from dledger_core.client.results import (
     Metadata,
     RoleChange,
 )
-from dledger_core.client.retry import Deadline, Timeouts, with_retries
+from dledger_core.client.routing.cluster_view import ClusterView, ReadFrom, ReplicaChoice
+from dledger_core.client.routing.replica_reads import Reader
+from dledger_core.client.routing.requests import Requests
+from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
 from dledger_core.client.transactions import TransactionCalls
 from dledger_core.config import Peer, check_group_name, parse_peers
 from dledger_core.control import TransactionId, column_crc
@@ -44,6 +43,7 @@ from dledger_core.net.codec import columns_payload, int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns, Fetch, Isolation
+from dledger_core.rocketmq.client.options import JavaOptions
 
 __all__ = ["TAIL_WAIT_MS", "AsyncClient"]
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
-from dledger_core.client.replica_reads import NEWEST_TIMEOUT_S
 from dledger_core.client.results import PositionFetch
+from dledger_core.client.routing.replica_reads import NEWEST_TIMEOUT_S
 from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, parse_records
 from dledger_core.net.frame import Frame
@@ -133,7 +133,7 @@ def _decode(frame: Frame, position: int) -> PositionFetch | int:
 
 def _check(batch: pa.RecordBatch) -> None:
     # Few clients read a CommitLog: the others need not load what reads messages.
-    from dledger_core.rocketmq.commit_log import message_faults
+    from dledger_core.rocketmq.store.commit_log import message_faults
 
     wrong = message_faults(batch) != 0
     if wrong.any():

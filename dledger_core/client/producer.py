@@ -7,7 +7,7 @@ import asyncio
 from dledger_core.client.appending import Bodies, columns_of
 from dledger_core.client.async_client import AsyncClient
 from dledger_core.client.results import AppendResult
-from dledger_core.client.retry import is_unknown
+from dledger_core.client.routing.retry import is_unknown
 from dledger_core.client.sync_client import Client
 from dledger_core.control import column_crc
 from dledger_core.errors import DLedgerError, FencedError

@@ -14,8 +14,6 @@ import pyarrow as pa
 
 from dledger_core.client.appending import Bodies
 from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncClient
-from dledger_core.client.cluster_view import ReadFrom
-from dledger_core.client.java.options import JavaOptions
 from dledger_core.client.loop_thread import LoopThread
 from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
 from dledger_core.client.results import (
@@ -30,10 +28,12 @@ from dledger_core.client.results import (
     RoleChange,
     TransactionState,
 )
+from dledger_core.client.routing.cluster_view import ReadFrom
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import ConfigError
 from dledger_core.record import Fetch, Isolation
+from dledger_core.rocketmq.client.options import JavaOptions
 
 __all__ = ["Client"]
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
-from dledger_core.client.channel import ChannelPool
 from dledger_core.client.results import RoleChange
+from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.errors import DLedgerError, ProtocolError
 from dledger_core.net.codec import int_field, str_field
 from dledger_core.net.frame import Frame

@@ -13,7 +13,7 @@ from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRun
 from dledger_core.raft.recent import RecentBatches
-from dledger_core.raft.runs import TermRuns
+from dledger_core.raft.term_ranges import TermRuns
 
 __all__ = ["RaftLog"]
 

@@ -10,9 +10,9 @@ from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
 from dledger_core.raft import election, leadership, raft, replication
 from dledger_core.raft.batch import Batch, LogStore
+from dledger_core.raft.chunks import ResetPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
-from dledger_core.raft.pieces import ResetPayloads
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState

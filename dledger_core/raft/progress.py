@@ -7,7 +7,7 @@ from enum import Enum
 
 from dledger_core.config import RaftConfig
 from dledger_core.ids import NO_INDEX, Index
-from dledger_core.raft.pieces import OutgoingReset
+from dledger_core.raft.chunks import OutgoingReset
 
 __all__ = ["Progress", "ProgressState"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import Index
-from dledger_core.raft import election, following, leadership, resetting
+from dledger_core.raft import election, following, leadership
+from dledger_core.raft import snapshot_install as resetting
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,

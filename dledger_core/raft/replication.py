@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger_core.errors import CorruptRecordError, invariant
 from dledger_core.ids import NO_TERM, Index, NodeId
-from dledger_core.raft import resetting
+from dledger_core.raft import snapshot_install as resetting
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse
 from dledger_core.raft.progress import Progress, ProgressState

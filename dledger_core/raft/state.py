@@ -8,9 +8,9 @@ from typing import TypeAlias
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft.chunks import IncomingReset, ResetPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
-from dledger_core.raft.pieces import IncomingReset, ResetPayloads
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.reads import ReadQueue

@@ -11,7 +11,7 @@ from dledger_core.config import Peer, RaftConfig, StorageConfig, parse_groups
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.net.protocol import HELLO_BYTES_MAX
-from dledger_core.server.retention import RetentionPolicy
+from dledger_core.server.maintenance.retention import RetentionPolicy
 
 __all__ = ["ServerConfig", "spread_leaders"]
 

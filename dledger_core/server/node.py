@@ -22,22 +22,22 @@ from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
 from dledger_core.raft import Configuration, Message, even_group_warning
-from dledger_core.server.appends import Appended, Appends
-from dledger_core.server.budget import Budget
+from dledger_core.rocketmq.remoting.service import RemotingNode
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.peers import PeerLinks
-from dledger_core.server.positions import Positions
-from dledger_core.server.reads import Reads
-from dledger_core.server.remoting_service import RemotingNode
-from dledger_core.server.repair import SuspectStores, open_sound
-from dledger_core.server.replica import Replica
-from dledger_core.server.request import Hosted
-from dledger_core.server.role_events import OnRole, RoleCommand, RoleFeed
-from dledger_core.server.scrub import LiveRepairs, Scrub
-from dledger_core.server.service import ClientService
-from dledger_core.server.upkeep import RETENTION_S, SPACE_S, Upkeep
+from dledger_core.server.maintenance.maintenance import RETENTION_S, SPACE_S, Upkeep
+from dledger_core.server.maintenance.repair import SuspectStores, open_sound
+from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.replica.peers import PeerLinks
+from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.appends import Appended, Appends
+from dledger_core.server.services.budget import Budget
+from dledger_core.server.services.positions import Positions
+from dledger_core.server.services.reads import Reads
+from dledger_core.server.services.request import Hosted
+from dledger_core.server.services.role_events import OnRole, RoleCommand, RoleFeed
+from dledger_core.server.services.service import ClientService
 from dledger_core.storage import CommitLog
-from dledger_core.storage.layout import check_owner
+from dledger_core.storage.files.layout import check_owner
 
 __all__ = ["NodeServer", "run"]
 

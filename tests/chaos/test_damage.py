@@ -11,7 +11,7 @@ import pytest
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError
-from dledger_core.storage.recent_check import check_recent
+from dledger_core.storage.check.recent_check import check_recent
 from tests.chaos.damage import KINDS, Damage, Spot
 from tests.chaos.nemesis import EXPECTED
 from tests.support.logs import append, open_log, read_all

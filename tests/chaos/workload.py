@@ -17,7 +17,7 @@ import numpy as np
 
 from dledger_core import AsyncClient, AttemptResult, Fetch
 from dledger_core.client.reading import END_OF_LOG
-from dledger_core.client.retry import is_unknown
+from dledger_core.client.routing.retry import is_unknown
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
 from tests.chaos.history import Append, Decision, Read, Recorder, Status, hash_of

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_core.cli import main
-from tests.convert.stores import PEERS, snapshot, store_of, unpacked
+from tests.rocketmq.convert.stores import PEERS, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, extract
 from tests.support.only_reading import only_reading
 

@@ -15,7 +15,7 @@ from dledger_core.cli import main
 from dledger_core.cli.settings import read_settings
 from dledger_core.cluster import free_ports
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq.broker_conf import read_broker_conf
+from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 from tests.rocketmq.golden import MIXED, extract, members
 
 

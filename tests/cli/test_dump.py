@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from dledger_core.cli import main
 from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog, open_store
-from tests.convert.stores import manifest, snapshot, store_of, unpacked
+from tests.rocketmq.convert.stores import manifest, snapshot, store_of, unpacked
 from tests.support.archives import unpack
 from tests.support.logs import SMALL, append
 from tests.support.only_reading import only_reading

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dledger_core.cli import main
 from dledger_core.cli.options import connect
-from dledger_core.client.java.client import JavaClient
+from dledger_core.rocketmq.client.client import JavaClient
 
 JAVA = ["--protocol", "dledger-java", "--peers", "n0-127.0.0.1:1", "--timeout", "0.3"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from dledger_core.cli.settings import read_settings
 from dledger_core.errors import ConfigError
-from dledger_core.server.retention import RetentionPolicy
+from dledger_core.server.maintenance.retention import RetentionPolicy
 
 BASE = {"peers": "n0-127.0.0.1:40911", "self_id": "n0"}
 

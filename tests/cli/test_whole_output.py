@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.convert.stores import store_of, unpacked
+from tests.rocketmq.convert.stores import store_of, unpacked
 
 _ROOM = 20_000
 

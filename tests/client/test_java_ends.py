@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.client.java.ends import EndWatch, Sighting, first_index, last_end
+from dledger_core.rocketmq.client.ends import EndWatch, Sighting, first_index, last_end
 
 
 class FakeLog:

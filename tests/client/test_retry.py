@@ -13,7 +13,7 @@ from dledger_core import (
     RequestTimedOutError,
     UnreachableError,
 )
-from dledger_core.client.retry import Retry, Timeouts
+from dledger_core.client.routing.retry import Retry, Timeouts
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import FakeGroup, run
 

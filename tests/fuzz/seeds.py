@@ -24,12 +24,12 @@ from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.raft import messages as raft
 from dledger_core.record import Columns, Records, encode
-from dledger_core.rocketmq.layout import RECORD_BYTES_MIN
-from dledger_core.storage.checkpoint import Checkpoint, save_checkpoint
-from dledger_core.storage.index_file import IndexFile
-from dledger_core.storage.log_meta import LogMeta, save_log_meta
-from dledger_core.storage.segments import Segments
-from dledger_core.storage.tables import LogTables
+from dledger_core.rocketmq.message.layout import RECORD_BYTES_MIN
+from dledger_core.storage.files.checkpoint import Checkpoint, save_checkpoint
+from dledger_core.storage.files.index_file import IndexFile
+from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.tables.tables import LogTables
 from tests.fuzz.catalog import CORPUS, TARGETS
 from tests.fuzz.targets.messages import packed
 from tests.fuzz.targets.scanning import SEGMENT_BYTES
@@ -140,7 +140,7 @@ def request() -> Seeds:
 
 
 def remoting() -> Seeds:
-    from tests.remoting.record_frames import recorded
+    from tests.rocketmq.remoting.record_frames import recorded
 
     frames = recorded("0.3.1.2")
     for name in ("append", "append-batch", "get", "metadata", "push", "transfer", "user-define", "vote"):

@@ -12,14 +12,14 @@ import pytest
 from dledger_core import control, open_store
 from dledger_core.cluster import free_ports
 from dledger_core.config import StorageConfig
-from dledger_core.convert import ConvertRequest, convert
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, Payload
+from dledger_core.rocketmq.convert import ConvertRequest, convert
 from dledger_core.storage import CommitLog
-from tests.convert.stores import GOLDEN, PEERS, store_of, unpacked
 from tests.interop.java_dledger import Entry, JavaDLedger
+from tests.rocketmq.convert.stores import GOLDEN, PEERS, store_of, unpacked
 from tests.rocketmq.golden import MIXED, THREE, extract
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

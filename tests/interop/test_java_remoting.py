@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.interop.java_dledger import JavaDLedger
-from tests.remoting.record_frames import VERSIONS, Recorder, recorded
+from tests.rocketmq.remoting.record_frames import VERSIONS, Recorder, recorded
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from dledger_core import Client, ConfigError, LocalCluster, LogBounds, open_store
-from dledger_core.convert import read_old_log
 from dledger_core.rocketmq import decode_messages, encode_messages
-from dledger_core.storage.files import OsFiles
-from dledger_core.storage.log_meta import LogMeta, save_log_meta
+from dledger_core.rocketmq.convert import read_old_log
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.log_info import LogMeta, save_log_meta
 from jobs import rebuild_consume_queue
 from jobs._rebuild.compare import check_compared
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, check_assignable, plan_for

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import commit_log_files
-from dledger_core.rocketmq.commit_log import walk
+from dledger_core.rocketmq.store.commit_log import walk
 from jobs._rebuild.classic import reader
 from jobs._rebuild.plan import RebuildOptions, plan_for
 from jobs._rebuild.units import DAMAGED, EntryRules

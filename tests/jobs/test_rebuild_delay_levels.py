@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import UNIT, encode_messages
-from dledger_core.rocketmq.layout import DELAY_LEVELS_MS
+from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS
 from jobs import rebuild_consume_queue
 from jobs._rebuild.plan import RebuildOptions, delay_levels_of, plan_for
 from jobs._rebuild.units import EntryRules, runs_and_units

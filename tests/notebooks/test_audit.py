@@ -13,8 +13,8 @@ from dledger_core import DLedgerError
 from dledger_core.rocketmq import encode_messages, field_at
 from jobs import audit_replicas
 from tests.client.fake_group import running_group
-from tests.convert.stores import store_of, unpacked
 from tests.notebooks.running import execute
+from tests.rocketmq.convert.stores import store_of, unpacked
 from tests.rocketmq.golden import THREE, messages
 from tests.support.run_job import run_in_process
 

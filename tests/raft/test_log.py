@@ -12,7 +12,7 @@ from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRun
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_HELD_MAX, RecentBatches
-from dledger_core.raft.runs import TermRuns
+from dledger_core.raft.term_ranges import TermRuns
 from tests.support.memory_store import MemoryStore, log_of
 
 BIG = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dledger_core.errors import ConfigError
 from dledger_core.java_properties import MalformedError, read_java_properties
-from dledger_core.rocketmq.broker_conf import read_broker_conf
+from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 from tests.rocketmq.golden import MIXED, REUSED, THREE, members
 
 GOOD = "dLegerGroup=g\ndLegerPeers=n0-h:1;n1-h:2\ndLegerSelfId=n0\nstorePathRootDir=/s\nenableDLegerCommitLog=true\n"

@@ -10,7 +10,13 @@ import pytest
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import encode_messages
-from dledger_core.rocketmq.commit_log import BLANK_MAGIC, ClassicCommitLog, CommitLogFile, FileStop, commit_log_files
+from dledger_core.rocketmq.store.commit_log import (
+    BLANK_MAGIC,
+    ClassicCommitLog,
+    CommitLogFile,
+    FileStop,
+    commit_log_files,
+)
 from tests.rocketmq import golden
 
 BODIES = encode_messages("T", 0, [b"a" * n for n in (1, 50, 300)]).to_pylist()

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dledger_core.errors import BadRequestError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
-from dledger_core.rocketmq import commitlog_prefix
-from dledger_core.rocketmq.commit_log import BLANK_MAGIC, commit_log_files
-from dledger_core.rocketmq.commitlog_prefix import CommitLogPrefix
-from dledger_core.storage.files import OsFile, OsFiles
+from dledger_core.rocketmq.store import commitlog_prefix
+from dledger_core.rocketmq.store.commit_log import BLANK_MAGIC, commit_log_files
+from dledger_core.rocketmq.store.commitlog_prefix import CommitLogPrefix
+from dledger_core.storage.files.file_system import OsFile, OsFiles
 from tests.rocketmq.golden import MIXED, extract
 
 FILE_BYTES = 131_072

@@ -17,10 +17,10 @@ import pytest
 from dledger_core.config import Peer
 from dledger_core.errors import UnreachableError
 from dledger_core.raft import Role
-from dledger_core.server.repair import RepairReport, repair_store
-from dledger_core.storage.checkpoint import load_checkpoint
-from dledger_core.storage.layout import Layout
-from dledger_core.storage.repair import StoreRepair
+from dledger_core.server.maintenance.repair import RepairReport, repair_store
+from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.files.checkpoint import load_checkpoint
+from dledger_core.storage.files.layout import Layout
 from tests.support.hand_driven import HandDriven
 from tests.support.hand_group import NAMES, TICKS_MAX, HandGroup
 from tests.support.server_group import STORAGE

@@ -24,9 +24,9 @@ from dledger_core.ids import NO_TERM, NodeId
 from dledger_core.net.frame import ARRAY_LENGTH_MAX, encode_frame
 from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, Payload
-from dledger_core.server.appends import ID_BYTES_MAX, UNTIL_READY_MAX
-from dledger_core.server.budget import Budget
-from dledger_core.storage.prefix import TablesSnapshot
+from dledger_core.server.services.appends import ID_BYTES_MAX, UNTIL_READY_MAX
+from dledger_core.server.services.budget import Budget
+from dledger_core.storage.write.trim import TablesSnapshot
 from tests.support.hand_driven import Asker, HandDriven
 from tests.support.server_group import STORAGE
 

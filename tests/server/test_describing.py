@@ -7,7 +7,7 @@ import asyncio
 from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
 from dledger_core.net.protocol import Type
-from dledger_core.server import reads
+from dledger_core.server.services import reads
 from dledger_core.storage import open_store
 from tests.support.server_group import RawClient, ServerGroup, eventually, run
 

@@ -15,7 +15,7 @@ from dledger_core.errors import DiskFailedError, InvariantViolationError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import Batch, HardState, Ready
 from dledger_core.record import Columns, Payload
-from dledger_core.server.disk import DiskWriter, persist
+from dledger_core.server.replica.group_commit import DiskWriter, persist
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.server_group import eventually, run

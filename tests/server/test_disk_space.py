@@ -10,8 +10,8 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
 from dledger_core.raft.batch import Batch
 from dledger_core.record import Columns, Payload, encode
-from dledger_core.server.disk_space import SMALL_BYTES, SpaceGuard
-from dledger_core.storage.files import DiskSpace, OsFiles
+from dledger_core.server.maintenance.disk_space import SMALL_BYTES, SpaceGuard
+from dledger_core.storage.files.file_system import DiskSpace, OsFiles
 from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import Asker, HandDriven
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from dledger_core.client.channel import ConnectionLostError
+from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.errors import BadRequestError, NoLeaderError, ProtocolError, UnknownGroupError
 from dledger_core.net.protocol import Type
-from dledger_core.server.growth import GROUPS_MAX, AwaitRequest
+from dledger_core.server.services.new_entries import GROUPS_MAX, AwaitRequest
 from tests.support.server_group import RawClient, ServerGroup, eventually, run
 
 KEY = {"q": "query", "b": 1, "r": "run"}

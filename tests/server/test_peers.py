@@ -13,8 +13,8 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.transport import Hello, connect, serve
 from dledger_core.raft import Heartbeat, RequestVote, Role
-from dledger_core.server import peers as peers_module
-from dledger_core.server.peers import PeerLinks
+from dledger_core.server.replica.peers import PeerLinks
+from dledger_core.server.replica.replica import peers as peers_module
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers, run
 
 SILENT_TICKS = 40
@@ -192,14 +192,14 @@ NO_NAMES = {"empty label": "bad..name", "long label": "x" * 70 + ".example", "su
 @pytest.mark.parametrize("host", NO_NAMES.values(), ids=NO_NAMES)
 def test_a_host_that_is_no_name_does_not_end_the_dialling(host, caplog, monkeypatch):
     # A worker cannot send pytest's report of a log that holds half a surrogate pair, so pytest gets none.
-    logger = logging.getLogger("dledger_core.server.peers")
+    logger = logging.getLogger("dledger_core.server.replica.peers")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
 
     async def main():
         peers = free_peers(2)
         wrong = (peers[0], Peer(NodeId("n1"), host, peers[1].port))
-        with caplog.at_level(logging.INFO, "dledger_core.server.peers"):
+        with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
             async with Node(peers[0], wrong) as n0:
                 await eventually(lambda: len(n0.dialled_at) >= 2)
                 assert not any(task.done() for task in n0.links._dialling)
@@ -309,7 +309,7 @@ def test_nodes_whose_peers_strings_disagree_say_so_and_the_others_go_on(tmp_path
                 wrong = (n0, Peer(n1.node_id, n2.host, n2.port), Peer(n2.node_id, n1.host, n1.port))
             else:
                 wrong = (Peer(NodeId("a0"), n0.host, n0.port), n1, n2)
-            with caplog.at_level(logging.INFO, "dledger_core.server.peers"):
+            with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
                 await cluster.start(wrong[0].node_id, peers=wrong)
                 alone = cluster.nodes.pop(wrong[0].node_id)
                 await eventually(lambda: said in caplog.text)

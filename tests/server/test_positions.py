@@ -13,14 +13,14 @@ import pytest
 
 from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
-from dledger_core.convert import begin_behind, read_old_log
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.ids import Index
 from dledger_core.net.protocol import Type
-from dledger_core.rocketmq.directory import COMMITLOG_DIRECTORY
+from dledger_core.rocketmq.convert import begin_behind, read_old_log
+from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.positions import Positions
-from dledger_core.storage.prefix import TablesSnapshot
+from dledger_core.server.services.positions import Positions
+from dledger_core.storage.write.trim import TablesSnapshot
 from tests.rocketmq.golden import MIXED, extract, messages
 from tests.support.server_group import ServerGroup, eventually, run
 

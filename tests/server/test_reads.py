@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
-from dledger_core.client.channel import ConnectionLostError
+from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.errors import BadRequestError, BehindError, DLedgerError
 from dledger_core.net import codec
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from dledger_core.server.reads import DIGEST_ENTRIES_MAX, WAIT_MS_MAX, ReadRequest
+from dledger_core.server.services.reads import DIGEST_ENTRIES_MAX, WAIT_MS_MAX, ReadRequest
 from tests.support.server_group import TIMEOUT_S, ServerGroup, eventually, run
 
 MISSING = object()

@@ -10,8 +10,8 @@ import pytest
 
 from dledger_core.client import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
-from dledger_core.remoting.requests import AppendRequest, GetRequest
-from dledger_core.remoting.responses import AppendReply, GetReply
+from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest
+from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply
 from tests.support.server_group import STORAGE, ServerGroup, eventually, run
 
 NOW = JavaOptions(safety_lag_ms=0)

@@ -12,9 +12,9 @@ from dledger_core.cli.root import main
 from dledger_core.client import Client, Producer
 from dledger_core.cluster import LocalCluster
 from dledger_core.storage import open_store
-from dledger_core.storage.files import OsFiles
-from dledger_core.storage.layout import Layout
-from dledger_core.storage.suspect import mark_suspect, suspicion
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.verification import mark_suspect, suspicion
 from tests.support.soon import soon
 
 OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "zero_ahead_bytes": 0}

@@ -11,8 +11,8 @@ from dledger_core.errors import DiskFailedError, InvariantViolationError, Propos
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, Batch, Configuration
 from dledger_core.record import Columns, Payload, encode
-from dledger_core.server.reads import ReadRequest, Reads
-from dledger_core.server.replica import Replica
+from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.reads import ReadRequest, Reads
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import HandDriven

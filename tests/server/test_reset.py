@@ -14,8 +14,8 @@ from dledger_core.errors import ProtocolError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Reset, Role
 from dledger_core.record import Columns, Payload, Records
-from dledger_core.server.reset import Resets
-from dledger_core.storage.tables import LogTables
+from dledger_core.server.replica.snapshot import Resets
+from dledger_core.storage.tables.tables import LogTables
 from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import Asker, HandDriven
 

@@ -13,10 +13,10 @@ from dledger_core.config import StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DiskFailedError
 from dledger_core.ids import Index
-from dledger_core.server.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
-from dledger_core.server.upkeep import Upkeep
-from dledger_core.storage.files import DiskSpace
-from dledger_core.storage.log_queries import SegmentFacts
+from dledger_core.server.maintenance.maintenance import Upkeep
+from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
+from dledger_core.storage.files.file_system import DiskSpace
+from dledger_core.storage.read.log_queries import SegmentFacts
 from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import Asker, HandDriven
 

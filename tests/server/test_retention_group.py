@@ -10,7 +10,7 @@ import pytest
 from dledger_core.config import StorageConfig
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.net.protocol import Type
-from dledger_core.server.retention import RetentionPolicy
+from dledger_core.server.maintenance.retention import RetentionPolicy
 from dledger_core.storage import open_store
 from tests.support.server_group import ServerGroup, eventually, run
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.client.channel import ConnectionLostError
+from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId, Term
 from dledger_core.net.protocol import Type
 from dledger_core.raft import Role
 from dledger_core.server.node import NodeServer
-from dledger_core.server.role_events import RoleCommand, RoleEvent, split_command
+from dledger_core.server.services.role_events import RoleCommand, RoleEvent, split_command
 from tests.support.server_group import RawClient, ServerGroup, eventually, run
 
 

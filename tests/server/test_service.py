@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dledger_core.client.channel import Channel
+from dledger_core.client.routing.channel import Channel
 from dledger_core.control import PARTS_MAX, Part
 from dledger_core.errors import (
     BadRequestError,
@@ -23,7 +23,7 @@ from dledger_core.errors import (
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.net.transport import Hello, connect
-from dledger_core.server.flow import ANSWERS_AT_ONCE, REQUESTS_MAX, UNSENT_BYTES_MAX
+from dledger_core.server.services.flow import ANSWERS_AT_ONCE, REQUESTS_MAX, UNSENT_BYTES_MAX
 from tests.support.server_group import RawClient, ServerGroup, eventually, run
 
 KEY = {"q": "query", "b": 1, "r": "run"}

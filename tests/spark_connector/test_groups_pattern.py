@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
-from dledger_core.client.channel import Channel
+from dledger_core.client.routing.channel import Channel
 from spark_connector.errors import GroupGoneError, OptionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.batch_reader import DLedgerBatchReader

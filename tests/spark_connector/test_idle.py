@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from dledger_core import Client
-from dledger_core.client.channel import Channel
+from dledger_core.client.routing.channel import Channel
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.stream_reader import DLedgerStreamReader
 from tests.support.patience import PATIENT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dledger_core import Client, LocalCluster
-from dledger_core.client.channel import Channel
+from dledger_core.client.routing.channel import Channel
 from dledger_core.errors import DLedgerError, UnreachableError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.batch_reader import DLedgerBatchReader

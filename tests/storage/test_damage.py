@@ -18,8 +18,8 @@ import pytest
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.files import OsFile, OsFiles
-from dledger_core.storage.recent_check import check_recent
+from dledger_core.storage.check.recent_check import check_recent
+from dledger_core.storage.files.file_system import OsFile, OsFiles
 from tests.support.logs import append, open_log
 
 FIRST, LAST = f"data/{segment_name(0)}", f"data/{segment_name(4096)}"

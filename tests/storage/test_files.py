@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.storage.files import OsFiles
+from dledger_core.storage.files.file_system import OsFiles
 
 
 def test_vectored_writes_of_any_number(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from dledger_core.raft.batch import TermRun
 from dledger_core.raft.ready import HardState
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.prefix import LogStart, TablesSnapshot
-from dledger_core.storage.repair import StoreRepair
-from dledger_core.storage.tables import LogTables
+from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.write.trim import LogStart, TablesSnapshot
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import NO_TABLES, STORE, append, make_batch, open_log, read_all
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
-from dledger_core.storage.producers import EXPIRY_MS, ProducerTable
+from dledger_core.storage.tables.producers import EXPIRY_MS, ProducerTable
 
 
 def applied(*appends: tuple[str, int, int, int, int]) -> ProducerTable:

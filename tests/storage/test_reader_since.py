@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dledger_core.storage import StoreReader, open_store
-from dledger_core.storage.files import OsFiles
+from dledger_core.storage.files.file_system import OsFiles
 from tests.storage.conftest import GOLDEN
 from tests.support.growing_store import GrowingStore, everything
 

@@ -16,13 +16,13 @@ from dledger_core.ids import Index, NodeId, Position, Term
 from dledger_core.raft import HardState
 from dledger_core.record import Records, segment_name
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.abstention import abstains_above, mark_abstaining
-from dledger_core.storage.damage import Damage
-from dledger_core.storage.hard_state import save_hard_state
-from dledger_core.storage.layout import Layout
-from dledger_core.storage.repair import StoreRepair
-from dledger_core.storage.segments import Segments
-from dledger_core.storage.suspect import mark_suspect, suspicion
+from dledger_core.storage.check.damage import Damage
+from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.files.hard_state import save_hard_state
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.recovering import abstains_above, mark_abstaining
+from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.files.verification import mark_suspect, suspicion
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all
 

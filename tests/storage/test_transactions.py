@@ -10,9 +10,9 @@ from dledger_core import control
 from dledger_core.checksum import crc32
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import FencedError, TransactionError
-from dledger_core.storage.tables import LogTables
-from dledger_core.storage.transactions import TransactionTable
-from dledger_core.storage.visibility import Visibility
+from dledger_core.storage.read.visibility import Visibility
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.tables.transactions import TransactionTable
 
 T0 = TransactionId("q", 0, "run1")
 

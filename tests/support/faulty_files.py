@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from dledger_core.storage.files import DiskSpace
+from dledger_core.storage.files.file_system import DiskSpace
 
 SECTOR = 512
 

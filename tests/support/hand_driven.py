@@ -28,11 +28,11 @@ from dledger_core.raft import (
     Role,
 )
 from dledger_core.record import Columns
-from dledger_core.server.appends import Appended, Appends, ProducerKey
-from dledger_core.server.budget import Budget
-from dledger_core.server.disk import persist
-from dledger_core.server.environment import Environment
-from dledger_core.server.replica import Replica
+from dledger_core.server.replica.environment import Environment
+from dledger_core.server.replica.group_commit import persist
+from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.appends import Appended, Appends, ProducerKey
+from dledger_core.server.services.budget import Budget
 from dledger_core.storage import CommitLog
 from tests.support.server_group import RAFT, STORAGE
 

@@ -9,7 +9,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.errors import DLedgerError
 from dledger_core.raft import Message
 from dledger_core.record import MAGIC_DATA
-from dledger_core.server.appends import Appended
+from dledger_core.server.services.appends import Appended
 from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import Asker, HandDriven
 from tests.support.server_group import STORAGE

@@ -11,8 +11,8 @@ from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, Payload, Records
 from dledger_core.storage import CommitLog
-from dledger_core.storage.prefix import TablesSnapshot
-from dledger_core.storage.tables import LogTables
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.write.trim import TablesSnapshot
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, zero_ahead_bytes=0)
 STORE = Path("/disk/g/dledger-n0")

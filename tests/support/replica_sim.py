@@ -31,7 +31,7 @@ from dledger_core.net.frame import FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX
 from dledger_core.raft import AppendEntries, Message, Ready, Role
 from dledger_core.record import HEADER_BYTES, Records
-from dledger_core.server.appends import Appended
+from dledger_core.server.services.appends import Appended
 from dledger_core.storage import CommitLog
 from tests.support.checkers import SafetyChecker, check
 from tests.support.cluster_sim import LivenessError

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from dledger_core.client.channel import Channel
+from dledger_core.client.routing.channel import Channel
 from dledger_core.cluster import free_ports
 from dledger_core.config import Peer, RaftConfig, StorageConfig
 from dledger_core.control import Part, column_crc
@@ -21,7 +21,7 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer
-from dledger_core.server.request import Hosted
+from dledger_core.server.services.request import Hosted
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index
 from dledger_core.record import Columns
-from dledger_core.server.appends import Appended, ProducerKey
+from dledger_core.server.services.appends import Appended, ProducerKey
 from tests.support.checkers import check
 
 if TYPE_CHECKING:

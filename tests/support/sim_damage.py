@@ -20,8 +20,8 @@ import numpy as np
 from dledger_core.ids import Index
 from dledger_core.raft import Batch
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
-from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
-from dledger_core.storage.layout import Layout
+from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint
+from dledger_core.storage.files.layout import Layout
 from tests.support.checkers import SafetyChecker
 from tests.support.faulty_files import SECTOR, FaultyFiles, Inode
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dledger_core.errors import DLedgerError
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA
-from dledger_core.server.appends import Appended
-from dledger_core.storage.visibility import Visibility
+from dledger_core.server.services.appends import Appended
+from dledger_core.storage.read.visibility import Visibility
 from tests.support.checkers import check
 
 if TYPE_CHECKING:

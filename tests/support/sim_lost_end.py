@@ -14,9 +14,9 @@ import numpy as np
 
 from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
-from dledger_core.storage.abstention import abstains_above
-from dledger_core.storage.checkpoint import Checkpoint, load_checkpoint
-from dledger_core.storage.layout import Layout
+from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.recovering import abstains_above
 from tests.support.faulty_files import FaultyFiles
 from tests.support.sim_damage import Damages, Place, committed_batch, index_rows
 

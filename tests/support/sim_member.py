@@ -20,13 +20,13 @@ from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import Batch, Configuration, HardState, NewStart, Ready, Status
 from dledger_core.record import Payload, Records
-from dledger_core.server.appends import Appends
-from dledger_core.server.budget import Budget
-from dledger_core.server.disk import persist
-from dledger_core.server.environment import Environment
-from dledger_core.server.replica import Replica
+from dledger_core.server.replica.environment import Environment
+from dledger_core.server.replica.group_commit import persist
+from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.budget import Budget
 from dledger_core.storage import CommitLog
-from dledger_core.storage.prefix import LogStart, TablesSnapshot
+from dledger_core.storage.write.trim import LogStart, TablesSnapshot
 from tests.support.checkers import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.memory_store import MemoryStore

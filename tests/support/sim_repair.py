@@ -15,13 +15,13 @@ from dledger_core.config import Peer
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError, UnreachableError
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.repair import SuspectStores, open_sound
-from dledger_core.server.replica import Replica
-from dledger_core.server.scrub import LiveRepairs, Scrub
+from dledger_core.server.maintenance.repair import SuspectStores, open_sound
+from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.replica.replica import Replica
 from dledger_core.storage import CommitLog
-from dledger_core.storage.layout import Layout
-from dledger_core.storage.repair import StoreRepair
-from dledger_core.storage.suspect import suspicion
+from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.verification import suspicion
 from tests.support.checkers import check
 from tests.support.faulty_files import Crash
 from tests.support.virtual_time import Resume, Wait, run_task

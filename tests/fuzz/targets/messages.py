@@ -16,9 +16,9 @@ from dledger_core.net import codec
 from dledger_core.net.frame import Frame, FrameDecoder
 from dledger_core.raft.messages import AppendEntries
 from dledger_core.record import Columns, Payload, encode, to_arrow
-from dledger_core.server import service
-from dledger_core.server.reads import ReadRequest
-from dledger_core.storage.staging import StagedEnd, Staging
+from dledger_core.server.services import service
+from dledger_core.server.services.reads import ReadRequest
+from dledger_core.storage.write.staging import StagedEnd, Staging
 from tests.fuzz.finding import expect, memory_below
 from tests.fuzz.targets.frames import FIXED_BYTES, PER_BYTE
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 
 from dledger_core.errors import DLedgerError, ProtocolError
-from dledger_core.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
-from dledger_core.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, decode_reply
-from dledger_core.remoting.session import RemotingSession
+from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
+from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, decode_reply
+from dledger_core.rocketmq.remoting.session import RemotingSession
 from tests.fuzz.finding import expect, memory_below
-from tests.remoting.fake_nodes import FakeGroup, FakeNode
+from tests.rocketmq.remoting.fake_nodes import FakeGroup, FakeNode
 
 PER_BYTE = 160
 """Bytes of memory for a byte that was received: JSON's smallest list becomes an object."""

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.rocketmq import consume_queue_columns, decode_messages
-from dledger_core.rocketmq.commit_log import walk
-from dledger_core.rocketmq.compression import BODY_BYTES_MAX
-from dledger_core.rocketmq.properties import parse_properties
+from dledger_core.rocketmq.message.compression import BODY_BYTES_MAX
+from dledger_core.rocketmq.message.properties import parse_properties
+from dledger_core.rocketmq.store.commit_log import walk
 from tests.fuzz.finding import expect, memory_below
 
 ROWS_MAX = 4

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from dledger_core.errors import DLedgerError
 from dledger_core.record import segment_name
-from dledger_core.storage.index_file import IndexFile, term_runs
-from dledger_core.storage.record_reader import RecordReader
-from dledger_core.storage.scan import Cursor, Rules, Scanner
-from dledger_core.storage.segments import Segments
+from dledger_core.storage.check.scan import Cursor, Rules, Scanner
+from dledger_core.storage.files.index_file import IndexFile, term_runs
+from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.read.record_reader import RecordReader
 from tests.fuzz.counted_files import CountedFiles
 from tests.fuzz.finding import expect, memory_below
 from tests.support.logs import STORE

@@ -18,9 +18,9 @@ from dledger_core.checksum import crc32
 from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, StoreReader, open_store
-from dledger_core.storage.checkpoint import load_checkpoint
-from dledger_core.storage.prefix import TablesSnapshot
-from dledger_core.storage.tables import LogTables
+from dledger_core.storage.files.checkpoint import load_checkpoint
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.write.trim import TablesSnapshot
 from tests.fuzz.counted_files import CountedFiles
 from tests.fuzz.finding import expect, memory_below
 from tests.support.logs import STORE, append, open_log

@@ -1,0 +1,149 @@
+"""The two fields of a RocketMQ message that say where it lies: queueOffset and physicalOffset.
+
+Entries that move get both right; every other byte stays. A message may carry a CRC over itself as its last property
+(classic CommitLogs with ``enabledAppendPropCRC``): one that was right before is made right again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dledger_core.checksum import Buffer, crc32_column
+from dledger_core.record import slices_of
+from dledger_core.rocketmq.message import layout
+from dledger_core.rocketmq.message.columns import Rows, binary_column, join_pieces, pieces_at
+from dledger_core.rocketmq.message.records import Located, locate
+
+__all__ = [
+    "CRC_DIGITS",
+    "PHYSICAL_OFFSET_AT",
+    "QUEUE_OFFSET_AT",
+    "QueueCounters",
+    "located_in",
+    "own_crc_rows",
+    "patch",
+]
+
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+CRC_PROPERTY: Final = b"__CRC32#\x01"
+CRC_DIGITS: Final = 10
+CRC_BYTES: Final = len(CRC_PROPERTY) + CRC_DIGITS + 1
+_CRC_MASK: Final = 0x7FFFFFFF
+
+_I64 = npt.NDArray[np.int64]
+_Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class QueueCounters:
+    """The next queue offset of each queue, by (topic, queue id)."""
+
+    following: dict[tuple[bytes, int], int] = field(default_factory=dict)
+
+    def saved(self) -> list[list[Any]]:
+        """Returns the counters for JSON."""
+        return [[topic.hex(), queue, after] for (topic, queue), after in self.following.items()]
+
+    @classmethod
+    def restored(cls, saved: list[list[Any]]) -> QueueCounters:
+        """Returns what ``saved`` gave."""
+        return cls({(bytes.fromhex(topic), int(queue)): int(after) for topic, queue, after in saved})
+
+    def assign(self, located: Located, kept: _Bools) -> _I64:
+        """Returns a queue offset for each message, in log order.
+
+        Args:
+            located: the messages.
+            kept: which of them keep the offset they carry; the others get the next one of their queue. Prepared and
+                rollback messages are in no queue and get 0, as a broker gives them.
+        """
+        offsets: _I64 = located.number("queue_offset")
+        kinds = located.sys_flags & layout.TRANSACTION_MASK
+        queued = (kinds == 0) | (kinds == layout.TRANSACTION_COMMIT)
+        offsets[~queued & ~kept] = 0
+        rows = np.flatnonzero(queued)
+        if not len(rows):
+            return offsets
+        codes, queues = _queues(located, rows)
+        order = np.argsort(codes, kind="stable")
+        bounds = np.flatnonzero(np.diff(codes[order])) + 1
+        for group in np.split(rows[order], bounds):  # once for each queue that occurs
+            self._assign_one(queues[int(codes[np.searchsorted(rows, group[0])])], group, kept, offsets)
+        return offsets
+
+    def _assign_one(self, queue: tuple[bytes, int], group: _I64, kept: _Bools, offsets: _I64) -> None:
+        mine, base = kept[group], self.following.get(queue, 0)
+        if bool(mine.any()):  # what a broker numbered comes first in a log
+            base = max(base, int(offsets[group[mine]].max()) + 1)
+        fresh = group[~mine]
+        offsets[fresh] = np.arange(base, base + len(fresh))
+        self.following[queue] = base + len(fresh)
+
+
+def _queues(located: Located, rows: _I64) -> tuple[_I64, dict[int, tuple[bytes, int]]]:
+    """Returns a code of the queue of each of ``rows``, and the queue of each code."""
+    lengths = located.topic_bytes[rows]
+    topics = binary_column(join_pieces(located.data, located.topic[rows], lengths), lengths).dictionary_encode()
+    ids = pa.array(located.number("queue_id")[rows]).dictionary_encode()
+    width = max(len(ids.dictionary), 1)
+    codes = np.asarray(topics.indices).astype(np.int64) * width + np.asarray(ids.indices).astype(np.int64)
+    names, numbers = topics.dictionary.to_pylist(), ids.dictionary.to_pylist()
+    found = {int(code): (names[code // width], numbers[code % width]) for code in np.unique(codes).tolist()}
+    return codes, found
+
+
+def located_in(bodies: Buffer, starts: _I64, lengths: _I64) -> Located:
+    """Finds the bodies that are message records, to the byte."""
+    return locate(Rows(np.frombuffer(bodies, np.uint8), starts, lengths, None))
+
+
+def own_crc_rows(located: Located) -> _I64:
+    """Returns which of the messages end with a CRC property that is right (counted among the located)."""
+    begins = located.starts + located.sizes - CRC_BYTES
+    rows = np.flatnonzero(located.properties_bytes >= CRC_BYTES)
+    text = pieces_at(located.data, len(CRC_PROPERTY), begins[rows])
+    rows = rows[(text == np.frombuffer(CRC_PROPERTY, np.uint8)).all(axis=1)]
+    digits = pieces_at(located.data, CRC_DIGITS, begins[rows] + len(CRC_PROPERTY))
+    right: _Bools = (digits == _crc_digits(located, rows, located.data)).all(axis=1)
+    return np.asarray(rows[right])
+
+
+def _crc_digits(located: Located, rows: _I64, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Returns the ten digits, the least significant first, of the CRC over each message without its CRC property."""
+    lengths = located.sizes[rows] - CRC_BYTES
+    crcs = crc32_column(slices_of([data], lengths, 0, located.starts[rows]), lengths).astype(np.int64) & _CRC_MASK
+    digits = crcs[:, None] // 10 ** np.arange(CRC_DIGITS, dtype=np.int64) % 10
+    return (digits + ord("0")).astype(np.uint8)
+
+
+def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 | None) -> npt.NDArray[np.uint8]:
+    """Returns the column's bytes with the offsets of some messages replaced.
+
+    Args:
+        located: the messages.
+        chosen: bool, shape (m,): which of them.
+        physical: int64, shape (m,): their physical offsets.
+        queue_offsets: int64, shape (m,), or None to keep the offsets.
+    """
+    data = located.data.copy()
+    at = located.starts[chosen]
+    signed = own_crc_rows(located)
+    _put(data, at + PHYSICAL_OFFSET_AT, physical[chosen])
+    if queue_offsets is not None:
+        _put(data, at + QUEUE_OFFSET_AT, queue_offsets[chosen])
+    signed = signed[chosen[signed]]
+    if len(signed):
+        ends = located.starts[signed] + located.sizes[signed]
+        digits = ends[:, None] - 1 - CRC_DIGITS + np.arange(CRC_DIGITS)
+        data[digits] = _crc_digits(located, signed, data)
+    return data
+
+
+def _put(data: npt.NDArray[np.uint8], at: _I64, numbers: _I64) -> None:
+    data[at[:, None] + np.arange(8)] = numbers.astype(">i8").view(np.uint8).reshape(-1, 8)

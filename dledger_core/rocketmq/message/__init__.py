@@ -1,0 +1,1 @@
+"""RocketMQ message records as Arrow columns, and back."""

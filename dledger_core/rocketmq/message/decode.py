@@ -1,0 +1,270 @@
+"""Message records to Arrow columns, whole batches at a time.
+
+A body that is no message record never raises: its row is null except for the column ``error``. A message whose body
+cannot be decompressed keeps its other columns and says so in ``error`` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.errors import BadRequestError
+from dledger_core.record import slices_of
+from dledger_core.rocketmq.message import layout
+from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_pieces, rows_of, text_column
+from dledger_core.rocketmq.message.compression import BODY_BYTES_MAX, CompressionError, TooManyBytesError, decompress
+from dledger_core.rocketmq.message.hosts import message_ids, read_hosts
+from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
+from dledger_core.rocketmq.message.properties import Pairs, parse_properties
+from dledger_core.rocketmq.message.records import Located, locate
+from dledger_core.rocketmq.message.tags import delivery_times, java_hash
+
+__all__ = ["consume_queue_columns", "decode_messages"]
+
+_BATCH_BYTES_MAX: Final = 1 << 30
+_YEAR_10000_MS: Final = 253_402_300_800_000
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+
+def decode_messages(
+    bodies: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
+    opened_bytes_max: int | None = None,
+) -> pa.RecordBatch:
+    """Decodes message records, V1 and V2.
+
+    Args:
+        bodies: Arrow binary or large_binary column; each row one message record as a broker stores it.
+        columns: which columns of MESSAGE_SCHEMA, in any order; None = all. Fewer are faster.
+        delay_levels_ms: the broker's ``messageDelayLevel``, for ``tags_code`` of delayed messages.
+        opened_bytes_max: several bodies that are compressed may not grow beyond this together; None = 1 GiB, where
+            what does not fit is an ``error``.
+
+    Returns:
+        One row per body. ``body`` is decompressed, ``body_crc`` is of the stored body, timestamps outside the years
+        0 to 9999 are null, text that is not UTF-8 holds U+FFFD.
+
+    Raises:
+        BadRequestError: no binary column, an unknown column name, or columns above 2 GiB.
+        TooManyBytesError: decompressed bodies are above ``opened_bytes_max``.
+    """
+    return _decode(bodies, MESSAGE_SCHEMA, columns, delay_levels_ms, opened_bytes_max)
+
+
+def consume_queue_columns(
+    bodies: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
+    skip_bytes: int = 0,
+) -> pa.RecordBatch:
+    """Returns only what a consume queue is made of, several times faster than ``decode_messages``.
+
+    Args:
+        bodies: as in ``decode_messages``.
+        columns: which columns of QUEUE_FACTS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
+        delay_levels_ms: the broker's ``messageDelayLevel``.
+        skip_bytes: where in each row its message begins: whole entries need not be cut to get at their bodies.
+    """
+    names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
+    return _decode(bodies, QUEUE_FACTS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes)
+
+
+def _decode(
+    bodies: Any,
+    schema: pa.Schema,
+    columns: Sequence[str] | None,
+    delay_levels_ms: Sequence[int],
+    opened_bytes_max: int | None = None,
+    skip_bytes: int = 0,
+) -> pa.RecordBatch:
+    names = schema.names if columns is None else list(columns)
+    unknown = sorted(set(names) - set(schema.names))
+    if unknown:
+        raise BadRequestError(f"no such column: {', '.join(unknown)}", "columns", f"use {', '.join(schema.names)}")
+    decoder = _Decoder(locate(rows_of(bodies).without_head(skip_bytes)), delay_levels_ms, opened_bytes_max)
+    arrays = [decoder.column(name) for name in names if name != "error"]
+    if not decoder.located.complete:
+        arrays = _with_null_rows(arrays, decoder.located)
+    if "error" in names:
+        arrays.insert(names.index("error"), decoder.error())
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([schema.field(name) for name in names]))
+
+
+def _with_null_rows(arrays: list[pa.Array], located: Located) -> list[pa.Array]:
+    """Spreads the rows of the messages over all rows; the rest becomes null."""
+    source = np.zeros(len(located.reasons), np.int64)
+    source[located.rows] = np.arange(located.count)
+    rows = pa.array(source, mask=located.reasons != 0)
+    return [array.take(rows) for array in arrays]
+
+
+class _Decoder:
+    """Columns of the records that passed, each computed when asked for."""
+
+    def __init__(self, located: Located, delay_levels_ms: Sequence[int], opened_bytes_max: int | None) -> None:
+        self.located = located
+        self._opened_bytes_max = opened_bytes_max
+        self._delay_levels_ms = delay_levels_ms
+
+    def column(self, name: str) -> pa.Array:
+        if name in _NUMBERS:
+            return pa.array(self.located.number("size" if name == "store_size" else name))
+        make: Callable[[], pa.Array] = getattr(self, "_" + name)
+        return make()
+
+    def error(self) -> pa.StringArray:
+        """What is wrong with each row; asked for last, when ``body`` has been made or is not wanted."""
+        if self.located.complete and not self._broken:
+            return pa.nulls(self.located.count, pa.string())
+        texts = self.located.reason_texts()
+        for row, text in self._broken.items():
+            texts[int(self.located.rows[row])] = text
+        return pa.array(texts, pa.string())
+
+    @cached_property
+    def _broken(self) -> dict[int, str]:
+        return {}
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return parse_properties(self.located.data, self.located.properties, self.located.properties_bytes)
+
+    @cached_property
+    def _topics(self) -> pa.StringArray:
+        return text_column(self.located.data, self.located.topic, self.located.topic_bytes)
+
+    @cached_property
+    def _tag_texts(self) -> pa.StringArray:
+        return self._pairs.values_of("TAGS")
+
+    def _topic(self) -> pa.Array:
+        return self._topics
+
+    def _tags(self) -> pa.Array:
+        return self._tag_texts
+
+    def _keys(self) -> pa.Array:
+        return self._pairs.values_of("KEYS")
+
+    def _dispatch_queues(self) -> pa.Array:
+        return self._of_dispatch(layout.MULTI_DISPATCH)
+
+    def _dispatch_offsets(self) -> pa.Array:
+        return self._of_dispatch(layout.MULTI_QUEUE_OFFSET)
+
+    def _of_dispatch(self, name: str) -> pa.Array:
+        return self._pairs.values_of(name) if self._may_dispatch else pa.nulls(self.located.count, pa.string())
+
+    @cached_property
+    def _may_dispatch(self) -> bool:
+        """Whether any message may name further queues: few do, and to look for the word is cheaper than to cut all."""
+        if "_pairs" in vars(self):
+            return True
+        texts = join_pieces(self.located.data, self.located.properties, self.located.properties_bytes)
+        return layout.MULTI_DISPATCH.encode() in bytes(texts)
+
+    def _properties(self) -> pa.Array:
+        return self._pairs.to_map()
+
+    def _sys_flag(self) -> pa.Array:
+        return pa.array(self.located.sys_flags)
+
+    def _born_timestamp(self) -> pa.Array:
+        return _timestamps(self.located.number("born_timestamp"))
+
+    def _store_timestamp(self) -> pa.Array:
+        return _timestamps(self.located.number("store_timestamp"))
+
+    def _born_host(self) -> pa.Array:
+        return self._host(self.located.born_host, layout.BORN_IPV6)
+
+    def _store_host(self) -> pa.Array:
+        return self._host(self.located.store_host, layout.STORE_IPV6)
+
+    def _host(self, at: IntArray, ipv6_bit: int) -> pa.Array:
+        return read_hosts(self.located.data, at, (self.located.sys_flags & ipv6_bit) != 0)
+
+    def _msg_id(self) -> pa.Array:
+        located = self.located
+        ipv6 = (located.sys_flags & layout.STORE_IPV6) != 0
+        offsets = np.ascontiguousarray(located.heads["physical_offset"]).view(np.uint8).reshape(-1, 8)
+        return message_ids(located.data, located.store_host, ipv6, offsets)
+
+    def _tags_code(self) -> pa.Array:
+        codes = java_hash(self._tag_texts)
+        scheduled = self.located.topic_bytes == len(layout.SCHEDULE_TOPIC)
+        if scheduled.any():
+            scheduled = np.asarray(pc.equal(self._topics, layout.SCHEDULE_TOPIC))
+        if scheduled.any():
+            levels = self._pairs.values_of("DELAY", scheduled)
+            stored = self.located.number("store_timestamp")
+            times, delayed = delivery_times(levels, stored, self._delay_levels_ms)
+            codes = np.where(delayed, times, codes)
+        return pa.array(codes)
+
+    def _body(self) -> pa.Array:
+        located = self.located
+        packed = np.flatnonzero(located.sys_flags & layout.COMPRESSED)
+        if not len(packed):
+            return binary_column(join_pieces(located.data, located.body, located.body_bytes), located.body_bytes)
+        opened = self._decompress(packed)
+        lengths, starts = located.body_bytes.copy(), located.body.copy()
+        which = np.zeros(located.count, np.int32)
+        which[packed] = 1
+        lengths[packed] = [len(body) for body in opened]
+        starts[packed] = np.cumsum(lengths[packed]) - lengths[packed]
+        present = np.ones(located.count, np.bool_)
+        present[list(self._broken)] = False
+        return binary_column(slices_of([located.data, b"".join(opened)], lengths, which, starts), lengths, present)
+
+    def _decompress(self, packed: IntArray) -> list[bytes]:
+        """The decompressed bodies of the records ``packed``; the number of those that cannot be is in _broken."""
+        located, opened = self.located, []
+        left = _BATCH_BYTES_MAX - int(located.body_bytes.sum())
+        view, most = located.data.data, self._opened_bytes_max if len(packed) > 1 else None
+        kinds = (located.sys_flags[packed] & layout.COMPRESSION_MASK) >> layout.COMPRESSION_SHIFT
+        starts, ends = located.body[packed], located.body[packed] + located.body_bytes[packed]
+        places = zip(packed.tolist(), starts.tolist(), ends.tolist(), kinds.tolist(), strict=True)
+        for row, start, end, kind in places:
+            try:
+                body = decompress(view[start:end], kind, max(0, min(BODY_BYTES_MAX, left)))
+            except CompressionError as error:
+                self._broken[row] = f"its body cannot be decompressed: {error}"
+                body = b""
+            left -= len(body)
+            opened.append(body)
+            if most is not None and (most := most - len(body)) < 0:
+                raise TooManyBytesError("the decompressed bodies are too large together", "messages", "decode fewer")
+        return opened
+
+
+_NUMBERS: Final = frozenset(
+    {
+        "store_size",
+        "size",
+        "body_crc",
+        "queue_id",
+        "flag",
+        "queue_offset",
+        "physical_offset",
+        "reconsume_times",
+        "prepared_transaction_offset",
+    }
+)
+"""Columns that are a number in the head as it is."""
+
+
+def _timestamps(millis: IntArray) -> pa.Array:
+    sane = (millis > -_YEAR_10000_MS) & (millis < _YEAR_10000_MS)
+    if sane.all():
+        return pa.array(millis * 1000).view(_TIMESTAMP)
+    return pa.array(np.where(sane, millis, 0) * 1000, mask=~sane).view(_TIMESTAMP)

@@ -1,0 +1,250 @@
+"""Message properties of whole columns: ``name 0x01 value 0x02 name 0x01 value 0x02 ...``.
+
+Parsed as RocketMQ's own parser does: the last 0x02 may be missing, a 0x01 inside a value is kept, pairs without a
+name or a value are skipped, and of two pairs with one name the last counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.errors import BadRequestError
+from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, field, join_pieces, rows_of, text_column
+from dledger_core.rocketmq.message.layout import NAME_END, PROPERTY_END
+
+__all__ = ["PROPERTIES_BYTES_MAX", "Pairs", "build_properties", "parse_properties"]
+
+PROPERTIES_BYTES_MAX: Final = 32767
+_NAME_END: Final = chr(NAME_END)
+_PROPERTY_END: Final = chr(PROPERTY_END)
+_DENSE_CELLS_MAX: Final = 1 << 24
+_HEAD_BYTES: Final = 8
+_BITS: Final = 32
+"""Of a sum that cannot overflow, however many pairs the 32 KiB of a message hold."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The properties of a column of messages, cut into pieces that may be pairs.
+
+    Attributes:
+        blob: uint8, the properties of all messages, each piece ended by 0x02.
+        starts: int64, shape (p,): begin of each piece.
+        ends: int64, shape (p,): its 0x02.
+        first: int64, shape (n + 1,): number of a message's first piece.
+    """
+
+    blob: Bytes
+    starts: IntArray
+    ends: IntArray
+    first: IntArray
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return len(self.first) - 1
+
+    @cached_property
+    def owners(self) -> IntArray:
+        """int64, shape (p,): the message a piece belongs to."""
+        return np.repeat(np.arange(self.count), np.diff(self.first))
+
+    @cached_property
+    def _heads(self) -> npt.NDArray[np.uint64]:
+        """uint64, shape (p,): eight bytes from the begin of each piece on; zeros follow the last one."""
+        blob = np.concatenate([self.blob, np.zeros(_HEAD_BYTES, np.uint8)])
+        return field(blob, "<u8", self.starts)
+
+    def _named(self, wanted: bytes) -> IntArray:
+        """Which pieces begin with ``wanted`` and go on behind it."""
+        head = wanted[:_HEAD_BYTES]
+        mask = np.uint64((1 << 8 * len(head)) - 1)
+        found = np.flatnonzero((self._heads & mask) == np.uint64(int.from_bytes(head, "little")))
+        found = found[self.ends[found] - self.starts[found] > len(wanted)]
+        for i, byte in enumerate(wanted[_HEAD_BYTES:], _HEAD_BYTES):
+            found = found[self.blob[self.starts[found] + i] == byte]
+        return found
+
+    def values_of(self, name: str, among: BoolArray | None = None) -> pa.StringArray:
+        """Returns the value of one property per message, null where it has none.
+
+        Args:
+            name: the property's name, ASCII.
+            among: bool, shape (n,): messages to look into; None = all.
+        """
+        wanted = name.encode("ascii") + bytes([NAME_END])
+        found = self._named(wanted)
+        if among is not None:
+            found = found[among[self.owners[found]]]
+        if not len(found):
+            return pa.nulls(self.count, pa.string())
+        if len(found) == self.count and bool((np.diff(self.owners[found]) == 1).all()):  # one in each message
+            begins = self.starts[found] + len(wanted)
+            return text_column(self.blob, begins, self.ends[found] - begins)
+        piece = np.full(self.count, -1, np.int64)
+        piece[self.owners[found]] = found  # numpy keeps the last of equal targets, as Java's map does
+        present = piece >= 0
+        begins = np.where(present, self.starts[piece] + len(wanted), 0)
+        lengths = np.where(present, self.ends[piece] - begins, 0)
+        return text_column(self.blob, begins, lengths, None if present.all() else present)
+
+    def to_map(self) -> pa.MapArray:
+        """Returns map<string, string>, pairs in stored order, each name once."""
+        name_ends, kept = self._name_ends()
+        starts, ends, name_ends = self.starts[kept], self.ends[kept], name_ends[kept]
+        names = text_column(self.blob, starts, name_ends - starts)
+        values = text_column(self.blob, name_ends + 1, ends - name_ends - 1)
+        owners = self.owners[kept]
+        chosen = _last_of_each(names, owners, self.count)
+        if chosen is not None:
+            names, values, owners = names.take(chosen), values.take(chosen), owners[chosen]
+        offsets = np.zeros(self.count + 1, np.int32)
+        np.cumsum(np.bincount(owners, minlength=self.count), out=offsets[1:])
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+
+    def _name_ends(self) -> tuple[IntArray, Any]:
+        """Where the name of each piece ends, and which pieces are pairs (a slice if all are)."""
+        marks = np.flatnonzero(self.blob == NAME_END)
+        if len(marks) != len(self.starts) or not bool(((marks > self.starts) & (marks < self.ends - 1)).all()):
+            marks = np.append(marks, len(self.blob))[np.searchsorted(marks, self.starts)]
+            kept = np.flatnonzero((marks > self.starts) & (marks < self.ends - 1))
+            return marks, kept
+        return marks, slice(None)
+
+
+def _last_of_each(names: pa.StringArray, owners: IntArray, count: int) -> Any:
+    """Which pairs are the last of their message with their name, or None if all are."""
+    begins = np.flatnonzero(np.diff(owners, prepend=-1))
+    if len(begins) == len(owners):  # no message has two
+        return None
+    codes = np.asarray(names.dictionary_encode().indices, np.int64)
+    kinds = int(codes.max()) + 1
+    if kinds <= _BITS:  # where no name comes twice, the sum of a message's bits has as many as there are
+        bits = np.left_shift(np.int64(1), codes)
+        if (np.add.reduceat(bits, begins) == np.bitwise_or.reduceat(bits, begins)).all():
+            return None
+    cells = owners * kinds + codes
+    if kinds * count <= _DENSE_CELLS_MAX:
+        last = np.full(kinds * count, -1, np.int64)
+        last[cells] = np.arange(len(cells))
+        chosen = last[cells] == np.arange(len(cells))
+    else:
+        _, backwards = np.unique(cells[::-1], return_index=True)
+        chosen = np.zeros(len(cells), np.bool_)
+        chosen[len(cells) - 1 - backwards] = True
+    return None if chosen.all() else np.flatnonzero(chosen)
+
+
+def parse_properties(data: Bytes, starts: IntArray, lengths: IntArray) -> Pairs:
+    """Cuts the properties at ``data[starts[i]:starts[i] + lengths[i]]``, one piece of text per message.
+
+    The bytes must have been checked to lie inside ``data``.
+    """
+    ends = starts + lengths
+    bare = np.flatnonzero(lengths > 0)
+    bare = bare[data[ends[bare] - 1] != PROPERTY_END]
+    blob = np.frombuffer(join_pieces(data, starts, lengths), np.uint8)
+    totals = np.cumsum(lengths)
+    if len(bare):  # end every text with 0x02, so that every piece is
+        blob = np.insert(blob, totals[bare], PROPERTY_END)
+        lengths = lengths.copy()
+        lengths[bare] += 1
+        totals = np.cumsum(lengths)
+    piece_ends = np.flatnonzero(blob == PROPERTY_END)
+    piece_starts = np.empty_like(piece_ends)
+    piece_starts[:1], piece_starts[1:] = 0, piece_ends[:-1] + 1
+    return Pairs(blob, piece_starts, piece_ends, _first_pieces(piece_ends, totals))
+
+
+def _first_pieces(piece_ends: IntArray, totals: IntArray) -> IntArray:
+    """Returns the number of each text's first piece, and the number of all; a text ends before ``totals[i]``."""
+    first = np.zeros(len(totals) + 1, np.int64)
+    last = np.zeros(int(totals[-1]) + 1 if len(totals) else 1, np.bool_)
+    last[totals] = True
+    numbers = np.flatnonzero(last[piece_ends + 1]) + 1
+    # Texts without a byte end where the one before does, so there are fewer ends than texts: then each is looked up.
+    first[1:] = numbers if len(numbers) == len(totals) else np.searchsorted(piece_ends, totals)
+    return first
+
+
+def build_properties(
+    count: int, tags: pa.StringArray | None, keys: pa.StringArray | None, properties: pa.MapArray | None
+) -> pa.StringArray:
+    """Returns the properties text of each message: KEYS, TAGS, then the map's pairs.
+
+    A name that ``tags`` or ``keys`` also gives is left out of the map.
+
+    Raises:
+        BadRequestError: a pair that a reader would drop or split, or a text above 32767 bytes.
+    """
+    parts = []
+    for name, column in (("KEYS", keys), ("TAGS", tags)):
+        if column is not None:
+            _check_values(column, name)
+            part = pc.binary_join_element_wise(name + _NAME_END, column, _PROPERTY_END, "")
+            parts.append(pc.fill_null(part, ""))
+    if properties is not None:
+        parts.append(_join_map(properties, {"KEYS": keys, "TAGS": tags}))
+    if not parts:
+        return pa.repeat(pa.scalar("", pa.string()), count)
+    text = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, "")
+    longest = pc.max(pc.binary_length(text)).as_py() or 0
+    if longest > PROPERTIES_BYTES_MAX:
+        raise BadRequestError("properties are too long", "properties", "", {"bytes": longest, "max": 32767})
+    return text
+
+
+def _join_map(properties: pa.MapArray, columns: dict[str, pa.StringArray | None]) -> pa.StringArray:
+    lists = _as_list(properties)
+    counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
+    flat = lists.flatten()
+    names, values = pc.struct_field(flat, 0).cast(pa.string()), pc.struct_field(flat, 1).cast(pa.string())
+    if values.null_count:
+        raise BadRequestError("a property has no value", "properties", "leave it out")
+    _check_values(names, "a property's name")
+    _check_values(values, "a property's value")
+    if pc.any(pc.match_substring(names, _NAME_END)).as_py():
+        raise BadRequestError("a property's name holds 0x01", "properties", "")
+    pairs = pc.binary_join_element_wise(names, values, _NAME_END)
+    pairs = pc.binary_join_element_wise(pairs, "", _PROPERTY_END)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    kept = np.ones(len(owners), np.bool_)
+    for name, column in columns.items():
+        if column is not None:
+            given = np.asarray(column.is_valid())
+            kept &= ~(np.asarray(pc.equal(names, name)) & given[owners])
+    if not kept.all():
+        pairs, counts = pairs.filter(pa.array(kept)), np.bincount(owners[kept], minlength=len(counts))
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    byte_offsets = np.frombuffer(pairs.buffers()[1], np.int32, len(pairs) + 1, pairs.offset * 4)
+    return _merge(pairs, byte_offsets[offsets]) if len(pairs) else pa.repeat(pa.scalar("", pa.string()), len(counts))
+
+
+def _merge(pairs: pa.StringArray, offsets: Any) -> pa.StringArray:
+    """Neighbouring strings lie one behind the other already: new offsets join them."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int32)), pairs.buffers()[2]]
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
+
+
+def _as_list(properties: pa.MapArray) -> pa.ListArray:
+    pair = pa.struct([("key", properties.type.key_type), ("value", properties.type.item_type)])
+    return properties.cast(pa.list_(pair))
+
+
+def _check_values(texts: pa.StringArray, what: str) -> None:
+    """Raises BadRequestError for an empty text or one that holds 0x02."""
+    if pc.any(pc.equal(pc.binary_length(texts), 0)).as_py():
+        raise BadRequestError(f"{what} is empty", "properties", "use null or leave it out")
+    bytes_of = rows_of(texts)
+    if bytes_of.present is None and not (bytes_of.data == PROPERTY_END).any():
+        return
+    if pc.any(pc.match_substring(texts, _PROPERTY_END)).as_py():
+        raise BadRequestError(f"{what} holds 0x02", "properties", "readers would split it")

@@ -1,0 +1,167 @@
+"""Where the fields of each message record lie: every bound is checked here, once, before anything is read.
+
+``locate`` sieves a column of bodies; what passes can be read without further checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.rocketmq.message import layout
+from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, field, pieces_at
+
+__all__ = ["Located", "locate", "reason_text"]
+
+_BORN_HOST: Final = layout.BEFORE_HOSTS.itemsize
+_STORE_TIMESTAMP: Final = _BORN_HOST + 8
+_BEFORE_BODY: Final = layout.BEFORE_BODY.itemsize
+_REASONS: Final = (
+    "",
+    "null",
+    "shorter than a message record",
+    "no message magic",
+    "its size field differs from its length",
+    "its body length does not fit",
+    "its topic length does not fit",
+    "its properties length does not fit",
+)
+
+
+@dataclass(frozen=True)
+class Located:
+    """Records that passed, by the byte offsets of their parts; all arrays have shape (m,).
+
+    Attributes:
+        data: uint8, the bytes of the column.
+        rows: int64: which rows of the column they are, ascending.
+        reasons: uint8, shape (n,): 0 for a row that passed, else what is wrong (``reason_text``).
+        starts: begin of the record.
+        sizes: bytes of the record.
+        heads: dtype HEAD: what comes before the body; of IPv6 hosts it has only a part.
+        sys_flags: int32.
+        store_host: begin of the store host.
+        body: begin of the body; body_bytes its length.
+        topic: begin of the topic; topic_bytes its length.
+        properties: begin of the properties; properties_bytes their length.
+    """
+
+    data: Bytes
+    rows: IntArray
+    reasons: npt.NDArray[np.uint8]
+    starts: IntArray
+    sizes: IntArray
+    heads: npt.NDArray[Any]
+    sys_flags: npt.NDArray[np.int32]
+    store_host: IntArray
+    body: IntArray
+    body_bytes: IntArray
+    topic: IntArray
+    topic_bytes: IntArray
+    properties: IntArray
+    properties_bytes: IntArray
+
+    @property
+    def count(self) -> int:
+        """Number of records that passed."""
+        return len(self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row passed."""
+        return len(self.rows) == len(self.reasons)
+
+    @property
+    def born_host(self) -> IntArray:
+        """Begin of the born host."""
+        return self.starts + _BORN_HOST
+
+    def number(self, name: str) -> npt.NDArray[Any]:
+        """Returns a field of each head, in native byte order; a copy."""
+        column = self.heads[name]
+        return column.astype(column.dtype.newbyteorder("="))
+
+    def reason_texts(self) -> list[str | None]:
+        """What is wrong with each row of the column, None for a row that passed."""
+        return [_REASONS[reason] or None for reason in self.reasons.tolist()]
+
+
+def reason_text(reason: int) -> str:
+    """Returns what a value of ``Located.reasons`` means; empty for 0."""
+    return _REASONS[reason]
+
+
+class _Sieve:
+    """Rows that have passed so far, with the columns computed for them."""
+
+    def __init__(self, rows: Rows) -> None:
+        n = len(rows.starts)
+        self.reasons = np.zeros(n, np.uint8)
+        self.columns: dict[str, Any] = {
+            "rows": np.arange(n, dtype=np.int64),
+            "starts": rows.starts,
+            "sizes": rows.lengths,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def drop(self, bad: BoolArray, reason: int) -> None:
+        if not bad.any():
+            return
+        self.reasons[self.columns["rows"][bad]] = reason
+        good = ~bad
+        self.columns = {name: column[good] for name, column in self.columns.items()}
+
+
+def locate(rows: Rows) -> Located:
+    """Finds the records among ``rows``: magic, sizes and lengths must agree to the byte."""
+    data, sieve = rows.data, _Sieve(rows)
+    if rows.present is not None:
+        sieve.drop(~rows.present, 1)
+    sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
+    # One look at the record instead of one per field: most of them wait for memory.
+    sieve.columns["heads"] = pieces_at(data, layout.HEAD.itemsize, sieve.starts).view(layout.HEAD)[:, 0]
+    magics = sieve.heads["magic"]
+    sieve.columns["wide"] = magics == layout.MAGIC_V2
+    sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)
+    sieve.drop(sieve.heads["size"] != sieve.sizes, 4)
+    _locate_hosts(data, sieve)
+    _locate_lengths(data, sieve)
+    columns = sieve.columns
+    del columns["wide"], columns["end"]
+    return Located(data, reasons=sieve.reasons, **columns)
+
+
+def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
+    flags = sieve.heads["sys_flag"].astype(np.int32)
+    born = layout.IPV6_EXTRA * ((flags & layout.BORN_IPV6) != 0)
+    both = born + layout.IPV6_EXTRA * ((flags & layout.STORE_IPV6) != 0)
+    sieve.columns["sys_flags"] = flags
+    sieve.columns["store_host"] = sieve.starts + born + _STORE_TIMESTAMP + 8
+    sieve.columns["body"] = sieve.starts + both + layout.HEAD.itemsize
+    sieve.columns["end"] = sieve.starts + sieve.sizes
+    sieve.drop(sieve.body + 3 > sieve.end, 2)
+    shifted = np.flatnonzero(sieve.body - sieve.starts != layout.HEAD.itemsize)
+    if len(shifted):
+        heads = sieve.heads.view(np.uint8).reshape(-1, layout.HEAD.itemsize)
+        heads[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = pieces_at(data, 8, sieve.store_host[shifted] - 8)
+        heads[shifted, -_BEFORE_BODY:] = pieces_at(data, _BEFORE_BODY, sieve.body[shifted] - _BEFORE_BODY)
+
+
+def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:
+    """A length is read only where it lies inside the record, and used only if what it counts does too."""
+    sieve.columns["body_bytes"] = sieve.heads["body_bytes"].astype(np.int64)
+    sieve.columns["topic"] = sieve.body + sieve.body_bytes + 1 + sieve.wide
+    sieve.drop((sieve.body_bytes < 0) | (sieve.topic + 2 > sieve.end), 5)
+    narrow = field(data, ">i1", sieve.topic - 1).astype(np.int64)
+    # the byte before a V1 topic length is inside the record too, so reading it as two bytes is harmless
+    some = sieve.wide.any()
+    sieve.columns["topic_bytes"] = np.where(sieve.wide, field(data, ">i2", sieve.topic - 2), narrow) if some else narrow
+    sieve.drop((sieve.topic_bytes < 0) | (sieve.topic + sieve.topic_bytes + 2 > sieve.end), 6)
+    sieve.columns["properties"] = sieve.topic + sieve.topic_bytes + 2
+    sieve.columns["properties_bytes"] = field(data, ">i2", sieve.properties - 2).astype(np.int64)
+    sieve.drop((sieve.properties_bytes < 0) | (sieve.properties + sieve.properties_bytes != sieve.end), 7)

@@ -1,0 +1,1 @@
+"""A RocketMQ broker's directory: classic CommitLog, consume queues, configuration."""

@@ -1,0 +1,377 @@
+"""RocketMQ's classic CommitLog: contiguous message records in files that are named by their first position.
+
+::
+
+    00000000000000000000   message | message | … | BLANK (int length of the rest, int magic) | unused
+    00000000001073741824   message | message | … | zeros
+
+Files are read with ``pread`` and never written: they may belong to a running broker, and a process that maps a file
+which another one truncates is killed. A file ends with a BLANK record or, the last one, with zeros; anything else where
+a record should start is damage. A broker creates the next file in advance and deletes it only at an orderly stop. A
+slave receives chunks that split messages, so its log may end inside one: RocketMQ's recovery ends the log there, and so
+does this reader. A slave's CommitLog equals its master's byte for byte, so positions mean the same on all copies.
+
+Sizes lead from one record to the next, so finding the records is a loop in Python; it never touches their bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dledger_core.checksum import crc32_column
+from dledger_core.errors import ConfigError
+from dledger_core.record import is_segment_name
+from dledger_core.rocketmq.message.columns import Rows, join_pieces, rows_of
+from dledger_core.rocketmq.message.layout import BODY_CRC_MASK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from dledger_core.rocketmq.message.records import locate, reason_text
+
+__all__ = [
+    "BLANK_MAGIC",
+    "ClassicCommitLog",
+    "CommitLogFile",
+    "FileStop",
+    "commit_log_files",
+    "fault_text",
+    "message_batch",
+    "message_faults",
+    "walk",
+]
+
+BLANK_MAGIC: Final = -875286124
+"""0xCBD43194; after the length, unlike in a DLedger file."""
+
+_HEAD: Final = struct.Struct(">ii")
+_MAGICS: Final = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+_POSITION_MAX: Final = (1 << 63) - 1
+_BATCH_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 1 << 20
+_WRONG_CRC: Final = 100
+_WRONG_POSITION: Final = 101
+
+
+@dataclass(frozen=True, slots=True)
+class FileStop:
+    """Where and why the messages of a file end.
+
+    Attributes:
+        position: of the first byte that is not a message.
+        kind: ``blank``, ``end`` (zeros, the end of the file, or part of a message and then zeros) or ``damaged``.
+    """
+
+    position: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLogFile:
+    """One file.
+
+    Attributes:
+        path: the file.
+        position: of its first byte.
+        size: bytes.
+    """
+
+    path: str
+    position: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Position after its last byte."""
+        return self.position + self.size
+
+    def is_unused(self) -> bool:
+        """Whether nothing was written to the file so far."""
+        with Path(self.path).open("rb") as opened:
+            return not any(opened.read(_HEAD.size))
+
+    def scan(self, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch | FileStop]:
+        """Yields the file's messages in batches of columns ``position`` and ``body``, then a FileStop.
+
+        Args:
+            batch_bytes: about how many bytes of messages a batch contains.
+        """
+        with Path(self.path).open("rb", buffering=0) as opened:
+            fd = opened.fileno()
+            size = min(self.size, opened.seek(0, os.SEEK_END))
+            held: _Block | None = None  # the newest block: its last message may prove to be torn
+            at = 0
+            while (block := _read_block(fd, at, size, batch_bytes)) is not None:
+                if held is not None:
+                    yield held.batch(self.position)
+                held, at = block, block.end
+            torn = held is not None and held.ends_torn() and _is_zero(fd, at, size)
+            if held is not None and torn:
+                held = held.without_last()
+                at = held.end
+            if held is not None and held.ends:
+                yield held.batch(self.position)
+            yield FileStop(self.position + at, "end" if torn else _stop_kind(fd, at, size))
+
+    def read(self, start: int, end: int) -> bytes:
+        """Returns the bytes at the positions [start, end), as far as the file contains them."""
+        low, high = max(start, self.position), min(end, self.end)
+        with Path(self.path).open("rb", buffering=0) as opened:
+            return os.pread(opened.fileno(), max(0, high - low), low - self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Contiguous messages of a file: their bytes, the offset of the first one, and where each ends in ``data``."""
+
+    data: bytes
+    offset: int
+    ends: list[int]
+
+    @property
+    def end(self) -> int:
+        return self.offset + (self.ends[-1] if self.ends else 0)
+
+    def batch(self, position: int) -> pa.RecordBatch:
+        return message_batch(self.data, 0, self.ends, position + self.offset)
+
+    def without_last(self) -> _Block:
+        return _Block(self.data, self.offset, self.ends[:-1])
+
+    def ends_torn(self) -> bool:
+        """Whether the last message may have been written in part: its end is zero and its lengths do not fit."""
+        begin, end = (self.ends[-2] if len(self.ends) > 1 else 0), self.ends[-1]
+        if self.data[end - 1]:  # the zeros that were not overwritten reach to its end
+            return False
+        column = np.frombuffer(self.data, np.uint8, end - begin, begin)
+        # Lengths that fit are also behind the body: such a message was written completely, whatever is wrong with it.
+        return not locate(Rows(column, np.zeros(1, np.int64), np.array([end - begin]), None)).complete
+
+
+def _read_block(fd: int, at: int, size: int, batch_bytes: int) -> _Block | None:
+    """Returns the messages at ``at``, at least one; None if no complete message starts there."""
+    data = os.pread(fd, min(max(batch_bytes, _HEAD.size), size - at), at)
+    ends = [begin + length for begin, length in walk(data)]
+    if not ends and len(data) >= _HEAD.size:
+        length, magic = _HEAD.unpack_from(data)
+        if magic in (MAGIC_V1, MAGIC_V2) and len(data) < length <= size - at:  # larger than a batch
+            data, ends = os.pread(fd, length, at), [length]
+    return _Block(data, at, ends) if ends and ends[-1] <= len(data) else None
+
+
+def _stop_kind(fd: int, at: int, size: int) -> str:
+    """Returns what is at the offset where the messages end: see ``FileStop``."""
+    head = os.pread(fd, min(_HEAD.size, size - at), at)
+    if len(head) < _HEAD.size:
+        return "damaged" if any(head) else "end"
+    if _HEAD.unpack(head)[1] == BLANK_MAGIC:
+        return "blank"
+    if not any(head):
+        return "end"
+    magic = head[4:].rstrip(b"\0")
+    begun = len(magic) < len(head[4:]) and any(whole.startswith(magic) for whole in _MAGICS)
+    return "end" if begun and _is_zero(fd, at + len(head), size) else "damaged"
+
+
+def _is_zero(fd: int, start: int, end: int) -> bool:
+    chunks = (os.pread(fd, min(_CHUNK_BYTES, end - at), at) for at in range(start, end, _CHUNK_BYTES))
+    return not any(chunk.strip(b"\0") for chunk in chunks)
+
+
+def commit_log_files(directory: Path | str) -> tuple[CommitLogFile, ...]:
+    """Returns the files of a CommitLog directory, by position, without unused ones at its end.
+
+    Raises:
+        ConfigError: not a directory, no such files, a directory among them, a name that is not a position, or they do
+            not continue each other.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise ConfigError("not a directory", str(folder), "name RocketMQ's commitlog directory")
+    named = sorted(path for path in folder.iterdir() if is_segment_name(path.name))
+    files = tuple(
+        CommitLogFile(str(path.absolute()), int(path.name), path.stat().st_size) for path in named if path.is_file()
+    )
+    if not files:
+        raise ConfigError(
+            "the directory contains no CommitLog file", str(folder), "name RocketMQ's commitlog directory"
+        )
+    for path in named:
+        if path.is_dir():
+            raise ConfigError("a directory is named like a CommitLog file", str(path), "move it away")
+    if files[-1].end > _POSITION_MAX:
+        remedy = "a CommitLog's files are named by the position of their first byte"
+        raise ConfigError("the file's name is not a position", files[-1].path, remedy)
+    for before, after in pairwise(files):
+        if before.end != after.position:
+            found = {"ends_at": before.end, "next_starts_at": after.position}
+            remedy = "find the file; where storePathCommitLog names several directories, link the files of all into one"
+            raise ConfigError("the file does not continue the previous one", after.path, remedy, found)
+    count = len(files)
+    while count > 1 and files[count - 1].is_unused():
+        count -= 1
+    return files[:count]
+
+
+def walk(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
+    """Yields start and size of the records in ``data``, from ``at`` on, as long as sizes and magics are possible."""
+    end = len(data)
+    while at + _HEAD.size <= end:
+        size, magic = _HEAD.unpack_from(data, at)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > end:
+            return
+        yield at, size
+        at += size
+
+
+def message_batch(data: bytes, first: int, ends: list[int], base: int) -> pa.RecordBatch:
+    """Returns columns ``position`` and ``body`` of contiguous records, over the same memory.
+
+    Args:
+        data: bytes of a file.
+        first: where the first record starts.
+        ends: where each of them ends.
+        base: position of the first byte of ``data``.
+    """
+    offsets = np.array([first, *ends], np.int64)
+    body = pa.py_buffer(memoryview(data)[first : ends[-1]])
+    buffers = [None, pa.py_buffer((offsets - first).astype(np.int32)), body]
+    bodies = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
+    return pa.RecordBatch.from_pydict({"position": pa.array(offsets[:-1] + base), "body": bodies})
+
+
+def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    """Returns what is wrong with each message, 0 if nothing: lengths, the CRC of its body, the position it carries.
+
+    Args:
+        batch: columns ``position`` and ``body``, as ``CommitLogFile.scan`` yields them; shape (n,).
+    """
+    located = locate(rows_of(batch.column("body")))
+    faults = located.reasons.copy()
+    bodies = join_pieces(located.data, located.body, located.body_bytes)
+    crcs = crc32_column(bodies, located.body_bytes) & np.uint32(BODY_CRC_MASK)
+    positions = np.asarray(batch.column("position"))[located.rows]
+    faults[located.rows[located.number("physical_offset") != positions]] = _WRONG_POSITION
+    faults[located.rows[crcs != located.number("body_crc").astype(np.uint32)]] = _WRONG_CRC
+    return faults
+
+
+def fault_text(fault: int) -> str:
+    """Returns the meaning of a value of ``message_faults`` other than 0."""
+    if fault == _WRONG_CRC:
+        return "its body does not match its CRC"
+    if fault == _WRONG_POSITION:
+        return "its physical offset is not its position"
+    return reason_text(fault)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Where a file's messages start and end, relative to the file, and where they stop."""
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    stop: FileStop
+
+
+class ClassicCommitLog:
+    """A CommitLog by position, for callers that compare copies. Not thread-safe; each file is scanned once, on demand.
+
+    Args:
+        directory: RocketMQ's ``commitlog`` directory.
+
+    Attributes:
+        files: by position, without empty ones.
+
+    Raises:
+        ConfigError: as ``commit_log_files``, or all files are empty.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self.files = tuple(file for file in commit_log_files(directory) if file.size)
+        if not self.files:
+            raise ConfigError("all files are empty", str(directory), "name RocketMQ's commitlog directory")
+        self._indexes: dict[int, _Index] = {}
+
+    def file_at(self, position: int) -> CommitLogFile:
+        """Returns the file that contains a position of the log."""
+        return next(file for file in self.files if file.position <= position < file.end)
+
+    def end(self) -> int:
+        """Returns the position after the last message; where the end is damaged, after the last byte that is not 0."""
+        file = self.files[-1]
+        stop = self._index(file).stop
+        if stop.kind == "blank":
+            return file.end
+        return stop.position if stop.kind == "end" else file.position + _last_set(file)
+
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """Yields the bytes [start, end) of the log in chunks of at most 1 MiB."""
+        for file in self.files:
+            low, high = max(start, file.position), min(end, file.end)
+            for at in range(low, high, _CHUNK_BYTES):
+                yield file.read(at, min(high, at + _CHUNK_BYTES))
+
+    def messages(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Yields the messages that have bytes in [start, end), columns ``position`` and ``body``; a batch per file."""
+        for file in self.files:
+            if file.end <= start or file.position >= end:
+                continue
+            index = self._index(file)
+            first = int(np.searchsorted(index.ends, start - file.position, "right"))
+            stop = int(np.searchsorted(index.starts, end - file.position, "left"))
+            if first < stop:
+                begin = int(index.starts[first])
+                data = file.read(file.position + begin, file.position + int(index.ends[stop - 1]))
+                yield message_batch(data, 0, (index.ends[first:stop] - begin).tolist(), file.position + begin)
+
+    def damage(self, start: int, end: int) -> list[tuple[int, int, str]]:
+        """Returns what is damaged in [start, end) as (from, to, why): messages, or bytes where one should start."""
+        found = []
+        for batch in self.messages(start, end):
+            positions, sizes = np.asarray(batch.column("position")), _sizes(batch)
+            faults = message_faults(batch)
+            for at in np.flatnonzero(faults).tolist():
+                position = int(positions[at])
+                found.append((position, position + int(sizes[at]), f"the message is damaged: {fault_text(faults[at])}"))
+        for file in self.files:
+            if file.position >= end or file.end <= start:
+                continue
+            stop = self._index(file).stop
+            if stop.kind == "damaged" and start <= stop.position < end:
+                found.append((stop.position, stop.position + 8, "no message starts here, nor the end of a file"))
+        return found
+
+    def _index(self, file: CommitLogFile) -> _Index:
+        if file.position not in self._indexes:
+            starts, ends, stop = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], FileStop(file.position, "end")
+            for found in file.scan():
+                if isinstance(found, FileStop):
+                    stop = found
+                    continue
+                starts.append(np.asarray(found.column("position")) - file.position)
+                ends.append(starts[-1] + _sizes(found))
+            self._indexes[file.position] = _Index(np.concatenate(starts), np.concatenate(ends), stop)
+        return self._indexes[file.position]
+
+
+def _sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    offsets = np.frombuffer(batch.column("body").buffers()[1], np.int32, batch.num_rows + 1)
+    found: npt.NDArray[np.int64] = np.diff(offsets).astype(np.int64)
+    return found
+
+
+def _last_set(file: CommitLogFile) -> int:
+    """Returns the offset after the last byte that is not zero."""
+    for start in range((file.size - 1) // _CHUNK_BYTES * _CHUNK_BYTES, -1, -_CHUNK_BYTES):
+        position = file.position + start
+        chunk = file.read(position, position + _CHUNK_BYTES).rstrip(b"\0")
+        if chunk:
+            return start + len(chunk)
+    return 0

@@ -1,0 +1,183 @@
+"""Messages of the CommitLog that precedes a log, by position, for who serves them: each is checked on its way out.
+
+They are read with ``pread``: the files may be links into a broker's directory, and a process that maps a file which
+somebody cuts is killed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.errors import BadRequestError, ConfigError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
+from dledger_core.rocketmq.message.layout import HEAD, MAGIC_V1, MAGIC_V2
+from dledger_core.rocketmq.store.commit_log import (
+    BLANK_MAGIC,
+    CommitLogFile,
+    commit_log_files,
+    message_batch,
+    message_faults,
+    walk,
+)
+from dledger_core.storage.files.file_system import Files, OsFiles
+
+__all__ = ["MESSAGE_BYTES_MAX", "CommitLogFingerprint", "CommitLogPrefix", "PrefixBatch"]
+
+MESSAGE_BYTES_MAX: Final = 16 << 20
+"""Of one message that is served; a broker's own bound is 4 MiB unless it is told otherwise."""
+_HEAD: Final = struct.Struct(">ii")
+_FINGERPRINT: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLogFingerprint:
+    """The messages of a CommitLog and their positions: SHA-256 over its files as they are when they are closed.
+
+    Attributes:
+        start: position of the first file that counts; nodes may have deleted earlier ones.
+        end: position behind the last file.
+        digest: 32 hexadecimal digits.
+    """
+
+    start: int
+    end: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.end}-{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads what ``str`` gives; raises ConfigError."""
+        found = _FINGERPRINT.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(
+                f"malformed fingerprint of a CommitLog {text!r}",
+                "",
+                "copy the line START-END-DIGEST that 'dledger convert --fingerprint DIR' prints",
+            )
+        return cls(int(found[1]), int(found[2]), found[3])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixBatch:
+    """Messages that lie one behind the other.
+
+    Attributes:
+        sizes: uint32, shape (n,): bytes of each; n may be 0.
+        data: the messages.
+        next_position: where to go on: behind the last one, or where the file ends.
+    """
+
+    sizes: npt.NDArray[np.uint32]
+    data: memoryview
+    next_position: int
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return len(self.sizes)
+
+
+class CommitLogPrefix:
+    """The messages in a CommitLog directory that is not written to any more. Thread-safe.
+
+    Args:
+        directory: the folder; it may be missing, and may be removed at any time.
+        files: the file system.
+    """
+
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        self._directory = directory
+        self._files = files or OsFiles()
+        self._listed: tuple[CommitLogFile, ...] = ()
+
+    def read(self, position: int, max_bytes: int) -> PrefixBatch | None:
+        """Returns the messages from ``position`` on, of one file, up to ``max_bytes``, but at least one.
+
+        Returns:
+            None if no file holds the position; a run of nothing if the file's messages end there.
+
+        Raises:
+            IndexOutOfRangeError: no message begins at ``position``.
+            CorruptRecordError: one does, and it is damaged; or the file cannot be read.
+            BadRequestError: one does, and it is above MESSAGE_BYTES_MAX.
+        """
+        file = self._file_at(position)
+        if file is None:
+            return None
+        try:
+            data = self._bytes(file, position, max_bytes)
+        except (FileNotFoundError, NotADirectoryError):  # the old files are no longer needed, and were removed
+            self._listed = ()
+            return None
+        except OSError as error:
+            remedy = "check the disk and its permissions; copy the file from another node"
+            raise CorruptRecordError(
+                f"the file cannot be read: {error.strerror}", file.path, remedy, {"position": position}
+            ) from None
+        left = file.end - position
+        if left < _HEAD.size or (len(data) >= _HEAD.size and _HEAD.unpack_from(data) == (left, BLANK_MAGIC)):
+            return PrefixBatch(np.zeros(0, np.uint32), memoryview(b""), file.end)
+        return self._checked(file, position, data)
+
+    def _file_at(self, position: int) -> CommitLogFile | None:
+        found = _holding(self._listed, position)
+        if found is not None:
+            return found
+        try:  # laid out, or copied anew, since anybody looked
+            self._listed = commit_log_files(self._directory)
+        except (ConfigError, OSError):
+            return None
+        return _holding(self._listed, position)
+
+    def _bytes(self, file: CommitLogFile, position: int, max_bytes: int) -> bytes:
+        """Returns up to ``max_bytes`` of a file, or the message at its beginning if that is larger."""
+        left, offset = file.end - position, position - file.position
+        opened = self._files.open(Path(file.path))
+        try:
+            data = opened.pread(min(left, max(max_bytes, HEAD.itemsize)), offset)
+            size, magic = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (0, 0)
+            if magic in (MAGIC_V1, MAGIC_V2) and len(data) < size <= min(left, MESSAGE_BYTES_MAX):
+                data = opened.pread(size, offset)
+            return data
+        finally:
+            opened.close()
+
+    def _checked(self, file: CommitLogFile, position: int, data: bytes) -> PrefixBatch:
+        ends = [begin + size for begin, size in walk(data)]
+        good = len(ends)
+        if good:
+            wrong = message_faults(message_batch(data, 0, ends, position)) != 0
+            good = int(wrong.argmax()) if wrong.any() else good
+        if not good:
+            raise self._no_message(file, position, data)
+        sizes, end = np.diff(np.array([0, *ends[:good]])).astype(np.uint32), ends[good - 1]
+        kept = data if end > len(data) // 2 else data[:end]  # a view of a few bytes would hold all that was read
+        return PrefixBatch(sizes, memoryview(kept)[:end], position + end)
+
+    def _no_message(self, file: CommitLogFile, position: int, data: bytes) -> DLedgerError:
+        where, values = file.path, {"position": position}
+        head = np.frombuffer(data, HEAD, 1)[0] if len(data) >= HEAD.itemsize else None
+        begins = head is not None and head["magic"] in (MAGIC_V1, MAGIC_V2) and int(head["physical_offset"]) == position
+        size = int(head["size"]) if head is not None else 0
+        if begins and MESSAGE_BYTES_MAX < size <= file.end - position:
+            remedy = f"go on at position {position + size}; 'dledger dump' prints it from the files"
+            return BadRequestError("a message of the CommitLog is too large to be served", where, remedy, values)
+        if begins or len(data) < min(HEAD.itemsize, file.end - position):
+            remedy = "copy the file from a node that has it whole"
+            return CorruptRecordError("a message of the CommitLog is damaged or cut", where, remedy, values)
+        remedy = "take the position of a message, as its msg_id or its consume queue tells it"
+        return IndexOutOfRangeError(f"no message begins at position {position} of the CommitLog", where, remedy, values)
+
+
+def _holding(files: tuple[CommitLogFile, ...], position: int) -> CommitLogFile | None:
+    at = bisect_right(files, position, key=lambda file: file.position) - 1
+    return files[at] if at >= 0 and position < files[at].end else None

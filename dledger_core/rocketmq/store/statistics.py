@@ -1,0 +1,265 @@
+"""What the queues of a broker hold, counted from its log: messages, bytes, first and last, per time, per tag.
+
+Whole batches at a time; memory is that of the answer, whatever the log's size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.errors import ConfigError
+from dledger_core.rocketmq.message.decode import decode_messages
+from dledger_core.rocketmq.message.layout import TRANSACTION_COMMIT, TRANSACTION_MASK
+
+__all__ = ["QueueStatistics", "consumer_lag", "queue_statistics"]
+
+_COLUMNS: Final = ("topic", "queue_id", "queue_offset", "tags", "store_size", "store_timestamp", "sys_flag")
+_QUEUE: Final = ("topic", "queue_id")
+_MERGE_ROWS: Final = 1 << 16
+_BARE_KEY: Final = re.compile(r"([{,]\s*)(\d+)(\s*:)")
+_SYSTEM: Final = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_XXXX", "TBW102", "TRANS_CHECK_MAX_TIME_TOPIC")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatistics:
+    """What the queues of a log hold.
+
+    Attributes:
+        queues: a row per queue: topic, queue_id, messages, bytes, first_offset, end_offset (behind the last),
+            first_time, last_time, spare: messages whose queue offset another one has too. Sorted by topic and queue.
+        rates: a row per queue and time: topic, queue_id, time (begin of a bucket), messages, bytes.
+        tags: a row per topic and tag (null = none): topic, tags, messages. Most frequent first.
+        not_messages: entries that are no message.
+        in_no_queue: prepared and rolled-back messages.
+    """
+
+    queues: pa.Table
+    rates: pa.Table
+    tags: pa.Table
+    not_messages: int
+    in_no_queue: int
+
+    def skew(self) -> pa.Table:
+        """Returns topics with more than one queue, how uneven they are first.
+
+        Columns: topic, queues, messages, largest (messages of the fullest queue) and skew: how many times what it would
+        be if all queues had the same; 1 is even.
+        """
+        grouped = self.queues.group_by("topic").aggregate(
+            [("queue_id", "count"), ("messages", "sum"), ("messages", "max")]
+        )
+        counts, totals = grouped["queue_id_count"], grouped["messages_sum"]
+        skew = pc.divide(pc.multiply(grouped["messages_max"].cast(pa.float64()), counts), totals.cast(pa.float64()))
+        names = {"topic": grouped["topic"], "queues": counts, "messages": totals, "largest": grouped["messages_max"]}
+        table = pa.table(names | {"skew": skew})
+        return table.filter(pc.greater(table["queues"], 1)).sort_by([("skew", "descending"), ("topic", "ascending")])
+
+    def of_users(self) -> QueueStatistics:
+        """Returns the same without RocketMQ's own topics; retry and dead-letter topics stay."""
+        queues, rates, tags = (table.filter(_users(table["topic"])) for table in (self.queues, self.rates, self.tags))
+        return QueueStatistics(queues, rates, tags, self.not_messages, self.in_no_queue)
+
+
+def _users(topics: pa.ChunkedArray) -> Any:
+    own = [pc.starts_with(topics, name) for name in _SYSTEM]
+    found = own[0]
+    for one in own[1:]:
+        found = pc.or_(found, one)
+    return pc.invert(found)
+
+
+def queue_statistics(
+    batches: Iterable[pa.RecordBatch], bucket_seconds: float = 1.0, broker_end: int | None = None
+) -> QueueStatistics:
+    """Counts the messages of a log.
+
+    Args:
+        batches: entries in log order, with a column ``body``, as ``StoreReader.read`` and the client give them.
+        bucket_seconds: length of a bucket of ``rates``.
+        broker_end: messages of entries from this index on have no queue offsets in the log, as those of ours: they
+            count on behind what a broker gave out. None = a broker numbered all.
+    """
+    counting = _Counting(max(1, int(bucket_seconds * 1_000_000)), broker_end)
+    for batch in batches:
+        counting.take(batch)
+    return counting.finish()
+
+
+class _Counting:
+    def __init__(self, bucket_us: int, broker_end: int | None) -> None:
+        self._bucket_us = bucket_us
+        self._broker_end = broker_end
+        self._queues = _Merged(
+            _QUEUE,
+            {
+                "messages": "sum",
+                "fresh": "sum",
+                "bytes": "sum",
+                "first_offset": "min",
+                "last_offset": "max",
+                "first": "min",
+                "last": "max",
+            },
+        )
+        self._rates = _Merged((*_QUEUE, "time"), {"messages": "sum", "bytes": "sum"})
+        self._tags = _Merged(("topic", "tags"), {"messages": "sum"})
+        self._not_messages = self._in_no_queue = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        found = pa.table(decode_messages(batch.column("body"), _COLUMNS))
+        late = pa.nulls(batch.num_rows, pa.bool_()) if self._broker_end is None else self._late(batch)
+        found = found.append_column("fresh", pc.fill_null(late, False))
+        valid = found["topic"].is_valid()
+        self._not_messages += found.num_rows - int(pc.sum(valid).as_py() or 0)
+        found = found.filter(valid)
+        kinds = np.asarray(found["sys_flag"]) & TRANSACTION_MASK
+        queued = (kinds == 0) | (kinds == TRANSACTION_COMMIT)
+        self._in_no_queue += int((~queued).sum())
+        found = found.filter(pa.array(queued))
+        if not found.num_rows:
+            return
+        times = found["store_timestamp"].cast(pa.int64())
+        start = pc.multiply(pc.divide(times, self._bucket_us), self._bucket_us).cast(found["store_timestamp"].type)
+        ones, fresh = pa.repeat(pa.scalar(1, pa.int64()), found.num_rows), found["fresh"]
+        offsets = pc.if_else(fresh, pa.scalar(None, pa.int64()), found["queue_offset"])
+        facts = {
+            "topic": found["topic"],
+            "queue_id": found["queue_id"],
+            "tags": found["tags"],
+            "time": start,
+            "messages": ones,
+            "fresh": fresh.cast(pa.int64()),
+            "bytes": found["store_size"].cast(pa.int64()),
+            "first_offset": offsets,
+            "last_offset": offsets,
+            "first": found["store_timestamp"],
+            "last": found["store_timestamp"],
+        }
+        rows = pa.table(facts)
+        for merged in (self._queues, self._rates, self._tags):
+            merged.add(rows)
+
+    def _late(self, batch: pa.RecordBatch) -> Any:
+        return pc.greater_equal(batch.column("index"), pa.scalar(self._broker_end, pa.int64()))
+
+    def finish(self) -> QueueStatistics:
+        queues = self._queues.result()
+        first, last = pc.fill_null(queues["first_offset"], 0), pc.fill_null(queues["last_offset"], -1)
+        numbered = pc.subtract(queues["messages"], queues["fresh"])
+        spare = pc.max_element_wise(pc.subtract(numbered, pc.subtract(pc.add(last, 1), first)), 0)
+        end = pc.add(pc.add(last, 1), queues["fresh"])
+        columns = {
+            "topic": queues["topic"],
+            "queue_id": queues["queue_id"],
+            "messages": queues["messages"],
+            "bytes": queues["bytes"],
+            "first_offset": first,
+            "end_offset": end,
+            "first_time": queues["first"],
+            "last_time": queues["last"],
+            "spare": spare,
+        }
+        return QueueStatistics(
+            pa.table(columns).sort_by([("topic", "ascending"), ("queue_id", "ascending")]),
+            self._rates.result().sort_by([(name, "ascending") for name in ("topic", "queue_id", "time")]),
+            self._tags.result().sort_by([("messages", "descending"), ("topic", "ascending"), ("tags", "ascending")]),
+            self._not_messages,
+            self._in_no_queue,
+        )
+
+
+class _Merged:
+    """Rows grouped as they come; partial results are merged before they grow."""
+
+    def __init__(self, keys: Sequence[str], values: dict[str, str]) -> None:
+        self._keys = list(keys)
+        self._values = values
+        self._parts: list[pa.Table] = []
+        self._merged_rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        self._parts.append(self._group(rows.select([*self._keys, *self._values])))
+        if sum(part.num_rows for part in self._parts) > _MERGE_ROWS + 2 * self._merged_rows:
+            self._parts = [self._group(pa.concat_tables(self._parts))]
+            self._merged_rows = self._parts[0].num_rows
+
+    def _group(self, rows: pa.Table) -> pa.Table:
+        grouped = rows.group_by(self._keys).aggregate(list(self._values.items()))
+        return pa.table(
+            {name: grouped[name] for name in self._keys} | {n: grouped[f"{n}_{f}"] for n, f in self._values.items()}
+        )
+
+    def result(self) -> pa.Table:
+        if not self._parts:
+            return pa.table({name: pa.array([], _TYPES[name]) for name in (*self._keys, *self._values)})
+        return self._group(pa.concat_tables(self._parts))
+
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_TYPES: Final = {
+    "topic": pa.string(),
+    "queue_id": pa.int32(),
+    "tags": pa.string(),
+    "time": _TIME,
+    "messages": pa.int64(),
+    "fresh": pa.int64(),
+    "bytes": pa.int64(),
+    "first_offset": pa.int64(),
+    "last_offset": pa.int64(),
+    "first": _TIME,
+    "last": _TIME,
+}
+
+
+def consumer_lag(broker: Path, queues: pa.Table) -> pa.Table:
+    """Returns how many messages wait for each consumer group in each queue, by the broker's own record of offsets.
+
+    Args:
+        broker: the broker's store directory, which holds ``config/consumerOffset.json``.
+        queues: of ``QueueStatistics``.
+
+    Returns:
+        Columns consumer, topic, queue_id, offset (next to consume), end_offset, waiting; most waiting first. Empty if
+        the broker has recorded none.
+
+    Raises:
+        ConfigError: the record cannot be understood.
+    """
+    ends = {(row["topic"], row["queue_id"]): row["end_offset"] for row in queues.to_pylist()}
+    rows = []
+    for (topic, consumer), offsets in _consumer_offsets(broker / "config" / "consumerOffset.json").items():
+        for queue, offset in offsets.items():
+            end = ends.get((topic, queue), 0)
+            names = {"consumer": consumer, "topic": topic, "queue_id": queue, "offset": offset}
+            rows.append(names | {"end_offset": end, "waiting": max(0, end - offset)})
+    kinds = [("consumer", pa.string()), ("topic", pa.string()), ("queue_id", pa.int32())]
+    kinds += [(name, pa.int64()) for name in ("offset", "end_offset", "waiting")]
+    table = pa.Table.from_pylist(rows, pa.schema(kinds))
+    return table.sort_by([("waiting", "descending"), ("consumer", "ascending"), ("topic", "ascending")])
+
+
+def _consumer_offsets(path: Path) -> dict[tuple[str, str], dict[int, int]]:
+    """Fastjson writes numbers as bare keys: they get quotes first."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = json.loads(_BARE_KEY.sub(r'\1"\2"\3', text))["offsetTable"]
+        found = {}
+        for name, offsets in table.items():
+            topic, _, consumer = name.partition("@")
+            found[topic, consumer] = {int(queue): int(offset) for queue, offset in offsets.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"the consumers' offsets cannot be read: {error}", str(path), "look at consumerOffset.json.bak beside it"
+        ) from None
+    return found

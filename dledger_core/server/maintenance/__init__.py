@@ -1,0 +1,1 @@
+"""Maintenance of stores while a node runs: retention, scrub, repair, disk space."""

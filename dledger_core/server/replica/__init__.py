@@ -1,0 +1,1 @@
+"""One group on one node: the Ready loop, group commit, snapshot install and the connections to peers."""

@@ -1,0 +1,67 @@
+"""Control entries on their way from the log into the tables: staged, perhaps cut again, applied when committed."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from dledger_core.errors import invariant
+from dledger_core.ids import Index
+from dledger_core.raft import Batch
+from dledger_core.record import HEADER_BYTES, HEADER_STRUCT, MAGIC_CONTROL, Payload, append_time
+from dledger_core.storage import CommitLog
+from dledger_core.storage.tables.tables import LogTables
+
+__all__ = ["Controls"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """A control entry that is staged and waits for its commit."""
+
+    index: Index
+    time_ms: int
+    body: bytes
+
+
+class Controls:
+    """The tables of one replica, and the control entries that they do not hold yet.
+
+    Attributes:
+        tables: of what is committed.
+    """
+
+    def __init__(self, log: CommitLog) -> None:
+        self.tables = log.load_tables()
+        self._waiting: deque[_Control] = deque()
+        start, end = Index(max(self.tables.applied_index + 1, log.first_index())), log.last_index() + 1
+        for index, time_ms, body in log.control_entries(start, Index(end)):
+            self._waiting.append(_Control(index, time_ms, body))
+
+    def note(self, batch: Batch) -> None:
+        """Remembers the control entry that leads a staged batch, if one does."""
+        payload = batch.payload
+        invariant(isinstance(payload, Payload) and payload.records is not None, "a staged batch has no records")
+        assert isinstance(payload, Payload)
+        assert payload.records is not None
+        view = memoryview(payload.records.data)
+        magic, size, index, _, _, mark, _, _ = HEADER_STRUCT.unpack_from(view)
+        if magic == MAGIC_CONTROL:
+            time_ms = append_time(mark)
+            self._waiting.append(_Control(Index(index), time_ms, bytes(view[HEADER_BYTES:size])))
+
+    def truncate(self, index: Index) -> None:
+        """Forgets entries from ``index`` on."""
+        while self._waiting and self._waiting[-1].index >= index:
+            self._waiting.pop()
+
+    def apply(self, commit_index: Index) -> None:
+        """Takes what is committed into the tables."""
+        while self._waiting and self._waiting[0].index <= commit_index:
+            entry = self._waiting.popleft()
+            self.tables.apply(entry.index, entry.time_ms, entry.body)
+
+    def restart(self, tables: LogTables) -> None:
+        """Goes on with other tables, because the log begins anew."""
+        self._waiting.clear()
+        self.tables = tables

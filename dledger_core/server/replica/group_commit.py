@@ -1,0 +1,136 @@
+"""Group commit: one thread per group that writes whatever has gathered since the last sync, then syncs once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dledger_core.ids import Index
+from dledger_core.raft import Batch, HardState, Ready
+from dledger_core.server.replica.snapshot import NewLog
+from dledger_core.storage.write.trim import LogStart
+
+if TYPE_CHECKING:
+    from dledger_core.storage import CommitLog
+
+__all__ = ["DiskWriter", "persist"]
+
+Job = Ready | Callable[[], None] | None
+
+
+class DiskWriter:
+    """Persists Readys in order and reports them back to the event loop.
+
+    ``submit``, ``run`` and ``close`` are called on the event loop; the callbacks run there too. The first error is
+    reported once, and nothing is written after it (fail-stop: a failed sync leaves the page cache undefined).
+
+    Args:
+        log: whose ``persist`` is called, by this thread only.
+        loop: the event loop of the replica.
+        on_persisted: gets the Readys that are durable now, in order.
+        on_failed: gets the error that stopped the thread.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        loop: asyncio.AbstractEventLoop,
+        on_persisted: Callable[[list[Ready]], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._log = log
+        self._loop = loop
+        self._on_persisted = on_persisted
+        self._on_failed = on_failed
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._unfinished = 0
+        self._thread = threading.Thread(target=self._main, name="disk-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a submitted Ready has not been reported yet."""
+        return self._unfinished > 0
+
+    def submit(self, ready: Ready) -> None:
+        """Queues a Ready."""
+        self._unfinished += 1
+        self._jobs.put(ready)
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Queues some other work on the store (a checkpoint, say) behind what is queued."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Writes what is queued and ends the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # noqa: BLE001 - reported, and the node stops
+            self._log.refuse_writes(error)
+            self._call(self._on_failed, error)
+
+    def _turn(self) -> bool:
+        jobs = [self._jobs.get()]
+        while not self._jobs.empty():
+            jobs.append(self._jobs.get())
+        readys = [job for job in jobs if isinstance(job, Ready)]
+        persist(self._log, readys)
+        if readys:
+            self._call(self._done, readys)
+        for job in jobs:
+            if job is not None and not isinstance(job, Ready):
+                job()
+        return None not in jobs
+
+    def _call(self, function: Callable[..., None], argument: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody is left to be told
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def _done(self, readys: list[Ready]) -> None:
+        self._unfinished -= len(readys)
+        self._on_persisted(readys)
+
+
+def persist(log: CommitLog, readys: list[Ready]) -> None:
+    """Makes consecutive Readys durable, with as few syncs as possible."""
+    for hard_state, truncate_from, batches, reset in _merge(readys):
+        log.persist(hard_state, truncate_from, batches, reset)
+
+
+_Write = tuple[HardState | None, Index | None, Sequence[Batch], LogStart | None]
+
+
+def _merge(readys: list[Ready]) -> list[_Write]:
+    """Joins Readys into as few writes as possible; a truncation or a new start begins a new one.
+
+    A later hard state may become durable before earlier batches: no message that depends on either leaves before
+    both are.
+    """
+    writes: list[tuple[HardState | None, Index | None, list[Batch], LogStart | None]] = []
+    for ready in readys:
+        if not ready.must_persist:
+            continue
+        if not writes or ready.truncate_from is not None or ready.new_start is not None:
+            writes.append((ready.hard_state, ready.truncate_from, list(ready.batches), _start_of(ready)))
+            continue
+        hard_state, truncate_from, batches, reset = writes[-1]
+        batches.extend(ready.batches)
+        writes[-1] = (ready.hard_state or hard_state, truncate_from, batches, reset)
+    return list(writes)
+
+
+def _start_of(ready: Ready) -> LogStart | None:
+    if ready.new_start is None:
+        return None
+    new_log = ready.new_start.payload
+    assert isinstance(new_log, NewLog)
+    return new_log.start

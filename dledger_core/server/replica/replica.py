@@ -1,0 +1,405 @@
+"""One group on one node: the Ready loop that joins the Raft core, the log, the tables and the network.
+
+Everything here runs in one thread, a node's event loop, in turns that ``Environment.call_soon`` begins; only the
+disk works beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from dledger_core import control
+from dledger_core.config import RaftConfig
+from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError
+from dledger_core.ids import Index, NodeId
+from dledger_core.raft import Batch, Configuration, Message, NewStart, RawNode, Ready, Role, SoftState
+from dledger_core.record import HEADER_BYTES, Payload
+from dledger_core.server.maintenance.disk_space import SpaceGuard
+from dledger_core.server.replica.control_tables import Controls
+from dledger_core.server.replica.environment import Environment, event_loop_environment
+from dledger_core.server.replica.snapshot import NewLog, Resets, without_deleted
+from dledger_core.server.services.pins import Pins
+from dledger_core.server.services.waiting import Progress, answer_within
+from dledger_core.storage import CommitLog
+from dledger_core.storage.read.visibility import Visibility
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.write.trim import TablesSnapshot
+
+__all__ = ["Replica"]
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Replica:
+    """A group's replica on this node.
+
+    Args:
+        group: the group's name.
+        node_id: this node.
+        configuration: the voters.
+        config: Raft's settings.
+        log: the opened store; closed by ``close``.
+        send: called with (group, message) for every message to a peer.
+        on_failed: called once when the replica cannot go on.
+        reserve_bytes: appends are refused while less room is on the disk.
+        environment: clock, turns, chance and disk; by default those of the running event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        node_id: NodeId,
+        configuration: Configuration,
+        config: RaftConfig,
+        log: CommitLog,
+        send: Callable[[str, Message], None],
+        on_failed: Callable[[BaseException], None],
+        reserve_bytes: int = 0,
+        environment: Environment | None = None,
+    ) -> None:
+        self.group = group
+        self.node_id = node_id
+        self.log = log
+        self.space = SpaceGuard(group, log, reserve_bytes)
+        self.pins = Pins()
+        self._send = send
+        self._on_failed = on_failed
+        self._environment = environment = environment or event_loop_environment()
+        self._controls = Controls(log)
+        self._scheduled = False
+        self._failed = False
+        self._closing = False
+        self._tables_saved_at = log.data_bytes
+        self._uuid_recorded = log.log_uuid is not None
+        self.progress = Progress()
+        self._reads: dict[int, Callable[[Index | None], None]] = {}
+        self._next_read = 1
+        self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
+        self.before_ready: list[Callable[[], None]] = []
+        self.on_commit: list[Callable[[Index], None]] = []
+        self.on_role: list[Callable[[SoftState], None]] = []
+        self._leading_from: Index | None = None
+        self.raft = RawNode(
+            node_id=node_id,
+            configuration=configuration,
+            config=config,
+            store=log,
+            hard_state=log.hard_state,
+            commit_index=log.commit_index,
+            random=environment.random,
+            noop_payload=self._noop_payload,
+            reset_payloads=Resets(log, lambda: self.tables),
+            abstains_above=log.abstention.above,
+        )
+        self._disk = environment.open_disk(log, self._persisted, self._fail)
+        self.commit_index = log.commit_index
+        self._apply_controls(self.commit_index)
+
+    @property
+    def tables(self) -> LogTables:
+        """Producers, transactions and the log's uuid, of what is committed."""
+        return self._controls.tables
+
+    @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log, once its first entry is committed here."""
+        return self.tables.log_uuid or self.log.log_uuid
+
+    @property
+    def profile_b(self) -> bool:
+        """Whether control entries may be written."""
+        return self.log.config.profile == "B"
+
+    def _noop_payload(self, first_index: Index) -> tuple[object, int]:
+        # A converted log has an identity that none of its entries tells yet.
+        uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
+        told = uuid is None or self.tables.log_uuid is not None
+        body = b"" if told else control.pack({"k": "log", "u": uuid})
+        return Payload(control=body), HEADER_BYTES + len(body)
+
+    def _new_uuid(self) -> str:
+        return uuid.UUID(int=self._environment.random.getrandbits(128), version=4).hex
+
+    # --- input -----------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One tick of the clock."""
+        self._guard(self.raft.tick)
+
+    def step(self, message: Message) -> None:
+        """A message from a peer; raises ProtocolError if it is malformed, which concerns its connection only."""
+        refused: list[ProtocolError] = []
+        message = without_deleted(message, self.raft.first_index)
+
+        def take() -> None:
+            try:
+                if self.space.admits(message, self.raft):
+                    self.raft.step(message)
+            except ProtocolError as error:
+                refused.append(error)
+
+        self._guard(take)
+        if refused:
+            raise refused[0]
+
+    def propose(self, payload: Payload) -> Batch:
+        """Appends a batch as leader; raises BadRequestError if it does not fit the log, else as the core does."""
+        self.log.check_payload(payload)
+        return self._ask(lambda: self.raft.propose(payload, payload.count, payload.nbytes))
+
+    def transfer_leadership(self, target: NodeId) -> None:
+        """Starts to hand leadership to another voter; raises as the core does."""
+        self._ask(lambda: self.raft.transfer_leadership(target))
+
+    def report_unreachable(self, peer: NodeId) -> None:
+        """Takes note that the connection to a peer broke."""
+        self._guard(lambda: self.raft.report_unreachable(peer))
+
+    def schedule(self) -> None:
+        """Runs the Ready loop at the end of this loop turn, so that whatever arrives in the turn goes together."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._environment.call_soon(self._pump)
+
+    def _guard(self, function: Callable[[], object]) -> None:
+        if self._failed or self._closing:
+            return
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
+            self._fail(error)
+            return
+        if self.raft.has_ready():
+            self.schedule()
+
+    def _ask(self, function: Callable[[], T]) -> T:
+        """Runs a caller's request; the caller gets the core's refusals, whatever else goes wrong stops the replica.
+
+        A replica that has stopped hands nothing out any more, so what it is asked for is dropped for certain.
+        """
+        if not (self._failed or self._closing):
+            try:
+                result = function()
+            except DLedgerError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a broken invariant stops the replica
+                self._fail(error)
+            else:
+                self.schedule()
+                return result
+        raise ProposalDroppedError(f"{self.node_id} has stopped", f"group {self.group}", "ask another node")
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = True
+            self.log.refuse_writes(error)
+            _LOG.critical("group %s on %s stops: %s", self.group, self.node_id, error)
+            self._on_failed(error)
+
+    # --- the Ready loop --------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        self._guard(self._turn)
+
+    def _turn(self) -> None:
+        for prepare in self.before_ready:
+            prepare()
+        while self.raft.has_ready() and not self._failed:
+            self._handle(self.raft.ready())
+
+    def _handle(self, ready: Ready) -> None:
+        if ready.new_start is not None:
+            self._begin_anew(ready.new_start)
+        if ready.truncate_from is not None:
+            self.log.stage_truncate(ready.truncate_from)
+            self._controls.truncate(ready.truncate_from)
+        now_ms = self._environment.now_ms()
+        for batch in ready.batches:
+            self.log.stage(batch, now_ms)
+            self._controls.note(batch)
+        for message in ready.messages:
+            self._send(self.group, message)
+        if ready.must_persist or self._disk.busy:
+            self._disk.submit(ready)
+        else:
+            self._finish(ready)
+        if ready.committed is not None:
+            self._committed(Index(ready.committed[1] - 1))
+        if ready.soft_state is not None:
+            self._role_changed(ready.soft_state)
+        for read in ready.reads:
+            reply = self._reads.pop(read.request_id, None)
+            if reply is not None:
+                reply(read.index)
+
+    def _begin_anew(self, new_start: NewStart) -> None:
+        """Follows a leader that deleted what this replica lacks; until the disk has too, old entries stay readable."""
+        new_log = new_start.payload
+        assert isinstance(new_log, NewLog)
+        _LOG.warning(
+            "group %s: %s begins anew at index %d, because its leader has deleted what it needs",
+            self.group,
+            self.node_id,
+            new_start.first_index,
+        )
+        self.log.stage_reset(new_log.start)
+        self._controls.restart(new_log.tables)
+        self._tables_saved_at = 0
+        self._committed(Index(new_start.first_index - 1))
+
+    def _persisted(self, readys: list[Ready]) -> None:
+        for ready in readys:
+            self._guard(lambda ready=ready: self._finish(ready))  # type: ignore[misc]
+        self.progress.wake()
+
+    def _finish(self, ready: Ready) -> None:
+        for message in ready.persisted_messages:
+            self._send(self.group, message)
+        self.raft.advance(ready.number)
+
+    def _committed(self, commit_index: Index) -> None:
+        self.commit_index = commit_index
+        self._apply_controls(commit_index)
+        for notify in self.on_commit:
+            notify(commit_index)
+        self.progress.wake()
+
+    def _apply_controls(self, commit_index: Index) -> None:
+        self._controls.apply(commit_index)
+        if self.tables.log_uuid is not None and not self._uuid_recorded:
+            self._uuid_recorded = True
+            self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
+
+    def _role_changed(self, soft_state: SoftState) -> None:
+        if soft_state.role is not Role.LEADER:
+            self._leading_from = None
+        elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
+            self._leading_from = Index(self.raft.status().last_index)
+        self.soft_state = soft_state
+        _LOG.info(
+            "group %s: %s is %s in term %d, leader %s",
+            self.group,
+            self.node_id,
+            soft_state.role.value,
+            soft_state.term,
+            soft_state.leader_id,
+        )
+        for notify in self.on_role:
+            notify(soft_state)
+        self.progress.wake()
+
+    # --- what services ask -----------------------------------------------------------------------------------
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads the group, and has not stopped."""
+        return self.soft_state.role is Role.LEADER and not self._failed
+
+    @property
+    def leader_ready(self) -> bool:
+        """Whether this node leads and has committed an entry of its term, so that its tables are complete."""
+        if not self.is_leader:
+            return False
+        return self._leading_from is None or self.commit_index >= self._leading_from or not self.profile_b
+
+    def not_leader(self) -> NotLeaderError:
+        """Returns the error that points to the leader."""
+        leader = self.soft_state.leader_id
+        hint = f"ask {leader}" if leader and leader != self.node_id else "retry"
+        return NotLeaderError(
+            f"{self.node_id} does not lead group {self.group}", "", hint, {"leader_id": leader, "group": self.group}
+        )
+
+    @property
+    def readable_end(self) -> Index:
+        """End (exclusive) of what is committed and durable here.
+
+        The files alone do not tell: a tail of an old leader may still lie there, waiting to be cut, at indexes that
+        are committed with other content already.
+        """
+        return Index(min(self.commit_index, self.raft.durable_index, self.log.last_index()) + 1)
+
+    @property
+    def visibility(self) -> Visibility:
+        """Entries that ``read_committed`` shows now; valid until the next control entry is applied."""
+        return Visibility.of(self.tables.transactions, self.readable_end)
+
+    @property
+    def visible_end(self) -> Index:
+        """End (exclusive) of what ``read_committed`` shows."""
+        return self.visibility.end
+
+    async def wait_progress(self, timeout_s: float) -> None:
+        """Waits until something became readable, the role changed, or the time is over."""
+        await self.progress.wait(timeout_s)
+
+    async def read_index(self, timeout_s: float) -> Index:
+        """Returns an index up to which reads are linearizable; raises NotLeaderError."""
+        index = await answer_within(timeout_s, self.ask_read_index, self.forget_read_index)
+        if index is None:
+            raise self.not_leader()
+        return index
+
+    def ask_read_index(self, reply: Callable[[Index | None], None]) -> int:
+        """Asks for such an index; ``reply`` gets it, or None if leadership was lost first. Raises NotLeaderError.
+
+        Returns:
+            The question's number, for ``forget_read_index``.
+        """
+        number, self._next_read = self._next_read, self._next_read + 1
+        self._ask(lambda: self.raft.read_index(number))
+        self._reads[number] = reply
+        return number
+
+    def forget_read_index(self, number: int) -> None:
+        """Drops a question, answered or not."""
+        self._reads.pop(number, None)
+
+    def delete_prefix(self, index: Index) -> None:
+        """Queues the deletion of whole segments before ``index``, the first entry of one, which must be committed.
+
+        Another leader's entry in its place might lie elsewhere. The core knows first: it must not ask for what goes.
+        """
+        if index < self.readable_end and self.log.first_index() < index:
+            tables = TablesSnapshot.of(self.tables)
+            self._guard(lambda: self.raft.compact(index))
+            commit_index = self.commit_index
+
+            def delete() -> None:
+                self.log.delete_prefix(index, tables, commit_index)
+
+            self._disk.run(delete)
+
+    def run_on_disk(self, job: Callable[[], None]) -> None:
+        """Queues work for the thread that writes; an error of it stops the replica."""
+        self._disk.run(job)
+
+    def save_checkpoint(self) -> None:
+        """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
+        self._disk.run(partial(self.log.save_checkpoint, self.commit_index, votes=not self.raft.status().abstains))
+        if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
+            self._tables_saved_at = self.log.data_bytes
+            self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))
+
+    async def close(self) -> None:
+        """Writes what is queued and closes the store; after a failure nothing is written any more."""
+        self._closing = True
+        await asyncio.to_thread(self.close_blocking)
+
+    def close_blocking(self) -> None:
+        """As ``close``, for those who have no event loop."""
+        self._closing = True
+        self._disk.close()
+        try:
+            if self.log.failure is None:
+                self.log.save_tables(TablesSnapshot.of(self.tables))
+        finally:
+            self.log.close(self.commit_index)

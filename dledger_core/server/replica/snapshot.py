@@ -1,0 +1,118 @@
+"""What a follower's reset carries beside the place where its log begins: position, identity, tables.
+
+The leader packs its tables as they are now, of all that it knows to be committed, so at least of what it has deleted.
+They are a pure function of the log, so a follower may be ahead in them: it leaves out the control entries that they
+hold already. Attempts that are open across the boundary, and the losers before it, are in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgpack
+
+from dledger_core.errors import ProtocolError
+from dledger_core.ids import Index, Position, Term
+from dledger_core.raft import AppendEntries, Batch, Message
+from dledger_core.record import Payload
+from dledger_core.storage import CommitLog
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.write.trim import LogStart, TablesSnapshot
+
+__all__ = ["NewLog", "Resets", "without_deleted"]
+
+_VERSION: Final = 1
+
+
+def without_deleted(message: Message, first_index: Index) -> Message:
+    """Returns the message without what lies before ``first_index``, if that is in the middle of one of its batches.
+
+    Segments end where they are full, so a log may begin inside a batch, and a leader that still has all of it sends
+    all of it. Only the drivers can cut one: the core moves batches whole.
+    """
+    if not isinstance(message, AppendEntries):
+        return message
+    for at, batch in enumerate(message.batches):
+        if batch.first_index < first_index <= batch.last_index:
+            payload = batch.payload
+            assert isinstance(payload, Payload)
+            assert payload.records is not None
+            records = payload.records.slice(first_index - batch.first_index, batch.count)
+            rest = Batch(first_index, records.count, batch.term, records.nbytes, Payload(records=records))
+            previous, batches = Index(first_index - 1), (rest, *message.batches[at + 1 :])
+            return replace(message, prev_index=previous, prev_term=batch.term, batches=batches)
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class NewLog:
+    """A reset that arrived: for the store and for the replica."""
+
+    start: LogStart
+    tables: LogTables
+
+
+class Resets:
+    """Makes and reads resets of one replica (``ResetPayloads``).
+
+    Args:
+        log: its store.
+        tables: returns its tables.
+    """
+
+    def __init__(self, log: CommitLog, tables: Callable[[], LogTables]) -> None:
+        self._log = log
+        self._tables = tables
+
+    def pack(self, first_index: Index) -> bytes:
+        """See ``ResetPayloads``."""
+        snapshot = TablesSnapshot.of(self._tables())
+        fields = {
+            "version": _VERSION,
+            "position": self._log.position_of(first_index),
+            "log": self._tables().log_uuid or self._log.log_uuid,
+            "behind": self._log.behind,
+            "applied": snapshot.applied_index,
+            "tables": snapshot.data,
+        }
+        return bytes(msgpack.packb(fields))
+
+    def unpack(self, first_index: Index, previous_term: Term, data: bytes) -> NewLog:
+        """See ``ResetPayloads``."""
+        fields = _fields(data)
+        position, packed, log_uuid = fields.get("position"), fields.get("tables"), fields.get("log")
+        position = position if type(position) is int else -1
+        packed = packed if isinstance(packed, bytes) else b""
+        tables = LogTables.parse(packed)
+        behind = fields.get("behind")
+        kinds = isinstance(log_uuid, str | None) and isinstance(behind, str | None)
+        well_formed = position >= 0 and kinds and fields.get("version") == _VERSION
+        if tables is None or not well_formed:
+            raise ProtocolError("a reset is malformed", f"index {first_index}", "run one version on all nodes")
+        segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid
+        if position % segment_bytes or (None not in (ours, log_uuid) and ours != log_uuid):
+            raise ProtocolError(
+                "a reset is of another log, or of one with other segments",
+                f"index {first_index}",
+                "give all nodes the same data-segment-bytes, and the peers of one cluster",
+                {"position": position, "segment_bytes": segment_bytes, "log": log_uuid, "ours": ours},
+            )
+        start = LogStart(
+            first_index=first_index,
+            position=Position(position),
+            previous_term=previous_term,
+            log_uuid=log_uuid,
+            behind=behind,
+            tables=TablesSnapshot(tables.applied_index, packed),
+        )
+        return NewLog(start, tables)
+
+
+def _fields(data: bytes) -> dict[Any, Any]:
+    try:
+        found = msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException, msgpack.ExtraData):
+        found = None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Services that a node offers its clients: appends, reads, role changes, pins."""

@@ -1,0 +1,1 @@
+"""Checks of a store: scan, verify, crash recovery, and repair of damaged records."""

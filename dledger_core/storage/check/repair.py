@@ -1,0 +1,388 @@
+"""Puts intact records in the place of damaged ones, in an open log or in a store that cannot be opened.
+
+Nothing is written that does not fit: records come from a peer's committed entries, at the same indexes, with valid
+CRCs, and must lie exactly where the damaged ones lay, between their intact neighbours. Nothing is ever cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError
+from dledger_core.ids import NO_TERM, Index, Position, Term
+from dledger_core.record import (
+    BLANK,
+    HEADER_BYTES,
+    INDEX_RECORD_BYTES,
+    MAGIC_BLANK,
+    Records,
+    append_times,
+    index_records,
+    place,
+)
+from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
+from dledger_core.storage.check.scan import Cursor, Run
+from dledger_core.storage.files.checkpoint import load_checkpoint
+from dledger_core.storage.files.file_system import File, Files, OsFiles
+from dledger_core.storage.files.hard_state import load_hard_state, read_properties
+from dledger_core.storage.files.index_file import IndexFile, contradiction
+from dledger_core.storage.files.layout import Layout, lock_store, open_identity, refuse
+from dledger_core.storage.files.log_info import LogMeta, load_log_meta
+from dledger_core.storage.files.recovering import abstains_above, clear_abstaining, mark_abstaining
+from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.files.verification import clear_suspect, rewrite_doubtful, suspicion
+from dledger_core.storage.read.record_reader import RecordReader, own_rules
+from dledger_core.storage.write.trim import end_interrupted
+
+__all__ = ["StoreRepair", "write_back"]
+
+
+def _misfit(damage: Damage, what: str, index: int) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"what a peer holds does not fit: {what}",
+        damage.path,
+        "compare the replicas with jobs/audit_replicas.py",
+        {"index": index, "position": damage.position},
+    )
+
+
+def write_back(
+    reader: RecordReader, index: IndexFile, damage: Damage, records: Records | None, commit_index: int
+) -> Damage | None:
+    """Writes fetched records over a damaged range, durably, and reads them back.
+
+    Args:
+        reader: the store.
+        index: its index.
+        damage: what is damaged.
+        records: intact entries from ``damage.start`` on, at most to ``damage.end``; None where no entry is damaged.
+        commit_index: entries up to here are known to be committed.
+
+    Returns:
+        What remains of the damage, or None.
+
+    Raises:
+        CorruptRecordError: the records do not fit; nothing was written.
+    """
+    data = reader.data
+    if records is None or not records.count:
+        if damage.start < damage.end:
+            raise _misfit(damage, "there are no records", damage.start)
+        _write_blank(data, damage.position)
+        data.sync([data.base_of(damage.position)])
+        return None
+    _check(reader, index, damage, records, commit_index)
+    positions = records.headers["position"].astype(np.int64)
+    end = int(positions[-1]) + int(records.sizes[-1])
+    stop = damage.start + records.count
+    touched = _write_records(data, damage.position, records)
+    if stop == damage.end and end < damage.position + damage.length:
+        _write_blank(data, end)
+        touched.add(data.base_of(end))
+    data.sync(sorted(touched))  # before the rows: a crash must not tear a record and its witness
+    index.write(damage.start, index_records(records))
+    index.sync(damage.start, stop)
+    at = damage.start
+    while at < stop:
+        at = Index(at + reader.read(at, stop, records.nbytes).count)
+    if stop == damage.end:
+        return None
+    left = damage.position + damage.length - end
+    return Damage(Index(stop), damage.end, Position(end), left, str(data.path(end)), damage.message)
+
+
+def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Records, commit_index: int) -> None:
+    data, stop = reader.data, damage.start + records.count
+    if stop > damage.end or stop - 1 > commit_index:
+        raise _misfit(damage, "they are not known to be committed", stop - 1)
+    records.check(damage.start)
+    headers = records.headers
+    positions = headers["position"].astype(np.int64)
+    if not bool((positions == place(records.sizes, damage.position, data.segment_bytes)).all()):
+        raise _misfit(damage, "they lie elsewhere", damage.start)
+    end = int(positions[-1]) + int(records.sizes[-1])
+    behind = damage.position + damage.length
+    if stop == damage.end and end != behind and data.base_of(end) + data.segment_bytes != behind:
+        raise _misfit(damage, "they do not reach the next intact record", stop - 1)
+    if end > behind:
+        raise _misfit(damage, "they reach into intact records", stop - 1)
+    from_index = reader.rules.marked_from
+    if from_index is not None:
+        unmarked = (append_times(headers) == 0) & (headers["index"] >= from_index)
+        if bool(unmarked.any()):
+            raise _misfit(damage, "they carry no append time", damage.start)
+    before = _neighbours_term(reader, index, damage.start - 1)
+    after = _neighbours_term(reader, index, stop, behind) if stop == damage.end else None
+    terms = headers["term"]
+    if (before is not None and int(terms[0]) < before) or (after is not None and int(terms[-1]) > after):
+        raise _misfit(damage, "their terms do not lie between those of the neighbours", damage.start)
+    _check_witnesses(reader, index, damage, records)
+
+
+def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: int | None = None) -> int | None:
+    """Term of an entry, if its row and its record agree: a header has no CRC, and may be damaged too."""
+    if at < 0:
+        return None
+    row = index.read(at, at + 1)[0]
+    header = reader.header_at(int(row["position"]) if position is None else position)
+    return header[3] if header is not None and header[2] == at and header[3] == int(row["term"]) else None
+
+
+def _check_witnesses(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:
+    """A row that contradicts a fetched record must be what is damaged: the record here is the fetched one then."""
+    rows = index.read(damage.start, damage.start + records.count)
+    for at in np.flatnonzero(contradiction(rows, index_records(records))).tolist():
+        theirs = records.headers[at]
+        ours = reader.header_at(int(theirs["position"]))
+        if ours is None or ours[:5] != tuple(theirs.tolist()[:5]):
+            raise _misfit(
+                damage, "term and magic are neither those of the record here nor of its row", damage.start + at
+            )
+
+
+def _write_records(data: Segments, position: int, records: Records) -> set[int]:
+    """Writes records where their headers say, BLANKs between segments; returns the segments that were touched."""
+    positions, sizes = records.headers["position"].astype(np.int64), records.sizes.astype(np.int64)
+    breaks = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
+    view, offset, touched = memoryview(records.data), 0, set[int]()
+    for first, stop in itertools.pairwise([0, *breaks.tolist(), records.count]):
+        at = int(positions[first])
+        length = int(positions[stop - 1] + sizes[stop - 1]) - at
+        if at != position:
+            _write_blank(data, position)
+            touched.add(data.base_of(position))
+        base = data.base_of(at)
+        if base not in data.bases:
+            data.create(base)
+            data.sync_dir()
+        data.fill_up(base)
+        data.write(at, [view[offset : offset + length]])
+        touched.add(base)
+        offset += length
+        position = at + length
+    return touched
+
+
+def _write_blank(data: Segments, position: int) -> None:
+    """Writes the BLANK that fills a segment from ``position`` on, and zeros behind it."""
+    stop = data.base_of(position) + data.segment_bytes
+    data.write(position, [BLANK.pack(MAGIC_BLANK, stop - position)])
+    data.zero(position + BLANK.size, stop)
+
+
+class StoreRepair:
+    """A store of ours that is held for repair, whether it can be opened as a log or not; made by ``open``."""
+
+    def __init__(self, files: Files, layout: Layout, meta: LogMeta, lock: File | None, config: StorageConfig) -> None:
+        self.meta: Final = meta
+        self._files = files
+        self._layout = layout
+        self._lock = lock
+        self._closed = False
+        self._config = config
+        write = lock is not None
+        self._data = Segments.load(files, layout.data, meta.data_segment_bytes, write=write, gaps=True)
+        index = Segments.load(files, layout.index, meta.index_segment_bytes, write=write, gaps=True)
+        self._index = IndexFile(index)
+        self._reader = RecordReader(self._data, self._index, own_rules(meta))
+        self._checkpoint = load_checkpoint(files, layout.checkpoint)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path | str,
+        *,
+        group: str | None = None,
+        node_id: str | None = None,
+        files: Files | None = None,
+        config: StorageConfig | None = None,
+        write: bool = True,
+    ) -> StoreRepair:
+        """Takes hold of a store.
+
+        Args:
+            directory: the one that holds ``data/`` and ``index/``.
+            group: the group it must belong to; None = any.
+            node_id: the node it must belong to; None = any.
+            files: the file system.
+            config: for its bound on unsynced bytes.
+            write: take the lock; False = only look, beside whoever has it.
+
+        Raises:
+            StoreMismatchError: it is another's, or no store of ours.
+            StoreBusyError: another process has it open.
+        """
+        files, layout = files or OsFiles(), Layout(Path(directory))
+        try:
+            found = load_log_meta(files, layout.log_meta)
+            if found is None or (found.discarding and not write):
+                raise StoreMismatchError("no store of ours is here", str(layout.root), "name the store of a node")
+            group, node_id = group or found.group, node_id or found.node_id
+            open_identity(files, layout, group=group, node_id=node_id)
+            lock = lock_store(files, layout) if write else None
+            try:
+                if found.discarding:
+                    for folder in (layout.root, layout.meta, layout.data, layout.index):
+                        files.sync_dir(folder)  # that it starts anew must be durable before anything goes
+                    found = end_interrupted(files, layout, found)
+                return cls(files, layout, found, lock, config or StorageConfig())
+            except BaseException:
+                if lock is not None:
+                    lock.close()
+                raise
+        except OSError as error:
+            refuse(error, layout.root)
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why the store is suspect, or None."""
+        return suspicion(self._files, self._layout)
+
+    @property
+    def abstains_above(self) -> Term | None:
+        """See ``abstains_above``."""
+        with contextlib.suppress(CorruptRecordError):
+            term = load_hard_state(self._files, self._layout.root, last_term=0).term
+            return abstains_above(self._files, self._layout, term)
+        return abstains_above(self._files, self._layout, NO_TERM)
+
+    def accept_loss(self) -> None:
+        """Gives the node its vote back, whatever it may have acknowledged behind what it holds.
+
+        Raises:
+            DiskFailedError: the disk does not take it.
+        """
+        with self._writing():
+            clear_abstaining(self._files, self._layout)
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        return self._layout.root
+
+    def find(self, *, mend_rows: bool = False) -> list[Damage]:
+        """Reads everything that was durable and returns what is damaged of it.
+
+        Args:
+            mend_rows: correct rows of the index that do not know an intact record.
+
+        Raises:
+            DiskFailedError: the disk does not take the rows.
+        """
+        end = self._durable_end()
+        if end is None:
+            return []
+        first = Cursor(self.meta.first_position, self.meta.first_index)
+
+        def on_run(run: Run) -> None:
+            if self._closed:
+                raise RuntimeError("the store was closed while it was read")
+            if mend_rows:
+                write_wrong_rows(self._index, run.records, run.first_index)
+
+        with self._writing():
+            found = list(find_damage(self._reader, self._index, first, *end, on_run))
+            if mend_rows:
+                self._index.segments.sync(self._index.segments.bases)
+        if self._checkpoint is None:  # then a bad record near the end is a torn tail
+            written_end = self._data.written_end(self.meta.first_position)
+            found = [one for one in found if written_end - one.position > self._config.unsynced_bytes_max]
+        return found
+
+    def _durable_end(self) -> tuple[int, int] | None:
+        """Returns index and position behind the last durable entry, as the checkpoint or else the index has it."""
+        if self._checkpoint is not None:
+            return self._checkpoint.durable_index + 1, self._checkpoint.position
+        rows = self._index.segments
+        end = rows.written_end(self.meta.first_index * INDEX_RECORD_BYTES) if rows.bases else 0
+        last = -(-end // INDEX_RECORD_BYTES) - 1
+        row = self._index.read(last, last + 1)[0] if last >= self.meta.first_index else None
+        if row is None or int(row["index"]) != last or int(row["size"]) < HEADER_BYTES:
+            return None
+        return last + 1, int(row["position"]) + int(row["size"])
+
+    def prepare(self) -> None:
+        """Makes data files that are gone, and lengthens those that are too short: with zeros, which are damage.
+
+        Raises:
+            DiskFailedError: the disk does not take them.
+        """
+        end = self._durable_end()
+        if end is None:
+            return
+        data = self._data
+        with self._writing():
+            for base in range(data.base_of(self.meta.first_position), end[1], data.segment_bytes):
+                if base not in data.bases:
+                    data.create(base)
+                data.fill_up(base)
+            data.sync_dir()
+
+    def abstain_if_end_is_lost(self, found: Sequence[Damage]) -> None:
+        """Takes the node's vote if what may lie behind the last durable entry can be gone too; see ``abstention``.
+
+        Called before anything is mended: afterwards nothing shows that it was damaged.
+
+        Raises:
+            CorruptRecordError: nobody knows the node's term.
+            DiskFailedError: the disk does not take the mark.
+        """
+        end = self._durable_end()
+        if end is not None and any(damage.end >= end[0] for damage in found):
+            known = read_properties(self._files, self._layout.root / "currterm") is not None
+            term = load_hard_state(self._files, self._layout.root, last_term=0 if known else 1).term
+            with self._writing():
+                mark_abstaining(self._files, self._layout, term)
+
+    def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
+        """See ``write_back``.
+
+        Raises:
+            CorruptRecordError: the records do not fit; nothing was written.
+            DiskFailedError: the disk does not take them.
+        """
+        with self._writing():
+            return write_back(self._reader, self._index, damage, records, commit_index)
+
+    def settle(self) -> None:
+        """Makes certain that all that can be read is on disk, and takes the mark away; the last step of a repair.
+
+        Raises:
+            DiskFailedError: the disk does not take it.
+        """
+        with self._writing():
+            if self.suspicion is not None:
+                rewrite_doubtful(self._files, self._layout, self._data, self._index.segments)
+            clear_suspect(self._files, self._layout)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError:  # the files' owner's business
+            raise
+        except OSError as error:
+            raise DiskFailedError(
+                f"writing failed: {error.strerror or error}", str(self.path), "check the disk"
+            ) from error
+
+    def close(self) -> None:
+        """Lets go of the store; a ``find`` in another thread ends."""
+        self._closed = True
+        self._data.close()
+        self._index.segments.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> StoreRepair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,179 @@
+"""The index: 32 bytes for each entry, at index * 32, that say where its record lies.
+
+The data is the truth and the index is derived from it. Nobody trusts a row before it is compared with the record it
+points to. A row that was never written reads as zeros. In a store written by Java the column ``magic`` may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.ids import Index, Term
+from dledger_core.raft.batch import TermRun
+from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
+from dledger_core.storage.files.segments import Segments
+
+__all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "contradiction", "term_runs"]
+
+Rows = npt.NDArray[Any]
+_GAP_FILES_MAX: Final = 1024
+
+
+class IndexSource(Protocol):
+    """Where index rows come from."""
+
+    def read(self, start: int, end: int) -> Rows:
+        """Returns the rows (dtype INDEX_RECORD) of entries [start, end); zeros where there are none."""
+
+
+class IndexFile:
+    """Rows in the files of ``index/``."""
+
+    def __init__(self, segments: Segments) -> None:
+        self.segments = segments
+
+    def read(self, start: int, end: int) -> Rows:
+        """See ``IndexSource``."""
+        begin, stop = start * INDEX_RECORD_BYTES, end * INDEX_RECORD_BYTES
+        if begin // self.segments.segment_bytes == (stop - 1) // self.segments.segment_bytes:
+            data = self._piece(begin, stop)
+        else:
+            data = b"".join(self._piece(a, b) for a, b in self._split(begin, stop))
+        return np.frombuffer(data, INDEX_RECORD)
+
+    def _split(self, begin: int, stop: int) -> Iterator[tuple[int, int]]:
+        while begin < stop:
+            upto = min(stop, self.segments.base_of(begin) + self.segments.segment_bytes)
+            yield begin, upto
+            begin = upto
+
+    def _piece(self, begin: int, stop: int) -> bytes:
+        data = self.segments.read(begin, stop - begin) if self.segments.holds(begin) else b""
+        missing = stop - begin - len(data)
+        return data + bytes(missing) if missing else data
+
+    def write(self, first_index: int, rows: Rows) -> bool:
+        """Writes rows, one write per file; returns whether a file had to be made."""
+        data = memoryview(rows.astype(INDEX_RECORD, copy=False).tobytes())  # numpy joins arrays in native byte order
+        begin = first_index * INDEX_RECORD_BYTES
+        made = False
+        for at, upto in self._split(begin, begin + len(data)):
+            base = self.segments.base_of(at)
+            if base not in self.segments.bases:
+                self._make(base)
+                made = True
+            self.segments.write(at, [data[at - begin : upto - begin]])
+        return made
+
+    def sync(self, first_index: int, end_index: int) -> None:
+        """Makes the rows [first_index, end_index) durable."""
+        begin, stop, size = (
+            first_index * INDEX_RECORD_BYTES,
+            end_index * INDEX_RECORD_BYTES,
+            self.segments.segment_bytes,
+        )
+        self.segments.sync([base for base in self.segments.bases if base + size > begin and base < stop])
+
+    def _make(self, base: int) -> None:
+        """Makes a file, and those between it and its neighbours, so that there is no gap."""
+        bases, step = self.segments.bases, self.segments.segment_bytes
+        first = last = base
+        if bases and base > bases[-1]:
+            first = bases[-1] + step
+        elif bases and base < bases[0]:
+            last = bases[0] - step
+        if last - first > _GAP_FILES_MAX * step:
+            first = last = base  # the neighbour is a stray file; recovery drops it when it wipes what lies behind
+        for between in range(first, last + 1, step):
+            self.segments.create(between)
+        self.segments.sync_dir()
+
+    def cut(self, first_index: int, end_index: int) -> None:
+        """Wipes the rows [first_index, end_index) and drops files behind."""
+        begin, stop = first_index * INDEX_RECORD_BYTES, end_index * INDEX_RECORD_BYTES
+        self.segments.drop([base for base in reversed(self.segments.bases) if base > begin])
+        upto = min(stop, self.segments.base_of(begin) + self.segments.segment_bytes)
+        if self.segments.holds(begin) and upto > begin:
+            self.segments.zero(begin, upto)
+
+
+class OverlaidIndex:
+    """An index whose rows from some entry on are held in memory, because the files do not have them right."""
+
+    def __init__(self, below: IndexSource) -> None:
+        self._below = below
+        self._first: int | None = None
+        self._rows = np.empty(0, INDEX_RECORD)
+
+    @property
+    def first(self) -> int | None:
+        """The first entry held in memory, or None."""
+        return self._first
+
+    def extend(self, first_index: int, rows: Rows) -> None:
+        """Holds rows; once begun, each call must continue the one before."""
+        if self._first is None:
+            self._first = first_index
+        self._rows = np.concatenate([self._rows[: first_index - self._first], rows], dtype=INDEX_RECORD)
+
+    def read(self, start: int, end: int) -> Rows:
+        """See ``IndexSource``."""
+        if self._first is None or end <= self._first:
+            return self._below.read(start, end)
+        held = self._rows[max(start - self._first, 0) : end - self._first]
+        missing = end - max(start, self._first) - len(held)
+        if missing > 0:
+            held = np.concatenate([held, np.zeros(missing, INDEX_RECORD)])
+        if start >= self._first:
+            return held
+        return np.concatenate([self._below.read(start, self._first), held])
+
+
+def agreement(rows: Rows, expected: Rows, *, magic: bool) -> npt.NDArray[np.bool_]:
+    """Returns which rows say what the records say.
+
+    Args:
+        rows: from the index.
+        expected: from the records, of the same length.
+        magic: compare the column ``magic`` too; not in a store written by Java.
+    """
+    names = ("position", "size", "index", "term", *(("magic",) if magic else ()))
+    same = np.ones(len(rows), np.bool_)
+    for name in names:
+        same &= rows[name] == expected[name]
+    return same
+
+
+def contradiction(rows: Rows, expected: Rows) -> npt.NDArray[np.bool_]:
+    """Returns which rows know where the record lies and yet say another term or magic than the record.
+
+    A header has no CRC; its row is its second witness. Where the two disagree in these alone, one of them is damaged,
+    and nobody can tell here which. A row that is wrong as a whole says nothing about the record.
+    """
+    place: npt.NDArray[np.bool_] = np.ones(len(rows), np.bool_)
+    for name in ("position", "size", "index"):
+        place &= rows[name] == expected[name]
+    place &= (rows["term"] != expected["term"]) | (rows["magic"] != expected["magic"])
+    return place
+
+
+def term_runs(term_at: Callable[[int], int], first_index: int, last_index: int) -> list[TermRun]:
+    """Returns the runs of terms of entries [first_index, last_index], found by bisecting."""
+    runs: list[TermRun] = []
+    start = first_index
+    while start <= last_index:
+        term = term_at(start)
+        runs.append(TermRun(Index(start), Term(term)))
+        low, high = start, last_index + 1  # entry low has the term, entry high has another or is behind the end
+        while high - low > 1:
+            middle = (low + high) // 2
+            if term_at(middle) == term:
+                low = middle
+            else:
+                high = middle
+        start = high
+    return runs

@@ -1,0 +1,243 @@
+"""Where a store's files are, whose they are, and the first files of a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
+from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, is_segment_name
+from dledger_core.storage.files.file_system import File, Files, OsFiles
+from dledger_core.storage.files.log_info import LogMeta, load_log_meta, save_log_meta
+
+__all__ = [
+    "Layout",
+    "check_complete",
+    "check_owner",
+    "claim_store",
+    "lacks_identity",
+    "lock_store",
+    "open_identity",
+    "refuse",
+]
+
+_META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
+_JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths of one store."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        """Folder of the data files."""
+        return self.root / "data"
+
+    @property
+    def index(self) -> Path:
+        """Folder of the index files."""
+        return self.root / "index"
+
+    @property
+    def meta(self) -> Path:
+        """Folder of what is ours alone."""
+        return self.root / "meta"
+
+    @property
+    def log_meta(self) -> Path:
+        """Identity of the log."""
+        return self.meta / "log.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Lower bound on what is durable and committed."""
+        return self.meta / "checkpoint"
+
+    @property
+    def tables(self) -> Path:
+        """Snapshot of the tables that are derived from the log."""
+        return self.meta / "tables"
+
+    @property
+    def converting(self) -> Path:
+        """Progress of a conversion into this store; as long as it is there, the store is not complete."""
+        return self.meta / "converting.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while a process has the store open."""
+        return self.meta / "lock"
+
+
+def refuse(error: OSError, path: Path) -> NoReturn:
+    """Raises the error for a store that cannot be opened or made at all."""
+    where = str(error.filename or path)
+    raise ConfigError(
+        f"the store cannot be opened: {error.strerror or error}",
+        where,
+        "check that the directory exists, is writable, and the disk has room",
+    ) from error
+
+
+def check_complete(files: Files, layout: Layout) -> None:
+    """Raises StoreIncompleteError if a conversion into the store has not come to its end."""
+    if files.read(layout.converting) is not None:
+        raise StoreIncompleteError(
+            "the store is being converted, or its conversion was interrupted",
+            str(layout.root),
+            "run the same dledger convert again, it goes on where it stopped; or remove the directory",
+        )
+
+
+def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> LogMeta | None:
+    """Looks whose store a directory holds, writing nothing.
+
+    Returns:
+        The identity of our own store, or None where a new one may be made.
+
+    Raises:
+        StoreMismatchError: it is another group's or node's, Java's, or no store at all.
+        StoreIncompleteError: a conversion into it has not come to its end.
+    """
+    check_complete(files, layout)
+    meta = load_log_meta(files, layout.log_meta)
+    if meta is None:
+        _check_vacant(files, layout)
+        return None
+    for what, found, wanted in (("group", meta.group, group), ("node", meta.node_id, node_id)):
+        if found != wanted:
+            raise StoreMismatchError(
+                f"the store belongs to {what} {found!r}, not {wanted!r}",
+                str(layout.root),
+                f"start with the right {what}, or use another directory",
+            )
+    return meta
+
+
+def check_owner(directory: Path, *, group: str, node_id: str, files: Files | None = None) -> None:
+    """Looks whether a directory is free for, or holds, the store of this group and node; writes nothing.
+
+    Raises:
+        StoreMismatchError: it holds something else.
+        StoreIncompleteError: a conversion into it has not come to its end.
+        ConfigError: it cannot be read.
+    """
+    try:
+        open_identity(files or OsFiles(), Layout(directory), group=group, node_id=node_id)
+    except OSError as error:
+        refuse(error, directory)
+
+
+def _check_vacant(files: Files, layout: Layout) -> None:
+    names = set(files.listdir(layout.root) or ())
+    in_meta = set(files.listdir(layout.meta) or ()) if "meta" in names else set()
+    if names <= {"meta"} and in_meta <= _META_LEFTOVERS:
+        return
+    if lacks_identity(files, layout):
+        raise StoreMismatchError(
+            "the file is missing, so nobody knows whose store this is",
+            str(layout.log_meta),
+            "restore it from a backup, or move the store away and let the node catch up from its peers",
+        )
+    stray = _stray(files, layout, names, in_meta)
+    if stray is None:
+        raise StoreMismatchError(
+            "the directory holds a store written by Java DLedger (it has no meta/log.json)",
+            str(layout.root),
+            "use another directory, or take the log over with 'dledger convert'",
+        )
+    raise StoreMismatchError(
+        f"the directory is not empty and is no store (it holds {stray!r})",
+        str(layout.root),
+        "use an empty or a new directory",
+    )
+
+
+def lacks_identity(files: Files, layout: Layout) -> bool:
+    """Whether a store is ours, as its other files and its records tell, but has lost ``meta/log.json``."""
+    if files.read(layout.log_meta) is not None:
+        return False
+    if set(files.listdir(layout.meta) or ()) & {"checkpoint", "tables"}:
+        return True
+    head = _first_header(files, layout.data)
+    # Java writes zeros where our records hold the append time, the mark and the CRC.
+    return _is_record(head) and any(head[32:44])
+
+
+def _stray(files: Files, layout: Layout, names: set[str], in_meta: set[str]) -> str | None:
+    """Returns the name of something that Java DLedger would not have written, or None."""
+    if "meta" in names:
+        return f"meta/{min(in_meta)}" if in_meta else "meta"
+    for folder in (layout.data, layout.index):
+        if folder.name in names:
+            for name in files.listdir(folder) or ():
+                if not is_segment_name(name):
+                    return f"{folder.name}/{name}"
+    if not names & _JAVA_NAMES:
+        return min(names)
+    head = _first_header(files, layout.data)
+    if any(head[:4]) and not _is_record(head):
+        return f"data/{(files.listdir(layout.data) or [''])[0]}"
+    return None
+
+
+def _first_header(files: Files, data: Path) -> bytes:
+    """Returns the first record's header, or what lies in its place; empty if there is no data file."""
+    names = [name for name in files.listdir(data) or () if is_segment_name(name)]
+    return files.open(data / names[0]).pread(HEADER_BYTES, 0) if names else b""
+
+
+def _is_record(header: bytes) -> bool:
+    magic = int.from_bytes(header[:4], "big", signed=True)
+    return len(header) == HEADER_BYTES and (magic == MAGIC_BLANK or MAGIC_DATA <= magic <= MAGIC_MEMBERSHIP)
+
+
+def lock_store(files: Files, layout: Layout) -> File:
+    """Takes the store's lock.
+
+    Raises:
+        StoreBusyError: another process has it.
+    """
+    files.mkdir(layout.meta)
+    try:
+        return files.lock(layout.lock)
+    except BlockingIOError:
+        holder = (files.read(layout.lock) or b"").decode("ascii", "replace").strip()
+        raise StoreBusyError(
+            "another process has the store open",
+            str(layout.lock),
+            "stop it first" + (f" (process {holder})" if holder else ""),
+        ) from None
+
+
+def claim_store(
+    files: Files, layout: Layout, *, group: str, node_id: str, config: StorageConfig
+) -> tuple[LogMeta, File]:
+    """Locks our own store, or makes an empty one; returns its identity and the lock.
+
+    ``meta/log.json`` is the first file of a new store: a crash leaves either nothing or a store of ours.
+    """
+    open_identity(files, layout, group=group, node_id=node_id)  # nothing is written into a foreign directory
+    lock = lock_store(files, layout)
+    try:
+        meta = open_identity(files, layout, group=group, node_id=node_id)
+        if meta is None:
+            meta = LogMeta(
+                profile=config.profile,
+                group=group,
+                node_id=node_id,
+                data_segment_bytes=config.data_segment_bytes,
+                index_segment_bytes=config.index_segment_bytes,
+            )
+            save_log_meta(files, layout.log_meta, meta)
+        files.mkdir(layout.data)
+        files.mkdir(layout.index)
+    except BaseException:
+        lock.close()
+        raise
+    return meta, lock

@@ -1,0 +1,1 @@
+"""Tables that a replica derives from its control entries: producers and transactions."""

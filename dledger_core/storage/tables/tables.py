@@ -1,0 +1,101 @@
+"""The tables that a replica derives from its log's control entries, together: apply, snapshot, restore."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgpack
+
+from dledger_core import control
+from dledger_core.checksum import Buffer, crc32
+from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import NO_INDEX, Index
+from dledger_core.storage.tables.producers import ProducerTable
+from dledger_core.storage.tables.transactions import TransactionTable
+
+__all__ = ["LogTables"]
+
+_VERSION: Final = 1
+
+
+class LogTables:
+    """Producers, transactions and the log's uuid as of ``applied_index``. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.producers = ProducerTable()
+        self.transactions = TransactionTable()
+        self.log_uuid: str | None = None
+        self.applied_index: Index = NO_INDEX
+
+    def apply(self, index: Index, time_ms: int, body: Buffer) -> None:
+        """Takes in one committed control entry (magic 2); entries at or below ``applied_index`` are ignored.
+
+        Args:
+            index: its index.
+            time_ms: its append time, ms since the epoch.
+            body: its body.
+        """
+        if index <= self.applied_index:
+            return
+        fields = control.unpack(body)
+        try:
+            self._take_in(fields, index, time_ms)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"a control entry has malformed fields: {error!r}"
+            raise CorruptRecordError(what, f"index {index}", "", {"index": int(index)}) from None
+        self.applied_index = index
+
+    def _take_in(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
+        kind = fields.get("k")
+        if kind == "producer":
+            self.producers.apply(fields, index, time_ms)
+        elif kind == "attempt":
+            self.transactions.apply_attempt(fields, index, time_ms)
+        elif kind == "commit":
+            self.transactions.apply_commit(fields)
+        elif kind == "abort":
+            self.transactions.apply_abort(fields)
+        elif kind == "log" and self.log_uuid is None:
+            self.log_uuid = str(fields["u"])
+
+    def snapshot(self) -> bytes:
+        """Returns the tables as bytes: CRC-32 and a msgpack map."""
+        fields: dict[str, Any] = {
+            "version": _VERSION,
+            "applied": self.applied_index,
+            "log": self.log_uuid,
+            "producers": self.producers.snapshot(),
+            "transactions": self.transactions.snapshot(),
+        }
+        packed = bytes(msgpack.packb(fields))
+        return crc32(packed).to_bytes(4, "big") + packed
+
+    @classmethod
+    def restore(cls, data: bytes) -> LogTables:
+        """Returns the tables of a snapshot; empty ones if it is damaged or of another version.
+
+        Empty tables are right too where the whole log is there: they are then rebuilt from its control entries.
+        """
+        return cls.parse(data) or cls()
+
+    @classmethod
+    def parse(cls, data: bytes) -> LogTables | None:
+        """Returns the tables of a snapshot, or None if it is damaged or of another version."""
+        if len(data) < 4 or crc32(data[4:]) != int.from_bytes(data[:4], "big"):
+            return None
+        try:
+            return cls._unpack(data[4:])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, msgpack.UnpackException):
+            return None
+
+    @classmethod
+    def _unpack(cls, packed: bytes) -> LogTables | None:
+        fields = msgpack.unpackb(packed, strict_map_key=False)
+        if fields.get("version") != _VERSION:
+            return None
+        tables = cls()
+        tables.applied_index = Index(fields["applied"])
+        tables.log_uuid = fields["log"]
+        tables.producers.restore(fields["producers"])
+        tables.transactions.restore(fields["transactions"])
+        return tables

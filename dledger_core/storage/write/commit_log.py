@@ -1,0 +1,399 @@
+"""``CommitLog``: one replica's log on disk, as the Raft core and the node see it.
+
+Three kinds of callers, and what they may call:
+
+* the event loop stages (``stage``, ``stage_truncate``): batches get their place, nothing is read or written;
+* one writer thread persists (``persist``, ``save_checkpoint``, ``delete_prefix``), in the order of the Readys;
+* any thread reads what is durable.
+
+The first write or sync that fails is the last one: the log refuses to write from then on, because after a failed sync
+nobody knows what is on disk. Reading goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dledger_core.config import StorageConfig
+from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position
+from dledger_core.raft.batch import Batch
+from dledger_core.raft.ready import HardState
+from dledger_core.record import INDEX_RECORD_BYTES, Payload, Records
+from dledger_core.storage.check.damage import Damage, write_wrong_rows
+from dledger_core.storage.check.recovery import LogEnd, recover
+from dledger_core.storage.check.repair import write_back
+from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dledger_core.storage.files.file_system import DiskSpace, File, Files, OsFiles
+from dledger_core.storage.files.hard_state import load_hard_state, save_hard_state
+from dledger_core.storage.files.index_file import IndexFile
+from dledger_core.storage.files.layout import Layout, claim_store, refuse
+from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.preallocation import ZeroAhead
+from dledger_core.storage.files.recovering import Abstention
+from dledger_core.storage.files.segments import Segments
+from dledger_core.storage.files.verification import mark_suspect
+from dledger_core.storage.read import log_queries
+from dledger_core.storage.read.record_reader import RecordReader, own_rules
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.write.appender import Appender, bounded
+from dledger_core.storage.write.durable_log import DurableLog
+from dledger_core.storage.write.staging import StagedEnd, Staging, admitting, check_payload
+from dledger_core.storage.write.trim import LogStart, TablesSnapshot, end_interrupted, load_tables, remove_everything
+
+__all__ = ["CommitLog"]
+
+
+class CommitLog(DurableLog):
+    """One replica's durable log; made by ``open``."""
+
+    def __init__(self, files: Files, layout: Layout, meta: LogMeta, config: StorageConfig, lock: File) -> None:
+        self.config: Final = config
+        self._files = files
+        self._layout = layout
+        self._meta = meta
+        self._lock = lock
+        self._tables: LogTables | None = load_tables(files, layout, meta)
+        self._failure: DiskFailedError | None = None
+        self._cuts = 0
+        for folder in (layout.root, layout.meta, layout.data, layout.index):
+            files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
+        self._meta = meta = end_interrupted(files, layout, meta)
+        data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
+        index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
+        self._index = IndexFile(index)
+        self._reader = RecordReader(data, self._index, own_rules(meta))
+        self._checkpoint = load_checkpoint(files, layout.checkpoint)
+        end = recover(self._reader, self._index, meta, self._checkpoint, unsynced_bytes_max=config.unsynced_bytes_max)
+        self.recovered: Final[LogEnd] = end
+        self._first_index, self._last_index = end.first_index, end.last_index
+        self._hard_state = load_hard_state(files, layout.root, end.term or meta.previous_term or 0)
+        self.abstention: Final = Abstention(files, layout, self._hard_state.term)
+        recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
+        self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
+        self._appender = Appender(data, self._index, end.position, config.zero_ahead_bytes)
+        self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._certain_end_of)
+        self._zero_ahead = ZeroAhead(self.zero_ahead)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path | str,
+        *,
+        group: str,
+        node_id: str,
+        config: StorageConfig | None = None,
+        files: Files | None = None,
+    ) -> CommitLog:
+        """Opens a store, or makes one where there is none; recovers from a crash.
+
+        Args:
+            directory: the store, ``<dir>/<group>/dledger-<node id>``.
+            group: the group it must belong to.
+            node_id: the node it must belong to.
+            config: segment sizes and profile count only for a new store; an old one keeps its own.
+            files: the file system.
+
+        Raises:
+            StoreMismatchError: the directory is another's, or no store; nothing was written.
+            StoreBusyError: another process has it open.
+            CorruptRecordError: the store is damaged; nothing was cut.
+            ConfigError: the directory cannot be made or written.
+        """
+        files, config, layout = files or OsFiles(), config or StorageConfig(), Layout(Path(directory))
+        try:
+            meta, lock = claim_store(files, layout, group=group, node_id=node_id, config=config)
+            try:
+                log = cls(files, layout, meta, meta.effective(config), lock)
+                log._write_checkpoint()
+            except BaseException:
+                lock.close()
+                raise
+        except OSError as error:
+            refuse(error, layout.root)
+        return log
+
+    # What the node and the Raft core ask.
+
+    @property
+    def directory(self) -> Path:
+        """The store."""
+        return self._layout.root
+
+    @property
+    def hard_state(self) -> HardState:
+        """Term and vote, as last made durable."""
+        return self._hard_state
+
+    @property
+    def commit_index(self) -> Index:
+        """A lower bound on what is committed; after ``open`` the recorded one."""
+        return Index(self._commit_index)
+
+    @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log, or None while the node does not know it."""
+        return self._meta.log_uuid
+
+    @property
+    def failure(self) -> DiskFailedError | None:
+        """Why the log refuses to write, or None."""
+        return self._failure
+
+    def load_tables(self) -> LogTables:
+        """Returns the tables of the last snapshot; the log's control entries behind it are still to be applied."""
+        tables, self._tables = self._tables, None
+        return tables if tables is not None else load_tables(self._files, self._layout, self._meta)
+
+    def save_tables(self, snapshot: TablesSnapshot) -> None:
+        """Keeps a snapshot of the tables; called by the writer thread. A lost one only makes the next start longer.
+
+        One of before the log began anew comes too late, and is dropped.
+        """
+        with self._writing():
+            if snapshot.applied_index >= (self._meta.tables_index or NO_INDEX):
+                self._files.replace(self._layout.tables, snapshot.data)
+
+    def space(self) -> tuple[Position, DiskSpace]:
+        """Returns where the log ended on disk, and then how much room there was; any thread may call."""
+        position = self._appender.position
+        return Position(position), self._files.space(self._layout.root)
+
+    def check_payload(self, payload: Payload) -> None:
+        """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""
+        check_payload(payload, self.config)
+
+    # The event loop.
+
+    @property
+    def staged_end(self) -> Position:
+        """Where the last staged record ends."""
+        return self._staging.end
+
+    def stage(self, batch: Batch, now_ms: int) -> None:
+        """Gives a batch its place behind the staged end, without I/O.
+
+        A leader's payload is encoded (``payload.records``), with an append time that never falls. Records that came
+        from elsewhere must continue the staged end exactly, else CorruptRecordError.
+        """
+        self._staging.stage(batch, now_ms)
+
+    def stage_truncate(self, index: Index) -> None:
+        """Moves the staged end back to before entry ``index``."""
+        self._staging.truncate(index)
+
+    def stage_reset(self, start: LogStart) -> None:
+        """Moves the staged end to where the log starts anew; ``persist`` is then to be given the same."""
+        self._staging.restart(StagedEnd(start.first_index, start.position, 0))
+
+    # The writer thread.
+
+    def persist(
+        self,
+        hard_state: HardState | None,
+        truncate_from: Index | None,
+        batches: Sequence[Batch],
+        reset: LogStart | None = None,
+    ) -> None:
+        """Makes a Ready's share durable: the hard state, the new start, the cut, then all batches with one sync.
+
+        Raises DiskFailedError if a write or sync failed, now or earlier.
+        """
+        with self._writing():
+            if hard_state is not None:
+                save_hard_state(self._files, self._layout.root, hard_state)
+                self._hard_state = hard_state
+            if reset is not None:
+                self._reset(reset)
+            if truncate_from is not None:
+                self._truncate(truncate_from)
+            if batches:
+                self._save_meta(admitting(self._meta, batches))
+                self._append(batches)
+
+    def _append(self, batches: Sequence[Batch]) -> None:
+        bound = max(self.config.unsynced_bytes_max // 2, 1)
+        rolled = False
+        for share in bounded(batches, bound):
+            invariant(share[0].first_index == self._last_index + 1, "a gap in the log", last=self._last_index)
+            rolled |= self._appender.append(share)
+            if self.config.durability == "fsync" or self._appender.unsynced_bytes > bound:
+                self._appender.sync()
+            self._last_index = share[-1].last_index
+            self._staging.persisted(share)
+        if rolled:
+            self._write_checkpoint()
+        if self.config.zero_ahead_bytes:
+            self._zero_ahead.poke()
+
+    def _truncate(self, index: int) -> None:
+        if index > (last := self._last_index):
+            return
+        invariant(index > self._commit_index, "a committed entry would be cut", index=index, commit=self._commit_index)
+        end = self._certain_end_of(index - 1)
+        self._last_index = index - 1
+        self._cuts += 1
+        if self._checkpoint is not None and self._checkpoint.durable_index >= index:
+            self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
+        self._appender.cut(end.position, index, last + 1)
+
+    def save_checkpoint(self, commit_index: int, *, votes: bool = False) -> None:
+        """Records what is durable and committed, and that the node ``votes`` again. Raises like ``persist``."""
+        with self._writing():
+            self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
+            self._write_checkpoint()
+            if votes:
+                self.abstention.end()
+
+    def _write_checkpoint(self) -> None:
+        self._appender.sync()
+        self._appender.sync_index()
+        last = self._last_index
+        checkpoint = Checkpoint(last, min(self._commit_index, last), self._appender.position)
+        if checkpoint != self._checkpoint:
+            self._save(checkpoint)
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
+        self._checkpoint = checkpoint
+
+    def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+        """Drops data segments that lie wholly below ``index``; returns the new first index. Raises like ``persist``.
+
+        Args:
+            index: nothing from here on is deleted.
+            tables: of what is committed up to ``commit_index``.
+            commit_index: what is kept begins here at the latest, so that it has its place for good.
+        """
+        with self._writing():
+            found = log_queries.prefix_before(self._reader, min(index, commit_index))
+            if found is None:
+                return self.first_index()
+            position, first, term = found
+            self._files.replace(self._layout.tables, tables.data)
+            self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
+            self._write_checkpoint()  # with what is kept, before the rest goes
+            self._save_meta(
+                replace(
+                    self._meta,
+                    first_position=position,
+                    first_index=first,
+                    previous_term=term,
+                    tables_index=max(tables.applied_index, self._meta.tables_index or NO_INDEX),
+                )
+            )
+            self._first_index = first
+            self._cuts += 1
+            data, rows = self._reader.data, self._index.segments
+            data.drop([base for base in data.bases if base < position])
+            rows.drop([base for base in rows.bases if base + rows.segment_bytes <= first * INDEX_RECORD_BYTES])
+            return Index(first)
+
+    def _reset(self, start: LogStart) -> None:
+        """Discards the log and begins it anew; a crash leaves the one or the other, and the hard state in any case."""
+        self._files.replace(self._layout.tables, start.tables.data)
+        self._save_meta(
+            replace(
+                self._meta,
+                first_position=start.position,
+                first_index=start.first_index,
+                previous_term=start.previous_term if start.previous_term != NO_TERM else None,
+                tables_index=start.tables.applied_index,
+                log_uuid=self._meta.log_uuid or start.log_uuid,
+                behind=self._meta.behind or start.behind,
+                discarding=True,
+            )
+        )
+        self._commit_index = start.first_index - 1
+        self._first_index, self._last_index = start.first_index, start.first_index - 1
+        self._cuts += 1
+        self._appender.restart(start.position)
+        self._meta = remove_everything(self._files, self._layout, self._meta)
+        self._checkpoint = load_checkpoint(self._files, self._layout.checkpoint)
+
+    def adopt_uuid(self, uuid: str) -> None:
+        """Records the log's identity, once.
+
+        Raises:
+            StoreMismatchError: the store already belongs to another log.
+        """
+        if self._meta.log_uuid not in (None, uuid):
+            raise StoreMismatchError(
+                f"the store belongs to log {self._meta.log_uuid}, not {uuid}",
+                str(self._layout.root),
+                "start the node with an empty directory, or with the peers of its own log",
+            )
+        with self._writing():
+            self._save_meta(replace(self._meta, log_uuid=uuid))
+
+    def _save_meta(self, meta: LogMeta) -> None:
+        if meta != self._meta:
+            save_log_meta(self._files, self._layout.log_meta, meta)
+            self._meta = meta
+            self._reader.rules = own_rules(meta)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
+        """Puts records over damaged ones; see ``repair.write_back``. Called by the writer thread."""
+        with self._writing():
+            self._write_checkpoint()  # what of the damage a crash leaves must not look like a torn tail
+            return write_back(self._reader, self._index, damage, records, min(commit_index, self._last_index))
+
+    def mend_rows(self, records: Records, first_index: int) -> None:
+        """Corrects rows of the index that do not know intact committed records. Called by the writer thread."""
+        with self._writing():
+            if first_index >= self._first_index:
+                write_wrong_rows(self._index, records, first_index)
+
+    def _fail(self, error: OSError) -> DiskFailedError:
+        if self._failure is None:
+            mark_suspect(self._files, self._layout, f"{error.strerror or error} at {error.filename or 'a file'}")
+        self._failure = self._failure or DiskFailedError(
+            f"writing failed: {error.strerror or error}",
+            str(error.filename or self._layout.root),
+            "check the disk, then start again; the store is suspect until it was verified",
+            {"errno": error.errno or 0},
+        )
+        return self._failure
+
+    def refuse_writes(self, error: BaseException) -> None:
+        """Ends writing, because its replica stopped: what was derived since then may be wrong. Any thread may call."""
+        self._failure = self._failure or DiskFailedError(
+            f"the replica stopped: {error}", str(self._layout.root), "find out why, then start again"
+        )
+
+    def zero_ahead(self) -> bool:
+        """Zeroes one chunk ahead of the tail; returns whether there is more to do. Safe from any one thread."""
+        if self._failure is not None:
+            return False
+        try:
+            return self._appender.zero_ahead()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # room is needed for entries; zeros ahead of them only make syncs faster
+                self._fail(error)
+            return False
+
+    def close(self, commit_index: int | None = None) -> None:
+        """Syncs, records a last checkpoint and lets go of the store; the log is not usable afterwards."""
+        self._zero_ahead.close()
+        try:
+            if self._failure is None:
+                self.save_checkpoint(self._commit_index if commit_index is None else commit_index)
+        finally:
+            self._reader.data.close()
+            self._index.segments.close()
+            self._lock.close()
+            self._failure = self._failure or DiskFailedError("the log is closed", str(self._layout.root))

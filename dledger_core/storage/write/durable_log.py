@@ -1,0 +1,202 @@
+"""What is durable of a log, as any thread reads it while one other thread writes.
+
+Readers take no lock. The writer moves ``_first_index`` and ``_last_index`` before it takes anything away, then counts
+``_cuts``: whoever fails to read something although it was in the range asks again if the count has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.ids import Index, Position, Term
+from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.record import Records
+from dledger_core.storage.check.damage import Damage, damage_near, wrong_rows
+from dledger_core.storage.files.index_file import IndexFile, term_runs
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.read import log_queries
+from dledger_core.storage.read.record_reader import RecordReader, out_of_range
+from dledger_core.storage.write.staging import StagedEnd
+
+__all__ = ["DurableLog"]
+
+T = TypeVar("T")
+
+
+class DurableLog:
+    """The reading side of ``CommitLog``, which sets all of this."""
+
+    _layout: Layout
+    _meta: LogMeta
+    _index: IndexFile
+    _reader: RecordReader
+    _first_index: int
+    _last_index: int
+    _cuts: int
+    on_damage: Callable[[int], None] | None = None
+    """Told the index near which a read met damage; called in the reading thread."""
+
+    def first_index(self) -> Index:
+        """See ``LogStore``."""
+        return Index(self._first_index)
+
+    def last_index(self) -> Index:
+        """See ``LogStore``."""
+        return Index(self._last_index)
+
+    @property
+    def behind(self) -> str | None:
+        """Fingerprint of the CommitLog that the log starts after; None if it starts after none."""
+        return self._meta.behind
+
+    def term_runs(self) -> Sequence[TermRun]:
+        """See ``LogStore``; found by bisecting the index."""
+        runs = term_runs(self._reader.term_at, self._first_index, self._last_index)
+        before = self._meta.previous_term
+        if before is not None and self._meta.first_index == self._first_index:
+            runs = [TermRun(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
+        return runs
+
+    def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
+        """See ``LogStore``: whole checked batches, the first one containing ``start``."""
+        self._check_range(start, start + 1)
+        end = self._last_index + 1
+        return self._reporting(
+            start, lambda: log_queries.read_batches(self._reader, start, self._first_index, end, max_bytes)
+        )
+
+    def read(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is not in the log.
+            CorruptRecordError: a record is damaged.
+        """
+        return self._reporting(start, lambda: self._read(start, end, max_bytes, body_crc=True))
+
+    def inspect(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns records as ``read`` does, for who looks for damage and wants to find it: it is not reported here."""
+        return self._read(start, end, max_bytes, body_crc=True)
+
+    def check_blanks(self, records: Records, first_index: int) -> None:
+        """Raises CorruptRecordError if a segment that these records fill does not end with its BLANK."""
+        following = first_index + records.count
+        self._reporting(first_index, lambda: self._reader.check_blanks(records, self.position_of(following)))
+
+    def read_raw(self, start: int, end: int, max_bytes: int) -> Records:
+        """Returns records as ``read`` does, without checking bodies against their CRCs."""
+        return self._read(start, end, max_bytes, body_crc=False)
+
+    def _read(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
+        def read() -> Records:
+            self._check_range(start, end)
+            upto = min(end, self._last_index + 1)
+            return self._reader.read(start, upto, max_bytes, body_crc=body_crc)
+
+        return self._undisturbed(read)
+
+    def _reporting(self, start: int, read: Callable[[], T]) -> T:
+        try:
+            return self._undisturbed(read)
+        except CorruptRecordError as error:
+            if self.on_damage is not None:
+                index = error.values.get("index")
+                self.on_damage(index if isinstance(index, int) else start)
+            raise
+
+    def _undisturbed(self, read: Callable[[], T]) -> T:
+        """Returns what ``read`` returns; reads again if what it met may have been taken away meanwhile."""
+        while True:
+            cuts = self._cuts
+            try:
+                return read()
+            except CorruptRecordError:
+                if cuts == self._cuts:
+                    raise
+
+    def damage_near(self, index: int) -> Damage | None:
+        """Returns what is damaged at or shortly behind an entry, or None; slow, reads from the last intact one on."""
+        end = self._last_index + 1
+        first, position = self._first_index, self._reader.data.bases[0] if self._reader.data.bases else 0
+        return damage_near(self._reader, self._index, index, (first, position), (end, self._end_of(end - 1).position))
+
+    def rows_fit(self, records: Records, first_index: int) -> bool:
+        """Whether the index knows these records."""
+        return wrong_rows(self._index, records, first_index) is None
+
+    def _check_range(self, start: int, end: int) -> None:
+        first, last = self._first_index, self._last_index
+        if not first <= start <= last or end <= start:
+            raise out_of_range(self._layout.root, start, end, first, last)
+
+    def index_at_time(self, timestamp_ms: int) -> Index:
+        """Returns the first entry appended at or after a time, or last_index + 1 if there is none."""
+
+        def find() -> int:
+            return log_queries.index_at_time(self._reader, self._first_index, self._last_index + 1, timestamp_ms)
+
+        return Index(self._undisturbed(find))
+
+    def index_at_position(self, position: int) -> Index:
+        """Return the entry whose record contains a position, else the next one, or last_index + 1."""
+
+        def find() -> int:
+            return log_queries.index_at_position(self._reader, self._first_index, self._last_index + 1, position)
+
+        return Index(self._undisturbed(find))
+
+    def position_of(self, index: int) -> Position:
+        """Returns where a record lies; for last_index + 1 the end of the log."""
+        if index == self._last_index + 1:
+            return Position(self._end_of(index - 1).position)
+        self._check_range(index, index + 1)
+        return Position(self._place(index)[0])
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes between the first record and the end of the durable log."""
+
+        def find() -> int:
+            bases = self._reader.data.bases
+            return self._end_of(self._last_index).position - bases[0] if bases else 0
+
+        return self._undisturbed(find)
+
+    def segment_facts(self) -> list[log_queries.SegmentFacts]:
+        """Returns what is known of each data file, in order."""
+        return self._undisturbed(lambda: log_queries.segment_facts(self._reader, self._last_index + 1))
+
+    def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
+        """Yield (index, append time in ms, body) of the control entries in [start, end)."""
+        return log_queries.control_entries(self._reader, max(start, self._first_index), min(end, self._last_index + 1))
+
+    @property
+    def last_time_ms(self) -> int:
+        """Append time of the last durable entry, ms since the epoch."""
+        return self._undisturbed(lambda: self._end_of(self._last_index).time_ms)
+
+    def _end_of(self, index: int) -> StagedEnd:
+        """Returns the end of the durable log as it is behind entry ``index``."""
+        if index < self._first_index:
+            bases = self._reader.data.bases
+            position = bases[0] if bases else self._meta.first_position
+            return StagedEnd(self._first_index, position, 0)
+        position, size, time_ms = self._place(index)
+        return StagedEnd(index + 1, position + size, time_ms)
+
+    def _certain_end_of(self, index: int) -> StagedEnd:
+        """Returns ``_end_of`` an entry for who is going to cut there; raises CorruptRecordError if it is damaged."""
+        if index >= self._first_index:
+            self._reader.read(index, index + 1, 1, body_crc=False)
+        return self._end_of(index)
+
+    def _place(self, index: int) -> tuple[int, int, int]:
+        """Return position, size and append time of an entry; where its record is damaged, what its row says."""
+        try:
+            return log_queries.place_of(self._reader, index)
+        except CorruptRecordError:
+            row = self._index.read(index, index + 1)[0]
+            return int(row["position"]), int(row["size"]), 0

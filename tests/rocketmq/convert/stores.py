@@ -1,0 +1,84 @@
+"""Requests and golden stores that the tests of conversions share."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from dledger_core.rocketmq.convert import ConvertRequest, Report, convert
+from dledger_core.storage import open_store
+from tests.support.archives import unpack
+
+TESTDATA = Path(__file__).parents[1] / "storage" / "testdata"
+PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3"
+GOLDEN = tuple(
+    f"dledger-{version}-{name}"
+    for version in ("0.3.1.2", "0.4.0")
+    for name in ("single", "three", "diverged", "rejoined")
+)
+STORES = tuple(
+    (name, node) for name in GOLDEN for node in (("n0", "n1", "n2") if name.endswith(("three", "diverged")) else ("",))
+)
+
+
+def unpacked(name: str, directory: Path) -> Path:
+    """The archive's folder."""
+    with tarfile.open(TESTDATA / f"{name}.tar.gz") as archive:
+        unpack(archive, directory)
+    return directory / name
+
+
+def store_of(folder: Path, node: str) -> tuple[Path, str]:
+    """A node's store in an archive's folder, and the node; any if ``node`` is empty."""
+    path = next(p for p in sorted(folder.glob("dledger-*")) if p.name.removeprefix("dledger-") in (node or p.name[8:],))
+    return path, path.name.removeprefix("dledger-")
+
+
+def manifest(folder: Path, node: str) -> list[tuple[int, int, int, str]]:
+    """(index, term, magic, SHA-256 of the body) of every entry, as Java itself read them."""
+    with gzip.open(folder / "manifest.jsonl.gz") as file:
+        lines = [line for line in map(json.loads, file) if line["n"] == node]
+    return [(line["i"], line["t"], line["m"], line["h"]) for line in lines]
+
+
+def entries(path: Path) -> list[tuple[int, int, int, str]]:
+    """The same of a store, read by us."""
+    with open_store(path) as reader:
+        found: list[tuple[int, int, int, str]] = []
+        at = int(reader.first_index)
+        while at <= reader.last_index:
+            columns = reader.read(at, reader.last_index + 1).to_pydict()
+            names = ("index", "term", "magic", "body")
+            rows = zip(*(columns[name] for name in names), strict=True)
+            found += [(i, t, m, hashlib.sha256(body).hexdigest()) for i, t, m, body in rows]
+            at = found[-1][0] + 1
+        return found
+
+
+def request(source: Path, destination: Path, **changes: Any) -> ConvertRequest:
+    given = {"group": "g", "self_id": "n0", "peers": PEERS} | changes
+    return ConvertRequest(source=source, destination=destination, **given)
+
+
+def converted(source: Path, destination: Path, **changes: Any) -> Report:
+    return convert(request(source, destination, **changes))
+
+
+def snapshot(directory: Path) -> dict[str, tuple[int, int, str]]:
+    """Length, time of change and content of every file below a folder."""
+    found = {}
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        stat = os.stat(path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(directory))] = (stat.st_size, stat.st_mtime_ns, digest)
+    return found
+
+
+def files_of(store: Path) -> dict[str, bytes]:
+    """Data and index files of a store."""
+    return {f"{p.parent.name}/{p.name}": p.read_bytes() for sub in ("data", "index") for p in (store / sub).iterdir()}

@@ -1,0 +1,117 @@
+"""``dledger convert`` as people call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dledger_core.cli import convert as command
+from dledger_core.cli import main
+from dledger_core.rocketmq.convert import ConvertRequest, Report, Step, store_directory
+from dledger_core.storage import open_store
+from tests.rocketmq.convert.stores import PEERS, store_of, unpacked
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n1")[0]
+
+
+def test_as_json(tmp_path: Path, source: Path) -> None:
+    options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
+    planned = run(source, tmp_path / "dir", *options, "--dry-run")
+    assert (planned.exit_code, planned.stderr) == (0, "")
+    assert not (tmp_path / "dir").exists()
+    done = run(source, tmp_path / "dir", *options)
+    assert (done.exit_code, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["destination"] == str(tmp_path / "dir/orders/dledger-n1")
+    assert (report["entries"], report["kind"], report["profile"]) == (267, "java-a", "B")
+    assert json.loads(planned.stdout)["entries"] == 267
+    with open_store(tmp_path / "dir/orders/dledger-n1") as reader:
+        assert (reader.group, reader.node_id, reader.log_uuid) == ("orders", "n1", report["log_uuid"])
+
+
+def test_as_a_table(tmp_path: Path, source: Path) -> None:
+    options = ("--group", "g", "--self-id", "n1", "--peers", PEERS, "--profile", "A", "--data-segment-bytes", "32KiB")
+    done = run(source, tmp_path / "x" / "dledger-n1", *options)
+    assert done.exit_code == 0, done.output
+    assert "converted and verified" in done.stdout
+    meta = json.loads((tmp_path / "x/dledger-n1/meta/log.json").read_text())
+    assert (meta["data_segment_bytes"], meta["profile"]) == (32768, "A")
+    index_map = tmp_path / "x/dledger-n1/meta/index-map.json"
+    assert f"note: where each entry went is in {index_map}" in done.stderr
+    (run_,) = json.loads(index_map.read_text())["runs"]
+    assert (run_["part"], run_["start"], run_["end"], run_["new_start"]) == ("log", 0, 267, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"--self-id": "n7"}, "n7 is not in the peers string"),
+        ({"--group": "../x"}, "cannot name a group"),
+        ({"--peers": "n1"}, "malformed peer"),
+        ({"--profile": "C"}, "--profile"),
+        ({"--data-segment-bytes": "many"}, "is no size"),
+        ({"--data-segment-bytes": "1KiB"}, "does not fit"),
+        ({"--data-segment-bytes": "12"}, "data_segment_bytes"),
+        ({"--index-segment-bytes": "33"}, "index_segment_bytes"),
+        ({"--commitlog": "/nowhere"}, "--commitlog"),
+        ({"--log-uuid": "short"}, "--log-uuid"),
+    ],
+)
+def test_wrong_calls_end_in_one_line(tmp_path: Path, source: Path, changes: dict[str, str], said: str) -> None:
+    options = {"--group": "g", "--self-id": "n1", "--peers": PEERS} | changes
+    done = run(source, tmp_path / "dir", *[word for pair in options.items() for word in pair])
+    assert (done.exit_code, done.stdout) == (3, ""), done.output
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_damage_is_exit_code_4(tmp_path: Path, source: Path) -> None:
+    path = min((source / "data").iterdir())
+    content = bytearray(path.read_bytes())
+    content[0:4] = b"\x00\x00\x00\x09"
+    path.write_bytes(content)
+    done = run(source, tmp_path / "dir", "--group", "g", "--self-id", "n1", "--peers", PEERS)
+    assert done.exit_code == 4, done.output
+    assert str(path) in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_convert_stops_between_steps_on_signal_and_continues(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Path, number: signal.Signals
+) -> None:
+    real = command.run_conversion
+
+    def signalled(request: ConvertRequest, on_step: Callable[[Step], None]) -> Report:
+        def step(found: Step) -> None:
+            on_step(found)
+            if found.phase == "copy":
+                os.kill(os.getpid(), number)
+
+        return real(request, step)
+
+    options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "run_conversion", signalled)
+        stopped = run(source, tmp_path / "dir", *options)
+    assert (stopped.exit_code, stopped.stdout) == (130, "")
+    done = run(source, tmp_path / "dir", *options)
+    assert (done.exit_code, json.loads(done.stdout)["resumed"]) == (0, True)
+
+
+def test_where_the_store_goes() -> None:
+    assert store_directory(Path("d"), "g", "n0") == Path("d/g/dledger-n0")
+    assert store_directory(Path("d/dledger-n0"), "g", "n0") == Path("d/dledger-n0")
+    assert store_directory(Path("d/dledger-n1"), "g", "n0") == Path("d/dledger-n1/g/dledger-n0")

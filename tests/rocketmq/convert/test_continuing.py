@@ -1,0 +1,387 @@
+"""A new group behind an old CommitLog: the layout, what is refused, and that the old files stay as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger_core import Client, LocalCluster
+from dledger_core.cluster import free_ports
+from dledger_core.config import STOP_WITH_STDIN, StorageConfig
+from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
+from dledger_core.rocketmq import decode_messages, encode_messages
+from dledger_core.rocketmq.convert import begin_behind, read_old_log
+from dledger_core.rocketmq.store.commit_log import ClassicCommitLog
+from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
+from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
+from dledger_core.storage import open_store
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.log_info import load_log_meta
+from tests.rocketmq.convert.stores import converted, entries
+from tests.rocketmq.convert.test_take_over import wait_for_all
+from tests.rocketmq.golden import MIXED, extract, messages
+from tests.support.soon import soon
+
+FILE_BYTES = 131_072
+END = 2 * FILE_BYTES
+CONFIG = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 15)
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """The CommitLog that a real broker closed when it was upgraded."""
+    return extract(MIXED, "n0/commitlog", tmp_path / "golden")
+
+
+@pytest.fixture
+def open_(closed: Path, tmp_path: Path) -> Path:
+    """The same as it was before: no BLANK yet, and a file made ahead."""
+    folder = shutil.copytree(closed, tmp_path / "broker" / "commitlog")
+    last = folder / f"{FILE_BYTES:020}"
+    data = bytearray(last.read_bytes())
+    data[stop_of(last) :] = bytes(FILE_BYTES - stop_of(last))
+    last.write_bytes(data)
+    (folder / f"{END:020}").write_bytes(bytes(FILE_BYTES))
+    return folder
+
+
+def stop_of(path: Path) -> int:
+    """Where the messages of a file end."""
+    (file,) = (f for f in ClassicCommitLog(path.parent).files if f.path == str(path))
+    return list(file.scan())[-1].position - file.position
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def begin(folder: Path, directory: Path, node_id: str = "n0") -> None:
+    store = directory / "g" / f"dledger-{node_id}"
+    begin_behind(read_old_log(folder), store, group="g", node_id=node_id, config=CONFIG)
+
+
+def test_fingerprint_is_same_before_and_after_last_file_is_closed(closed: Path, open_: Path) -> None:
+    before, after = read_old_log(open_), read_old_log(closed)
+    assert before.fingerprint == after.fingerprint == CommitLogFingerprint.parse(str(after.fingerprint))
+    assert (before.closed, after.closed) == (False, True)
+    assert (before.fingerprint.start, before.fingerprint.end) == (0, END)
+
+
+def test_fingerprint_starts_at_first_file_that_node_kept(closed: Path, tmp_path: Path) -> None:
+    later = shutil.copytree(closed, tmp_path / "later")
+    (later / f"{0:020}").unlink()
+    found = read_old_log(later).fingerprint
+    assert found.start == FILE_BYTES
+    assert read_old_log(closed, found.start).fingerprint == found != read_old_log(closed).fingerprint
+
+
+def test_what_is_laid_out_is_what_rocketmq_made_of_it(closed: Path, open_: Path, tmp_path: Path) -> None:
+    before = contents(open_)
+    begin(open_, tmp_path / "node")
+    target = tmp_path / "node" / "g" / COMMITLOG_DIRECTORY
+    assert contents(target) == contents(closed)
+    assert contents(open_) == before
+    assert (target / f"{0:020}").samefile(open_ / f"{0:020}")
+    meta = load_log_meta(OsFiles(), Layout(tmp_path / "node" / "g" / "dledger-n0").log_meta)
+    assert meta is not None
+    assert (meta.first_position, meta.first_index, meta.data_segment_bytes) == (END, 0, FILE_BYTES)
+
+
+def test_without_links_the_files_are_copied(open_: Path, closed: Path, tmp_path: Path, monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    begin(open_, tmp_path / "node")
+    assert contents(tmp_path / "node" / "g" / COMMITLOG_DIRECTORY) == contents(closed)
+
+
+@pytest.mark.parametrize("left", ["part", "old files"])
+def test_an_interrupted_begin_goes_on(open_: Path, closed: Path, tmp_path: Path, left: str) -> None:
+    group = tmp_path / "node" / "g"
+    if left == "part":
+        (group / f"{COMMITLOG_DIRECTORY}-n0.part").mkdir(parents=True)
+        (group / f"{COMMITLOG_DIRECTORY}-n0.part" / f"{0:020}").write_bytes(b"torn")
+    else:
+        shutil.copytree(closed, group / COMMITLOG_DIRECTORY)
+    begin(open_, tmp_path / "node")
+    assert sorted(path.name for path in group.iterdir()) == [COMMITLOG_DIRECTORY, "dledger-n0"]
+    assert contents(group / COMMITLOG_DIRECTORY) == contents(closed)
+
+
+@pytest.mark.parametrize("case", ["flip", "longer", "new file", "one more"])
+def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, case: str) -> None:
+    """Nodes may wait for one another for long before they begin."""
+    old, path = read_old_log(open_), open_ / f"{0:020}"
+    data = path.read_bytes()
+    if case == "flip":
+        path.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
+    elif case == "longer":
+        with (open_ / f"{FILE_BYTES:020}").open("ab") as file:
+            file.write(b"x")
+    elif case == "one more":
+        (open_ / f"{END:020}").write_bytes(data)  # the file that lay ahead
+    else:
+        path.unlink()
+        path.write_bytes(data)
+    store = tmp_path / "node" / "g" / "dledger-n0"
+    with pytest.raises(ConfigError, match="changed since"):
+        begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
+    assert not (store.parent / COMMITLOG_DIRECTORY).exists()
+
+
+LOCKED = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+
+
+@pytest.mark.integration
+def test_a_broker_that_was_started_after_it_was_read_is_seen(open_: Path, tmp_path: Path) -> None:
+    old, store = read_old_log(open_), tmp_path / "node" / "g" / "dledger-n0"
+    command = [sys.executable, "-c", LOCKED, str(open_.parent / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        assert broker.stdout is not None
+        broker.stdout.readline()
+        with pytest.raises(StoreBusyError, match="broker runs"):
+            begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
+        broker.kill()
+    assert not (store.parent / COMMITLOG_DIRECTORY).exists()
+
+
+def damage(folder: Path, case: str) -> None:
+    first, last = (folder / f"{position:020}" for position in (0, FILE_BYTES))
+    data = bytearray(first.read_bytes())
+    if case == "flip":
+        data[35] ^= 0xFF  # the last byte of the first message's physicalOffset
+        first.write_bytes(data)
+    elif case == "hole":
+        data[:8] = bytes(8)
+        first.write_bytes(data)
+    elif case == "blank":
+        data[stop_of(first) + 3] ^= 1
+        first.write_bytes(data)
+    elif case == "sizes":
+        last.write_bytes(last.read_bytes()[:-1024])
+    elif case == "no room":
+        data = bytearray(last.read_bytes())
+        data[stop_of(last) :] = b"\x01" * (FILE_BYTES - stop_of(last))
+        last.write_bytes(data)
+    else:
+        for path in (first, last):
+            path.write_bytes(bytes(FILE_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("flip", CorruptRecordError),
+        ("hole", CorruptRecordError),
+        ("blank", CorruptRecordError),
+        ("no room", CorruptRecordError),
+        ("sizes", ConfigError),
+        ("empty", ConfigError),
+    ],
+)
+def test_a_commitlog_that_is_not_whole_is_refused(
+    closed: Path, tmp_path: Path, case: str, error: type[DLedgerError]
+) -> None:
+    damage(closed, case)
+    with pytest.raises(error) as found:
+        begin(closed, tmp_path / "node")
+    assert found.value.remedy
+    assert not (tmp_path / "node").exists()
+
+
+def test_other_old_files_and_a_store_that_has_begun_are_refused(closed: Path, open_: Path, tmp_path: Path) -> None:
+    shutil.copytree(open_, tmp_path / "node" / "g" / COMMITLOG_DIRECTORY)
+    with pytest.raises(StoreMismatchError, match="others, or not closed"):
+        begin(closed, tmp_path / "node")
+    begin(closed, tmp_path / "other")
+    with pytest.raises(StoreMismatchError, match="begun"):
+        begin(closed, tmp_path / "other")
+
+
+@pytest.mark.parametrize("text", ["", "1-2", "0-10-xyz", "0-10-" + "A" * 32, "-1-10-" + "a" * 32])
+def test_malformed_fingerprint_is_rejected(text: str) -> None:
+    with pytest.raises(ConfigError, match="malformed fingerprint"):
+        CommitLogFingerprint.parse(text)
+
+
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", "n0", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def options_of(commitlog: Path) -> dict[str, str]:
+    """Options of ``dledger serve``."""
+    return {"commitlog": str(commitlog), "fingerprint": str(read_old_log(commitlog).fingerprint)}
+
+
+@pytest.mark.integration
+def test_serve_requires_and_checks_fingerprint_that_convert_prints(open_: Path, closed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dledger_core.cli", "convert", "--fingerprint", str(open_)]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
+    assert printed == str(read_old_log(closed).fingerprint)
+    given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
+    without = serve(*given)
+    assert (without.returncode, "dledger convert --fingerprint" in without.stderr) == (3, True), without.stderr
+    wrong = serve(*given, "--fingerprint", f"0-{END}-{'0' * 32}")
+    assert (wrong.returncode, printed in wrong.stderr, "convert --fingerprint" in wrong.stderr) == (3, True, True)
+    several = serve(*given, "--fingerprint", printed, "--group", "a,b")
+    assert (several.returncode, "one group" in several.stderr) == (3, True)
+    checked = serve(*given, "--fingerprint", printed, "--check")
+    assert checked.returncode == 0, checked.stderr
+    assert not (tmp_path / "node").exists()
+
+
+def test_restarted_node_checks_recorded_fingerprint(open_: Path, tmp_path: Path) -> None:
+    begin(open_, tmp_path / "node")
+    given = ["--peers", "n0-127.0.0.1:1", "--dir", str(tmp_path / "node"), "--group", "g", "--check"]
+    given += ["--commitlog", str(tmp_path)]  # the files may be elsewhere by now
+    options = options_of(open_)
+    assert serve(*given).returncode == 0
+    assert serve(*given, "--fingerprint", options["fingerprint"]).returncode == 0
+    wrong = serve(*given, "--fingerprint", f"0-{END}-{'0' * 32}")
+    assert (wrong.returncode, options["fingerprint"] in wrong.stderr) == (3, True), wrong.stderr
+
+
+@pytest.mark.integration
+def test_three_nodes_go_on_behind_it_and_a_replaced_one_too(open_: Path, tmp_path: Path) -> None:
+    directory, options = tmp_path / "nodes", options_of(open_)
+    with LocalCluster(3, directory, **options) as cluster, Client(cluster.peers) as client:
+        result = client.append([b"behind the old log"] * 100)
+        assert client.records(0, 1).batch.column("position")[0].as_py() == END
+        cluster.kill("n2")
+        shutil.rmtree(cluster.store_path("n2"))
+        cluster.restart("n2")
+        wait_for_all(client, result.last_index)
+        cluster.restart("n1")  # with the same options, though its store has begun
+        wait_for_all(client, result.last_index)
+        cluster.leader()
+        last = client.append([b"with the new node"]).last_index
+        wait_for_all(client, last)
+        assert result.first_index > 0
+        shutil.rmtree(directory / "default" / COMMITLOG_DIRECTORY)  # nobody needs them any more
+        cluster.restart("n0")
+        wait_for_all(client, last)
+        cluster.leader()
+        wait_for_all(client, client.append([b"without the old files"]).last_index)
+    stores = [entries(directory / "default" / f"dledger-n{n}") for n in range(3)]
+    assert stores[0] == stores[1] == stores[2]
+    assert min(stores[0])[0] == 0
+
+
+@pytest.mark.integration
+def test_two_groups_behind_one_commitlog_are_not_one(open_: Path, tmp_path: Path) -> None:
+    """A store that a trial left must not join the group that began for good, with the same peers."""
+    peers = ";".join(f"n{number}-127.0.0.1:{port}" for number, port in enumerate(free_ports(3)))
+    options = [word for name, value in options_of(open_).items() for word in (f"--{name}", value)]
+
+    def started(run: str, number: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", f"n{number}", "--peers", peers]
+        command += ["--dir", str(tmp_path / run / f"n{number}"), *options]
+        environment = {**os.environ, STOP_WITH_STDIN: "1"}
+        with (tmp_path / f"{run}{number}.log").open("a") as log:
+            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment)
+
+    nodes: list[subprocess.Popen[str]] = []
+    try:
+        for run in ("trial", "real"):
+            nodes = [started(run, number) for number in range(3)]
+            with Client(peers, timeout_ms=60_000) as client:
+                last = client.append([run.encode()] * 5).last_index
+                wait_for_all(client, last)
+            for node in nodes[2:] if run == "real" else nodes:
+                node.communicate(timeout=300)
+        nodes[2] = started("trial", 2)  # a wrong --dir
+        with Client(peers, timeout_ms=60_000) as client:
+            end = client.append([b"after"]).last_index + 1
+            soon(lambda: "holds another log of group default" in (tmp_path / "trial2.log").read_text())
+            assert client.read(0, end).column("body").to_pylist() == [b"real"] * 5 + [b"after"]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+
+
+@pytest.mark.integration
+def test_a_node_that_comes_without_the_old_files_stops_and_writes_no_entry(open_: Path, tmp_path: Path) -> None:
+    with LocalCluster(3, tmp_path / "nodes", **options_of(open_)) as cluster:
+        with Client(cluster.peers) as client:
+            client.append([b"behind the old log"])
+        cluster.kill("n2")
+        shutil.rmtree(cluster.store_path("n2"))
+        command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", "n2", "--peers", cluster.peers]
+        alone = tmp_path / "alone"
+        done = subprocess.run([*command, "--dir", str(alone)], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, "does not continue the log" in done.stderr) == (4, True), done.stderr
+    store = alone / "default" / "dledger-n2"
+    assert entries(store) == []
+    again = serve("--self-id", "n2", "--peers", "n2-127.0.0.1:1", "--dir", str(alone), "--commitlog", str(open_))
+    assert (again.returncode, "did not start after a CommitLog" in again.stderr) == (3, True)
+
+
+@pytest.mark.integration
+def test_positions_lead_from_the_old_log_into_the_new_one(open_: Path, tmp_path: Path) -> None:
+    with LocalCluster(1, tmp_path, **options_of(open_)) as cluster, Client(cluster.peers) as client:
+        client.append([b"behind the old log"])
+        near = max(messages(MIXED), key=lambda at: (at < END, at))
+        served = lines_of("tail", "--peers", cluster.peers, "--from", f"@{near}", "--no-follow")
+        (message,) = lines_of("get", "--peers", cluster.peers, f"@{near}")
+        (entry,) = lines_of("get", "--peers", cluster.peers, f"@{served[1]['position'] + 48}")
+    assert [(row["index"], row["position"]) for row in served] == [(None, near), (1, served[1]["position"])]
+    assert (entry["index"], entry["body"]) == (1, "behind the old log")
+    (at_rest,) = dump(tmp_path / "default", "--from", f"@{near}", "--count", "1")
+    assert message == {name: value for name, value in at_rest.items() if name != "magic"}
+    assert message["topic"]
+    shown = dump(tmp_path / "default", "--from", f"@{near}")
+    assert [row["position"] for row in shown[:2]] == [near, END]
+    assert [row["index"] for row in shown[1:]] == [0, 1]
+    # The broker gave the old messages their queue offsets, whatever ours have.
+    both, alone = (dump(path, "--from", f"@{near}", "--decode", "message")[0] for path in (tmp_path / "default", open_))
+    assert both["queue_offset"] == alone["queue_offset"] is not None
+
+
+@pytest.mark.integration
+def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Path) -> None:
+    """Else messages would get offsets that the CommitLog's have, and RocketMQ would serve one of two."""
+    last = dump(open_, "--from", "-1", "--decode", "message")[0]
+    ends = max(row["queue_offset"] for row in dump(open_, "--topic", last["topic"], "--queue", str(last["queue_id"])))
+    with LocalCluster(1, tmp_path / "nodes", **options_of(open_)) as cluster, Client(cluster.peers) as client:
+        client.append(encode_messages(last["topic"], last["queue_id"], [b"a", b"b"]).to_pylist())
+    root = tmp_path / "nodes" / "default"
+    store = root / "dledger-n0"
+    with pytest.raises(ConfigError, match="begins behind a CommitLog"):
+        converted(store, tmp_path / "alone", profile="A")
+    for number, (source, commitlog) in enumerate(((root, None), (store, root / "commitlog"))):
+        made = tmp_path / f"dledger-{number}"
+        report = converted(source, made, profile="A", commitlog=commitlog)
+        assert (report.kind, report.entries, report.messages) == ("dledger", 2, 2)
+        assert any("CommitLog was not converted" in note for note in report.notes)
+        rows = dump(made, "--decode", "message")
+        bodies = open_store(made).read(0, 2)
+        found = decode_messages(bodies.column("body"), ["queue_offset", "physical_offset"]).to_pydict()
+        assert found["queue_offset"] == [ends + 1, ends + 2]
+        assert [at - 48 for at in found["physical_offset"]] == [row["position"] for row in rows]
+        assert rows[0]["position"] == END
+    assert converted(store, tmp_path / "dledger-b").entries == 3  # nothing moves: nothing is given out
+    metas = [load_log_meta(OsFiles(), Layout(path).log_meta) for path in (store, tmp_path / "dledger-b")]
+    assert metas[0] is not None
+    assert metas[1] is not None
+    assert metas[0].behind == metas[1].behind == str(read_old_log(open_).fingerprint)
+
+
+def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:
+    return lines_of("dump", str(directory), *arguments)
+
+
+def lines_of(*arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "dledger_core.cli", *arguments, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]

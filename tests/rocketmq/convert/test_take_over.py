@@ -1,0 +1,89 @@
+"""Real nodes serve what Java's nodes wrote: they elect a leader, append, and read old and new entries alike."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dledger_core import Client, LocalCluster, open_store
+from tests.rocketmq.convert.stores import converted, entries, manifest, store_of, unpacked
+from tests.support.patience import PATIENT
+
+pytestmark = pytest.mark.integration
+
+
+def wait_for_all(client: Client, end: int, timeout_s: float = 180.0) -> None:
+    """Waits until all three nodes have committed up to ``end``."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        nodes = client.metadata().nodes
+        if all(node.reachable and node.commit_index >= end for node in nodes):
+            return
+        assert time.monotonic() < deadline, nodes
+        time.sleep(0.1)
+
+
+def shared_by_two(logs: list[list[tuple[int, int, int, str]]]) -> list[tuple[int, int, int, str]]:
+    """The entries that at least two of the logs hold."""
+    counts = Counter(entry for log in logs for entry in log)
+    return sorted(entry for entry, count in counts.items() if count >= 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("dledger-0.3.1.2-three", "B"),
+        ("dledger-0.3.1.2-three", "A"),
+        ("dledger-0.4.0-three", "B"),
+        ("dledger-0.3.1.2-diverged", "B"),
+        ("dledger-0.4.0-diverged", "B"),
+    ],
+)
+def test_three_converted_copies_become_a_group(tmp_path: Path, name: str, profile: str) -> None:
+    folder = unpacked(name, tmp_path)
+    cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), profile=profile, **PATIENT)
+    logs, terms = [], []
+    for node in cluster.node_ids:
+        source, _ = store_of(folder, node)
+        report = converted(source, cluster.store_path(node, "g"), self_id=node, peers=cluster.peers, profile=profile)
+        terms.append(report.term)
+        logs.append(manifest(folder, node))
+    kept = shared_by_two(logs)
+    with cluster, Client(cluster.peers, "g") as client:
+        result = client.append([b"first", b"second"])
+        assert result.term > max(terms)
+        wait_for_all(client, result.last_index)
+        assert client.get(result.last_index).body == b"second"
+        old = client.get(len(kept) // 2)
+        assert (old.index, old.term, old.timestamp) == (len(kept) // 2, kept[len(kept) // 2][1], None)
+        leader = cluster.leader("g")
+        cluster.kill(leader)
+        again = client.append([b"third"])
+        cluster.restart(leader)
+        wait_for_all(client, again.last_index)
+    found = [entries(cluster.store_path(node, "g")) for node in cluster.node_ids]
+    assert found[0][: again.last_index] == found[1][: again.last_index] == found[2][: again.last_index]
+    # Nothing is lost that Java may have acknowledged, which is what two of the three had.
+    assert found[0][: len(kept)] == kept
+    for node in cluster.node_ids:
+        with open_store(cluster.store_path(node, "g")) as reader:
+            assert reader.verify().findings == ()
+
+
+def test_a_node_without_a_store_joins_the_group_that_took_over(tmp_path: Path) -> None:
+    folder = unpacked("dledger-0.3.1.2-three", tmp_path)
+    sizes = {"data_segment_bytes": 65536, "index_segment_bytes": 4096}
+    cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), **sizes, **PATIENT)
+    for node in ("n0", "n1"):
+        source, _ = store_of(folder, node)
+        converted(source, cluster.store_path(node, "g"), self_id=node, peers=cluster.peers)
+    with cluster, Client(cluster.peers, "g") as client:
+        result = client.append([b"new"])
+        wait_for_all(client, result.last_index)
+    assert entries(cluster.store_path("n2", "g")) == entries(cluster.store_path("n0", "g"))
+    with open_store(cluster.store_path("n2", "g")) as reader, open_store(cluster.store_path("n0", "g")) as other:
+        assert reader.verify().findings == ()
+        assert reader.log_uuid == other.log_uuid is not None

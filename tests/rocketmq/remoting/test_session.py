@@ -1,0 +1,218 @@
+"""What a node answers, frame by frame: without sockets, and with requests that Java's classes made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dledger_core import errors
+from dledger_core.errors import ProtocolError
+from dledger_core.rocketmq.remoting.codes import RequestCode
+from dledger_core.rocketmq.remoting.frame import BINARY, FrameDecoder, RemotingFrame, encode_frame
+from dledger_core.rocketmq.remoting.requests import (
+    AppendRequest,
+    GetRequest,
+    MetadataRequest,
+    PeerRequest,
+    Request,
+    TransferRequest,
+    encode_request,
+)
+from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, decode_reply
+from dledger_core.rocketmq.remoting.session import RemotingSession
+from tests.rocketmq.remoting.fake_nodes import FakeGroup, FakeNode
+from tests.rocketmq.remoting.record_frames import BODY, VERSIONS, recorded
+
+PEERS = {"n0": "localhost:1", "n1": "localhost:2", "n2": "localhost:3"}
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    return FakeGroup(PEERS, leader_id="n1")
+
+
+def exchange(group: FakeGroup, *frames: bytes | RemotingFrame, node: str = "n1") -> list[RemotingFrame]:
+    """Returns the answers of one node to frames, all on one connection."""
+    session = RemotingSession(FakeNode(node, group))
+    data = b"".join(frame if isinstance(frame, bytes) else encode_frame(frame) for frame in frames)
+
+    async def answers() -> bytes:
+        return b"".join([await session.answer(frame) for frame in session.receive_data(data)])
+
+    decoder, found = FrameDecoder(), []
+    decoder.receive_data(asyncio.run(answers()))
+    while (frame := decoder.next_frame()) is not None:
+        found.append(frame)
+    return found
+
+
+def ask(group: FakeGroup, request: Request, kind: type[Reply], node: str = "n1") -> Any:
+    [answer] = exchange(group, encode_request(request, 5), node=node)
+    assert (answer.opaque, answer.is_reply) == (5, True)
+    return decode_reply(kind, answer, node)
+
+
+BASE: dict[str, Any] = {"group": "g-1", "remote_id": "n1"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("header", ["request", "request-binary"])
+def test_java_s_own_requests(group: FakeGroup, version: str, header: str) -> None:
+    frames = recorded(version)
+    names = ["metadata", "append", "append-empty", "append-batch", "append-null", "get"]
+    found = exchange(group, *(frames[f"{header}/{name}"] for name in names))
+    assert {frame.serialize_type for frame in found} == {BINARY if "binary" in header else 0}
+    metadata = decode_reply(MetadataReply, found[0], "n1")
+    assert (metadata.leader_id, metadata.peers, metadata.group) == ("n1", PEERS, "g-1")
+    appends = [decode_reply(AppendReply, frame, "n1") for frame in found[1:5]]
+    assert [(reply.code, reply.index) for reply in appends] == [(200, 0), (200, 1), (200, 4), (411, -1)]
+    assert (appends[2].position, appends[2].term, appends[2].leader_id) == (group.entries[4].position, 3, "n1")
+    assert [entry.body for entry in group.entries] == [BODY, b"", b"one", b"", BODY]
+    assert decode_reply(GetReply, found[5], "n1").code == 410
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("name", "extra"), [("vote", {"voteResult": "UNKNOWN"}), ("heart-beat", {}), ("pull", {}), ("push", {})]
+)
+def test_what_java_peers_ask_each_other_is_refused(
+    group: FakeGroup, version: str, name: str, extra: dict[str, str]
+) -> None:
+    [frame] = exchange(group, recorded(version)[f"request/{name}"])
+    content = json.loads(frame.body)
+    assert (frame.code, content["code"], content["leaderId"]) == (200, 303, "n1")
+    assert extra.items() <= content.items()
+    assert group.entries == []
+
+
+def test_an_entry_is_served_as_it_lies(group: FakeGroup) -> None:
+    group.write(b"first")
+    control = group.write(b"", magic=2)
+    [entry] = ask(group, GetRequest(**BASE, index=1), GetReply).entries
+    assert entry == control
+
+
+@pytest.mark.parametrize(("nbytes", "large"), [(1000, 0), (300_000, 3)])
+def test_what_takes_long_is_done_beside(group: FakeGroup, nbytes: int, large: int) -> None:
+    """JSON and base64 of megabytes would keep heartbeats waiting, and a leader would be taken for dead."""
+    node = FakeNode("n1", group)
+    session = RemotingSession(node)
+    requests = [
+        AppendRequest(**BASE, bodies=(b"x" * nbytes,)),
+        GetRequest(**BASE, index=0),
+        GetRequest(**BASE, index=0),
+    ]
+
+    async def answers() -> list[bytes]:
+        frames = session.receive_data(b"".join(encode_frame(encode_request(one, 1)) for one in requests))
+        return [await session.answer(frame) for frame in frames]
+
+    assert [len(answer) > nbytes for answer in asyncio.run(answers())] == [False, True, True]
+    assert node.large == large
+
+
+REQUESTS = [
+    MetadataRequest(**BASE),
+    AppendRequest(**BASE, bodies=(b"x",)),
+    GetRequest(**BASE, index=0),
+    TransferRequest(**BASE, transfer_id="n1", transferee_id="n2", term=3),
+    PeerRequest(**BASE, kind=RequestCode.HEART_BEAT),
+    PeerRequest(**BASE, kind=RequestCode.VOTE),
+    PeerRequest(**BASE, kind=RequestCode.PULL),
+    PeerRequest(**BASE, kind=RequestCode.PUSH),
+    PeerRequest(**BASE, kind=RequestCode.INSTALL_SNAPSHOT),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: f"{type(r).__name__}-{getattr(r, 'kind', '')}")
+def test_another_node_s_and_another_group_s_requests(group: FakeGroup, request_: Request) -> None:
+    assert ask(group, replace(request_, remote_id="n9"), Reply).code == 401
+    assert ask(group, replace(request_, group="other"), Reply).code == 400
+    assert ask(group, replace(request_, remote_id="n9", group="other"), Reply).code == 401
+    assert group.entries == []
+
+
+@pytest.mark.parametrize("request_", REQUESTS[1:3], ids=["append", "get"])
+def test_a_node_that_does_not_lead_names_the_leader(group: FakeGroup, request_: Request) -> None:
+    reply = ask(group, replace(request_, remote_id="n0"), Reply, node="n0")
+    assert (reply.code, reply.leader_id, reply.remote_id) == (404, "n1", "n0")
+    group.leader_id = None
+    reply = ask(group, replace(request_, remote_id="n0"), Reply, node="n0")
+    assert (reply.code, reply.leader_id) == (404, None)
+
+
+def test_metadata_without_a_leader(group: FakeGroup) -> None:
+    group.leader_id = None
+    reply = ask(group, MetadataRequest(**BASE), MetadataReply)
+    assert (reply.code, reply.leader_id, reply.peers) == (200, None, PEERS)
+
+
+def test_an_index_that_was_deleted_and_one_that_is_not_there_yet(group: FakeGroup) -> None:
+    for number in range(5):
+        group.write(b"%d" % number)
+    group.first = 2
+    codes = [ask(group, GetRequest(**BASE, index=index), GetReply).code for index in (-1, 0, 1, 2, 4, 5, 1 << 62)]
+    assert codes == [419, 419, 419, 200, 200, 410, 410]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 200),
+        ({"term": 2}, 407),
+        ({"transferee_id": "n9"}, 401),
+        ({"transferee_id": None}, 401),
+        ({"transfer_id": "n0"}, 411),
+        ({"transfer_id": "n0", "transferee_id": "n1"}, 303),
+        ({"transfer_id": None}, 411),
+    ],
+)
+def test_transfer(group: FakeGroup, changes: dict[str, Any], code: int) -> None:
+    request = TransferRequest(**BASE, transfer_id="n1", transferee_id="n2", term=3)
+    reply = ask(group, replace(request, **changes), Reply)
+    assert reply.code == code
+    assert (group.leader_id, group.term) == (("n2", 4) if code == 200 else ("n1", 3))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.BusyError("x"), 503),
+        (errors.TransferringError("x"), 506),
+        (errors.LeadershipLostError("x"), 501),
+        (errors.RequestTimedOutError("x"), 502),
+        (errors.DiskFullError("x"), 415),
+        (errors.CorruptRecordError("x"), 414),
+        (errors.BadRequestError("x"), 411),
+        (errors.NoLeaderError("x"), 404),
+        (errors.FencedError("x"), 500),
+        (RuntimeError("a bug"), 500),
+    ],
+)
+def test_what_the_node_raises_becomes_a_code(group: FakeGroup, error: Exception, code: int) -> None:
+    group.raises = [error]
+    assert ask(group, AppendRequest(**BASE, bodies=(b"x",)), AppendReply).code == code
+
+
+def test_requests_of_rocketmq_clients_are_told_that_they_are_not_supported(group: FakeGroup) -> None:
+    [answer] = exchange(group, RemotingFrame(code=105, opaque=9, body=b"whatever", language="JAVA"))
+    assert (answer.code, answer.opaque, answer.remark) == (3, 9, " request type 105 not supported")
+
+
+def test_nobody_answers_a_oneway_request_or_a_reply(group: FakeGroup) -> None:
+    append = encode_request(AppendRequest(**BASE, bodies=(b"x",)), 1)
+    assert exchange(group, replace(append, flag=2), replace(append, flag=1)) == []
+    assert [entry.body for entry in group.entries] == [b"x"]
+
+
+def test_an_empty_batch_is_refused(group: FakeGroup) -> None:
+    assert ask(group, AppendRequest(**BASE, bodies=(), is_batch=True), AppendReply).code == 420
+
+
+def test_a_malformed_body_ends_the_connection(group: FakeGroup) -> None:
+    with pytest.raises(ProtocolError):
+        exchange(group, RemotingFrame(code=RequestCode.APPEND, opaque=1, body=b"{"))
