@@ -144,7 +144,7 @@ class RaftConfig:
         election_ticks_min: a follower waits at least this long before it campaigns.
         election_ticks_max: and less than this; each wait is drawn anew.
         heartbeat_ticks: a leader sends a heartbeat this often.
-        append_bytes_max: bound on the payload of one AppendEntries, or Reset; a larger batch travels alone.
+        append_bytes_max: bound on the payload of one AppendEntries, or InstallSnapshot; a larger batch travels alone.
         inflight_bytes_max: unacknowledged payload per follower.
         inflight_messages_max: unacknowledged AppendEntries per follower.
         recent_bytes_max: payload of durable batches that the core keeps in memory for sending.
@@ -187,7 +187,7 @@ class StorageConfig:
         index_segment_bytes: size of an index file, a multiple of 32; a group constant.
         profile: ``B`` (default) or ``A`` (readable by RocketMQ's DLedger 0.3.1.2), fixed when the log is made.
         durability: ``fsync`` before an ack, or ``page-cache`` as Java DLedger does.
-        zero_ahead_bytes: zeros written ahead of the tail in the background, at most; few until as much was appended.
+        preallocate_bytes: zeros written ahead of the tail in the background, at most; few until as much was appended.
         unsynced_bytes_max: bound on bytes written but not synced, so also on a torn tail.
     """
 
@@ -195,7 +195,7 @@ class StorageConfig:
     index_segment_bytes: int = INDEX_SEGMENT_BYTES
     profile: Literal["A", "B"] = "B"
     durability: Literal["fsync", "page-cache"] = "fsync"
-    zero_ahead_bytes: int = 64 << 20
+    preallocate_bytes: int = 64 << 20
     unsynced_bytes_max: int = 64 << 20
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ class DumpSource:
 
     @property
     def broker_end(self) -> int | None:
-        """Behind the last entry whose message a broker numbered; None = a broker wrote all of them."""
+        """Lag the last entry whose message a broker numbered; None = a broker wrote all of them."""
         return None if self.log is None else broker_end_of(self.log, self.log.meta)
 
     def facts(self) -> Iterator[str]:

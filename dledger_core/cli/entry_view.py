@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import decode_messages, decode_pieces
+from dledger_core.rocketmq import decode_chunks, decode_messages
 
 __all__ = ["EntryView", "Filters"]
 
@@ -142,7 +142,7 @@ class EntryView:
 
     def _decoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         names = list(dict.fromkeys([*self._columns, "body", "error"]))
-        for piece, found in decode_pieces(batch, names, opened_bytes_max=_OPENED_BYTES_MAX):
+        for piece, found in decode_chunks(batch, names, opened_bytes_max=_OPENED_BYTES_MAX):
             yield self._joined(piece, found)
 
     def _joined(self, piece: pa.RecordBatch, found: pa.RecordBatch) -> pa.RecordBatch:

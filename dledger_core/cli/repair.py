@@ -61,12 +61,12 @@ def repair(
         raise ConfigError("--peers is missing", "--peers", "name the group's nodes, or only look with --dry-run")
     with StoreRepair.open(directory, group=group, write=not dry_run) as store:
         say(f"verifying {directory} ...")
-        if (why := store.suspicion) is not None:
+        if (why := store.verification_reason) is not None:
             say(f"the store is suspect: {why}")
         if dry_run:
             found = store.find()
             _show(found, (), output, dry_run=True)
-            return EXIT_FINDING if found or store.suspicion is not None else 0
+            return EXIT_FINDING if found or store.verification_reason is not None else 0
         from dledger_core.server.maintenance.repair import repair_store  # a look needs no server
 
         report = asyncio.run(repair_store(store, parse_peers(peers or ""), store.meta.group))
@@ -78,7 +78,7 @@ def repair(
 
 
 def _tell_vote(store: StoreRepair, *, accept_loss: bool) -> None:
-    above = store.abstains_above
+    above = store.recovering_above
     if above is not None and accept_loss:
         store.accept_loss()
         say("the node votes at once: what it may have acknowledged behind its end is given up")

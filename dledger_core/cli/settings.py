@@ -85,7 +85,7 @@ class ServeSettings(BaseModel):
     index_segment_bytes: ByteSize = Field(
         ByteSize(INDEX_SEGMENT_BYTES), ge=32, le=_SEGMENT_BYTES_MAX, description="Size of an index file."
     )
-    zero_ahead_bytes: ByteSize = Field(ByteSize(64 << 20), description="Zeros at most ahead of a busy log's tail.")
+    preallocate_bytes: ByteSize = Field(ByteSize(64 << 20), description="Zeros at most ahead of a busy log's tail.")
     tick_ms: int = Field(20, ge=1, description="Length of a tick.")
     election_ms: int = Field(400, ge=1, description="A follower campaigns after this long to twice as long.")
     heartbeat_ms: int = Field(60, ge=1, description="A leader sends heartbeats this often.")
@@ -174,7 +174,7 @@ class ServeSettings(BaseModel):
                 index_segment_bytes=int(self.index_segment_bytes),
                 profile=self.profile,
                 durability=self.durability,
-                zero_ahead_bytes=int(self.zero_ahead_bytes),
+                preallocate_bytes=int(self.preallocate_bytes),
             ),
         )
 

@@ -52,7 +52,7 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
         ]
         if not any(node["lost_entries"] for node in shown):
             shown = [{k: v for k, v in node.items() if not k.startswith("lost_")} for node in shown]
-        shown = [{k: v for k, v in node.items() if k != "abstains"} for node in shown]
+        shown = [{k: v for k, v in node.items() if k != "is_recovering"} for node in shown]
         preferred = f", preferred {', '.join(metadata.preferred_leaders)}" if metadata.preferred_leaders else ""
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
@@ -61,7 +61,7 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
     if (warning := even_group_warning(len(nodes))) is not None:
         say(warning)
     for node in metadata.nodes:
-        if node.abstains:
+        if node.is_recovering:
             say(f"{node.node_id} lost the end of its log, and has no vote until a leader has given it back")
     if metadata.leader_id is None:
         say("no leader: a majority of the nodes must be running and see each other")

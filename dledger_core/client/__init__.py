@@ -2,7 +2,7 @@
 
 from dledger_core.client.async_client import AsyncClient
 from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
-from dledger_core.client.lag import Behind, measure_behind, record_at
+from dledger_core.client.lag import Lag, measure_lag, record_at
 from dledger_core.client.producer import AsyncProducer, Producer
 from dledger_core.client.results import (
     AppendResult,
@@ -28,13 +28,13 @@ __all__ = [
     "AsyncClient",
     "AsyncProducer",
     "AttemptResult",
-    "Behind",
     "Client",
     "DigestReport",
     "Entry",
     "EntryCheck",
     "JavaClient",
     "JavaOptions",
+    "Lag",
     "LogBounds",
     "LogPosition",
     "Loss",
@@ -51,6 +51,6 @@ __all__ = [
     "TransactionState",
     "check_of",
     "find_loss",
-    "measure_behind",
+    "measure_lag",
     "record_at",
 ]

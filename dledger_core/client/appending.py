@@ -15,7 +15,7 @@ from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from dledger_core.errors import BadRequestError, DLedgerError
 from dledger_core.record import HEADER_BYTES, Columns
 
-__all__ = ["Bodies", "Gatherer", "check_columns", "columns_of"]
+__all__ = ["AppendBatcher", "Bodies", "check_columns", "columns_of"]
 
 COALESCED_BYTES_MAX: Final = 1 << 20
 
@@ -59,7 +59,7 @@ def check_columns(columns: Columns) -> Columns:
     return columns
 
 
-class Gatherer:
+class AppendBatcher:
     """Joins the plain appends of one turn of the loop into as few requests as their bound (1 MiB) allows.
 
     A request that everybody who shares it has given up is given up too.

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import pyarrow as pa
 
 from dledger_core.client import reading
-from dledger_core.client.appending import Bodies, Gatherer, check_columns, columns_of
+from dledger_core.client.appending import AppendBatcher, Bodies, check_columns, columns_of
 from dledger_core.client.describing import (
     agreed,
     bounds_of,
@@ -107,7 +107,7 @@ class AsyncClient(TransactionCalls, PositionReads):
         self._view = ClusterView(self.peers, self.group)
         self._requests = Requests(self._view, self._timeouts)
         self._reader = Reader(self._view, self._requests, self._timeouts)
-        self._gatherer = Gatherer(self.append_columns)
+        self._batcher = AppendBatcher(self.append_columns)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -122,7 +122,7 @@ class AsyncClient(TransactionCalls, PositionReads):
         """Closes all connections; calls under way are cancelled. Repeatable."""
         if not self._closed:
             self._closed = True
-            await self._gatherer.close()
+            await self._batcher.close()
             await self._view.close()
 
     def _check_usable(self) -> None:
@@ -157,7 +157,7 @@ class AsyncClient(TransactionCalls, PositionReads):
         columns = columns_of(bodies)
         self._check_usable()
         if producer_id is None:
-            return await self._gatherer.append(columns)
+            return await self._batcher.append(columns)
         return await self.append_columns(columns, producer_id=producer_id, epoch=epoch, sequence=sequence)
 
     async def append_columns(
@@ -406,7 +406,7 @@ class AsyncClient(TransactionCalls, PositionReads):
         """Asks every node which groups it hosts; returns the uuid of each group's log, None where it has none yet."""
         return groups_of(await self._ask_all({"t": Type.GROUPS}))
 
-    async def wait_growth(
+    async def wait_for_entries(
         self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
     ) -> frozenset[str]:
         """Waits at one node until a group has more to read than was seen: one request, however many groups.
@@ -424,7 +424,7 @@ class AsyncClient(TransactionCalls, PositionReads):
             UnknownGroupError: no node hosts all of them.
         """
         self._check_usable()
-        return await self._reader.wait_growth(seen, wait_ms, isolation)
+        return await self._reader.wait_for_entries(seen, wait_ms, isolation)
 
     async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """Returns what a replica, any by default, says about the log: ``terms``, ``segments`` or ``producers``."""

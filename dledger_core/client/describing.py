@@ -56,7 +56,7 @@ def _node_status(peer: Peer, answer: Frame | DLedgerError) -> NodeStatus:
         raise ProtocolError("an answer to metadata is malformed", peer.address)
     node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
-    status = replace(status, abstains=answer.header.get("abstains") is True)
+    status = replace(status, is_recovering=answer.header.get("is_recovering") is True)
     match answer.header.get("losers"):
         case [int(entries), int(nbytes)]:
             return replace(status, lost_entries=entries, lost_bytes=nbytes)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import HEADER_BYTES
 
-__all__ = ["Behind", "Rows", "measure_behind", "record_at"]
+__all__ = ["Lag", "Rows", "measure_lag", "record_at"]
 
 Rows = Callable[[int, int], tuple[pa.RecordBatch, int]]
 """Returns entries of [start, end), control entries and losers left out, and the index to go on from."""
@@ -26,7 +26,7 @@ _LOOKS_MAX: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class Lag:
     """What a reader has not read yet.
 
     Attributes:
@@ -49,7 +49,7 @@ class Behind:
         return max(0.0, round(((now or datetime.now(UTC)) - self.oldest).total_seconds(), 3))
 
 
-def measure_behind(start: int, end: int, rows: Rows, end_position: Callable[[int], int]) -> Behind:
+def measure_lag(start: int, end: int, rows: Rows, end_position: Callable[[int], int]) -> Lag:
     """Looks for the first entry of [start, end) that a reader would be given, and measures from there.
 
     Two reads where that is the entry at ``start``. A tail of control entries is looked through in steps that double.
@@ -63,16 +63,16 @@ def measure_behind(start: int, end: int, rows: Rows, end_position: Callable[[int
     reach = 1
     for _ in range(_LOOKS_MAX):
         if start >= end:
-            return Behind()
+            return Lag()
         batch, following = rows(start, min(end, start + reach))
         if batch.num_rows:
             first, position = (batch.column(name)[0].as_py() for name in ("index", "position"))
-            return Behind(end - first, end_position(end - 1) - position, batch.column("timestamp")[0].as_py())
+            return Lag(end - first, end_position(end - 1) - position, batch.column("timestamp")[0].as_py())
         if following <= start:
             break  # this replica cannot say more now
         start, reach = following, reach * 2
     behind = max(0, end - start)
-    return Behind(behind, end_position(end - 1) - end_position(start - 1) if behind and start else 0)
+    return Lag(behind, end_position(end - 1) - end_position(start - 1) if behind and start else 0)
 
 
 def record_at(batch: pa.RecordBatch, index: int, where: str) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class NodeStatus:
     """One node as it describes itself; numbers are -1 and role is ``unreachable`` if it did not answer.
 
     What is stored of attempts that lost (``lost_entries``, ``lost_bytes``) is -1 also if it was not asked for. A node
-    ``abstains`` that lost the end of its log: it has no vote until it holds again what it may have acknowledged.
+    ``is_recovering`` that lost the end of its log: it has no vote until it holds again what it may have acknowledged.
     """
 
     node_id: str
@@ -111,7 +111,7 @@ class NodeStatus:
     reachable: bool = False
     lost_entries: int = -1
     lost_bytes: int = -1
-    abstains: bool = False
+    is_recovering: bool = False
 
 
 @dataclass(frozen=True, slots=True)

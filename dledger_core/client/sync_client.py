@@ -287,11 +287,11 @@ class Client:
         """See ``AsyncClient.groups``."""
         return self.call(self.in_loop.groups())
 
-    def wait_growth(
+    def wait_for_entries(
         self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
     ) -> frozenset[str]:
-        """See ``AsyncClient.wait_growth``."""
-        return self.call(self.in_loop.wait_growth(seen, wait_ms=wait_ms, isolation=isolation))
+        """See ``AsyncClient.wait_for_entries``."""
+        return self.call(self.in_loop.wait_for_entries(seen, wait_ms=wait_ms, isolation=isolation))
 
     def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
         """See ``AsyncClient.describe``."""

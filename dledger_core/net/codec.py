@@ -24,11 +24,11 @@ from dledger_core.raft.messages import (
     AppendEntriesResponse,
     Heartbeat,
     HeartbeatResponse,
+    InstallSnapshot,
+    InstallSnapshotResponse,
     Message,
     RequestVote,
     RequestVoteResponse,
-    Reset,
-    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.record import HEADER_BYTES, Columns, Payload, Records
@@ -53,7 +53,7 @@ HEARTBEATS_MAX: Final = 1024
 """Heartbeats in one frame: even with the longest names of groups its header is well below its bound."""
 
 _COUNT_MAX = 1 << 23
-RESET_BYTES_MAX: Final = 1 << 30
+SNAPSHOT_BYTES_MAX: Final = 1 << 30
 """What a reset may carry in all its pieces: the tables, of at most 100,000 producers."""
 
 
@@ -130,12 +130,17 @@ def message_to_frame(group: str, message: Message) -> list[Buffer]:
             header |= {"t": Type.VOTE_OK, "ok": message.granted, "pre": message.pre}
         case TimeoutNow():
             header["t"] = Type.TIMEOUT_NOW
-        case Reset():
-            header |= {"t": Type.RESET, "nr": message.number, "fi": message.first_index, "pt": message.previous_term}
+        case InstallSnapshot():
+            header |= {
+                "t": Type.INSTALL_SNAPSHOT,
+                "nr": message.number,
+                "fi": message.first_index,
+                "pt": message.previous_term,
+            }
             header |= {"o": message.offset, "n": message.total, "k": crc32(message.data)}
             return encode_frame(header, message.data)
-        case ResetResponse():
-            header |= {"t": Type.RESET_OK, "nr": message.number, "o": message.offset}
+        case InstallSnapshotResponse():
+            header |= {"t": Type.INSTALL_SNAPSHOT_OK, "nr": message.number, "o": message.offset}
         case Heartbeat():
             return heartbeats_frames([(group, message)])
         case HeartbeatResponse():
@@ -270,9 +275,9 @@ def _timeout_now(_frame: Frame, ends: _Ends, term: Term) -> Message:
 def _reset(frame: Frame, ends: _Ends, term: Term) -> Message:
     header, data = frame.header, bytes(frame.payload)
     total = int_field(header, "n", 0)
-    if crc32(data) != int_field(header, "k", 0) or total > RESET_BYTES_MAX:
+    if crc32(data) != int_field(header, "k", 0) or total > SNAPSHOT_BYTES_MAX:
         raise ProtocolError("a reset is above its bound or does not match its CRC", "reset", "", {"total": total})
-    return Reset(
+    return InstallSnapshot(
         sender=ends[0],
         target=ends[1],
         term=term,
@@ -285,9 +290,9 @@ def _reset(frame: Frame, ends: _Ends, term: Term) -> Message:
     )
 
 
-def _reset_response(frame: Frame, ends: _Ends, term: Term) -> Message:
+def _install_snapshot_response(frame: Frame, ends: _Ends, term: Term) -> Message:
     number, offset = int_field(frame.header, "nr", 0), int_field(frame.header, "o", 0)
-    return ResetResponse(sender=ends[0], target=ends[1], term=term, number=number, offset=offset)
+    return InstallSnapshotResponse(sender=ends[0], target=ends[1], term=term, number=number, offset=offset)
 
 
 def _append_entries(frame: Frame, ends: _Ends, term: Term) -> Message:
@@ -381,6 +386,6 @@ _PARSERS: dict[int, Callable[[Frame, _Ends, Term], Message]] = {
     Type.APPEND_ENTRIES: _append_entries,
     Type.APPEND_ENTRIES_OK: _append_entries_response,
     Type.TIMEOUT_NOW: _timeout_now,
-    Type.RESET: _reset,
-    Type.RESET_OK: _reset_response,
+    Type.INSTALL_SNAPSHOT: _reset,
+    Type.INSTALL_SNAPSHOT_OK: _install_snapshot_response,
 }

@@ -260,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- another protocol -----------------------------------------------------------------------------------------
 
-    def _hand_over(self, foreign: Callable[[], asyncio.Protocol]) -> None:
+    def _transfer_leadership(self, foreign: Callable[[], asyncio.Protocol]) -> None:
         self._cancel_timer()
         self._stats.foreign += 1
         self._other = foreign()
@@ -278,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the preface is complete; anything else than ours is refused at its first wrong byte."""
         have = bytes(self._decoder.buffered[: len(PREFACE)])
         if self._foreign is not None and have[0] in _REMOTING:
-            self._hand_over(self._foreign)
+            self._transfer_leadership(self._foreign)
             return False
         if have[0] == _TLS_HANDSHAKE:
             raise ProtocolError("the other side speaks TLS, which is not set up here", self.peer_address)

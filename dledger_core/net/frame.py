@@ -26,7 +26,7 @@ RECEIVE_BYTES: Final = 128 << 10
 ARRAY_LENGTH_MAX: Final = 16_384
 """Bound on an array or map in a header; msgpack takes memory for the claimed length before it reads an element."""
 
-LARGE_TYPES: Final = frozenset({Type.APPEND, Type.READ_OK, Type.AT_OK, Type.APPEND_ENTRIES, Type.RESET})
+LARGE_TYPES: Final = frozenset({Type.APPEND, Type.READ_OK, Type.AT_OK, Type.APPEND_ENTRIES, Type.INSTALL_SNAPSHOT})
 """Messages whose payload may be large; no memory is taken for what any other one claims."""
 
 _PREFIX = struct.Struct(">III")

@@ -94,9 +94,11 @@ class Type(IntEnum):
     HEARTBEATS              s, to, h [[group, term, commit_index, round], ...] of all groups
     HEARTBEATS_OK           s, to, h [[group, term, round, last_index], ...]
     TIMEOUT_NOW             s, to, term
-    RESET                   s, to, term, nr number of the transfer, fi first_index, pt previous_term, o offset,
-                            n bytes in all, k CRC-32 of the payload [a piece of the transfer, or nothing: a question]
-    RESET_OK                s, to, term, nr, o bytes that have arrived (pieces are missing; else APPEND_ENTRIES_OK)
+    INSTALL_SNAPSHOT        s, to, term, nr number of the transfer, fi first_index, pt previous_term,
+                            o offset, n bytes in all, k CRC-32 of the payload
+                            [a chunk of the snapshot; empty: a question]
+    INSTALL_SNAPSHOT_OK     s, to, term, nr, o bytes that have arrived (chunks are missing; else
+                            APPEND_ENTRIES_OK)
     ======================  =====================================================================================
     """
 
@@ -136,5 +138,5 @@ class Type(IntEnum):
     HEARTBEATS = 44
     HEARTBEATS_OK = 45
     TIMEOUT_NOW = 46
-    RESET = 47
-    RESET_OK = 48
+    INSTALL_SNAPSHOT = 47
+    INSTALL_SNAPSHOT_OK = 48

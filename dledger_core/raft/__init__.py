@@ -1,23 +1,23 @@
 """The Raft algorithm alone: messages, ticks and proposals in, ``Ready`` out. No clock, chance, I/O or threads."""
 
-from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRun
-from dledger_core.raft.chunks import ResetPayloads
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRange
+from dledger_core.raft.chunks import SnapshotPayloads
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
     Heartbeat,
     HeartbeatResponse,
+    InstallSnapshot,
+    InstallSnapshotResponse,
     Message,
     RequestVote,
     RequestVoteResponse,
-    Reset,
-    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.raft.node import ProgressStatus, RawNode, Status
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration, even_group_warning
-from dledger_core.raft.ready import HardState, NewStart, ReadReady, Ready, Role, SoftState
+from dledger_core.raft.ready import HardState, LogRestart, ReadReady, Ready, Role, SoftState
 
 __all__ = [
     "BATCHES_MAX",
@@ -28,9 +28,11 @@ __all__ = [
     "HardState",
     "Heartbeat",
     "HeartbeatResponse",
+    "InstallSnapshot",
+    "InstallSnapshotResponse",
+    "LogRestart",
     "LogStore",
     "Message",
-    "NewStart",
     "ProgressState",
     "ProgressStatus",
     "RawNode",
@@ -38,13 +40,11 @@ __all__ = [
     "Ready",
     "RequestVote",
     "RequestVoteResponse",
-    "Reset",
-    "ResetPayloads",
-    "ResetResponse",
     "Role",
+    "SnapshotPayloads",
     "SoftState",
     "Status",
-    "TermRun",
+    "TermRange",
     "TimeoutNow",
     "even_group_warning",
 ]

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from dledger_core.ids import Index, Term
 
-__all__ = ["BATCHES_MAX", "Batch", "LogStore", "TermRun"]
+__all__ = ["BATCHES_MAX", "Batch", "LogStore", "TermRange"]
 
 BATCHES_MAX: Final = 4096
 """Batches in one AppendEntries: however tiny they are, its header stays small (drivers refuse far longer ones)."""
@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class TermRun:
+class TermRange:
     """A term and the index of its first entry in the log."""
 
     first_index: Index
@@ -59,7 +59,7 @@ class LogStore(Protocol):
     def last_index(self) -> Index:
         """Returns the index of the last durable entry, or first_index - 1."""
 
-    def term_runs(self) -> Sequence[TermRun]:
+    def term_ranges(self) -> Sequence[TermRange]:
         """Returns the runs of all entries held, in order; read once, at start.
 
         A log whose prefix was deleted begins with the run of the entry before ``first_index`` if it is known.

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from dledger_core.ids import Index, NodeId, Term
 
-__all__ = ["IncomingReset", "OutgoingReset", "ResetPayloads"]
+__all__ = ["IncomingSnapshot", "OutgoingSnapshot", "SnapshotPayloads"]
 
 
-class ResetPayloads(Protocol):
+class SnapshotPayloads(Protocol):
     """What a driver knows of a log that begins later: what it needs beside its entries. Called within the core."""
 
     def pack(self, first_index: Index) -> bytes:
@@ -21,7 +21,7 @@ class ResetPayloads(Protocol):
 
 
 @dataclass(slots=True)
-class OutgoingReset:
+class OutgoingSnapshot:
     """One transfer as the leader sees it.
 
     Attributes:
@@ -46,7 +46,7 @@ class OutgoingReset:
 
 
 @dataclass(slots=True)
-class IncomingReset:
+class IncomingSnapshot:
     """One transfer as the member sees it."""
 
     sender: NodeId

@@ -11,12 +11,12 @@ from dledger_core.raft.state import RaftState
 
 __all__ = [
     "campaign",
-    "doubt_leader",
     "handle_request_vote",
     "handle_request_vote_response",
     "handle_timeout_now",
     "maybe_count_self_vote",
     "refuse_request_vote",
+    "shorten_election_timeout",
     "tick_follower",
 ]
 
@@ -44,7 +44,7 @@ def campaign(state: RaftState, *, transfer: bool = False) -> None:
         _become_pre_candidate(state)
 
 
-def doubt_leader(state: RaftState) -> None:
+def shorten_election_timeout(state: RaftState) -> None:
     """Waits no longer than a part of the shortest timeout, because the connection to the leader broke.
 
     A process that dies breaks all its connections at once, long before its silence is one. But a broken connection
@@ -133,7 +133,7 @@ def _become_pre_candidate(state: RaftState) -> None:
 def _become_candidate(state: RaftState, *, transfer: bool) -> None:
     state.enter_term(Term(state.term + 1), state.node_id)
     state.role = Role.CANDIDATE
-    state.asked_to_lead = transfer
+    state.transfer_campaign = transfer
     state.leader_id = None
     state.votes = {}
     state.reset_election_timer()

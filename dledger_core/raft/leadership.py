@@ -41,7 +41,7 @@ def become_leader(state: RaftState) -> None:
     state.election_elapsed = state.heartbeat_elapsed = 0
     state.heartbeat_round = 0
     state.transferee = None
-    by_hand = state.asked_to_lead and state.node_id not in state.config.preferred_leaders
+    by_hand = state.transfer_campaign and state.node_id not in state.config.preferred_leaders
     state.preferred_pause = _HELD_PAUSE if by_hand else 0
     next_index = Index(state.log.last_index + 1)
     configuration = state.configuration

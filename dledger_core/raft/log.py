@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRun
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRange
 from dledger_core.raft.recent import RecentBatches
-from dledger_core.raft.term_ranges import TermRuns
+from dledger_core.raft.term_ranges import TermRanges
 
 __all__ = ["RaftLog"]
 
@@ -54,7 +54,7 @@ class RaftLog:
 
     def __init__(self, store: LogStore, *, commit_index: Index, recent_bytes_max: int) -> None:
         self._store = store
-        self._runs = TermRuns(store.term_runs())
+        self._runs = TermRanges(store.term_ranges())
         self._recent = RecentBatches(recent_bytes_max)
         self._new: list[Batch] = []
         self._truncate_from: Index | None = None
@@ -97,7 +97,7 @@ class RaftLog:
         """Returns this log's term at a refused ``prev_index`` and where that run begins; NO_TERM if too short."""
         if prev_index > self.last_index:
             return NO_TERM, Index(self.last_index + 1)
-        return self._runs.term_at(prev_index), self._runs.first_index_of_run(prev_index)
+        return self._runs.term_at(prev_index), self._runs.first_index_of_range(prev_index)
 
     def last_index_of_term(self, term: Term) -> Index | None:
         """Returns the last index of ``term``, or None if the log has no entry of it."""
@@ -209,7 +209,7 @@ class RaftLog:
             commit_index=self.commit_index,
         )
         previous = Index(first_index - 1)
-        self._runs = TermRuns([TermRun(previous, previous_term)] if previous_term != NO_TERM else [])
+        self._runs = TermRanges([TermRange(previous, previous_term)] if previous_term != NO_TERM else [])
         self._recent.truncate(Index(0))
         self._new.clear()
         self._truncate_from = None

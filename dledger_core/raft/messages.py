@@ -19,11 +19,11 @@ __all__ = [
     "AppendEntriesResponse",
     "Heartbeat",
     "HeartbeatResponse",
+    "InstallSnapshot",
+    "InstallSnapshotResponse",
     "Message",
     "RequestVote",
     "RequestVoteResponse",
-    "Reset",
-    "ResetResponse",
     "TimeoutNow",
 ]
 
@@ -117,7 +117,7 @@ class TimeoutNow(_Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reset(_Message):
+class InstallSnapshot(_Message):
     """A piece of what a member needs to begin its log at ``first_index``, because the leader deleted what was before.
 
     ``data`` lies at ``offset`` of ``total`` bytes; an empty piece asks how much has arrived. ``number`` tells transfers
@@ -134,8 +134,8 @@ class Reset(_Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResetResponse(_Message):
-    """Answers Reset while pieces are missing: so many bytes have arrived."""
+class InstallSnapshotResponse(_Message):
+    """Answers InstallSnapshot while pieces are missing: so many bytes have arrived."""
 
     number: int
     offset: int
@@ -149,6 +149,6 @@ Message = (
     | Heartbeat
     | HeartbeatResponse
     | TimeoutNow
-    | Reset
-    | ResetResponse
+    | InstallSnapshot
+    | InstallSnapshotResponse
 )

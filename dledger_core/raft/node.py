@@ -10,7 +10,7 @@ from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
 from dledger_core.raft import election, leadership, raft, replication
 from dledger_core.raft.batch import Batch, LogStore
-from dledger_core.raft.chunks import ResetPayloads
+from dledger_core.raft.chunks import SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
 from dledger_core.raft.progress import ProgressState
@@ -26,7 +26,7 @@ class ProgressStatus:
     """A leader's view of one member.
 
     Attributes:
-        needs_reset: it needs entries that the leader has deleted, and is told to begin at the leader's first index.
+        needs_snapshot: it needs entries that the leader has deleted, and is told to begin at the leader's first index.
     """
 
     match_index: Index
@@ -37,14 +37,14 @@ class ProgressStatus:
     inflight_bytes: int
 
     @property
-    def needs_reset(self) -> bool:
+    def needs_snapshot(self) -> bool:
         """Whether the member cannot catch up from this leader's log alone."""
-        return self.state is ProgressState.NEEDS_RESET
+        return self.state is ProgressState.NEEDS_SNAPSHOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A replica at one moment; ``progress`` is empty unless it leads. One that ``abstains`` has no vote for now."""
+    """A replica at one moment; ``progress`` is empty unless it leads. A recovering voter has no vote."""
 
     node_id: NodeId
     role: Role
@@ -55,7 +55,7 @@ class Status:
     durable_index: Index
     commit_index: Index
     transferee: NodeId | None
-    abstains: bool
+    is_recovering: bool
     progress: dict[NodeId, ProgressStatus]
 
 
@@ -74,8 +74,8 @@ class RawNode:
         commit_index: recovered lower bound.
         random: the one source of chance.
         noop_payload: makes (payload, nbytes) of the NOOP at an index.
-        reset_payloads: makes and reads what a log that begins later needs; without it nobody is reset.
-        abstains_above: this node lost the end of its log in that term or before, and may have forgotten what it
+        snapshot_payloads: makes and reads what a log that begins later needs; without it nobody is reset.
+        recovering_above: this node lost the end of its log in that term or before, and may have forgotten what it
             acknowledged: it has no vote until it holds a committed entry of a higher term. None = it kept all.
     """
 
@@ -90,8 +90,8 @@ class RawNode:
         commit_index: Index,
         random: RandomSource,
         noop_payload: NoopPayload,
-        reset_payloads: ResetPayloads | None = None,
-        abstains_above: Term | None = None,
+        snapshot_payloads: SnapshotPayloads | None = None,
+        recovering_above: Term | None = None,
     ) -> None:
         log = RaftLog(store, commit_index=commit_index, recent_bytes_max=config.recent_bytes_max)
         invariant(log.last_term <= hard_state.term, "the log is ahead of the term", last_term=log.last_term)
@@ -104,8 +104,8 @@ class RawNode:
             hard_state=hard_state,
             random=random,
             noop_payload=noop_payload,
-            reset_payloads=reset_payloads,
-            abstains_above=abstains_above,
+            snapshot_payloads=snapshot_payloads,
+            recovering_above=recovering_above,
         )
         self._number = 0
         self._in_flight: deque[tuple[int, bool, HardState | None]] = deque()
@@ -151,7 +151,7 @@ class RawNode:
     def report_unreachable(self, node_id: NodeId) -> None:
         """Takes note that the connection to a member broke: what was on its way may be lost, and it may be dead."""
         if self._state.role is Role.FOLLOWER and node_id == self._state.leader_id:
-            election.doubt_leader(self._state)
+            election.shorten_election_timeout(self._state)
             return
         progress = self._state.progress.get(node_id)
         if progress is not None and progress.state is ProgressState.REPLICATE:
@@ -194,7 +194,7 @@ class RawNode:
             durable_index=log.durable_index,
             commit_index=log.commit_index,
             transferee=state.transferee,
-            abstains=not state.has_vote,
+            is_recovering=not state.has_vote,
             progress={
                 member: ProgressStatus(
                     progress.match_index,

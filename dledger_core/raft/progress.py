@@ -7,7 +7,7 @@ from enum import Enum
 
 from dledger_core.config import RaftConfig
 from dledger_core.ids import NO_INDEX, Index
-from dledger_core.raft.chunks import OutgoingReset
+from dledger_core.raft.chunks import OutgoingSnapshot
 
 __all__ = ["Progress", "ProgressState"]
 
@@ -19,7 +19,7 @@ class ProgressState(Enum):
     """One message at a time until the place where the logs meet is known."""
     REPLICATE = "replicate"
     """Several in flight."""
-    NEEDS_RESET = "needs-reset"
+    NEEDS_SNAPSHOT = "needs-reset"
     """It needs entries that the leader no longer holds."""
 
 
@@ -29,7 +29,7 @@ class Progress:
     Attributes:
         match_index: last index known durable there and equal to the leader's.
         next_index: first index of the next AppendEntries.
-        state: PROBE, REPLICATE or NEEDS_RESET.
+        state: PROBE, REPLICATE or NEEDS_SNAPSHOT.
         active: heard of since the last quorum check.
         probe_sent: in PROBE, a message is out and unanswered.
         check_due: send an empty AppendEntries at ``next_index`` that only asks whether the logs meet there: in
@@ -62,7 +62,7 @@ class Progress:
         self.active = True
         self.probe_sent = False
         self.check_due = False
-        self.outgoing: OutgoingReset | None = None
+        self.outgoing: OutgoingSnapshot | None = None
         self.acked_round = 0
         self.inflight_bytes = 0
         self._inflight: deque[tuple[Index, int]] = deque()
@@ -91,9 +91,9 @@ class Progress:
         self.probe_sent = False
         self._clear_inflight()
 
-    def become_needs_reset(self) -> None:
+    def become_needs_snapshot(self) -> None:
         """Stops sending: the leader lacks what the member needs."""
-        self.state = ProgressState.NEEDS_RESET
+        self.state = ProgressState.NEEDS_SNAPSHOT
         self._clear_inflight()
 
     def accepted(self, match_index: Index) -> bool:
@@ -156,7 +156,7 @@ class Progress:
             # Nothing was acknowledged for a round trip: a message, an answer, or a slow disk. Ask, don't resend.
             self.check_due = watched and self.match_index == self._watch_match and bool(self._inflight)
             return self.check_due
-        if self.state is ProgressState.NEEDS_RESET:
+        if self.state is ProgressState.NEEDS_SNAPSHOT:
             if self.outgoing is not None:
                 self.outgoing.ask_due = watched
                 return watched

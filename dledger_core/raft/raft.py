@@ -15,11 +15,11 @@ from dledger_core.raft.messages import (
     AppendEntriesResponse,
     Heartbeat,
     HeartbeatResponse,
+    InstallSnapshot,
+    InstallSnapshotResponse,
     Message,
     RequestVote,
     RequestVoteResponse,
-    Reset,
-    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.raft.ready import Role
@@ -47,8 +47,8 @@ def step(state: RaftState, message: Message) -> None:
         raise ProtocolError("a message for another node", str(message.sender), values={"target": message.target})
     if isinstance(message, AppendEntries):
         following.check_batches(message)
-    elif isinstance(message, Reset):
-        resetting.check_reset(message)
+    elif isinstance(message, InstallSnapshot):
+        resetting.check_snapshot(message)
     if message.term < state.term:
         _answer_stale(state, message)
     elif message.term == state.term or _enter_higher_term(state, message):
@@ -58,13 +58,13 @@ def step(state: RaftState, message: Message) -> None:
 def _enter_higher_term(state: RaftState, message: Message) -> bool:
     """Adopts a higher term where it is a fact; returns whether the message is to be handled."""
     if isinstance(message, RequestVote):
-        if state.hears_leader and not message.transfer:
+        if state.has_active_leader and not message.transfer:
             return False
         if not message.pre:
             state.become_follower(message.term, None)
     elif isinstance(message, RequestVoteResponse) and message.pre and message.granted:
         pass
-    elif isinstance(message, AppendEntries | Heartbeat | Reset):
+    elif isinstance(message, AppendEntries | Heartbeat | InstallSnapshot):
         state.become_follower(message.term, message.sender)
     else:
         state.become_follower(message.term, None)
@@ -79,7 +79,7 @@ def _answer_stale(state: RaftState, message: Message) -> None:
         following.refuse_append_entries(state, message)
     elif isinstance(message, Heartbeat):
         following.refuse_heartbeat(state, message)
-    elif isinstance(message, Reset):
+    elif isinstance(message, InstallSnapshot):
         following.refuse(state, message.sender, Index(message.first_index - 1))
 
 
@@ -93,10 +93,10 @@ def _dispatch(state: RaftState, message: Message) -> None:
             following.handle_heartbeat(state, message)
         case HeartbeatResponse():
             leadership.handle_heartbeat_response(state, message)
-        case Reset():
-            resetting.handle_reset(state, message)
-        case ResetResponse():
-            resetting.handle_reset_response(state, message)
+        case InstallSnapshot():
+            resetting.handle_install_snapshot(state, message)
+        case InstallSnapshotResponse():
+            resetting.handle_install_snapshot_response(state, message)
         case RequestVote():
             election.handle_request_vote(state, message)
         case RequestVoteResponse():

@@ -9,7 +9,7 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import Message
 
-__all__ = ["HardState", "NewStart", "ReadReady", "Ready", "Role", "SoftState"]
+__all__ = ["HardState", "LogRestart", "ReadReady", "Ready", "Role", "SoftState"]
 
 
 class Role(Enum):
@@ -51,13 +51,13 @@ class ReadReady:
 
 
 @dataclass(frozen=True, slots=True)
-class NewStart:
+class LogRestart:
     """The whole log is to be discarded and begun anew.
 
     Attributes:
         first_index: where it begins; everything before is committed.
         previous_term: term of the entry before, or NO_TERM if unknown.
-        payload: what the driver's ``ResetPayloads.unpack`` returned.
+        payload: what the driver's ``SnapshotPayloads.unpack`` returned.
     """
 
     first_index: Index
@@ -98,7 +98,7 @@ class Ready:
 
     number: int
     hard_state: HardState | None = None
-    new_start: NewStart | None = None
+    new_start: LogRestart | None = None
     truncate_from: Index | None = None
     batches: tuple[Batch, ...] = ()
     messages: tuple[Message, ...] = ()

@@ -31,8 +31,8 @@ def send_appends(state: RaftState) -> None:
                 _send_probe(state, member, progress)
         elif progress.state is ProgressState.REPLICATE:
             _fill_window(state, member, progress)
-        if progress.state is ProgressState.NEEDS_RESET:
-            resetting.send_reset(state, member, progress)
+        if progress.state is ProgressState.NEEDS_SNAPSHOT:
+            resetting.send_snapshot(state, member, progress)
 
 
 def handle_accepted(state: RaftState, progress: Progress, message: AppendEntriesResponse) -> None:
@@ -109,7 +109,7 @@ def _fill_window(state: RaftState, member: NodeId, progress: Progress) -> None:
 def _batches(state: RaftState, progress: Progress) -> tuple[Batch, ...] | None:
     """Returns the next batches, the first one containing next_index; None if they are deleted or damaged."""
     if progress.next_index < state.log.first_index:
-        progress.become_needs_reset()
+        progress.become_needs_snapshot()
         return None
     try:
         return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
@@ -122,7 +122,7 @@ def _send(state: RaftState, member: NodeId, progress: Progress, batches: tuple[B
     prev_index = Index(progress.next_index - 1)
     prev_term = log.term_at(prev_index)
     if prev_term is None:
-        progress.become_needs_reset()
+        progress.become_needs_snapshot()
         return False
     state.send(
         AppendEntries(

@@ -1,8 +1,8 @@
-"""A member that needs what the leader has deleted starts anew at the leader's first index.
+"""Snapshot install: a follower that needs deleted entries restarts its log at the leader's first index.
 
-What the deleted entries said that is still needed travels as bytes which only the drivers understand
-(``ResetPayloads``), in pieces: one is on its way at a time, and the member says how much it has. Only answers move the
-transfer on; a heartbeat's answer makes the leader ask, with an empty piece, and never send again by itself.
+The state of the deleted entries that is still needed travels as opaque bytes (``SnapshotPayloads``) in chunks. One chunk
+is in flight at a time, and the follower reports how much it has. Only responses advance the transfer; a heartbeat
+response makes the leader send a query (an empty chunk), never a chunk.
 
 The member gives up what it holds only if it does not hold the entry before the leader's first one. Then nothing it
 holds beyond that place is committed: with a committed entry it would hold all entries before it as well. And what is
@@ -14,16 +14,16 @@ from __future__ import annotations
 from dledger_core.errors import ProtocolError, invariant
 from dledger_core.ids import NO_TERM, Index, NodeId
 from dledger_core.raft import following
-from dledger_core.raft.chunks import IncomingReset, OutgoingReset
-from dledger_core.raft.messages import Reset, ResetResponse
+from dledger_core.raft.chunks import IncomingSnapshot, OutgoingSnapshot
+from dledger_core.raft.messages import InstallSnapshot, InstallSnapshotResponse
 from dledger_core.raft.progress import Progress
-from dledger_core.raft.ready import NewStart
+from dledger_core.raft.ready import LogRestart
 from dledger_core.raft.state import RaftState
 
-__all__ = ["check_reset", "handle_reset", "handle_reset_response", "send_reset"]
+__all__ = ["check_snapshot", "handle_install_snapshot", "handle_install_snapshot_response", "send_snapshot"]
 
 
-def check_reset(message: Reset) -> None:
+def check_snapshot(message: InstallSnapshot) -> None:
     """Raises ProtocolError unless the piece lies inside what it is a piece of."""
     fits = 0 <= message.offset <= message.total - len(message.data)
     if not fits or message.first_index < 1 or message.previous_term < NO_TERM:
@@ -34,26 +34,26 @@ def check_reset(message: Reset) -> None:
         )
 
 
-def send_reset(state: RaftState, member: NodeId, progress: Progress) -> None:
+def send_snapshot(state: RaftState, member: NodeId, progress: Progress) -> None:
     """Sends the next piece, or asks for an answer that is missing; does nothing if neither is due."""
-    if state.reset_payloads is None:
+    if state.snapshot_payloads is None:
         return
     first_index = state.log.first_index
     outgoing = progress.outgoing
     if outgoing is None or outgoing.first_index != first_index:
-        state.reset_number += 1
+        state.snapshot_number += 1
         previous_term = state.log.term_at(Index(first_index - 1))
         invariant(previous_term is not None, "a log does not know the term before it", first_index=first_index)
         assert previous_term is not None
-        data = state.reset_payloads.pack(first_index)
-        outgoing = progress.outgoing = OutgoingReset(state.reset_number, first_index, previous_term, data)
+        data = state.snapshot_payloads.pack(first_index)
+        outgoing = progress.outgoing = OutgoingSnapshot(state.snapshot_number, first_index, previous_term, data)
     elif outgoing.sent and not outgoing.ask_due:
         return
     piece = b"" if outgoing.sent else outgoing.data[outgoing.offset : outgoing.offset + state.config.append_bytes_max]
     outgoing.asked = outgoing.sent
     outgoing.sent, outgoing.ask_due = True, False
     state.send(
-        Reset(
+        InstallSnapshot(
             sender=state.node_id,
             target=member,
             term=state.term,
@@ -67,7 +67,7 @@ def send_reset(state: RaftState, member: NodeId, progress: Progress) -> None:
     )
 
 
-def handle_reset_response(state: RaftState, message: ResetResponse) -> None:
+def handle_install_snapshot_response(state: RaftState, message: InstallSnapshotResponse) -> None:
     """Goes on with the transfer where the member is."""
     progress = state.progress.get(message.sender)
     if progress is None:
@@ -83,21 +83,21 @@ def handle_reset_response(state: RaftState, message: ResetResponse) -> None:
         state.send_due = True
 
 
-def handle_reset(state: RaftState, message: Reset) -> None:
+def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
     """Gathers pieces, and starts anew when all are there; a member that needs no reset says so."""
     following.follow(state, message.sender)
     previous_index = Index(message.first_index - 1)
     if state.log.matches(previous_index, message.previous_term):
-        state.incoming_reset = None
+        state.incoming_snapshot = None
         following.accept(state, message.sender, max(previous_index, state.log.commit_index))
         return
-    incoming = state.incoming_reset
+    incoming = state.incoming_snapshot
     if incoming is None or not incoming.is_of(message.sender, message.term, message.number):
-        incoming = state.incoming_reset = IncomingReset(message.sender, message.term, message.number)
+        incoming = state.incoming_snapshot = IncomingSnapshot(message.sender, message.term, message.number)
     incoming.add(message.offset, message.data)
     if incoming.nbytes < message.total:
         state.send_dependent(
-            ResetResponse(
+            InstallSnapshotResponse(
                 sender=state.node_id,
                 target=message.sender,
                 term=state.term,
@@ -106,11 +106,11 @@ def handle_reset(state: RaftState, message: Reset) -> None:
             )
         )
         return
-    state.incoming_reset = None
-    if state.reset_payloads is None:
+    state.incoming_snapshot = None
+    if state.snapshot_payloads is None:
         raise ProtocolError("this node cannot be reset", str(message.sender))
     data = b"".join(incoming.pieces)
-    payload = state.reset_payloads.unpack(message.first_index, message.previous_term, data)
+    payload = state.snapshot_payloads.unpack(message.first_index, message.previous_term, data)
     state.log.restart(message.first_index, message.previous_term)
-    state.new_start = NewStart(message.first_index, message.previous_term, payload)
+    state.new_start = LogRestart(message.first_index, message.previous_term, payload)
     following.accept(state, message.sender, previous_index)

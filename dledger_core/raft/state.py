@@ -8,13 +8,13 @@ from typing import TypeAlias
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.chunks import IncomingReset, ResetPayloads
+from dledger_core.raft.chunks import IncomingSnapshot, SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
 from dledger_core.raft.progress import Progress
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.reads import ReadQueue
-from dledger_core.raft.ready import HardState, NewStart, Role
+from dledger_core.raft.ready import HardState, LogRestart, Role
 
 __all__ = ["NoopPayload", "RaftState"]
 
@@ -34,13 +34,13 @@ class RaftState:
         progress: the other members, on a leader only.
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
-        asked_to_lead: the last campaign was one that the leader itself asked for.
-        reset_payloads: the driver's part in resets; None = members that need one wait.
-        reset_number: number of the last transfer begun.
-        incoming_reset: what has arrived of a transfer to this node.
+        transfer_campaign: the last campaign was one that the leader itself asked for.
+        snapshot_payloads: the driver's part in resets; None = members that need one wait.
+        snapshot_number: number of the last transfer begun.
+        incoming_snapshot: what has arrived of a transfer to this node.
         new_start: the log was begun anew, which the next Ready tells.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
-        abstains_above: this node has no vote before it holds a committed entry of a higher term, or all that a leader
+        recovering_above: this node has no vote before it holds a committed entry of a higher term, or all that a leader
             of a higher term held; None = it has one.
         complete_to: in such a term the log was equal to the leader's, which ended here.
     """
@@ -55,8 +55,8 @@ class RaftState:
         hard_state: HardState,
         random: RandomSource,
         noop_payload: NoopPayload,
-        reset_payloads: ResetPayloads | None = None,
-        abstains_above: Term | None = None,
+        snapshot_payloads: SnapshotPayloads | None = None,
+        recovering_above: Term | None = None,
     ) -> None:
         self.node_id = node_id
         self.configuration = configuration
@@ -66,10 +66,10 @@ class RaftState:
         self.voted_for: NodeId | None = hard_state.voted_for
         self.durable_hard_state = hard_state
         self.noop_payload = noop_payload
-        self.reset_payloads = reset_payloads
-        self.reset_number = 0
-        self.incoming_reset: IncomingReset | None = None
-        self.new_start: NewStart | None = None
+        self.snapshot_payloads = snapshot_payloads
+        self.snapshot_number = 0
+        self.incoming_snapshot: IncomingSnapshot | None = None
+        self.new_start: LogRestart | None = None
         self.role = self._passive_role()
         self.leader_id: NodeId | None = None
         self.election_elapsed = 0
@@ -82,18 +82,18 @@ class RaftState:
         self.send_due = False
         self.transferee: NodeId | None = None
         self.transfer_elapsed = 0
-        self.asked_to_lead = False
+        self.transfer_campaign = False
         self.preferred_pause = 0
-        self.abstains_above = None if configuration.is_sole_voter(node_id) else abstains_above
+        self.recovering_above = None if configuration.is_sole_voter(node_id) else recovering_above
         self.complete_to: Index | None = None
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
         self._random = random
         self.election_timeout = 0
         self.reset_election_timer()
-        if self.abstains_above is not None and self.term <= self.abstains_above:
+        if self.recovering_above is not None and self.term <= self.recovering_above:
             # Whoever it may have helped into office, and whatever was sent to it, is of the past from now on.
-            self.enter_term(Term(self.abstains_above + 1), None)
+            self.enter_term(Term(self.recovering_above + 1), None)
 
     @property
     def is_voter(self) -> bool:
@@ -102,20 +102,20 @@ class RaftState:
 
     @property
     def has_vote(self) -> bool:
-        """Whether this node keeps all promises that it gave; see ``abstains_above``."""
-        if self.abstains_above is not None:
+        """Whether this node keeps all promises that it gave; see ``recovering_above``."""
+        if self.recovering_above is not None:
             log = self.log
             term = log.term_at(log.commit_index) if log.commit_index <= log.durable_index else None
-            committed = term is not None and term > self.abstains_above
+            committed = term is not None and term > self.recovering_above
             # What a later leader has cut since was not committed.
             complete = self.complete_to is not None and log.durable_index >= min(self.complete_to, log.last_index)
             if committed or complete:
-                self.abstains_above = None
-        return self.abstains_above is None
+                self.recovering_above = None
+        return self.recovering_above is None
 
     def note_complete(self, index: Index) -> None:
         """Takes note that the log equals that of a leader, which ends at ``index``."""
-        if self.abstains_above is not None:
+        if self.recovering_above is not None:
             self.complete_to = index
 
     @property
@@ -125,7 +125,7 @@ class RaftState:
         return durable.term == self.term and durable.voted_for == self.voted_for
 
     @property
-    def hears_leader(self) -> bool:
+    def has_active_leader(self) -> bool:
         """Whether a leader was heard so recently that other candidates are ignored (vote stickiness)."""
         if self.role is Role.LEADER:
             return True

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_TERM, Index, Term
-from dledger_core.raft.batch import TermRun
+from dledger_core.raft.batch import TermRange
 
-__all__ = ["TermRuns"]
+__all__ = ["TermRanges"]
 
 
-class TermRuns:
+class TermRanges:
     """Knows the term of every entry in a few numbers, however long the log is."""
 
     __slots__ = ("_starts", "_terms")
 
-    def __init__(self, runs: Iterable[TermRun] = ()) -> None:
+    def __init__(self, runs: Iterable[TermRange] = ()) -> None:
         self._starts: list[Index] = []
         self._terms: list[Term] = []
         for run in runs:
@@ -47,7 +47,7 @@ class TermRuns:
         at = bisect_right(starts, index) - 1
         return self._terms[at] if at >= 0 else NO_TERM
 
-    def first_index_of_run(self, index: Index) -> Index:
+    def first_index_of_range(self, index: Index) -> Index:
         """Returns where the run that covers ``index`` begins (``index`` itself if none does)."""
         at = bisect_right(self._starts, index) - 1
         return self._starts[at] if at >= 0 else index

@@ -1,11 +1,11 @@
 """RocketMQ: message records as Arrow columns, consume queue units, brokers' directories and CommitLogs.
 
-``decode_messages`` and ``encode_messages`` move whole batches, ``decode_pieces`` limits what they grow to;
+``decode_messages`` and ``encode_messages`` move whole batches, ``decode_chunks`` limits what they grow to;
 ``consume_queue_columns`` reads only the fields that a consume queue needs. ``locate`` says what a directory contains,
 ``end_of`` where the log of a store ends, ``ClassicCommitLog`` reads a classic CommitLog.
 """
 
-from dledger_core.rocketmq.message.chunks import decode_pieces
+from dledger_core.rocketmq.message.chunks import decode_chunks
 from dledger_core.rocketmq.message.decode import consume_queue_columns, decode_messages
 from dledger_core.rocketmq.message.encode import encode_messages
 from dledger_core.rocketmq.message.field_names import field_at
@@ -52,8 +52,8 @@ __all__ = [
     "commit_log_files",
     "consume_queue_columns",
     "consumer_lag",
+    "decode_chunks",
     "decode_messages",
-    "decode_pieces",
     "decode_units",
     "encode_messages",
     "encode_units",

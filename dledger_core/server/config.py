@@ -37,7 +37,7 @@ class ServerConfig:
         preferred_leaders: per group, instead of ``raft.preferred_leaders``; alike on all nodes.
         retention: what may be deleted of a log; by default nothing.
         disk_full_bytes: appends are refused while less room is on the disk; 0 = never; None = 256 MiB, or three times
-            ``storage.unsynced_bytes_max`` or twice ``storage.zero_ahead_bytes`` if that is more.
+            ``storage.unsynced_bytes_max`` or twice ``storage.preallocate_bytes`` if that is more.
         scrub_bytes_per_second: how fast everything held is read in the background to find damage; 0 = not at all.
         scrub_pause_s: rest between two such rounds.
         remoting: Java's clients are answered too.
@@ -76,9 +76,9 @@ class ServerConfig:
                 "group",
                 "host fewer groups on a node, or give them shorter names",
             )
-        if self.disk_full_bytes and self.disk_full_bytes < self.storage.zero_ahead_bytes:
+        if self.disk_full_bytes and self.disk_full_bytes < self.storage.preallocate_bytes:
             raise ConfigError(
-                f"{self.disk_full_bytes} is less than what is zeroed ahead ({self.storage.zero_ahead_bytes})",
+                f"{self.disk_full_bytes} is less than what is zeroed ahead ({self.storage.preallocate_bytes})",
                 "disk-full-bytes",
                 "raise it, lower zero-ahead-bytes, or switch the bound off with 0",
             )
@@ -103,7 +103,7 @@ class ServerConfig:
         """Room on the disk that appends leave alone."""
         if self.disk_full_bytes is not None:
             return self.disk_full_bytes
-        return max(_RESERVE_BYTES_MIN, 3 * self.storage.unsynced_bytes_max, 2 * self.storage.zero_ahead_bytes)
+        return max(_RESERVE_BYTES_MIN, 3 * self.storage.unsynced_bytes_max, 2 * self.storage.preallocate_bytes)
 
     @property
     def me(self) -> Peer:

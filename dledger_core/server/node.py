@@ -24,8 +24,8 @@ from dledger_core.net.transport import Hello, Server, serve
 from dledger_core.raft import Configuration, Message, even_group_warning
 from dledger_core.rocketmq.remoting.service import RemotingNode
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.maintenance.maintenance import RETENTION_S, SPACE_S, Upkeep
-from dledger_core.server.maintenance.repair import SuspectStores, open_sound
+from dledger_core.server.maintenance.maintenance import RETENTION_S, SPACE_S, Maintenance
+from dledger_core.server.maintenance.repair import QuarantinedStores, open_sound
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
@@ -33,7 +33,7 @@ from dledger_core.server.services.appends import Appended, Appends
 from dledger_core.server.services.budget import Budget
 from dledger_core.server.services.positions import Positions
 from dledger_core.server.services.reads import Reads
-from dledger_core.server.services.request import Hosted
+from dledger_core.server.services.request import HostedGroup
 from dledger_core.server.services.role_events import OnRole, RoleCommand, RoleFeed
 from dledger_core.server.services.service import ClientService
 from dledger_core.storage import CommitLog
@@ -62,7 +62,7 @@ class NodeServer:
     def __init__(self, config: ServerConfig, on_role: OnRole | None = None) -> None:
         self._config = config
         self._executor = ThreadPoolExecutor(READ_THREADS, "read")
-        self._hosted: dict[str, Hosted] = {}
+        self._hosted: dict[str, HostedGroup] = {}
         self._server: Server | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
@@ -81,9 +81,9 @@ class NodeServer:
         self._budget = Budget(config.inflight_bytes_max)
         self._role_command = RoleCommand(config.role_command) if config.role_command else None
         self._on_role = [listener for listener in (on_role, self._role_command) if listener is not None]
-        self._suspects = SuspectStores(config, self._host, self._fail)
+        self._suspects = QuarantinedStores(config, self._host, self._fail)
         self._service = ClientService(config, self._hosted, self._suspects.refuse)
-        self._upkeep = Upkeep(config.retention, self._replicas, self._executor)
+        self._maintenance = Maintenance(config.retention, self._replicas, self._executor)
         self._repairs = LiveRepairs([peer for peer in config.peers if peer.node_id != config.self_id])
         self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s)
 
@@ -99,7 +99,7 @@ class NodeServer:
         return self._started
 
     @property
-    def hosted(self) -> dict[str, Hosted]:
+    def hosted(self) -> dict[str, HostedGroup]:
         """The groups by name."""
         return self._hosted
 
@@ -135,8 +135,8 @@ class NodeServer:
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
             self._every("checkpoint", CHECKPOINT_S, self._checkpoint)
-            self._every("space", SPACE_S, self._upkeep.look)
-            self._every("retention", RETENTION_S, self._upkeep.retain)
+            self._every("space", SPACE_S, self._maintenance.look)
+            self._every("retention", RETENTION_S, self._maintenance.retain)
         except BaseException:
             await self._close_after_failure()
             raise
@@ -158,7 +158,7 @@ class NodeServer:
         profile = log.config.profile
         if profile != config.storage.profile:
             _LOG.warning("group %s stays in profile %s, in which its log was made", group, profile)
-        if (above := log.abstention.above) is not None:
+        if (above := log.recovering_mark.above) is not None:
             told = "group %s: the end of the log was lost; no vote until an entry of a term above %d is committed here"
             _LOG.warning(told, group, above)
         replica = Replica(
@@ -178,7 +178,7 @@ class NodeServer:
         appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
         self._repairs.watch(replica)
         positions, roles = Positions(replica, self._executor), RoleFeed(replica, self._on_role)
-        self._hosted[group] = Hosted(replica, appends, reads, positions, roles)
+        self._hosted[group] = HostedGroup(replica, appends, reads, positions, roles)
 
     async def wait(self) -> None:
         """Waits until ``stop`` is called; raises what made a replica or a timer fail."""
@@ -202,7 +202,7 @@ class NodeServer:
             if self._role_command is not None:
                 steps.push_async_callback(asyncio.to_thread, self._role_command.close)
             steps.push_async_callback(self._close_replicas)
-            for work in (self._upkeep, self._repairs, self._scrub):
+            for work in (self._maintenance, self._repairs, self._scrub):
                 steps.push_async_callback(work.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
@@ -256,7 +256,7 @@ class NodeServer:
             if hosted.replica.leader_ready and hosted.replica.is_leader:
                 self._abort_old_transactions(hosted)
 
-    def _abort_old_transactions(self, hosted: Hosted) -> None:
+    def _abort_old_transactions(self, hosted: HostedGroup) -> None:
         # Log time does not stand still with an idle log: what this leader appends next carries the time it is now.
         now_ms = max(hosted.replica.log.last_time_ms, time.time_ns() // 1_000_000)
         for (query_id, batch_id), found in list(hosted.replica.tables.transactions.open.items()):

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from dledger_core import Behind, DLedgerError, LogBounds, measure_behind
+from dledger_core import DLedgerError, Lag, LogBounds, measure_lag
 from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
@@ -31,7 +31,7 @@ class LagMeter:
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
         self._logs: dict[str, Log] = {}
-        self._known: dict[str, tuple[int, int, Behind]] = {}
+        self._known: dict[str, tuple[int, int, Lag]] = {}
 
     def report(self, at: StreamOffset, bounds: Mapping[str, LogBounds], policy: LossPolicy) -> LatestOffset:
         """Returns what Spark shows as the latest offset.
@@ -49,7 +49,7 @@ class LagMeter:
                 groups[group] = LogEnd(view.end, view.log_uuid, behind.records, behind.bytes, behind.seconds())
         return LatestOffset(groups, policy.events, policy.entries)
 
-    def _behind(self, group: str, start: int, bounds: LogBounds) -> Behind | None:
+    def _behind(self, group: str, start: int, bounds: LogBounds) -> Lag | None:
         """Returns the lag of one group; None if it is unknown now."""
         start = max(start, bounds.first_index)
         known = self._known.get(group)
@@ -70,11 +70,11 @@ class LagMeter:
         return self._logs[group]
 
 
-def behind_end(log: Log, start: int, bounds: LogBounds) -> Behind:
+def behind_end(log: Log, start: int, bounds: LogBounds) -> Lag:
     """Returns what a reader at ``start`` has not read of a log."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
         chunk = log.chunk(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_LOOK_BYTES)
         return chunk.batch, chunk.next_index
 
-    return measure_behind(start, bounds.end, rows, lambda index: log.record(index).end_position)
+    return measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)

@@ -172,7 +172,7 @@ class ServerLog(_ClientLog):
         deadline = time.monotonic() + timeout_ms / 1000
         seen = {group: bounds.end for group, bounds in known.items()}
         try:
-            return bool(self._client.wait_growth(seen, wait_ms=timeout_ms, isolation=self._options.isolation))
+            return bool(self._client.wait_for_entries(seen, wait_ms=timeout_ms, isolation=self._options.isolation))
         except DLedgerError:
             time.sleep(max(0.0, min(_FAILED_WAIT_S, deadline - time.monotonic())))
             return True

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.rocketmq import decode_messages, decode_pieces
+from dledger_core.rocketmq import decode_chunks, decode_messages
 from spark_connector.errors import DecodeError
 from spark_connector.options import DLedgerOptions
 
@@ -56,7 +56,7 @@ def decoded(batch: pa.RecordBatch, names: list[str], *, fail: bool, group: str) 
         DecodeError: there is such a body.
     """
     asked = [*names, "error"] if fail and "error" not in names else names
-    for piece, found in decode_pieces(batch, asked, opened_bytes_max=_OPENED_BYTES_MAX):
+    for piece, found in decode_chunks(batch, asked, opened_bytes_max=_OPENED_BYTES_MAX):
         if fail:
             _check(found.column("error"), piece.column("index"), group)
         yield {name: piece.column(name) for name in piece.schema.names} | {n: found.column(n) for n in names}

@@ -166,7 +166,7 @@ def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
 
 
 def _store_row(store: StoreReader, group: str, table: str) -> dict[str, Any]:
-    segments, runs = store.describe("segments"), store.term_runs()
+    segments, runs = store.describe("segments"), store.term_ranges()
     begins = segments.column("position")[0].as_py() if segments.num_rows else store.position_end
     row: dict[str, Any] = {
         "group": group,

@@ -29,7 +29,7 @@ from spark_connector.reading.logs import Log, RecordFacts, open_log
 from spark_connector.reading.partitions import RangesPartition
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.planning import Extent, Range, core_count, partition_count, split
-from spark_connector.reading.waiting import GrowthWaiter
+from spark_connector.reading.waiting import EntryWaiter
 
 __all__ = ["Tracker"]
 
@@ -59,7 +59,7 @@ class Tracker:
         self._verified: dict[str, deque[GroupOffset]] = {}
         self._looked_at: dict[tuple[str, int], RecordFacts] = {}
         self._places: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self._waiter = GrowthWaiter(self._logs)
+        self._waiter = EntryWaiter(self._logs)
         self._threads: ThreadPoolExecutor | None = None
         self._beyond_end: dict[str, int] = {}
         self.finder = GroupFinder(options) if options.groups_pattern is not None else None

@@ -10,13 +10,13 @@ from typing import Final
 from dledger_core import LogBounds
 from spark_connector.reading.logs import Log, ServerLog
 
-__all__ = ["GrowthWaiter"]
+__all__ = ["EntryWaiter"]
 
 _THREADS_MAX: Final = 256
 _LOOK_MS_MAX: Final = 30_000
 
 
-class GrowthWaiter:
+class EntryWaiter:
     """Waits until one of several logs grows.
 
     Our servers take one request for all groups. Others are looked at group by group: a look lasts as many timeouts as

@@ -39,7 +39,7 @@ VOIDING: Final = ("dledger_core/raft", "dledger_core/storage", "dledger_core/ser
 OPTIONS: Final = {
     "data_segment_bytes": 1 << 20,
     "index_segment_bytes": 128 << 10,
-    "zero_ahead_bytes": 256 << 10,
+    "preallocate_bytes": 256 << 10,
     "transaction_timeout_ms": 5000,
 }
 """Small segments, so that a run of a minute has many of them."""

@@ -278,7 +278,7 @@ class Nemesis:
         yield
 
     def reset(self) -> Fault:
-        """Resets connections several times, so that some are cut in the middle of a frame."""
+        """SnapshotInstalls connections several times, so that some are cut in the middle of a frame."""
         for _ in range(self.chance.randrange(2, 6)):
             one, other = self._two_places()
             self.network.end_connections(one, other, "reset")

@@ -16,7 +16,7 @@ from tests.chaos.damage import KINDS, Damage, Spot
 from tests.chaos.nemesis import EXPECTED
 from tests.support.logs import append, open_log, read_all
 
-CONFIG = StorageConfig(data_segment_bytes=32_768, index_segment_bytes=4096, zero_ahead_bytes=0)
+CONFIG = StorageConfig(data_segment_bytes=32_768, index_segment_bytes=4096, preallocate_bytes=0)
 
 
 @pytest.fixture(scope="module")

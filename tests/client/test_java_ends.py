@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.rocketmq.client.ends import EndWatch, Sighting, first_index, last_end
+from dledger_core.rocketmq.client.ends import EndObservation, SafeEndTracker, first_index, last_end
 
 
 class FakeLog:
@@ -47,8 +47,8 @@ def test_an_end_that_did_not_move_takes_two_questions() -> None:
     assert log.asked < 50
 
 
-def seen(watch: EndWatch, at: float, end: int, term: int = 1, leader: str = "n0") -> None:
-    watch.saw(leader, Sighting(at, end, term))
+def seen(watch: SafeEndTracker, at: float, end: int, term: int = 1, leader: str = "n0") -> None:
+    watch.saw(leader, EndObservation(at, end, term))
     if (due := watch.due(at)) is not None:
         watch.confirm(due, term if due.end else -1)
 
@@ -73,15 +73,15 @@ def seen(watch: EndWatch, at: float, end: int, term: int = 1, leader: str = "n0"
     ],
 )
 def test_when_an_end_is_safe(story: list[tuple[float, int]], safe: int) -> None:
-    watch = EndWatch(10.0)
+    watch = SafeEndTracker(10.0)
     for sighting in story:
         seen(watch, *sighting)
     assert watch.safe_end == safe
 
 
 def test_an_entry_whose_term_changed_makes_nothing_safe() -> None:
-    watch = EndWatch(10.0)
-    watch.saw("n0", Sighting(0, 5, 1))
+    watch = SafeEndTracker(10.0)
+    watch.saw("n0", EndObservation(0, 5, 1))
     due = watch.due(10)
     assert due is not None
     watch.confirm(due, 2)
@@ -90,6 +90,6 @@ def test_an_entry_whose_term_changed_makes_nothing_safe() -> None:
 
 
 def test_no_lag_makes_an_end_safe_at_once() -> None:
-    watch = EndWatch(0.0)
+    watch = SafeEndTracker(0.0)
     seen(watch, 3.0, 5)
     assert watch.safe_end == 5

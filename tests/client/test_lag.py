@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.client import Behind, measure_behind
+from dledger_core.client import Lag, measure_lag
 from dledger_core.record import READ_SCHEMA
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,38 +52,38 @@ class Log:
 )
 def test_lag_begins_at_the_first_data_entry(entries: list[tuple[bool, int]], start: int, at_most: int) -> None:
     log, start, end = Log(entries, at_most + 20), min(start, len(entries)), len(entries)
-    behind = measure_behind(start, end, log.rows, log.end_position)
+    behind = measure_lag(start, end, log.rows, log.end_position)
     first = next((index for index in range(start, end) if entries[index][0]), None)
     if first is None:
-        assert behind == Behind(0, 0, None)
+        assert behind == Lag(0, 0, None)
         assert behind.seconds() == 0.0
         return
     size = sum(size for _, size in entries[first:])
-    assert behind == Behind(end - first, size, BEGAN + timedelta(seconds=first))
+    assert behind == Lag(end - first, size, BEGAN + timedelta(seconds=first))
     assert behind.seconds(BEGAN + timedelta(seconds=first + 2.5)) == 2.5
     assert behind.seconds(BEGAN) == 0.0  # the leader's clock is ahead
 
 
 def test_a_long_tail_of_control_entries_is_looked_through_in_few_reads() -> None:
     log = Log([(False, 48)] * 5000, 100_000)
-    assert measure_behind(0, 5000, log.rows, log.end_position) == Behind()
+    assert measure_lag(0, 5000, log.rows, log.end_position) == Lag()
     assert log.reads <= 13
 
 
 def test_one_read_where_the_next_entry_is_data() -> None:
     log = Log([(True, 48)] * 50)
-    assert measure_behind(7, 50, log.rows, log.end_position).records == 43
+    assert measure_lag(7, 50, log.rows, log.end_position).records == 43
     assert log.reads == 1
 
 
 def test_what_cannot_be_looked_through_counts_as_lag() -> None:
     log = Log([(False, 50)] * 100, 1)
-    behind = measure_behind(10, 100, log.rows, log.end_position)
+    behind = measure_lag(10, 100, log.rows, log.end_position)
     assert (behind.records, behind.bytes, behind.seconds()) == (50, 2500, None)
 
 
 def test_a_replica_that_says_nothing_counts_as_lag() -> None:
     log = Log([(True, 50)] * 10)
     nothing = pa.RecordBatch.from_pylist([], READ_SCHEMA)
-    behind = measure_behind(4, 10, lambda start, _: (nothing, start), log.end_position)
+    behind = measure_lag(4, 10, lambda start, _: (nothing, start), log.end_position)
     assert (behind.records, behind.bytes, behind.oldest) == (6, 300, None)

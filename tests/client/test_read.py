@@ -213,15 +213,15 @@ def test_a_linearizable_read_asks_the_leader():
 def test_a_wait_for_many_groups_is_one_question_to_any_node_that_knows_a_leader():
     async def main():
         async with FakeGroup() as group, AsyncClient(filled(group).peers, "other") as client:
-            assert await client.wait_growth({"a": 9, "b": 10, "c": 0}, wait_ms=50) == {"a", "c"}
+            assert await client.wait_for_entries({"a": 9, "b": 10, "c": 0}, wait_ms=50) == {"a", "c"}
             [asked] = group.asked(Type.AWAIT)
             assert (asked["seen"], asked["iso"], asked["wait"]) == ({"a": 9, "b": 10, "c": 0}, "committed", 50)
-            assert await client.wait_growth({"b": 10}, wait_ms=0, isolation="read_uncommitted") == frozenset()
+            assert await client.wait_for_entries({"b": 10}, wait_ms=0, isolation="read_uncommitted") == frozenset()
             for node, error in zip(group, (NoLeaderError("none is known"), UnknownGroupError("no b")), strict=False):
                 node.script[Type.AWAIT] = [error]
-            assert await client.wait_growth({"b": 9}, wait_ms=50) == {"b"}
+            assert await client.wait_for_entries({"b": 9}, wait_ms=50) == {"b"}
             with pytest.raises(BadRequestError, match="isolation"):
-                await client.wait_growth({"b": 9}, wait_ms=50, isolation="all")
+                await client.wait_for_entries({"b": 9}, wait_ms=50, isolation="all")
 
     run(main())
 
@@ -233,7 +233,7 @@ def test_a_malformed_answer_to_a_wait_is_refused(grown):
             for node in group:
                 node.script[Type.AWAIT] = [lambda *_: ({"t": Type.AWAIT_OK, "grown": grown}, [])] * 99
             with pytest.raises(ProtocolError, match="answer to await"):
-                await client.wait_growth({"b": 9}, wait_ms=0)
+                await client.wait_for_entries({"b": 9}, wait_ms=0)
 
     run(main())
 

@@ -121,7 +121,7 @@ def test_a_gathered_append_goes_on_until_all_who_share_it_are_cancelled():
             assert in_flight(client) == 1, "one of them still waits"
             appending[2].cancel()
             await asyncio.gather(*appending, return_exceptions=True)
-            await eventually(lambda: in_flight(client) == 0 and client._gatherer._tasks == set())
+            await eventually(lambda: in_flight(client) == 0 and client._batcher._tasks == set())
 
     run(main())
 
@@ -157,7 +157,7 @@ def test_many_threads_hammer_one_client(group):
     with Client(group.peers, timeout_ms=60_000) as client, ThreadPoolExecutor(threads) as pool:
         found = [pair for part in pool.map(lambda n: hammer(client, n), range(threads)) for pair in part]
         assert in_flight(client.in_loop) == 0
-        assert client.in_loop._gatherer._tasks == set()
+        assert client.in_loop._batcher._tasks == set()
     indexes = [index for index, _ in found]
     assert len(indexes) == len(set(indexes)) == threads * rounds * 3, "every append has places of its own"
 
@@ -214,7 +214,7 @@ def test_an_interrupted_call_leaves_nothing_behind(group, call):
                 call(client)
             interrupting.join()
             deadline = time.monotonic() + 120
-            while in_flight(client.in_loop) or client.in_loop._gatherer._tasks or client.in_loop._view.watches:
+            while in_flight(client.in_loop) or client.in_loop._batcher._tasks or client.in_loop._view.watches:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
     finally:

@@ -172,7 +172,7 @@ def test_another_group_and_other_ids_are_errors_that_say_so(group: JavaGroup) ->
         lambda client: client.digest(0, 1, span=1),
         lambda client: client.describe("terms"),
         lambda client: client.pin("x", 0, 1),
-        lambda client: client.wait_growth({"g": 0}, wait_ms=0),
+        lambda client: client.wait_for_entries({"g": 0}, wait_ms=0),
     ],
     ids=["a producer's append", "producer", "time", "digest", "describe", "pin", "wait for growth"],
 )

@@ -19,10 +19,10 @@ from dledger_core.raft.messages import (
     AppendEntriesResponse,
     Heartbeat,
     HeartbeatResponse,
+    InstallSnapshot,
+    InstallSnapshotResponse,
     RequestVote,
     RequestVoteResponse,
-    Reset,
-    ResetResponse,
     TimeoutNow,
 )
 from dledger_core.record import Columns, Payload, encode
@@ -57,17 +57,17 @@ SMALL_MESSAGES = st.one_of(
     st.builds(HeartbeatResponse, **ends, term=terms, round=rounds, last_index=indexes),
     st.builds(TimeoutNow, **ends, term=terms),
     st.builds(
-        Reset,
+        InstallSnapshot,
         **ends,
         term=terms,
         number=rounds,
         first_index=st.integers(1, 1 << 62),
         previous_term=terms,
         offset=rounds,
-        total=st.integers(0, codec.RESET_BYTES_MAX),
+        total=st.integers(0, codec.SNAPSHOT_BYTES_MAX),
         data=st.binary(max_size=50),
     ),
-    st.builds(ResetResponse, **ends, term=terms, number=rounds, offset=rounds),
+    st.builds(InstallSnapshotResponse, **ends, term=terms, number=rounds, offset=rounds),
 )
 
 
@@ -285,10 +285,19 @@ def test_lengths_whose_sum_wraps_are_refused():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"k": 1}, {"n": codec.RESET_BYTES_MAX + 1}, {"n": -1}, {"fi": 0}, {"o": -1}, {"o": None}, {"nr": "1"}, {"pt": -2}],
+    [
+        {"k": 1},
+        {"n": codec.SNAPSHOT_BYTES_MAX + 1},
+        {"n": -1},
+        {"fi": 0},
+        {"o": -1},
+        {"o": None},
+        {"nr": "1"},
+        {"pt": -2},
+    ],
 )
 def test_a_malformed_piece_of_a_reset_is_refused(changes):
-    message = Reset(
+    message = InstallSnapshot(
         sender="n0", target="n1", term=3, number=1, first_index=5, previous_term=2, offset=0, total=3, data=b"abc"
     )
     frame = received(codec.message_to_frame("g", message))

@@ -42,7 +42,7 @@ def drain(decoder):
     return frames
 
 
-def in_pieces(data, size, max_bytes=FRAME_BYTES_MAX):
+def in_chunks(data, size, max_bytes=FRAME_BYTES_MAX):
     """Decodes as a socket would deliver: at most ``size`` bytes at a time into the decoder's own memory."""
     decoder, frames, at = FrameDecoder(max_bytes), [], 0
     while at < len(data):
@@ -64,7 +64,7 @@ def raw_frame(header: bytes, payload: bytes = b"", crc: int | None = None) -> by
 @pytest.mark.parametrize("size", [1, 2, 7, 11, 12, 13, 4096, RECEIVE_BYTES - 1, RECEIVE_BYTES, 1 << 24])
 def test_how_the_bytes_arrive_makes_no_difference(size):
     few = FRAMES if size > 1 else FRAMES[:4]
-    frames, decoder = in_pieces(joined(few), size)
+    frames, decoder = in_chunks(joined(few), size)
     assert [(f.header, bytes(f.payload)) for f in frames] == few
     assert not decoder.in_frame
 
@@ -80,7 +80,7 @@ def test_bytes_copied_in_whole_give_the_same_frames():
 
 
 def test_payloads_are_not_overwritten_by_later_frames():
-    frames, _ = in_pieces(b"".join(joined([({"t": 1}, bytes([i]) * 100)]) for i in range(200)) * 20, 50_000)
+    frames, _ = in_chunks(b"".join(joined([({"t": 1}, bytes([i]) * 100)]) for i in range(200)) * 20, 50_000)
     assert all(bytes(f.payload) == bytes([n % 200]) * 100 for n, f in enumerate(frames))
 
 
@@ -89,7 +89,7 @@ def test_every_truncation_gives_only_whole_frames():
     data = joined(frames)
     ends = [len(joined(frames[: n + 1])) for n in range(len(frames))]
     for cut in range(len(data)):
-        got, decoder = in_pieces(data[:cut], 1 << 20)
+        got, decoder = in_chunks(data[:cut], 1 << 20)
         assert len(got) == sum(end <= cut for end in ends)
         assert decoder.in_frame == (cut > 0 and cut not in ends)
 
@@ -116,13 +116,13 @@ def test_every_truncation_gives_only_whole_frames():
 )
 def test_malformed_input_is_a_protocol_error(data, complaint):
     with pytest.raises(ProtocolError, match=complaint):
-        in_pieces(data, 1 << 20)
+        in_chunks(data, 1 << 20)
 
 
 def test_hello_bound_holds_until_it_is_raised():
     data = joined([({"t": 12}, b"x" * (HELLO_BYTES_MAX + 1000))])
     with pytest.raises(ProtocolError, match="bounds"):
-        in_pieces(data, 1, HELLO_BYTES_MAX)
+        in_chunks(data, 1, HELLO_BYTES_MAX)
     decoder = FrameDecoder(HELLO_BYTES_MAX)
     decoder.receive_data(data[:3])
     decoder.raise_bound(FRAME_BYTES_MAX)
@@ -143,7 +143,7 @@ def test_a_frame_above_the_bounds_is_not_sent():
 @given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", joined(FRAMES[:2])]), size=st.integers(1, 300))
 def test_garbage_is_frames_or_a_protocol_error(data, prefix, size):
     try:
-        frames, _ = in_pieces(prefix + data, size, HELLO_BYTES_MAX)
+        frames, _ = in_chunks(prefix + data, size, HELLO_BYTES_MAX)
     except ProtocolError:
         return
     assert all(isinstance(frame, Frame) for frame in frames)
@@ -163,7 +163,7 @@ def test_a_hostile_header_takes_bounded_memory(header):
     data = raw_frame(b"\x81\xa1t" + header)
     tracemalloc.start()
     try:
-        in_pieces(data, 1 << 20, HELLO_BYTES_MAX)
+        in_chunks(data, 1 << 20, HELLO_BYTES_MAX)
     except ProtocolError:
         pass
     finally:
@@ -179,7 +179,7 @@ def test_damaged_frames_are_frames_or_a_protocol_error(flips):
     for at, flip in flips:
         data[at % len(data)] ^= flip
     with contextlib.suppress(ProtocolError):
-        in_pieces(bytes(data), 1 << 20)
+        in_chunks(bytes(data), 1 << 20)
 
 
 @pytest.mark.parametrize("number", [*(t for t in Type if t not in LARGE_TYPES), 0, 99])

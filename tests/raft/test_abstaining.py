@@ -13,7 +13,7 @@ from tests.support.raft_group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, M
 
 
 def abstaining(above: int = 5, *, voters: tuple[NodeId, ...] = (N0, N1, N2), log: tuple[int, ...] = (1, 2)) -> Member:
-    return Member(store=MemoryStore(log_of(*log)), term=above, voters=voters, abstains_above=above)
+    return Member(store=MemoryStore(log_of(*log)), term=above, voters=voters, recovering_above=above)
 
 
 def request(term: int, *, pre: bool, transfer: bool = False) -> RequestVote:
@@ -47,7 +47,7 @@ def test_it_votes_for_nobody_however_long_their_log(pre: bool, transfer: bool) -
     member = abstaining()
     member.turn()
     assert not granted(member.step(request(7, pre=pre, transfer=transfer)))
-    assert member.raw.status().abstains
+    assert member.raw.status().is_recovering
 
 
 def test_it_does_not_campaign_by_itself_by_hand_or_when_its_leader_asks() -> None:
@@ -67,40 +67,46 @@ def test_it_leaves_the_term_in_which_it_may_have_promised_something() -> None:
     member.turn()
     assert (member.term, member.store.hard_state.voted_for) == (6, None)
     member.step(appended(5, 2))
-    assert (member.raw.last_index, member.commit_index, member.raw.status().abstains) == (1, NO_INDEX, True)
+    assert (member.raw.last_index, member.commit_index, member.raw.status().is_recovering) == (1, NO_INDEX, True)
 
 
 @pytest.mark.parametrize(
-    ("term", "commit_index", "abstains"),
+    ("term", "commit_index", "is_recovering"),
     [(6, 1, True), (6, 2, False), (7, 2, False)],
     ids=["an older entry is committed", "one of the new term", "of a later term"],
 )
-def test_it_votes_again_with_a_committed_entry_of_a_later_term(term: int, commit_index: int, abstains: bool) -> None:
+def test_it_votes_again_with_a_committed_entry_of_a_later_term(
+    term: int, commit_index: int, is_recovering: bool
+) -> None:
     member = abstaining(above=5)
     member.turn()
     member.step(appended(term, commit_index))
     assert member.commit_index == commit_index
-    assert member.raw.status().abstains is abstains
+    assert member.raw.status().is_recovering is is_recovering
     member.ticks(CONFIG.election_ticks_max)
-    assert (member.role is Role.PRE_CANDIDATE) is not abstains
+    assert (member.role is Role.PRE_CANDIDATE) is not is_recovering
 
 
 @pytest.mark.parametrize(
-    ("last_index", "abstains"), [(1, False), (2, True), (None, True)], ids=["it ends here", "goes on", "is not told"]
+    ("last_index", "is_recovering"),
+    [(1, False), (2, True), (None, True)],
+    ids=["it ends here", "goes on", "is not told"],
 )
-def test_it_votes_again_with_all_that_a_leader_of_a_later_term_holds(last_index: int | None, abstains: bool) -> None:
+def test_it_votes_again_with_all_that_a_leader_of_a_later_term_holds(
+    last_index: int | None, is_recovering: bool
+) -> None:
     """In profile A, where no NOOP is appended, an idle group commits nothing in its new term."""
     member = abstaining(above=5)
     member.turn()
     told = {} if last_index is None else {"last_index": Index(last_index)}
     probe = {"prev_index": Index(1), "prev_term": Term(2), "commit_index": NO_INDEX, "batches": ()}
     member.step(AppendEntries(sender=N1, target=N0, term=Term(6), **probe, **told))  # type: ignore[arg-type]
-    assert member.raw.status().abstains is abstains
+    assert member.raw.status().is_recovering is is_recovering
 
 
 def test_an_idle_group_of_profile_a_gives_the_vote_back() -> None:
     config = replace(CONFIG, noop_on_election=False)
-    lost = Member(N0, store=MemoryStore(log_of(1, 2)), term=5, abstains_above=5, config=config)
+    lost = Member(N0, store=MemoryStore(log_of(1, 2)), term=5, recovering_above=5, config=config)
     others = [
         Member(node, store=MemoryStore(log_of(1, 2, 5)), config=config, seed=at) for at, node in [(1, N1), (2, N2)]
     ]
@@ -108,7 +114,7 @@ def test_an_idle_group_of_profile_a_gives_the_vote_back() -> None:
     group.tick(6 * CONFIG.election_ticks_max)
     assert [member.log_terms() for member in group.members.values()] == [[1, 2, 5]] * 3
     assert lost.commit_index == NO_INDEX
-    assert not lost.raw.status().abstains
+    assert not lost.raw.status().is_recovering
     (leader,) = [member for member in others if member.role is Role.LEADER]
     group.drop = lambda message: leader.node_id in (message.sender, message.target)
     group.tick(6 * CONFIG.election_ticks_max)
@@ -121,9 +127,9 @@ def test_what_a_leader_holds_counts_once_it_is_durable_here() -> None:
     message = appended(6, 1)
     member.raw.step(replace(message, last_index=Index(2)))
     member.take()
-    assert member.raw.status().abstains
+    assert member.raw.status().is_recovering
     member.persist()
-    assert not member.raw.status().abstains
+    assert not member.raw.status().is_recovering
 
 
 def test_an_entry_that_is_not_durable_here_gives_no_vote_back() -> None:
@@ -132,9 +138,9 @@ def test_an_entry_that_is_not_durable_here_gives_no_vote_back() -> None:
     member.raw.step(appended(6, 2))
     member.take()
     assert member.commit_index == 2
-    assert member.raw.status().abstains
+    assert member.raw.status().is_recovering
     member.persist()
-    assert not member.raw.status().abstains
+    assert not member.raw.status().is_recovering
 
 
 def test_it_acknowledges_what_it_is_sent_meanwhile() -> None:
@@ -148,7 +154,7 @@ def test_it_acknowledges_what_it_is_sent_meanwhile() -> None:
     group.settle()
     assert leader.commit_index == leader.raw.last_index == 4
     group.tick(CONFIG.heartbeat_ticks)
-    assert not group[N0].raw.status().abstains
+    assert not group[N0].raw.status().is_recovering
 
 
 def test_the_hole_that_chaos_found() -> None:
@@ -162,7 +168,7 @@ def test_the_hole_that_chaos_found() -> None:
     group.drop = lambda _: False
     group.tick(4 * CONFIG.election_ticks_max)
     assert [group[node].log_terms()[:3] for node in (N0, N1, N2)] == [[1, 2, 5]] * 3
-    assert not group[N0].raw.status().abstains
+    assert not group[N0].raw.status().is_recovering
 
 
 def test_a_leader_that_still_counts_what_is_lost_is_deposed_by_the_first_answer() -> None:
@@ -179,7 +185,7 @@ def test_a_leader_that_still_counts_what_is_lost_is_deposed_by_the_first_answer(
         [batch for batch in group[N0].store.batches if batch.last_index < held],
         hard_state=group[N0].store.hard_state,
     )
-    group.members[N0] = Member(N0, voters=NODES, store=store, abstains_above=term)
+    group.members[N0] = Member(N0, voters=NODES, store=store, recovering_above=term)
     group.tick(CONFIG.heartbeat_ticks)
     assert leader.role is not Role.LEADER
     assert leader.commit_index < held
@@ -187,7 +193,7 @@ def test_a_leader_that_still_counts_what_is_lost_is_deposed_by_the_first_answer(
     group.tick(6 * CONFIG.election_ticks_max)
     logs = {tuple(member.log_terms()) for member in group.members.values()}
     assert len(logs) == 1
-    assert not group[N0].raw.status().abstains
+    assert not group[N0].raw.status().is_recovering
 
 
 def test_of_two_the_other_one_is_elected_because_it_holds_all_that_is_committed() -> None:
@@ -197,14 +203,14 @@ def test_of_two_the_other_one_is_elected_because_it_holds_all_that_is_committed(
     )
     group.tick(4 * CONFIG.election_ticks_max)
     assert group[N1].role is Role.LEADER
-    assert not group[N0].raw.status().abstains
+    assert not group[N0].raw.status().is_recovering
     assert group[N0].log_terms() == group[N1].log_terms()
 
 
 @pytest.mark.parametrize(("commit_index", "elected"), [(-1, True), (1, True), (2, False)])
 def test_of_two_the_other_one_must_hold_what_is_known_to_be_committed(commit_index: int, elected: bool) -> None:
     lost = Member(
-        N0, voters=(N0, N1), store=MemoryStore(log_of(1, 2, 5)), term=5, commit_index=commit_index, abstains_above=5
+        N0, voters=(N0, N1), store=MemoryStore(log_of(1, 2, 5)), term=5, commit_index=commit_index, recovering_above=5
     )
     group = Group(lost, Member(N1, voters=(N0, N1), store=MemoryStore(log_of(1, 2)), term=5))
     group.tick(6 * CONFIG.election_ticks_max)
@@ -214,7 +220,7 @@ def test_of_two_the_other_one_must_hold_what_is_known_to_be_committed(commit_ind
 
 def test_the_only_voter_has_nobody_to_ask() -> None:
     member = abstaining(voters=(N0,))
-    assert not member.raw.status().abstains
+    assert not member.raw.status().is_recovering
     member.ticks(1)
     assert member.role is Role.LEADER
     assert member.raw.status().term == 6

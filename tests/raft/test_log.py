@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRun
+from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_HELD_MAX, RecentBatches
-from dledger_core.raft.term_ranges import TermRuns
+from dledger_core.raft.term_ranges import TermRanges
 from tests.support.memory_store import MemoryStore, log_of
 
 BIG = 1 << 20
@@ -163,7 +163,7 @@ def test_a_log_that_begins_late_knows_its_bounds() -> None:
 
 
 def test_runs_refuse_a_falling_term() -> None:
-    runs = TermRuns([TermRun(Index(0), Term(3))])
+    runs = TermRanges([TermRange(Index(0), Term(3))])
     with pytest.raises(InvariantViolationError, match="never go down"):
         runs.append(Index(1), Term(2))
 

@@ -403,7 +403,7 @@ def test_a_follower_that_needs_deleted_entries_is_marked_and_does_no_harm() -> N
     leader.raw.report_unreachable(N2)
     group.drop = lambda message: False
     group.tick(5 * CONFIG.heartbeat_ticks)
-    assert leader.raw.status().progress[N2].needs_reset
+    assert leader.raw.status().progress[N2].needs_snapshot
     leader.raw.propose("y", 1, 1)
     group.settle()
     assert leader.commit_index == leader.raw.status().last_index

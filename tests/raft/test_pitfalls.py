@@ -428,5 +428,5 @@ def test_15_deleting_what_a_follower_needs_marks_it_and_deletes_nothing_there() 
     group.drop = lambda message: False
     leader.raw.report_unreachable(N2)
     group.tick(5 * CONFIG.heartbeat_ticks)
-    assert leader.raw.status().progress[N2].needs_reset
+    assert leader.raw.status().progress[N2].needs_snapshot
     assert group[N2].log_terms() == [1]

@@ -106,7 +106,7 @@ def test_an_old_answer_that_names_less_is_no_loss() -> None:
 
 def test_a_reset_member_comes_back_once_its_log_reaches_ours() -> None:
     progress = Progress(Index(3), is_voter=True)
-    progress.become_needs_reset()
+    progress.become_needs_snapshot()
     assert not progress.heard_heartbeat(1, Index(8), Index(10))
     assert progress.heard_heartbeat(2, Index(9), Index(10))
     assert (progress.state, progress.next_index) == (ProgressState.PROBE, 10)

@@ -135,7 +135,7 @@ def test_what_a_repaired_node_may_have_forgotten_is_not_lost_with_its_vote(keep:
     group.drop = lambda _: False
     group.tick(20)
     assert [group.lost(node) for node in group.nodes.values()] == [[], [], []]
-    assert victim.log.abstention.above is not None, "until the next checkpoint"
+    assert victim.log.recovering_mark.above is not None, "until the next checkpoint"
     victim.replica.save_checkpoint()
     group.settle()
-    assert victim.log.abstention.above is None
+    assert victim.log.recovering_mark.above is None

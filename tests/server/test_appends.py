@@ -156,7 +156,7 @@ def test_a_repeat_is_answered_with_the_term_of_its_entries(n0, ask):
 
 
 def test_a_repeat_of_deleted_entries_says_that_the_term_is_unknown(tmp_path):
-    storage = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=3200, zero_ahead_bytes=0)
+    storage = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=3200, preallocate_bytes=0)
     with HandDriven(tmp_path / "s", storage=storage) as n0:
         n0.lead()
         ask = Asker(n0)

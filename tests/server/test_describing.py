@@ -11,7 +11,7 @@ from dledger_core.server.services import reads
 from dledger_core.storage import open_store
 from tests.support.server_group import RawClient, ServerGroup, eventually, run
 
-SMALL = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, zero_ahead_bytes=0)
+SMALL = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, preallocate_bytes=0)
 
 
 def test_terms_segments_and_producers_of_a_log(tmp_path):

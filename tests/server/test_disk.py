@@ -21,7 +21,7 @@ from tests.support.faulty_files import FaultyFiles
 from tests.support.server_group import eventually, run
 
 STORE = Path("/store")
-STORAGE = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 16, zero_ahead_bytes=0)
+STORAGE = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 16, preallocate_bytes=0)
 
 
 class Readys:

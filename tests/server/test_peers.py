@@ -13,8 +13,8 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.transport import Hello, connect, serve
 from dledger_core.raft import Heartbeat, RequestVote, Role
+from dledger_core.server.replica import peers as peers_module
 from dledger_core.server.replica.peers import PeerLinks
-from dledger_core.server.replica.replica import peers as peers_module
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers, run
 
 SILENT_TICKS = 40

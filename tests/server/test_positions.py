@@ -26,7 +26,7 @@ from tests.support.server_group import ServerGroup, eventually, run
 
 FILE_BYTES = 131_072
 END = 2 * FILE_BYTES
-STORAGE = StorageConfig(data_segment_bytes=FILE_BYTES, index_segment_bytes=1 << 12, zero_ahead_bytes=0)
+STORAGE = StorageConfig(data_segment_bytes=FILE_BYTES, index_segment_bytes=1 << 12, preallocate_bytes=0)
 OLD = {at: data for at, data in sorted(messages(MIXED).items()) if at < END}
 BODIES = [bytes([number]) * (number * 977 % 40_000) for number in range(30)]
 

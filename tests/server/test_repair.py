@@ -14,10 +14,10 @@ from dledger_core.cluster import LocalCluster
 from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.verification import mark_suspect, suspicion
+from dledger_core.storage.files.verification import mark_needs_verification, verification_reason
 from tests.support.soon import soon
 
-OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "zero_ahead_bytes": 0}
+OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "preallocate_bytes": 0}
 pytestmark = pytest.mark.integration
 
 
@@ -131,12 +131,12 @@ def test_a_suspect_store_is_verified_before_its_node_takes_part(tmp_path: Path) 
         fill(cluster, 20)
         cluster.kill("n1")
         layout = Layout(cluster.store_path("n1"))
-        mark_suspect(OsFiles(), layout, "Input/output error")
+        mark_needs_verification(OsFiles(), layout, "Input/output error")
         fill(cluster, 20)
         cluster.restart("n1")
         soon(lambda: "the store is verified" in cluster.log_path("n1").read_text())
         assert "Input/output error" in cluster.log_path("n1").read_text()
-        assert suspicion(OsFiles(), layout) is None
+        assert verification_reason(OsFiles(), layout) is None
         check_alike(cluster)
 
 
@@ -144,11 +144,11 @@ def test_a_suspect_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None
     with LocalCluster(1, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
         first = client.append([b"alone"]).first_index
         cluster.kill("n0")
-        mark_suspect(OsFiles(), Layout(cluster.store_path("n0")), "Input/output error")
+        mark_needs_verification(OsFiles(), Layout(cluster.store_path("n0")), "Input/output error")
         cluster.restart("n0")
         cluster.leader()
         assert client.get(first).body == b"alone"
-        assert suspicion(OsFiles(), Layout(cluster.store_path("n0"))) is None
+        assert verification_reason(OsFiles(), Layout(cluster.store_path("n0"))) is None
 
 
 def test_two_damaged_stores_of_three_are_repaired_and_without_peers_it_is_said(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def cut_end(store: Path, keep: int = 64 << 10) -> None:
 
 
 def mark_of(cluster: LocalCluster, node: str) -> Path:
-    return cluster.store_path(node) / "meta" / "abstains"
+    return cluster.store_path(node) / "meta" / "recovering"
 
 
 def test_a_node_whose_log_lost_its_end_gets_its_vote_back_from_a_leader_elected_without_it(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_without_its_vote_there_is_no_majority_until_another_node_or_the_operato
         cluster.restart("n2")
         soon(lambda: "the end of the log was lost" in cluster.log_path("n2").read_text())
         with Client(cluster.peers) as client:
-            soon(lambda: [node.abstains for node in client.metadata().nodes] == [False, False, True])
+            soon(lambda: [node.is_recovering for node in client.metadata().nodes] == [False, False, True])
         told = runner.invoke(main, ["status", "--peers", cluster.peers])
         assert told.exit_code == 1
         assert "n2 lost the end of its log, and has no vote" in told.stderr

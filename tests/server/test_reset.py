@@ -12,15 +12,15 @@ from dledger_core.config import StorageConfig
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft import AppendEntries, AppendEntriesResponse, Reset, Role
+from dledger_core.raft import AppendEntries, AppendEntriesResponse, InstallSnapshot, Role
 from dledger_core.record import Columns, Payload, Records
-from dledger_core.server.replica.snapshot import Resets
+from dledger_core.server.replica.snapshot import SnapshotInstalls
 from dledger_core.storage.tables.tables import LogTables
 from tests.support.faulty_files import FaultyFiles
 from tests.support.hand_driven import Asker, HandDriven
 
 SEGMENT = 1 << 16
-STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, zero_ahead_bytes=0)
+STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, preallocate_bytes=0)
 QUERY = TransactionId("q", 0, "run")
 
 
@@ -46,21 +46,21 @@ def delete(n0: HandDriven, segments: int = 2) -> Index:
     return index
 
 
-def reset_of(n0: HandDriven, **changes: object) -> bytes:
-    resets = Resets(n0.log, lambda: n0.replica.tables)
+def snapshot_of(n0: HandDriven, **changes: object) -> bytes:
+    resets = SnapshotInstalls(n0.log, lambda: n0.replica.tables)
     return msgpack.packb(msgpack.unpackb(resets.pack(n0.log.first_index())) | changes)
 
 
 def test_what_is_packed_is_read_again(leader):
     first = delete(leader)
-    resets = Resets(leader.log, lambda: leader.replica.tables)
+    resets = SnapshotInstalls(leader.log, lambda: leader.replica.tables)
     found = resets.unpack(first, Term(1), resets.pack(first))
     assert (found.start.first_index, found.start.position) == (first, 2 * SEGMENT)
     assert found.start.log_uuid == leader.replica.log_uuid
     assert found.tables.snapshot() == leader.replica.tables.snapshot() == found.start.tables.data
     assert found.tables.producers.get("p").next_sequence == 1
     assert found.start.behind is None
-    assert resets.unpack(first, Term(1), reset_of(leader, behind="0-64-seal")).start.behind == "0-64-seal"
+    assert resets.unpack(first, Term(1), snapshot_of(leader, behind="0-64-seal")).start.behind == "0-64-seal"
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,20 @@ def test_what_is_packed_is_read_again(leader):
 )
 def test_what_does_not_fit_is_refused(leader, changes):
     delete(leader)
-    resets = Resets(leader.log, lambda: leader.replica.tables)
+    resets = SnapshotInstalls(leader.log, lambda: leader.replica.tables)
     with pytest.raises(ProtocolError):
-        resets.unpack(Index(5), Term(1), reset_of(leader, **changes))
+        resets.unpack(Index(5), Term(1), snapshot_of(leader, **changes))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80\x80", b"[1]", msgpack.packb([1])])
 def test_garbage_is_refused(leader, data):
     with pytest.raises(ProtocolError):
-        Resets(leader.log, lambda: leader.replica.tables).unpack(Index(5), Term(1), data)
+        SnapshotInstalls(leader.log, lambda: leader.replica.tables).unpack(Index(5), Term(1), data)
 
 
-def message(leader: HandDriven, follower: HandDriven) -> Reset:
-    data = reset_of(leader)
-    return Reset(
+def message(leader: HandDriven, follower: HandDriven) -> InstallSnapshot:
+    data = snapshot_of(leader)
+    return InstallSnapshot(
         sender=NodeId("n1"),
         target=NodeId("n0"),
         term=Term(max(5, follower.log.hard_state.term)),

@@ -13,7 +13,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DiskFailedError
 from dledger_core.ids import Index
-from dledger_core.server.maintenance.maintenance import Upkeep
+from dledger_core.server.maintenance.maintenance import Maintenance
 from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentFacts
@@ -144,7 +144,7 @@ def test_wrong_policies(fields: dict[str, float]) -> None:
 # --- a node -----------------------------------------------------------------------------------------------------------
 
 SEGMENT = 1 << 16
-STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, zero_ahead_bytes=0)
+STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, preallocate_bytes=0)
 
 
 def filled(n0: HandDriven, batches: int = 12) -> Asker:
@@ -161,7 +161,7 @@ def retain(n0: HandDriven, policy: RetentionPolicy) -> None:
 
     async def once() -> None:
         with ThreadPoolExecutor(1) as executor:
-            await Upkeep(policy, lambda: [n0.replica], executor).retain_round()
+            await Maintenance(policy, lambda: [n0.replica], executor).retain_round()
 
     asyncio.run(once())
     n0.run()

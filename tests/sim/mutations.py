@@ -155,7 +155,7 @@ SCENARIO_MUTATIONS = {
     ),
     "candidates are heard while there is a leader": (
         "raft/raft.py",
-        "if state.hears_leader and not message.transfer:",
+        "if state.has_active_leader and not message.transfer:",
         "if False:",
     ),
     "a stale leader is not told": (
@@ -226,12 +226,12 @@ REPAIR_MUTATIONS: dict[str, Mutation] = {
     ),
     "a repair asks no second witness": (
         "storage/repair.py",
-        "    _check_witnesses(reader, index, damage, records)\n\n\n",
+        "    _cross_check_all(reader, index, damage, records)\n\n\n",
         "\n\n",
     ),
     "a failed write leaves no mark": (
         "storage/commit_log.py",
-        "            mark_suspect(self._files, self._layout, ",
+        "            mark_needs_verification(self._files, self._layout, ",
         "            str(",
     ),
     "a damaged row tells where an entry lies": (
@@ -259,12 +259,12 @@ REPAIR_MUTATIONS: dict[str, Mutation] = {
 WHOLE_MUTATIONS: dict[str, Mutation] = {
     "a node whose log lost its end votes at once": (
         "raft/state.py",
-        "        return self.abstains_above is None\n",
+        "        return self.recovering_above is None\n",
         "        return True\n",
     ),
     "a node whose log lost its end trusts a leader of the same term": (
         "raft/state.py",
-        "committed = term is not None and term > self.abstains_above",
+        "committed = term is not None and term > self.recovering_above",
         "committed = term is not None",
     ),
     "a node whose log lost its end trusts any match": (
@@ -274,7 +274,7 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
     ),
     "a node without a vote does not say so to its disk": (
         "server/repair.py",
-        "        await environment.beside(partial(store.abstain_if_end_is_lost, found))\n",
+        "        await environment.beside(partial(store.mark_recovering_if_end_is_lost, found))\n",
         "        pass\n",
     ),
     "a suspect store is opened as any other": (
@@ -289,7 +289,7 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
     ),
     "a repaired store stays suspect": (
         "storage/repair.py",
-        "            clear_suspect(self._files, self._layout)\n",
+        "            clear_needs_verification(self._files, self._layout)\n",
         "            pass\n",
     ),
     "a repair takes damage near the end for a torn tail": (

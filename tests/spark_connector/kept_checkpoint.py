@@ -5,7 +5,7 @@ Make one of the version at hand, once, before it is released; those that are the
     python -m tests.spark_connector.kept_checkpoint
 
 The driver of that query died after the sink's commit and before Spark's: the last micro-batch has to be replayed, and
-must write nothing. Behind it the source holds entries that nobody has read yet.
+must write nothing. Lag it the source holds entries that nobody has read yet.
 """
 
 from __future__ import annotations

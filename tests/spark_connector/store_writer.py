@@ -31,7 +31,7 @@ class StoreWriter:
         segment_bytes: int = 1 << 16,
     ) -> None:
         self.path = directory / group / "dledger-n0"
-        config = StorageConfig(data_segment_bytes=segment_bytes, index_segment_bytes=1 << 12, zero_ahead_bytes=0)
+        config = StorageConfig(data_segment_bytes=segment_bytes, index_segment_bytes=1 << 12, preallocate_bytes=0)
         self._log = CommitLog.open(self.path, group=GroupName(group), node_id=NodeId("n0"), config=config)
         if uuid is not None and self._log.log_uuid is None:
             self._log.adopt_uuid(uuid)

@@ -102,14 +102,14 @@ def test_nodes_that_die_come_back_and_hand_over_while_a_task_reads(cluster: Any,
     leader = cluster.leader("large")
     other = next(node for node in cluster.node_ids if node != leader)
 
-    def hand_over() -> None:
+    def transfer_leadership() -> None:
         with Client(cluster.peers, "large") as client:
             client.transfer_leadership(other)
 
     events = [
         lambda: cluster.kill(leader),
         lambda: cluster.restart(leader),
-        hand_over,
+        transfer_leadership,
         lambda: cluster.kill(other),
         lambda: cluster.restart(other),
     ]

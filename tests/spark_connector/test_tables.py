@@ -38,7 +38,7 @@ def rows(table: str, **options: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 16, zero_ahead_bytes=0, **PATIENT) as running:
+    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 16, preallocate_bytes=0, **PATIENT) as running:
         with Client(running.peers, "a") as client:
             for number in range(5):
                 client.append([bytes(30_000)], producer_id="p", sequence=number)

@@ -26,7 +26,7 @@ from dledger_core.errors import (
     StoreMismatchError,
 )
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRun
+from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.raft.ready import HardState
 from dledger_core.record import BATCH_END, Columns, Payload, Records, append_times, segment_name
 from dledger_core.storage import CommitLog, open_store
@@ -39,7 +39,7 @@ N0 = NodeId("n0")
 def test_a_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
     log = open_log(directory=tmp_path / "g" / "dledger-n0")
     assert (log.first_index(), log.last_index(), log.commit_index, log.staged_end) == (0, -1, -1, 0)
-    assert (log.hard_state, log.log_uuid, log.term_runs()) == (HardState(Term(0), None), None, [])
+    assert (log.hard_state, log.log_uuid, log.term_ranges()) == (HardState(Term(0), None), None, [])
     append(log, [b"x" * 1000] * 9, term=3)
     log.close(8)
     root = tmp_path / "g" / "dledger-n0"
@@ -128,7 +128,7 @@ def test_stage_runs_ahead_of_the_disk_and_back() -> None:
     log.persist(None, None, ahead[:1])  # the writer was still at it
     log.persist(HardState(Term(2), None), Index(3), [replacement])
     assert read_all(log) == [(1, b"a" * 100)] * 3 + [(2, b"e" * 10)] * 4
-    assert log.term_runs() == [TermRun(Index(0), Term(1)), TermRun(Index(3), Term(2))]
+    assert log.term_ranges() == [TermRange(Index(0), Term(1)), TermRange(Index(3), Term(2))]
     times = append_times(log.read(0, 9, 1 << 20).headers).tolist()
     assert times == [1000] * 3 + [1500] * 4
     assert first.payload.records.count == 3
@@ -190,7 +190,8 @@ def test_batches_come_back_whole() -> None:
 
 def test_a_long_batch_is_found_from_its_end() -> None:
     log = open_log(
-        FaultyFiles(), config=StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, zero_ahead_bytes=0)
+        FaultyFiles(),
+        config=StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, preallocate_bytes=0),
     )
     append(log, [b"first"])
     append(log, [b"y" * 100] * 6000)
@@ -200,7 +201,7 @@ def test_a_long_batch_is_found_from_its_end() -> None:
 
 
 def test_a_read_returns_a_bounded_number_of_tiny_batches() -> None:
-    sizes = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, zero_ahead_bytes=0)
+    sizes = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, preallocate_bytes=0)
     log = open_log(FaultyFiles(), config=sizes)
     batches = [make_batch(index, [b""]) for index in range(BATCHES_MAX + 20)]
     for batch in batches:
@@ -260,7 +261,7 @@ def test_the_first_failure_is_the_last_write(kind: str) -> None:
     ):
         with pytest.raises(DiskFailedError):
             write()
-    assert log.zero_ahead() is False
+    assert log.preallocate() is False
     assert read_all(log) == [(1, b"a" * 1000)] * 3
     before = files.read(STORE / "meta" / "checkpoint")
     log.close(2)
@@ -301,13 +302,13 @@ def test_the_prefix_can_be_dropped() -> None:
     assert log.delete_prefix(second + 5, NO_TABLES, second - 1) == 0, "the first entry that is kept must be committed"
     assert log.delete_prefix(second + 5, NO_TABLES, 100) == second
     assert read_all(log) == expected[second:]
-    assert log.term_runs()[0] == TermRun(Index(second - 1), Term(1))
+    assert log.term_ranges()[0] == TermRange(Index(second - 1), Term(1))
     with pytest.raises(IndexOutOfRangeError):
         log.read(second - 1, second + 5, 100)
     log.close(100)
     log = open_log(files)
     assert (log.first_index(), log.commit_index) == (second, 100)
-    assert log.term_runs()[0] == TermRun(Index(second - 1), Term(1))
+    assert log.term_ranges()[0] == TermRange(Index(second - 1), Term(1))
     assert read_all(log) == expected[second:]
     append(log, [b"more"], term=2)
     log.close()
@@ -483,14 +484,14 @@ def test_hard_state() -> None:
 
 
 def test_zeroing_ahead_beside_appends(tmp_path: Path) -> None:
-    config = StorageConfig(data_segment_bytes=1 << 20, zero_ahead_bytes=300_000)
+    config = StorageConfig(data_segment_bytes=1 << 20, preallocate_bytes=300_000)
     log = open_log(directory=tmp_path, config=config)
     stop = threading.Event()
     expected = []
 
     def zero() -> None:
         while not stop.is_set():
-            log.zero_ahead()
+            log.preallocate()
 
     thread = threading.Thread(target=zero)
     thread.start()
@@ -510,9 +511,9 @@ def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on:
     files = FaultyFiles()
     append(log := open_log(files), [b"x"])
     log.close()
-    log = open_log(files, config=dataclasses.replace(SMALL, zero_ahead_bytes=2000))
+    log = open_log(files, config=dataclasses.replace(SMALL, preallocate_bytes=2000))
     files.fail_errno, files.fail_at = number, files.operations + 1
-    assert not log.zero_ahead()
+    assert not log.preallocate()
     assert (log.failure is None) == goes_on
     if goes_on:
         append(log, [b"y"])
@@ -521,11 +522,11 @@ def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on:
 
 
 def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = StorageConfig(data_segment_bytes=4 << 20, zero_ahead_bytes=4000)
+    config = StorageConfig(data_segment_bytes=4 << 20, preallocate_bytes=4000)
     append(log := open_log(directory=tmp_path, config=config), [b"x" * 900])
     log.close()
     log = open_log(directory=tmp_path, config=config)
-    log._zero_ahead.close()  # its thread; here each step is asked for
+    log._preallocation.close()  # its thread; here each step is asked for
     zeroed: list[tuple[int, int]] = []
     monkeypatch.setattr(log._appender.data, "zero", lambda start, stop: zeroed.append((start, stop)))
 
@@ -534,7 +535,7 @@ def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest
         append(log, [b"y" * length for length in bodies])
         tail = log._appender.position
         zeroed.clear()
-        while log.zero_ahead():
+        while log.preallocate():
             pass
         for before, after in itertools.pairwise(zeroed):
             assert before[1] == after[0]

@@ -175,7 +175,7 @@ def test_durable_entries_lost_at_the_end_stop_the_node(store: Store, damage: Dam
     assert caught.value.where.startswith(str(store.path / "data"))
     with open_store(store.path) as reader:
         [finding] = reader.verify().findings
-        assert (finding.kind, finding.end, reader.vouched_index) == ("CORRUPT", 60, 40)
+        assert (finding.kind, finding.end, reader.checkpoint_commit_index) == ("CORRUPT", 60, 40)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from dledger_core import control
 from dledger_core.errors import CorruptRecordError, DiskFailedError, IndexOutOfRangeError, StoreIncompleteError
 from dledger_core.ids import NO_TERM, Index, NodeId, Position, Term
-from dledger_core.raft.batch import TermRun
+from dledger_core.raft.batch import TermRange
 from dledger_core.raft.ready import HardState
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
@@ -206,14 +206,14 @@ def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
         assert (log.first_index(), log.last_index(), log.commit_index) == (1000, 999, 999), when
         assert log.staged_end == start.position
         assert log.behind == "0-64-seal"
-        assert list(log.term_runs()) == [TermRun(Index(999), Term(2))]
+        assert list(log.term_ranges()) == [TermRange(Index(999), Term(2))]
         assert log.load_tables().snapshot() == start.tables.data, when
         append(log, [b"next"] * 3, term=3)
         log.close(1002)
         assert open_store(STORE, files=twin).verify().findings == ()
 
     def reset(log: CommitLog) -> None:
-        log.stage_reset(start)
+        log.stage_restart(start)
         log.persist(HardState(Term(3), NodeId("n2")), None, [], start)
 
     count = crash_everywhere(files, reset, look)
@@ -233,7 +233,7 @@ def test_a_suspect_store_in_the_middle_of_a_new_start_is_repaired(power: bool) -
         twin = files.clone()
         log = open_log(twin)
         twin.fail_at = twin.operations + ahead
-        log.stage_reset(start)
+        log.stage_restart(start)
         with contextlib.suppress(DiskFailedError):
             log.persist(None, None, [], start)
         twin.fail_at = None
@@ -253,7 +253,7 @@ def test_what_follows_a_new_start_goes_with_it() -> None:
     start = start_with(tables)
     log = open_log(files)
     reader_end = log.last_index()
-    log.stage_reset(start)
+    log.stage_restart(start)
     batch = make_batch(1000, [b"x" * 50] * 200, term=2)
     log.stage(batch, 5)
     log.stage_truncate(Index(1000))  # before the disk knows of the new start
@@ -276,17 +276,17 @@ def test_a_log_may_start_anew_without_a_known_term_before_it() -> None:
     files, tables = filled()
     log = open_log(files)
     start = replace(start_with(tables), previous_term=NO_TERM)
-    log.stage_reset(start)
+    log.stage_restart(start)
     log.persist(None, None, [], start)
-    assert list(log.term_runs()) == []
+    assert list(log.term_ranges()) == []
     log.close()
-    assert list(open_log(files).term_runs()) == []
+    assert list(open_log(files).term_ranges()) == []
 
 
 def test_an_empty_store_that_starts_later_still_needs_its_vote() -> None:
     files, tables = filled()
     log = open_log(files)
-    log.stage_reset(start := start_with(tables))
+    log.stage_restart(start := start_with(tables))
     log.persist(None, None, [], start)
     log.close()
     del files.names[STORE / "currterm"]
@@ -307,7 +307,7 @@ def test_reads_beside_a_new_start_find_nothing_or_what_was_there() -> None:
     files, tables = filled()
     log = open_log(files)
     expected = read_all(log)
-    log.stage_reset(start := start_with(tables))
+    log.stage_restart(start := start_with(tables))
     read = log._reader.read
 
     def interrupted(*args: object, **kwargs: object) -> object:

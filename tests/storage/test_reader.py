@@ -60,7 +60,9 @@ def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) ->
     assert batch.schema == RECORD_SCHEMA
     assert batch.column("timestamp").null_count == batch.num_rows
     assert as_manifest(batch, node) == manifest(golden, name, node)
-    assert [(run.term, run.first_index) for run in reader.term_runs()] == [(t, first) for t, first, _ in info["terms"]]
+    assert [(run.term, run.first_index) for run in reader.term_ranges()] == [
+        (t, first) for t, first, _ in info["terms"]
+    ]
     committed = info["committed_after_recover"]
     assert reader.commit_index == (None if "0.4.0" in name else committed)
     report = reader.verify()
@@ -196,7 +198,7 @@ def test_a_damaged_header_does_not_look_like_the_end(
     reader = open_store(path)
     assert reader.last_index == 99
     assert reader.damaged_end() == (100, 101)
-    assert reader.vouched_index == (266 if "0.3.1.2" in name else None)
+    assert reader.checkpoint_commit_index == (266 if "0.3.1.2" in name else None)
 
 
 def test_what_java_truncated_is_no_damage(golden: Path, tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_nothing_is_invented_where_a_file_was_cut(golden: Path, tmp_path: Path, 
         assert reader.last_index == line["i"] - 1
         found = [(finding.kind, finding.severity) for finding in reader.verify().findings]
         assert ("CORRUPT", "error") in found
-        assert reader.vouched_index in (899, None)
+        assert reader.checkpoint_commit_index in (899, None)
         assert reader.commit_index in (reader.last_index, None)
 
 
@@ -249,6 +251,6 @@ def test_an_empty_java_store(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     reader = open_store(str(tmp_path))
     assert (reader.first_index, reader.last_index, reader.commit_index) == (0, -1, None)
-    assert (reader.term_runs(), reader.verify().findings) == ([], ())
+    assert (reader.term_ranges(), reader.verify().findings) == ([], ())
     with pytest.raises(IndexOutOfRangeError):
         reader.read(0, 1)

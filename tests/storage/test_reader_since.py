@@ -55,7 +55,7 @@ def test_each_step_shows_what_a_first_look_would_show(
         assert view.last_index + 1 - view.first_index == count
         assert everything(view) == store.rows[:count]
     assert view is not None
-    assert view.term_runs() == open_store(store.path).term_runs()
+    assert view.term_ranges() == open_store(store.path).term_ranges()
 
 
 @pytest.mark.parametrize("name", SINGLE)

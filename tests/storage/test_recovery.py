@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.batch import TermRun
+from dledger_core.raft.batch import TermRange
 from dledger_core.raft.ready import HardState
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
@@ -125,7 +125,7 @@ def test_the_index_is_made_again_from_the_data(lost: str) -> None:
         files.content(paths[0])[second * 32 : second * 32 + 32] = bytes(32)
     log = open_log(files)
     assert read_all(log) == expected
-    assert [run.term for run in log.term_runs()] == sorted({term for term, _ in expected})
+    assert [run.term for run in log.term_ranges()] == sorted({term for term, _ in expected})
     log.close()
     assert open_store(STORE, files=files).verify().findings == ()
 
@@ -172,9 +172,9 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.log = open_log(
-            self.files, config=dataclasses.replace(SMALL, data_segment_bytes=1024, zero_ahead_bytes=2048)
+            self.files, config=dataclasses.replace(SMALL, data_segment_bytes=1024, preallocate_bytes=2048)
         )
-        self.log._zero_ahead.close()  # its step is a rule here
+        self.log._preallocation.close()  # its step is a rule here
 
     def entries(self, sizes: list[int]) -> list[Entry]:
         fill = len(self.model) % 250 + 1
@@ -248,8 +248,8 @@ class LogMachine(RuleBasedStateMachine):
         self.log.save_checkpoint(self.commit)
 
     @rule()
-    def zero_ahead(self) -> None:
-        self.log.zero_ahead()
+    def preallocate(self) -> None:
+        self.log.preallocate()
 
     @rule(keep=keeps, crash_in=crashes)
     def lose_power(self, keep: float, crash_in: int | None) -> None:
@@ -280,11 +280,11 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.last_index() == len(self.model) - 1
         assert self.log.hard_state == self.hard
         runs = [
-            TermRun(Index(i), Term(entry[0]))
+            TermRange(Index(i), Term(entry[0]))
             for i, entry in enumerate(self.model)
             if i == 0 or self.model[i - 1][0] != entry[0]
         ]
-        assert self.log.term_runs() == runs
+        assert self.log.term_ranges() == runs
         ends = [i for i, entry in enumerate(self.model) if entry[2]]
         if self.model:
             got = self.log.read_batches(Index(len(self.model) // 2), 1 << 20)

@@ -20,9 +20,9 @@ from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.hard_state import save_hard_state
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.recovering import abstains_above, mark_abstaining
+from dledger_core.storage.files.recovering import mark_recovering, recovering_above
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.files.verification import mark_suspect, suspicion
+from dledger_core.storage.files.verification import mark_needs_verification, verification_reason
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all
 
@@ -71,12 +71,12 @@ def repair(files: FaultyFiles, chunk: int | None = None) -> list[tuple[int, int]
 def work(store: StoreRepair, chunk: int | None = None) -> list[tuple[int, int]]:
     """All steps of a repair."""
     store.prepare()
-    found = store.find(mend_rows=True)
+    found = store.find(rewrite_rows=True)
     for damage in found:
         left: Damage | None = damage
         while left is not None:
             left = store.write_back(left, WHOLE.fetch(left, chunk), LAST)
-    assert store.find(mend_rows=True) == []
+    assert store.find(rewrite_rows=True) == []
     store.settle()
     return [(damage.start, damage.end) for damage in found]
 
@@ -343,7 +343,7 @@ def test_a_disk_that_fails_anywhere_in_a_repair_is_told(ahead: int) -> None:
     files = WHOLE.files.clone()
     del files.names[DATA / segment_name(2048)]
     files.content(INDEX / segment_name(512))[70] ^= 1
-    mark_suspect(files, Layout(STORE), "for a test")
+    mark_needs_verification(files, Layout(STORE), "for a test")
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         files.fail_at = files.operations + ahead
         with pytest.raises(DiskFailedError):
@@ -395,13 +395,13 @@ def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durabl
         with pytest.raises(DiskFailedError):
             append(log, bodies)
         layout = Layout(STORE)
-        assert "Input/output error" in (suspicion(copy, layout) or "")
+        assert "Input/output error" in (verification_reason(copy, layout) or "")
         copy.kill()  # what the page cache holds can still be read
         with StoreRepair.open(STORE, files=copy, config=CONFIG) as store:
-            assert store.suspicion is not None
+            assert store.verification_reason is not None
             assert store.find() == []
             store.settle()
-            assert store.suspicion is None
+            assert store.verification_reason is None
         found = open_log(copy, config=CONFIG)
         held = read_all(found)
         found.close()
@@ -409,7 +409,7 @@ def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durabl
         found = open_log(copy, config=CONFIG)
         assert read_all(found) == held
         assert len(held) in (6, 6 + len(bodies))
-        assert suspicion(copy, layout) is None
+        assert verification_reason(copy, layout) is None
         found.close()
 
 
@@ -439,7 +439,7 @@ def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
     files.fail_at = files.operations + 1
     with pytest.raises(DiskFailedError, match="Input/output error"):
         append(log, [b"b"])
-    mark_suspect(files, Layout(STORE), "again")
+    mark_needs_verification(files, Layout(STORE), "again")
 
 
 def test_a_failed_sync_that_could_not_be_marked_is_made_good_at_the_next_start() -> None:
@@ -451,7 +451,7 @@ def test_a_failed_sync_that_could_not_be_marked_is_made_good_at_the_next_start()
         copy.fail_at, copy.fail_more = copy.operations + ahead, 10
         with pytest.raises(DiskFailedError):
             append(log, [b"c" * 30] * 3)
-        assert suspicion(copy, Layout(STORE)) is None
+        assert verification_reason(copy, Layout(STORE)) is None
         copy.fail_at, copy.fail_more = None, 0
         copy.kill()
         held = read_all(open_log(copy, config=CONFIG))
@@ -489,7 +489,7 @@ def test_rows_of_an_open_log_are_mended_from_its_records() -> None:
     row[68:76] = bytes(8)
     records = log.read(16, 20, 1 << 20)
     assert not log.rows_fit(records, 16)
-    log.mend_rows(records, 16)
+    log.rewrite_rows(records, 16)
     files.crash(0.0)
     log = open_log(files, config=CONFIG)
     assert log.rows_fit(records, 16)
@@ -528,7 +528,7 @@ def test_a_cut_does_not_believe_a_damaged_row(byte: int, mask: int, reopened: bo
     log.stage_truncate(Index(LAST + 1))
     log.persist(None, Index(LAST + 1), [])
     assert log.staged_end == WHOLE.positions[LAST + 1]
-    log.mend_rows(log.read(LAST, LAST + 1, 1), LAST)
+    log.rewrite_rows(log.read(LAST, LAST + 1, 1), LAST)
     assert read_all(log) == WHOLE.entries
     files.crash(0.0)
     check_like_new(files)
@@ -591,10 +591,10 @@ def test_the_vote_is_taken_where_damage_reaches_the_end_and_before_anything_is_m
     before = content(files)
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         store.prepare()
-        store.abstain_if_end_is_lost(store.find())
+        store.mark_recovering_if_end_is_lost(store.find())
     assert content(files) == before
     files.crash(0.0)
-    assert abstains_above(files, Layout(STORE), Term(99)) == (5 if lost else None)
+    assert recovering_above(files, Layout(STORE), Term(99)) == (5 if lost else None)
 
 
 def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
@@ -604,17 +604,17 @@ def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
     for names in (files.names, files.durable_names):
         del names[last]
     assert repair_as_a_node(files) == [(int(index_at(last)), WHOLE.end)]
-    assert abstains_above(files, Layout(STORE), Term(99)) == 5
+    assert recovering_above(files, Layout(STORE), Term(99)) == 5
     log = open_log(files, config=CONFIG)
     append(log, [b"of a later term"], term=6)
     log.save_checkpoint(LAST + 1)
     log.close()
     log = open_log(files, config=CONFIG)
-    assert log.abstention.above == 5, "the core has not said that it may vote"
+    assert log.recovering_mark.above == 5, "the core has not said that it may vote"
     log.save_checkpoint(LAST + 1, votes=True)
-    assert log.abstention.above is None
+    assert log.recovering_mark.above is None
     files.crash(0.0)
-    assert abstains_above(files, Layout(STORE), Term(99)) is None
+    assert recovering_above(files, Layout(STORE), Term(99)) is None
 
 
 def index_at(path: Path) -> int:
@@ -624,7 +624,7 @@ def index_at(path: Path) -> int:
 def repair_as_a_node(files: FaultyFiles) -> list[tuple[int, int]]:
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         store.prepare()
-        store.abstain_if_end_is_lost(store.find())
+        store.mark_recovering_if_end_is_lost(store.find())
         return work(store)
 
 
@@ -632,18 +632,18 @@ def repair_as_a_node(files: FaultyFiles) -> list[tuple[int, int]]:
 def test_a_damaged_mark_says_the_nodes_own_term_from_then_on(byte: int | None) -> None:
     files = WHOLE.files.clone()
     save_hard_state(files, STORE, HardState(Term(7), None))
-    mark_abstaining(files, Layout(STORE), Term(5))
-    mark = files.content(Layout(STORE).meta / "abstains")
+    mark_recovering(files, Layout(STORE), Term(5))
+    mark = files.content(Layout(STORE).meta / "recovering")
     mark[:] = b"" if byte is None else mark[:byte] + bytes([mark[byte] ^ 1]) + mark[byte + 1 :]
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
-        assert store.abstains_above == 7
+        assert store.recovering_above == 7
     log = open_log(files, config=CONFIG)
-    assert log.abstention.above == 7
+    assert log.recovering_mark.above == 7
     log.persist(HardState(Term(9), None), None, [])
     log.close()
     files.crash(0.0)
     log = open_log(files, config=CONFIG)
-    assert log.abstention.above == 7
+    assert log.recovering_mark.above == 7
     log.close()
 
 
@@ -654,7 +654,7 @@ def test_a_store_of_term_0_is_repaired_too() -> None:
     file, at = data_file(files, WHOLE.positions[LAST])
     file[at] ^= 0xFF
     assert repair_as_a_node(files) == [(LAST, WHOLE.end)]
-    assert abstains_above(files, Layout(STORE), Term(99)) == 0
+    assert recovering_above(files, Layout(STORE), Term(99)) == 0
 
 
 def test_a_repair_of_an_open_log_that_is_killed_leaves_what_shows_as_damage() -> None:
@@ -682,8 +682,8 @@ def test_a_repair_of_an_open_log_that_is_killed_leaves_what_shows_as_damage() ->
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         found = store.find()
         assert [(one.start, one.end) for one in found] == [(LAST + 1, last + 1)]
-        store.abstain_if_end_is_lost(found)
-    assert abstains_above(files, Layout(STORE), Term(99)) == 5
+        store.mark_recovering_if_end_is_lost(found)
+    assert recovering_above(files, Layout(STORE), Term(99)) == 5
 
 
 def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:
@@ -696,7 +696,7 @@ def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:
         StoreRepair.open(STORE, files=files, config=CONFIG) as store,
         pytest.raises(CorruptRecordError, match="currterm"),
     ):
-        store.abstain_if_end_is_lost(store.find())
+        store.mark_recovering_if_end_is_lost(store.find())
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
     Batch,
+    LogRestart,
     Message,
-    NewStart,
     Ready,
     RequestVote,
     RequestVoteResponse,
@@ -112,7 +112,7 @@ class SafetyChecker:
             if answer.index is not None:
                 check(answer.index >= needed, "a stale read index", node.node_id, answer, needed)
 
-    def _check_new_start(self, node: SimNode, start: NewStart) -> None:
+    def _check_new_start(self, node: SimNode, start: LogRestart) -> None:
         """A node discards its log, which is still on its disk."""
         begin = start.first_index
         check(begin - 1 <= self.commit_index, "a log begins behind what is not committed", node.node_id, start)

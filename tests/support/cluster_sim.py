@@ -24,7 +24,7 @@ from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Rol
 from tests.support.checkers import SafetyChecker, check
 from tests.support.memory_store import MemoryStore, writes_of
 from tests.support.network import Network, NetworkFaults, sometimes
-from tests.support.raft_group import Resets
+from tests.support.raft_group import SnapshotInstalls
 from tests.support.virtual_time import VirtualTime
 
 TICK = 10
@@ -125,7 +125,7 @@ class ClusterSim:
         self.nodes = {node_id: SimNode(node_id) for node_id in (NodeId(f"n{at}") for at in range(self.mix.nodes))}
         self.network = Network(tuple(self.nodes), self.mix.network, self.source, self.counters)
         self.checker = SafetyChecker(self.nodes)
-        self.resets = Resets(self.source.choice((0, 500, 5000)))
+        self.resets = SnapshotInstalls(self.source.choice((0, 500, 5000)))
         self._payloads = 0
         self._requests = 0
 
@@ -165,7 +165,7 @@ class ClusterSim:
             commit_index=node.checkpoint,
             random=self.source,
             noop_payload=self._noop_payload,
-            reset_payloads=self.resets,
+            snapshot_payloads=self.resets,
         )
         self.checker.on_start(node)
         self.time.after(self.source.randrange(1, TICK + 1), self._ticker(node, node.life))

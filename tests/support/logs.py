@@ -14,7 +14,7 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import TablesSnapshot
 
-SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, zero_ahead_bytes=0)
+SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 STORE = Path("/disk/g/dledger-n0")
 NO_TABLES = TablesSnapshot.of(LogTables())
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import Batch, HardState, NewStart, Ready, TermRun
+from dledger_core.raft import Batch, HardState, LogRestart, Ready, TermRange
 
-WriteOp: TypeAlias = HardState | NewStart | Index | Batch
+WriteOp: TypeAlias = HardState | LogRestart | Index | Batch
 """One write in the order it reaches the disk: the hard state, a new start, a cut, a batch."""
 
 
@@ -40,11 +40,11 @@ class MemoryStore:
     def last_index(self) -> Index:
         return self.batches[-1].last_index if self.batches else Index(self._first_index - 1)
 
-    def term_runs(self) -> Sequence[TermRun]:
-        runs = [TermRun(Index(self._first_index - 1), self._prev_term)] if self._prev_term != NO_TERM else []
+    def term_ranges(self) -> Sequence[TermRange]:
+        runs = [TermRange(Index(self._first_index - 1), self._prev_term)] if self._prev_term != NO_TERM else []
         for batch in self.batches:
             if not runs or runs[-1].term != batch.term:
-                runs.append(TermRun(batch.first_index, batch.term))
+                runs.append(TermRange(batch.first_index, batch.term))
         return runs
 
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
@@ -88,7 +88,7 @@ class MemoryStore:
         if isinstance(write, HardState):
             assert write.term >= self.hard_state.term, "a term on disk went back"
             self.hard_state = write
-        elif isinstance(write, NewStart):
+        elif isinstance(write, LogRestart):
             self.restart(write.first_index, write.previous_term)
         elif isinstance(write, Batch):
             self._append(write)

@@ -24,8 +24,8 @@ def noop_payload(index: Index) -> tuple[object, int]:
     return f"noop@{index}", 0
 
 
-class Resets:
-    """Resets that carry so many bytes, and say where they begin."""
+class SnapshotInstalls:
+    """SnapshotInstalls that carry so many bytes, and say where they begin."""
 
     def __init__(self, nbytes: int = 5) -> None:
         self.nbytes = nbytes
@@ -54,8 +54,8 @@ class Member:
         voted_for: NodeId | None = None,
         commit_index: int = NO_INDEX,
         seed: int = 0,
-        resets: Resets | None = None,
-        abstains_above: int | None = None,
+        resets: SnapshotInstalls | None = None,
+        recovering_above: int | None = None,
     ) -> None:
         self.store = store or MemoryStore()
         if term is not None:
@@ -72,8 +72,8 @@ class Member:
             commit_index=Index(commit_index),
             random=random.Random(seed),
             noop_payload=noop_payload,
-            reset_payloads=resets,
-            abstains_above=None if abstains_above is None else Term(abstains_above),
+            snapshot_payloads=resets,
+            recovering_above=None if recovering_above is None else Term(recovering_above),
         )
         self.unpersisted: deque[Ready] = deque()
         self.readys: list[Ready] = []
@@ -156,7 +156,7 @@ class Group:
         *,
         config: RaftConfig = CONFIG,
         logs: dict[NodeId, list[Batch]] | None = None,
-        resets: Resets | None = None,
+        resets: SnapshotInstalls | None = None,
     ) -> Group:
         nodes = NODES[:count]
         return cls(

@@ -99,7 +99,7 @@ def draw_whole_mix(source: random.Random) -> WholeMix:
         storage=StorageConfig(
             data_segment_bytes=source.choice((4096, 4096, 16_384, 1 << 17)),
             index_segment_bytes=source.choice((640, 4096)),
-            zero_ahead_bytes=0,
+            preallocate_bytes=0,
             unsynced_bytes_max=source.choice((4096, 1 << 20)),
         ),
         retention=sometimes(source, 0.6),

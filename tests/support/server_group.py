@@ -21,12 +21,12 @@ from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer
-from dledger_core.server.services.request import Hosted
+from dledger_core.server.services.request import HostedGroup
 
 T = TypeVar("T")
 
 RAFT = RaftConfig(election_ticks_min=25, election_ticks_max=50, heartbeat_ticks=2)
-STORAGE = StorageConfig(data_segment_bytes=16 << 20, index_segment_bytes=1 << 20, zero_ahead_bytes=0)
+STORAGE = StorageConfig(data_segment_bytes=16 << 20, index_segment_bytes=1 << 20, preallocate_bytes=0)
 TIMEOUT_S = 60.0
 
 
@@ -82,7 +82,7 @@ class ServerGroup:
     async def stop(self, node_id: str) -> None:
         await self.nodes.pop(node_id).close()
 
-    def hosted(self, node_id: str, group: str = "default") -> Hosted:
+    def hosted(self, node_id: str, group: str = "default") -> HostedGroup:
         return self.nodes[node_id].hosted[group]
 
     async def leader(self, group: str = "default") -> str:

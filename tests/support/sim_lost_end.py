@@ -16,7 +16,7 @@ from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
 from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.recovering import abstains_above
+from dledger_core.storage.files.recovering import recovering_above
 from tests.support.faulty_files import FaultyFiles
 from tests.support.sim_damage import Damages, Place, committed_batch, index_rows
 
@@ -44,7 +44,7 @@ class LostEnds:
         """Whether some member may still lack what it once acknowledged."""
         members = self._sim.members.values()
         return any(
-            abstains_above(m.files, Layout(m.path), NO_TERM) is not None or m.lost_behind is not None for m in members
+            recovering_above(m.files, Layout(m.path), NO_TERM) is not None or m.lost_behind is not None for m in members
         )
 
     def perhaps(self, member: SimMember) -> None:
@@ -95,7 +95,7 @@ class LostEnds:
                 for names in (member.files.names, member.files.durable_names):
                     names.pop(path, None)
             elif start < stop:
-                # Behind a segment's last record there is nothing that has to come back as it was.
+                # Lag a segment's last record there is nothing that has to come back as it was.
                 original = bytes(inode.content[start:stop]).rstrip(b"\x00")
                 places.append(Place("end lost", path, inode, start, original, bytes(len(original))))
         _zero(member, "data", position)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dledger_core.checksum import crc32
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft import Batch, Configuration, HardState, NewStart, Ready, Status
+from dledger_core.raft import Batch, Configuration, HardState, LogRestart, Ready, Status
 from dledger_core.record import Payload, Records
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
@@ -66,8 +66,8 @@ class WatchedLog(CommitLog):
         super().stage_truncate(index)
         self.member.staged.write(Index(index))
 
-    def stage_reset(self, start: LogStart) -> None:
-        super().stage_reset(start)
+    def stage_restart(self, start: LogStart) -> None:
+        super().stage_restart(start)
         self.member.staged.write(_new_start(start))
 
     def persist(
@@ -97,9 +97,9 @@ class WatchedLog(CommitLog):
             self.member.sim.check_served(self.member, start, records)
         return records
 
-    def mend_rows(self, records: Records, first_index: int) -> None:
+    def rewrite_rows(self, records: Records, first_index: int) -> None:
         self.member.sim.counters["rows mended"] += not self.rows_fit(records, first_index)
-        super().mend_rows(records, first_index)
+        super().rewrite_rows(records, first_index)
 
     def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
         member = self.member
@@ -111,8 +111,8 @@ class WatchedLog(CommitLog):
         return first_index
 
 
-def _new_start(start: LogStart) -> NewStart:
-    return NewStart(start.first_index, start.previous_term, None)
+def _new_start(start: LogStart) -> LogRestart:
+    return LogRestart(start.first_index, start.previous_term, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +332,7 @@ class SimMember:
         if self.lost_behind is not None:
             vouched = [b for b in kept if b.last_index <= self.lost_behind]
             check(len(found) >= len(vouched), "a repair brought back too little", self.node_id, found, vouched)
-            check(log.abstention.above is not None, "a node votes that lost the end of its log", self.node_id)
+            check(log.recovering_mark.above is not None, "a node votes that lost the end of its log", self.node_id)
             kept, self.lost_behind = kept[: len(found)], None
             self.sim.lost_ends.repaired()
         check(found[: len(kept)] == kept, "the log lost what was durable", self.node_id, found, kept)

@@ -1,6 +1,6 @@
 """Repairs in the whole simulation: the server's own ones, run in simulated time over simulated disks and links.
 
-A store that is suspect or damaged is repaired before its member takes part (``SuspectStores``), damage that a read
+A store that is suspect or damaged is repaired before its member takes part (``QuarantinedStores``), damage that a read
 meets while a member runs is repaired beside everything else (``LiveRepairs``), and every log is read from time to time
 (``Scrub``). What a peer gives comes late, and not at all while it is down, stalled, under repair itself or cut off.
 """
@@ -15,13 +15,13 @@ from dledger_core.config import Peer
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError, UnreachableError
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.maintenance.repair import SuspectStores, open_sound
+from dledger_core.server.maintenance.repair import QuarantinedStores, open_sound
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.verification import suspicion
+from dledger_core.storage.files.verification import verification_reason
 from tests.support.checkers import check
 from tests.support.faulty_files import Crash
 from tests.support.virtual_time import Resume, Wait, run_task
@@ -165,9 +165,9 @@ class CountedRepairs(LiveRepairs):
 
     member: SimMember
 
-    async def _hand_over(self, replica: Replica) -> None:
+    async def _transfer_leadership(self, replica: Replica) -> None:
         led = replica.is_leader
-        await super()._hand_over(replica)
+        await super()._transfer_leadership(replica)
         self.member.sim.counters["hand-overs"] += led and not replica.is_leader
 
 
@@ -192,8 +192,8 @@ class MemberRepairs:
         try:
             log = open_sound(config, group, files, self._log_type)
         except CorruptRecordError as error:
-            suspects = SuspectStores(config, _never, _never, self._environment, files, self._log_type)
-            suspect = suspicion(files, Layout(member.path)) is not None
+            suspects = QuarantinedStores(config, _never, _never, self._environment, files, self._log_type)
+            suspect = verification_reason(files, Layout(member.path)) is not None
             repairable = suspects.can_help(group, error) and (suspect or sim.damages.on(member))
             check(repairable, "a store is damaged that nobody damaged", member.node_id, error)
             sim.counters["suspect starts" if suspect else "damaged starts"] += 1
@@ -267,5 +267,5 @@ def _never(*_: object) -> None:
 def check_sound(member: SimMember) -> None:
     """Nothing of a member's store is damaged or suspect."""
     with StoreRepair.open(member.path, files=member.files, config=member.sim.mix.storage, write=False) as store:
-        check(store.suspicion is None, "a store is suspect in the end", member.node_id)
+        check(store.verification_reason is None, "a store is suspect in the end", member.node_id)
         check(store.find() == [], "a store is damaged in the end", member.node_id, store.find())

@@ -61,7 +61,7 @@ class Reader:
         self._view.saw_commit(found.commit_index)
         return found
 
-    async def wait_growth(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
+    async def wait_for_entries(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
         """Returns those of the groups in ``seen`` that end later than it says; waits for one at any replica."""
         request = {
             "t": Type.AWAIT,

@@ -10,7 +10,7 @@ from typing import Final
 from dledger_core.client.results import LogBounds
 from dledger_core.errors import IndexOutOfRangeError, NoLeaderError
 from dledger_core.record import MAGIC_DATA
-from dledger_core.rocketmq.client.ends import EndWatch, Sighting, first_index, last_end
+from dledger_core.rocketmq.client.ends import EndObservation, SafeEndTracker, first_index, last_end
 from dledger_core.rocketmq.client.nodes import JavaNodes
 from dledger_core.rocketmq.client.options import JavaOptions
 from dledger_core.rocketmq.client.reading import Get, is_probe
@@ -64,7 +64,7 @@ class JavaBounds:
         self._get = get
         self._append_probe = append_probe
         self._options = options
-        self._watch = EndWatch(options.safety_lag_ms / 1000)
+        self._watch = SafeEndTracker(options.safety_lag_ms / 1000)
         self._lock = asyncio.Lock()
         self._end = 0
         self._first = 0
@@ -111,7 +111,7 @@ class JavaBounds:
             if leader == self._nodes.leader_id:
                 break
         self._end = end
-        self._watch.saw(leader, Sighting(loop.time(), end, term))
+        self._watch.saw(leader, EndObservation(loop.time(), end, term))
         if self._options.commit_probe:
             await self._probe(end)
         elif (due := self._watch.due(loop.time())) is not None:

@@ -363,7 +363,7 @@ class JavaClient(AsyncClient):
         """Refused."""
         self._refuse("transactions")
 
-    async def wait_growth(
+    async def wait_for_entries(
         self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
     ) -> frozenset[str]:
         """Refused."""

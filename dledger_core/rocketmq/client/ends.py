@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["EndWatch", "Probe", "Sighting", "first_index", "last_end"]
+__all__ = ["EndObservation", "Probe", "SafeEndTracker", "first_index", "last_end"]
 
 Probe: TypeAlias = Callable[[int], Awaitable[int | None]]
 """Returns the term of the entry at an index, None if the log does not hold it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class EndObservation:
     """The log was seen to end at ``end``, its last entry being of ``term``."""
 
     at: float
@@ -27,7 +27,7 @@ class Sighting:
     term: int
 
 
-class EndWatch:
+class SafeEndTracker:
     """Which sighted end is old enough; without I/O and without a clock of its own.
 
     Args:
@@ -40,35 +40,35 @@ class EndWatch:
     def __init__(self, lag_s: float) -> None:
         self._lag_s = lag_s
         self._leader: tuple[str, int] | None = None
-        self._sightings: deque[Sighting] = deque()
+        self._observations: deque[EndObservation] = deque()
         self.safe_end = -1
 
-    def saw(self, leader_id: str, sighting: Sighting) -> None:
+    def saw(self, leader_id: str, sighting: EndObservation) -> None:
         """Takes note of an end; another leader or term, and an end that went back, make the clock start again."""
         leader = (leader_id, sighting.term)
-        if leader != self._leader or (self._sightings and sighting.end < self._sightings[-1].end):
-            self._sightings.clear()
+        if leader != self._leader or (self._observations and sighting.end < self._observations[-1].end):
+            self._observations.clear()
             self._leader = leader
-        if not self._sightings or sighting.end > self._sightings[-1].end:
-            self._sightings.append(sighting)
+        if not self._observations or sighting.end > self._observations[-1].end:
+            self._observations.append(sighting)
         self.safe_end = min(self.safe_end, sighting.end)  # nothing is served that is not there
 
-    def due(self, now: float) -> Sighting | None:
+    def due(self, now: float) -> EndObservation | None:
         """Returns the newest sighting that is old enough and goes further than what is safe already."""
         found = None
-        for sighting in self._sightings:
+        for sighting in self._observations:
             if sighting.at + self._lag_s <= now and sighting.end > self.safe_end:
                 found = sighting
         return found
 
-    def confirm(self, sighting: Sighting, term: int | None) -> None:
+    def confirm(self, sighting: EndObservation, term: int | None) -> None:
         """Makes a due sighting's end safe if the entry before it still has its term; else the clock starts again."""
         if sighting.end and term != sighting.term:
-            self._sightings.clear()
+            self._observations.clear()
             return
         self.safe_end = max(self.safe_end, sighting.end)
-        while self._sightings and self._sightings[0].end < sighting.end:
-            self._sightings.popleft()
+        while self._observations and self._observations[0].end < sighting.end:
+            self._observations.popleft()
 
     def proved(self, end: int) -> None:
         """Takes note that everything before ``end`` is held by a majority."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dledger_core.checksum import Buffer
 from dledger_core.record import Records, slices_of
 
-__all__ = ["Cursor", "PartName", "Piece", "piece_of"]
+__all__ = ["Cursor", "PartName", "Piece", "chunk_of"]
 
 PartName = Literal["commitlog", "log"]
 _I64 = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ class Piece:
         )
 
 
-def piece_of(records: Records, after: Cursor, crcs: npt.NDArray[Any]) -> Piece:
+def chunk_of(records: Records, after: Cursor, crcs: npt.NDArray[Any]) -> Piece:
     """Returns checked records of a log as a piece.
 
     Args:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from dledger_core.checksum import Buffer, crc32_column
 from dledger_core.record import slices_of
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import Rows, binary_column, join_pieces, pieces_at
+from dledger_core.rocketmq.message.columns import Rows, binary_column, chunks_at, join_chunks
 from dledger_core.rocketmq.message.records import Located, locate
 
 __all__ = [
@@ -89,7 +89,7 @@ class QueueCounters:
 def _queues(located: Located, rows: _I64) -> tuple[_I64, dict[int, tuple[bytes, int]]]:
     """Returns a code of the queue of each of ``rows``, and the queue of each code."""
     lengths = located.topic_bytes[rows]
-    topics = binary_column(join_pieces(located.data, located.topic[rows], lengths), lengths).dictionary_encode()
+    topics = binary_column(join_chunks(located.data, located.topic[rows], lengths), lengths).dictionary_encode()
     ids = pa.array(located.number("queue_id")[rows]).dictionary_encode()
     width = max(len(ids.dictionary), 1)
     codes = np.asarray(topics.indices).astype(np.int64) * width + np.asarray(ids.indices).astype(np.int64)
@@ -107,9 +107,9 @@ def own_crc_rows(located: Located) -> _I64:
     """Returns which of the messages end with a CRC property that is right (counted among the located)."""
     begins = located.starts + located.sizes - CRC_BYTES
     rows = np.flatnonzero(located.properties_bytes >= CRC_BYTES)
-    text = pieces_at(located.data, len(CRC_PROPERTY), begins[rows])
+    text = chunks_at(located.data, len(CRC_PROPERTY), begins[rows])
     rows = rows[(text == np.frombuffer(CRC_PROPERTY, np.uint8)).all(axis=1)]
-    digits = pieces_at(located.data, CRC_DIGITS, begins[rows] + len(CRC_PROPERTY))
+    digits = chunks_at(located.data, CRC_DIGITS, begins[rows] + len(CRC_PROPERTY))
     right: _Bools = (digits == _crc_digits(located, rows, located.data)).all(axis=1)
     return np.asarray(rows[right])
 

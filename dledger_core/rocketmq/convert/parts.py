@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dledger_core.checksum import crc32_column
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import MAGIC_DATA, Records
-from dledger_core.rocketmq.convert.chunks import Cursor, PartName, Piece, piece_of
+from dledger_core.rocketmq.convert.chunks import Cursor, PartName, Piece, chunk_of
 from dledger_core.rocketmq.convert.messages import QueueCounters, located_in
 from dledger_core.rocketmq.message.columns import rows_of
 from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, fault_text, message_faults
@@ -20,7 +20,7 @@ from dledger_core.storage.read.store_reader import StoreReader
 
 __all__ = ["ClassicPart", "LogPart", "Part", "queues_behind"]
 
-_PIECE_BYTES: Final = 8 << 20
+_CHUNK_BYTES: Final = 8 << 20
 
 
 class Part(Protocol):
@@ -75,7 +75,7 @@ class ClassicPart:
         for file in self.files:
             if file.end <= at.at:
                 continue
-            for batch in file.scan(_PIECE_BYTES):
+            for batch in file.scan(_CHUNK_BYTES):
                 if isinstance(batch, FileStop):
                     self._check_stop(file, batch)
                     at = Cursor(at.part, max(at.at, file.end), at.number)
@@ -155,9 +155,9 @@ class LogPart:
         """See ``Part``."""
         at, end = cursor.at, int(self.reader.last_index) + 1
         while at < end:
-            records = self.reader.records(at, end, _PIECE_BYTES)
+            records = self.reader.records(at, end, _CHUNK_BYTES)
             at += records.count
-            yield piece_of(records, Cursor(cursor.part, at, at), _crcs(records))
+            yield chunk_of(records, Cursor(cursor.part, at, at), _crcs(records))
 
 
 def _crcs(records: Records) -> npt.NDArray[np.uint32]:

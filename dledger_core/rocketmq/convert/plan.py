@@ -19,11 +19,11 @@ from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.convert.chunks import PartName, Piece
 from dledger_core.rocketmq.convert.source import Source
 
-__all__ = ["IndexMap", "IndexRun", "Plan", "log_uuid_of"]
+__all__ = ["IndexMap", "IndexRange", "Plan", "log_uuid_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class IndexRun:
+class IndexRange:
     """Entries that were one behind the other and still are.
 
     Attributes:
@@ -46,7 +46,7 @@ class IndexRun:
 class IndexMap:
     """From old indexes to new ones, as runs; entries in no run were left out."""
 
-    def __init__(self, runs: list[IndexRun] | None = None) -> None:
+    def __init__(self, runs: list[IndexRange] | None = None) -> None:
         self.runs = runs if runs is not None else []
 
     def add(
@@ -60,9 +60,9 @@ class IndexMap:
             start, end, new = int(numbers[begin]), int(numbers[stop - 1]) + 1, new_start + begin
             last = self.runs[-1] if self.runs else None
             if last is not None and (last.part, last.end) == (part, start):
-                self.runs[-1] = IndexRun(part, last.start, end, last.new_start, last.position, last.new_position)
+                self.runs[-1] = IndexRange(part, last.start, end, last.new_start, last.position, last.new_position)
             else:
-                self.runs.append(IndexRun(part, start, end, new, int(positions[begin]), int(new_positions[begin])))
+                self.runs.append(IndexRange(part, start, end, new, int(positions[begin]), int(new_positions[begin])))
 
     def saved(self) -> list[list[Any]]:
         """Returns the runs for JSON."""
@@ -71,7 +71,7 @@ class IndexMap:
     @classmethod
     def restored(cls, saved: list[list[Any]]) -> IndexMap:
         """Returns what ``saved`` gave."""
-        return cls([IndexRun(*run) for run in saved])
+        return cls([IndexRange(*run) for run in saved])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def broker_end(self) -> int:
-        """Behind the last source index whose message has a queue offset from a broker; 2^62: all have."""
+        """Lag the last source index whose message has a queue offset from a broker; 2^62: all have."""
         return 1 << 62 if self.source.broker_end is None else self.source.broker_end
 
 

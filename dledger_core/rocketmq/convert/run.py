@@ -243,14 +243,14 @@ class _Conversion:
                 target.wipe()
             else:
                 target.cut_back(progress.position, progress.next_index)
-            self._copy_pieces(plan, progress, target)
+            self._copy_chunks(plan, progress, target)
             target.sync()
         finally:
             target.close()
         progress.phase = "verify"
         save_progress(self._files, self._layout, progress)
 
-    def _copy_pieces(self, plan: Plan, progress: Progress, target: StoreWriter) -> None:
+    def _copy_chunks(self, plan: Plan, progress: Progress, target: StoreWriter) -> None:
         saved_at, unsaved = time.monotonic(), 0
         for piece in read_source(plan, progress.cursor):
             records = transform(plan, progress, piece)

@@ -22,7 +22,7 @@ from dledger_core.storage.files.hard_state import read_properties
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.log_info import LogMeta
-from dledger_core.storage.files.recovering import abstains_above
+from dledger_core.storage.files.recovering import recovering_above
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.store_reader import StoreReader, open_store
 from dledger_core.storage.read.visibility import Outcomes
@@ -218,7 +218,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
     parts: tuple[Part, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
     commit = reader.commit_index
     hard_state = _hard_state(files, layout, reader)
-    if meta is not None and abstains_above(files, layout, hard_state.term) is not None:
+    if meta is not None and recovering_above(files, layout, hard_state.term) is not None:
         raise CorruptRecordError(
             "the end of this log was lost, and with it entries that its node may have acknowledged",
             str(store),
@@ -325,7 +325,7 @@ def _hard_state(files: Files, layout: Layout, reader: StoreReader) -> HardState:
 
     Java deletes ``currterm`` before it renames the new one, so a crash can leave only the copies.
     """
-    runs = reader.term_runs()
+    runs = reader.term_ranges()
     last = max((int(run.term) for run in runs), default=0)
     found = read_properties(files, layout.root / "currterm") or {}
     term, vote = _number(found.get("currTerm")), found.get("voteLeader")

@@ -9,10 +9,10 @@ import pyarrow as pa
 from dledger_core.rocketmq.message.compression import TooManyBytesError
 from dledger_core.rocketmq.message.decode import decode_messages
 
-__all__ = ["decode_pieces"]
+__all__ = ["decode_chunks"]
 
 
-def decode_pieces(
+def decode_chunks(
     batch: pa.RecordBatch, columns: Sequence[str], *, opened_bytes_max: int
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Decodes the column ``body`` of a batch, in pieces whose bodies stay below a bound.

@@ -23,10 +23,10 @@ __all__ = [
     "Rows",
     "binary_column",
     "bitmap",
+    "chunks_at",
     "constant_column",
     "field",
-    "join_pieces",
-    "pieces_at",
+    "join_chunks",
     "rows_of",
     "text_column",
 ]
@@ -36,7 +36,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _COLUMN_BYTES_MAX: Final = (1 << 31) - 1
-_SHORT_PIECE: Final = 20
+_SHORT_CHUNK: Final = 20
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def field(data: Bytes, dtype: str, at: IntArray) -> npt.NDArray[Any]:
     return _everywhere(data, kind)[at].astype(kind.newbyteorder("="), copy=False)
 
 
-def pieces_at(data: Bytes, width: int, at: IntArray) -> Bytes:
+def chunks_at(data: Bytes, width: int, at: IntArray) -> Bytes:
     """Returns ``width`` bytes from each of the byte offsets ``at`` on, shape (n, width); a copy."""
     return field(data, f"V{width}", at).view(np.uint8).reshape(len(at), width)
 
@@ -103,7 +103,7 @@ def _everywhere(data: Bytes, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.ndarray((count,), kind, buffer=data if count else bytes(8), strides=(1,))
 
 
-def join_pieces(data: Bytes, starts: IntArray, lengths: IntArray) -> Any:
+def join_chunks(data: Bytes, starts: IntArray, lengths: IntArray) -> Any:
     """Returns the concatenation of ``data[starts[i]:starts[i] + lengths[i]]`` as a buffer."""
     total = int(lengths.sum())
     if total > _COLUMN_BYTES_MAX:
@@ -112,7 +112,7 @@ def join_pieces(data: Bytes, starts: IntArray, lengths: IntArray) -> Any:
         return b""
     if bool((lengths == lengths[0]).all()):  # names, tags, hosts and ids often are: numbers of so many bytes
         return _everywhere(data, np.dtype(f"V{lengths[0]}"))[starts].view(np.uint8)
-    if total <= _SHORT_PIECE * len(lengths):  # cheaper byte by byte than piece by piece
+    if total <= _SHORT_CHUNK * len(lengths):  # cheaper byte by byte than piece by piece
         ends = np.cumsum(lengths)
         return data[np.arange(total) + np.repeat(starts - (ends - lengths), lengths)]
     return slices_of([data], lengths, 0, starts)
@@ -135,7 +135,7 @@ def text_column(data: Bytes, starts: IntArray, lengths: IntArray, present: BoolA
     """Returns a string column of pieces; what is not UTF-8 is replaced by U+FFFD, as Java does."""
     if present is not None:
         lengths = np.where(present, lengths, 0)
-    column = binary_column(join_pieces(data, starts, lengths), lengths, present)
+    column = binary_column(join_chunks(data, starts, lengths), lengths, present)
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:

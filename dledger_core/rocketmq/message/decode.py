@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dledger_core.errors import BadRequestError
 from dledger_core.record import slices_of
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_pieces, rows_of, text_column
+from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_chunks, rows_of, text_column
 from dledger_core.rocketmq.message.compression import BODY_BYTES_MAX, CompressionError, TooManyBytesError, decompress
 from dledger_core.rocketmq.message.hosts import message_ids, read_hosts
 from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
@@ -169,7 +169,7 @@ class _Decoder:
         """Whether any message may name further queues: few do, and to look for the word is cheaper than to cut all."""
         if "_pairs" in vars(self):
             return True
-        texts = join_pieces(self.located.data, self.located.properties, self.located.properties_bytes)
+        texts = join_chunks(self.located.data, self.located.properties, self.located.properties_bytes)
         return layout.MULTI_DISPATCH.encode() in bytes(texts)
 
     def _properties(self) -> pa.Array:
@@ -215,7 +215,7 @@ class _Decoder:
         located = self.located
         packed = np.flatnonzero(located.sys_flags & layout.COMPRESSED)
         if not len(packed):
-            return binary_column(join_pieces(located.data, located.body, located.body_bytes), located.body_bytes)
+            return binary_column(join_chunks(located.data, located.body, located.body_bytes), located.body_bytes)
         opened = self._decompress(packed)
         lengths, starts = located.body_bytes.copy(), located.body.copy()
         which = np.zeros(located.count, np.int32)

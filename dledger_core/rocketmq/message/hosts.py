@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.errors import BadRequestError
-from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, field, pieces_at
+from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, chunks_at, field
 
 __all__ = ["message_ids", "pack_host", "read_hosts"]
 
@@ -79,8 +79,8 @@ def message_ids(data: Bytes, store_host: IntArray, ipv6: BoolArray, physical_off
         return _texts(digits, np.full(len(digits), 32, np.int32))
     ids = np.empty((len(store_host), 28), np.uint8)
     narrow = ~ipv6
-    ids[narrow, :16] = np.hstack([pieces_at(data, 8, store_host[narrow]), physical_offset[narrow]])
-    ids[ipv6] = np.hstack([pieces_at(data, 20, store_host[ipv6]), physical_offset[ipv6]])
+    ids[narrow, :16] = np.hstack([chunks_at(data, 8, store_host[narrow]), physical_offset[narrow]])
+    ids[ipv6] = np.hstack([chunks_at(data, 20, store_host[ipv6]), physical_offset[ipv6]])
     bytes_of = np.where(ipv6, 28, 16)
     return _texts(_HEX.take(ids[np.arange(28) < bytes_of[:, None]]), (2 * bytes_of).astype(np.int32))
 

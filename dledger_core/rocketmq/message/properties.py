@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core.errors import BadRequestError
-from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, field, join_pieces, rows_of, text_column
+from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, field, join_chunks, rows_of, text_column
 from dledger_core.rocketmq.message.layout import NAME_END, PROPERTY_END
 
 __all__ = ["PROPERTIES_BYTES_MAX", "Pairs", "build_properties", "parse_properties"]
@@ -150,27 +150,27 @@ def parse_properties(data: Bytes, starts: IntArray, lengths: IntArray) -> Pairs:
     ends = starts + lengths
     bare = np.flatnonzero(lengths > 0)
     bare = bare[data[ends[bare] - 1] != PROPERTY_END]
-    blob = np.frombuffer(join_pieces(data, starts, lengths), np.uint8)
+    blob = np.frombuffer(join_chunks(data, starts, lengths), np.uint8)
     totals = np.cumsum(lengths)
     if len(bare):  # end every text with 0x02, so that every piece is
         blob = np.insert(blob, totals[bare], PROPERTY_END)
         lengths = lengths.copy()
         lengths[bare] += 1
         totals = np.cumsum(lengths)
-    piece_ends = np.flatnonzero(blob == PROPERTY_END)
-    piece_starts = np.empty_like(piece_ends)
-    piece_starts[:1], piece_starts[1:] = 0, piece_ends[:-1] + 1
-    return Pairs(blob, piece_starts, piece_ends, _first_pieces(piece_ends, totals))
+    chunk_ends = np.flatnonzero(blob == PROPERTY_END)
+    chunk_starts = np.empty_like(chunk_ends)
+    chunk_starts[:1], chunk_starts[1:] = 0, chunk_ends[:-1] + 1
+    return Pairs(blob, chunk_starts, chunk_ends, _first_chunks(chunk_ends, totals))
 
 
-def _first_pieces(piece_ends: IntArray, totals: IntArray) -> IntArray:
+def _first_chunks(chunk_ends: IntArray, totals: IntArray) -> IntArray:
     """Returns the number of each text's first piece, and the number of all; a text ends before ``totals[i]``."""
     first = np.zeros(len(totals) + 1, np.int64)
     last = np.zeros(int(totals[-1]) + 1 if len(totals) else 1, np.bool_)
     last[totals] = True
-    numbers = np.flatnonzero(last[piece_ends + 1]) + 1
+    numbers = np.flatnonzero(last[chunk_ends + 1]) + 1
     # Texts without a byte end where the one before does, so there are fewer ends than texts: then each is looked up.
-    first[1:] = numbers if len(numbers) == len(totals) else np.searchsorted(piece_ends, totals)
+    first[1:] = numbers if len(numbers) == len(totals) else np.searchsorted(chunk_ends, totals)
     return first
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, field, pieces_at
+from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, chunks_at, field
 
 __all__ = ["Located", "locate", "reason_text"]
 
@@ -124,7 +124,7 @@ def locate(rows: Rows) -> Located:
         sieve.drop(~rows.present, 1)
     sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
     # One look at the record instead of one per field: most of them wait for memory.
-    sieve.columns["heads"] = pieces_at(data, layout.HEAD.itemsize, sieve.starts).view(layout.HEAD)[:, 0]
+    sieve.columns["heads"] = chunks_at(data, layout.HEAD.itemsize, sieve.starts).view(layout.HEAD)[:, 0]
     magics = sieve.heads["magic"]
     sieve.columns["wide"] = magics == layout.MAGIC_V2
     sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)
@@ -148,8 +148,8 @@ def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
     shifted = np.flatnonzero(sieve.body - sieve.starts != layout.HEAD.itemsize)
     if len(shifted):
         heads = sieve.heads.view(np.uint8).reshape(-1, layout.HEAD.itemsize)
-        heads[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = pieces_at(data, 8, sieve.store_host[shifted] - 8)
-        heads[shifted, -_BEFORE_BODY:] = pieces_at(data, _BEFORE_BODY, sieve.body[shifted] - _BEFORE_BODY)
+        heads[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = chunks_at(data, 8, sieve.store_host[shifted] - 8)
+        heads[shifted, -_BEFORE_BODY:] = chunks_at(data, _BEFORE_BODY, sieve.body[shifted] - _BEFORE_BODY)
 
 
 def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:

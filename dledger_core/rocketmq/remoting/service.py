@@ -13,10 +13,10 @@ from dledger_core.rocketmq.remoting.connection import RemotingConnection
 from dledger_core.rocketmq.remoting.responses import WireEntry
 from dledger_core.rocketmq.remoting.session import Appended, GroupService, GroupState
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.replica.transfer import hand_over
+from dledger_core.server.replica.transfer import transfer_leadership
 from dledger_core.server.services.appends import Appended as Committed
 from dledger_core.server.services.reads import ReadRequest
-from dledger_core.server.services.request import Hosted
+from dledger_core.server.services.request import HostedGroup
 
 __all__ = ["RemotingNode"]
 
@@ -33,7 +33,7 @@ class RemotingNode:
         is_started: whether all are.
     """
 
-    def __init__(self, config: ServerConfig, hosted: Mapping[str, Hosted], is_started: Callable[[], bool]) -> None:
+    def __init__(self, config: ServerConfig, hosted: Mapping[str, HostedGroup], is_started: Callable[[], bool]) -> None:
         self.node_id = str(config.self_id)
         self._config = config
         self._hosted = hosted
@@ -54,14 +54,14 @@ class RemotingNode:
         """See ``NodeService``."""
         hosted = self._hosted.get(name)
         if hosted is not None and self._is_started():
-            return _HostedGroup(self._config, hosted, self._peers)
+            return _RemotingGroup(self._config, hosted, self._peers)
         return _ClosedGroup(self._peers) if name in self._config.groups else None
 
 
-class _HostedGroup:
+class _RemotingGroup:
     """A group with its services; see ``GroupService``."""
 
-    def __init__(self, config: ServerConfig, hosted: Hosted, peers: Mapping[str, str]) -> None:
+    def __init__(self, config: ServerConfig, hosted: HostedGroup, peers: Mapping[str, str]) -> None:
         self._config, self._hosted, self._peers = config, hosted, peers
 
     async def state(self) -> GroupState:
@@ -125,7 +125,7 @@ class _HostedGroup:
         return WireEntry(row["index"], row["term"], row["magic"], row["position"], row["body"])
 
     async def transfer(self, node_id: str) -> None:
-        await hand_over(self._hosted.replica, self._config, NodeId(node_id))
+        await transfer_leadership(self._hosted.replica, self._config, NodeId(node_id))
 
 
 class _ClosedGroup:

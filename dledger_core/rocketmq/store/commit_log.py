@@ -31,7 +31,7 @@ import pyarrow as pa
 from dledger_core.checksum import crc32_column
 from dledger_core.errors import ConfigError
 from dledger_core.record import is_segment_name
-from dledger_core.rocketmq.message.columns import Rows, join_pieces, rows_of
+from dledger_core.rocketmq.message.columns import Rows, join_chunks, rows_of
 from dledger_core.rocketmq.message.layout import BODY_CRC_MASK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from dledger_core.rocketmq.message.records import locate, reason_text
 
@@ -254,7 +254,7 @@ def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
     """
     located = locate(rows_of(batch.column("body")))
     faults = located.reasons.copy()
-    bodies = join_pieces(located.data, located.body, located.body_bytes)
+    bodies = join_chunks(located.data, located.body, located.body_bytes)
     crcs = crc32_column(bodies, located.body_bytes) & np.uint32(BODY_CRC_MASK)
     positions = np.asarray(batch.column("position"))[located.rows]
     faults[located.rows[located.number("physical_offset") != positions]] = _WRONG_POSITION

@@ -68,7 +68,7 @@ def end_of(store: StoreReader) -> LogEnd:
     java = store.writer != "dledger-python"
     position, size = int(store.position_end), store.segment_bytes[0]
     path = store.path / "data" / segment_name(position - position % size)
-    committed = store.vouched_index
+    committed = store.checkpoint_commit_index
     return LogEnd(
         end=int(store.last_index) + 1,
         position=position,

@@ -15,7 +15,7 @@ from dledger_core.server.maintenance.retention import RetentionPolicy, plan
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage.files.file_system import DiskSpace
 
-__all__ = ["RETENTION_S", "SPACE_S", "Upkeep"]
+__all__ = ["RETENTION_S", "SPACE_S", "Maintenance"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ SPACE_S: Final = 1.0
 RETENTION_S: Final = 10.0
 
 
-class Upkeep:
+class Maintenance:
     """Works in tasks of the event loop, with the disk's part in ``executor``; one round of each kind at a time.
 
     Args:

@@ -145,14 +145,14 @@ class PeerRecords:
         while left is not None:
             before = left
             for peer in self._peers:
-                left = await self._mend_from(peer, before, write)
+                left = await self._repair_from(peer, before, write)
                 if left != before:
                     break
             if left == before:
                 return left
         return None
 
-    async def _mend_from(self, peer: Peer, damage: Damage, write: Write) -> Damage | None:
+    async def _repair_from(self, peer: Peer, damage: Damage, write: Write) -> Damage | None:
         """Takes from one peer as much as it has; returns what remains."""
         source = self._source(peer)
         left: Damage | None = damage

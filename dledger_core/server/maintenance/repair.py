@@ -22,9 +22,9 @@ from dledger_core.storage.check.recent_check import check_recent
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.verification import suspicion
+from dledger_core.storage.files.verification import verification_reason
 
-__all__ = ["RepairReport", "SuspectStores", "open_sound", "repair_store"]
+__all__ = ["QuarantinedStores", "RepairReport", "open_sound", "repair_store"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,11 +75,11 @@ async def repair_store(
     """
     environment = environment or EventLoopRepairs()
     await environment.beside(store.prepare)
-    found = left = await environment.beside(partial(store.find, mend_rows=True))
+    found = left = await environment.beside(partial(store.find, rewrite_rows=True))
     others = tuple(peer for peer in peers if peer.node_id != store.meta.node_id)
     records = PeerRecords(others, group, store.meta.log_uuid, environment.source)
     if others:
-        await environment.beside(partial(store.abstain_if_end_is_lost, found))
+        await environment.beside(partial(store.mark_recovering_if_end_is_lost, found))
 
     async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
         return await environment.beside(partial(store.write_back, damage, fetched, commit_index))
@@ -90,7 +90,7 @@ async def repair_store(
         if left and not await again(left, records.failures):
             break
     if found and not left:
-        left = await environment.beside(partial(store.find, mend_rows=True))
+        left = await environment.beside(partial(store.find, rewrite_rows=True))
     if not left:
         await environment.beside(store.settle)
     return RepairReport(tuple(found), tuple(left), dict(records.failures))
@@ -113,7 +113,7 @@ def open_sound(
     """
     files = files or OsFiles()
     path = config.store_path(group)
-    why = suspicion(files, Layout(path))
+    why = verification_reason(files, Layout(path))
     if why is not None:
         raise CorruptRecordError(
             f"the store is suspect, a write failed ({why})", str(path), "it is verified and repaired from its peers"
@@ -127,7 +127,7 @@ def open_sound(
     return log
 
 
-class SuspectStores:
+class QuarantinedStores:
     """The groups of a node whose stores are not fit to be opened; each is repaired, then opened, beside the others.
 
     Args:
@@ -179,7 +179,7 @@ class SuspectStores:
         """Whether a repair may mend what ``error`` tells."""
         path = self._config.store_path(group)
         in_data = Path(error.where).parent == path / "data"
-        suspect = suspicion(self._files, Layout(path)) is not None
+        suspect = verification_reason(self._files, Layout(path)) is not None
         return suspect or (in_data and len(self._config.peers) > 1)
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 RETRY_S: Final = 2.0
 TOLD_S: Final = 60.0
-HAND_OVER_S: Final = 2.0
+TRANSFER_S: Final = 2.0
 READ_BYTES: Final = 1 << 20
 
 
@@ -87,7 +87,7 @@ class LiveRepairs:
                     met.discard(index)
                     continue
                 # Not a condition: the damage itself may be what keeps all others from catching up.
-                await self._hand_over(replica)
+                await self._transfer_leadership(replica)
                 if (left := await records.mend(damage, write)) is not None:
                     await self._wait(replica, left, "; ".join(f"{n}: {why}" for n, why in records.failures.items()))
                 else:
@@ -98,13 +98,13 @@ class LiveRepairs:
                 _LOG.error("group %s: damage near entry %d cannot be repaired: %s", replica.group, index, error)
                 await environment.sleep(RETRY_S)
 
-    async def _hand_over(self, replica: Replica) -> None:
+    async def _transfer_leadership(self, replica: Replica) -> None:
         """Tries to have another node lead the group while this one is repaired."""
         environment = self._environment
         for peer in self._peers if replica.is_leader else ():
             with contextlib.suppress(DLedgerError):
                 replica.transfer_leadership(peer.node_id)
-            deadline = environment.now() + HAND_OVER_S
+            deadline = environment.now() + TRANSFER_S
             while replica.is_leader and environment.now() < deadline:
                 await environment.progress(replica, deadline - environment.now())
             if not replica.is_leader:
@@ -197,7 +197,7 @@ class Scrub:
                 return
             if not fit:
                 _LOG.warning("group %s: rows of the index behind entry %d are corrected", replica.group, at)
-                replica.run_on_disk(partial(replica.log.mend_rows, records, at))
+                replica.run_on_disk(partial(replica.log.rewrite_rows, records, at))
             at += records.count
             await environment.sleep(max(records.nbytes / self._rate - (environment.now() - began), 0.0))
 

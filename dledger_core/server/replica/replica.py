@@ -17,12 +17,12 @@ from dledger_core import control
 from dledger_core.config import RaftConfig
 from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError
 from dledger_core.ids import Index, NodeId
-from dledger_core.raft import Batch, Configuration, Message, NewStart, RawNode, Ready, Role, SoftState
+from dledger_core.raft import Batch, Configuration, LogRestart, Message, RawNode, Ready, Role, SoftState
 from dledger_core.record import HEADER_BYTES, Payload
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.replica.control_tables import Controls
 from dledger_core.server.replica.environment import Environment, event_loop_environment
-from dledger_core.server.replica.snapshot import NewLog, Resets, without_deleted
+from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls, without_deleted
 from dledger_core.server.services.pins import Pins
 from dledger_core.server.services.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
@@ -95,8 +95,8 @@ class Replica:
             commit_index=log.commit_index,
             random=environment.random,
             noop_payload=self._noop_payload,
-            reset_payloads=Resets(log, lambda: self.tables),
-            abstains_above=log.abstention.above,
+            snapshot_payloads=SnapshotInstalls(log, lambda: self.tables),
+            recovering_above=log.recovering_mark.above,
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
@@ -240,7 +240,7 @@ class Replica:
             if reply is not None:
                 reply(read.index)
 
-    def _begin_anew(self, new_start: NewStart) -> None:
+    def _begin_anew(self, new_start: LogRestart) -> None:
         """Follows a leader that deleted what this replica lacks; until the disk has too, old entries stay readable."""
         new_log = new_start.payload
         assert isinstance(new_log, NewLog)
@@ -250,7 +250,7 @@ class Replica:
             self.node_id,
             new_start.first_index,
         )
-        self.log.stage_reset(new_log.start)
+        self.log.stage_restart(new_log.start)
         self._controls.restart(new_log.tables)
         self._tables_saved_at = 0
         self._committed(Index(new_start.first_index - 1))
@@ -384,7 +384,7 @@ class Replica:
 
     def save_checkpoint(self) -> None:
         """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
-        self._disk.run(partial(self.log.save_checkpoint, self.commit_index, votes=not self.raft.status().abstains))
+        self._disk.run(partial(self.log.save_checkpoint, self.commit_index, votes=not self.raft.status().is_recovering))
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes
             self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))

@@ -21,7 +21,7 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import LogStart, TablesSnapshot
 
-__all__ = ["NewLog", "Resets", "without_deleted"]
+__all__ = ["NewLog", "SnapshotInstalls", "without_deleted"]
 
 _VERSION: Final = 1
 
@@ -54,8 +54,8 @@ class NewLog:
     tables: LogTables
 
 
-class Resets:
-    """Makes and reads resets of one replica (``ResetPayloads``).
+class SnapshotInstalls:
+    """Makes and reads resets of one replica (``SnapshotPayloads``).
 
     Args:
         log: its store.
@@ -67,7 +67,7 @@ class Resets:
         self._tables = tables
 
     def pack(self, first_index: Index) -> bytes:
-        """See ``ResetPayloads``."""
+        """See ``SnapshotPayloads``."""
         snapshot = TablesSnapshot.of(self._tables())
         fields = {
             "version": _VERSION,
@@ -80,7 +80,7 @@ class Resets:
         return bytes(msgpack.packb(fields))
 
     def unpack(self, first_index: Index, previous_term: Term, data: bytes) -> NewLog:
-        """See ``ResetPayloads``."""
+        """See ``SnapshotPayloads``."""
         fields = _fields(data)
         position, packed, log_uuid = fields.get("position"), fields.get("tables"), fields.get("log")
         position = position if type(position) is int else -1

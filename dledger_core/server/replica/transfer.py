@@ -10,12 +10,12 @@ from dledger_core.ids import NodeId
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.replica.replica import Replica
 
-__all__ = ["hand_over"]
+__all__ = ["transfer_leadership"]
 
 PATIENCE_S: Final = 3.0
 
 
-async def hand_over(replica: Replica, config: ServerConfig, target: NodeId) -> None:
+async def transfer_leadership(replica: Replica, config: ServerConfig, target: NodeId) -> None:
     """Hands a group over to a node; returns when it leads.
 
     Raises:

@@ -239,10 +239,10 @@ class Reads:
     def _log_rows(self, table: str) -> list[list[Any]]:
         log, end = self._replica.log, self._replica.readable_end
         if table == "terms":
-            return term_rows(log.term_runs(), log.first_index(), end)
+            return term_rows(log.term_ranges(), log.first_index(), end)
         return segment_rows(log.segment_facts(), log.position_of, end)
 
-    async def losers_space(self) -> list[int]:
+    async def orphaned_space(self) -> list[int]:
         """Returns how many entries that lost are still stored, and how many bytes they take."""
         log, loop = self._replica.log, asyncio.get_running_loop()
         while True:

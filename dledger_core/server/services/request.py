@@ -17,11 +17,11 @@ from dledger_core.server.services.positions import Positions
 from dledger_core.server.services.reads import Reads
 from dledger_core.server.services.role_events import RoleFeed
 
-__all__ = ["GroupRequest", "Hosted", "Request"]
+__all__ = ["GroupRequest", "HostedGroup", "Request"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedGroup:
     """A group on this node with its services."""
 
     replica: Replica
@@ -59,4 +59,4 @@ class Request:
 class GroupRequest(Request):
     """A request about one group that this node hosts."""
 
-    hosted: Hosted
+    hosted: HostedGroup

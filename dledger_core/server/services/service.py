@@ -20,13 +20,13 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.replica.transfer import hand_over
+from dledger_core.server.replica.transfer import transfer_leadership
 from dledger_core.server.services.appends import Appended, Appends, ProducerKey, Reply
 from dledger_core.server.services.budget import Budget
 from dledger_core.server.services.flow import ClientFlow
 from dledger_core.server.services.new_entries import AwaitRequest, grown_groups
 from dledger_core.server.services.reads import READ_BYTES_MAX, DigestRequest, ReadRequest
-from dledger_core.server.services.request import GroupRequest, Hosted, Request
+from dledger_core.server.services.request import GroupRequest, HostedGroup, Request
 
 __all__ = ["ClientService"]
 
@@ -47,7 +47,7 @@ class ClientService:
     """
 
     def __init__(
-        self, config: ServerConfig, hosted: dict[str, Hosted], refuse: Callable[[str], None] = lambda _group: None
+        self, config: ServerConfig, hosted: dict[str, HostedGroup], refuse: Callable[[str], None] = lambda _group: None
     ) -> None:
         self._config = config
         self._refuse = refuse  # raises what is to be said of a group that is not hosted now
@@ -107,7 +107,7 @@ class ClientService:
             Request(connection, flow, frame).refuse(error)
         flow.check_unsent()
 
-    def _group(self, group: str) -> Hosted:
+    def _group(self, group: str) -> HostedGroup:
         hosted = self._hosted.get(group)
         if hosted is None:
             self._refuse(group)
@@ -231,7 +231,7 @@ class ClientService:
 
     async def _metadata_with_space(self, request: GroupRequest) -> None:
         async with request.flow.room():
-            losers = await request.hosted.reads.losers_space()
+            losers = await request.hosted.reads.orphaned_space()
         request.answer(Type.METADATA_OK, self._metadata_fields(request) | {"losers": losers})
 
     def _metadata_fields(self, request: GroupRequest) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class ClientService:
             "groups": sorted(self._hosted),
             "preferred": list(self._config.preferred(replica.group)),
             "time": replica.log.last_time_ms or None,
-            "abstains": status.abstains,
+            "is_recovering": status.is_recovering,
         }
 
     async def _read(self, request: GroupRequest) -> None:
@@ -331,7 +331,7 @@ class ClientService:
 
     async def _transfer(self, request: GroupRequest) -> None:
         target = NodeId(str_field(request.frame.header, "node"))
-        await hand_over(request.hosted.replica, self._config, target)
+        await transfer_leadership(request.hosted.replica, self._config, target)
         request.answer(Type.TRANSFER_OK, {"leader": target})
 
 

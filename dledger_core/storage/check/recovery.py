@@ -259,7 +259,7 @@ class _Recovery:
         Nothing is written before all of these records are found whole, in order and uncontradicted.
         """
         for run in self._runs(known, upto):
-            self.reader.check_witness(run)
+            self.reader.cross_check(run)
             self._check_end(run, checkpoint)
         last: Run | None = None
         for last in self._runs(known, upto):

@@ -35,9 +35,9 @@ from dledger_core.storage.files.hard_state import load_hard_state, read_properti
 from dledger_core.storage.files.index_file import IndexFile, contradiction
 from dledger_core.storage.files.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.files.log_info import LogMeta, load_log_meta
-from dledger_core.storage.files.recovering import abstains_above, clear_abstaining, mark_abstaining
+from dledger_core.storage.files.recovering import clear_recovering, mark_recovering, recovering_above
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.files.verification import clear_suspect, rewrite_doubtful, suspicion
+from dledger_core.storage.files.verification import clear_needs_verification, rewrite_unconfirmed, verification_reason
 from dledger_core.storage.read.record_reader import RecordReader, own_rules
 from dledger_core.storage.write.trim import end_interrupted
 
@@ -123,7 +123,7 @@ def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Reco
     terms = headers["term"]
     if (before is not None and int(terms[0]) < before) or (after is not None and int(terms[-1]) > after):
         raise _misfit(damage, "their terms do not lie between those of the neighbours", damage.start)
-    _check_witnesses(reader, index, damage, records)
+    _cross_check_all(reader, index, damage, records)
 
 
 def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: int | None = None) -> int | None:
@@ -135,7 +135,7 @@ def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: 
     return header[3] if header is not None and header[2] == at and header[3] == int(row["term"]) else None
 
 
-def _check_witnesses(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:
+def _cross_check_all(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:
     """A row that contradicts a fetched record must be what is damaged: the record here is the fetched one then."""
     rows = index.read(damage.start, damage.start + records.count)
     for at in np.flatnonzero(contradiction(rows, index_records(records))).tolist():
@@ -241,17 +241,17 @@ class StoreRepair:
             refuse(error, layout.root)
 
     @property
-    def suspicion(self) -> str | None:
+    def verification_reason(self) -> str | None:
         """Why the store is suspect, or None."""
-        return suspicion(self._files, self._layout)
+        return verification_reason(self._files, self._layout)
 
     @property
-    def abstains_above(self) -> Term | None:
-        """See ``abstains_above``."""
+    def recovering_above(self) -> Term | None:
+        """See ``recovering_above``."""
         with contextlib.suppress(CorruptRecordError):
             term = load_hard_state(self._files, self._layout.root, last_term=0).term
-            return abstains_above(self._files, self._layout, term)
-        return abstains_above(self._files, self._layout, NO_TERM)
+            return recovering_above(self._files, self._layout, term)
+        return recovering_above(self._files, self._layout, NO_TERM)
 
     def accept_loss(self) -> None:
         """Gives the node its vote back, whatever it may have acknowledged behind what it holds.
@@ -260,18 +260,18 @@ class StoreRepair:
             DiskFailedError: the disk does not take it.
         """
         with self._writing():
-            clear_abstaining(self._files, self._layout)
+            clear_recovering(self._files, self._layout)
 
     @property
     def path(self) -> Path:
         """The store's directory."""
         return self._layout.root
 
-    def find(self, *, mend_rows: bool = False) -> list[Damage]:
+    def find(self, *, rewrite_rows: bool = False) -> list[Damage]:
         """Reads everything that was durable and returns what is damaged of it.
 
         Args:
-            mend_rows: correct rows of the index that do not know an intact record.
+            rewrite_rows: correct rows of the index that do not know an intact record.
 
         Raises:
             DiskFailedError: the disk does not take the rows.
@@ -284,12 +284,12 @@ class StoreRepair:
         def on_run(run: Run) -> None:
             if self._closed:
                 raise RuntimeError("the store was closed while it was read")
-            if mend_rows:
+            if rewrite_rows:
                 write_wrong_rows(self._index, run.records, run.first_index)
 
         with self._writing():
             found = list(find_damage(self._reader, self._index, first, *end, on_run))
-            if mend_rows:
+            if rewrite_rows:
                 self._index.segments.sync(self._index.segments.bases)
         if self._checkpoint is None:  # then a bad record near the end is a torn tail
             written_end = self._data.written_end(self.meta.first_position)
@@ -325,8 +325,8 @@ class StoreRepair:
                 data.fill_up(base)
             data.sync_dir()
 
-    def abstain_if_end_is_lost(self, found: Sequence[Damage]) -> None:
-        """Takes the node's vote if what may lie behind the last durable entry can be gone too; see ``abstention``.
+    def mark_recovering_if_end_is_lost(self, found: Sequence[Damage]) -> None:
+        """Takes the node's vote if what may lie behind the last durable entry can be gone too; see ``recovering_mark``.
 
         Called before anything is mended: afterwards nothing shows that it was damaged.
 
@@ -339,7 +339,7 @@ class StoreRepair:
             known = read_properties(self._files, self._layout.root / "currterm") is not None
             term = load_hard_state(self._files, self._layout.root, last_term=0 if known else 1).term
             with self._writing():
-                mark_abstaining(self._files, self._layout, term)
+                mark_recovering(self._files, self._layout, term)
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
         """See ``write_back``.
@@ -358,9 +358,9 @@ class StoreRepair:
             DiskFailedError: the disk does not take it.
         """
         with self._writing():
-            if self.suspicion is not None:
-                rewrite_doubtful(self._files, self._layout, self._data, self._index.segments)
-            clear_suspect(self._files, self._layout)
+            if self.verification_reason is not None:
+                rewrite_unconfirmed(self._files, self._layout, self._data, self._index.segments)
+            clear_needs_verification(self._files, self._layout)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

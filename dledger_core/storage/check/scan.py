@@ -45,14 +45,14 @@ class Rules:
         blank: a BLANK ``exact``: must reach the segment's end; ``skip``: is skipped by its length (generation B);
             ``jump``: ends the segment whatever its length says (generation A).
         marked_from: from this index on each record carries an append time and a CRC; None = never demanded.
-        witnessed_to: below this index a row of the index that knows the record's place is a witness of its term and
+        cross_checked_to: below this index a row of the index that knows the record's place is a witness of its term and
             magic too, which no CRC covers; 0 = no row is.
     """
 
     position_checked: bool = True
     blank: Literal["exact", "skip", "jump"] = "exact"
     marked_from: int | None = None
-    witnessed_to: int = 0
+    cross_checked_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)

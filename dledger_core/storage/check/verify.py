@@ -112,7 +112,7 @@ class _Verifier:
         self.whole_end = 0
         self.whole_position = 0
         self.highest_term = 0
-        self.doubtful: Stop | None = None
+        self.needs_recheck: Stop | None = None
 
     def run(self, first_index: int) -> StoreReport:
         self.end = self.whole_end = first_index
@@ -128,7 +128,7 @@ class _Verifier:
             cursor = self._pass(stop)
             if cursor is None:
                 self._finish(stop.cursor.position, stop.kind)
-        self._check_vouched()
+        self._check_covered()
         first = first_index if self.first is None else self.first
         findings = tuple(sorted(self.findings, key=lambda finding: (finding.position, finding.start)))
         return StoreReport(Index(first), Index(self.whole_end - 1), findings)
@@ -160,11 +160,11 @@ class _Verifier:
 
     def _see(self, run: Run) -> None:
         """Takes note of valid records."""
-        if self.doubtful is not None and run.last_term >= self.highest_term:
-            self._settle_doubt()
+        if self.needs_recheck is not None and run.last_term >= self.highest_term:
+            self._recheck()
         if self.first is None:
             self.first = run.first_index
-        if self.doubtful is None:
+        if self.needs_recheck is None:
             self.highest_term = max(self.highest_term, run.last_term)
             self.end, self.end_position = run.end_index, run.end_position
             ends = batch_ends(run.records)
@@ -184,12 +184,12 @@ class _Verifier:
                 self._report("CORRUPT", index, index + 1, int(run.positions[at]), StopKind.WITNESS.value)
             self._index_mismatch(run, np.flatnonzero(wrong & ~doubted))
 
-    def _settle_doubt(self) -> None:
+    def _recheck(self) -> None:
         """The log goes on behind records of a lower term: they are part of it, and wrong."""
-        if self.doubtful is not None:
-            index = self.doubtful.cursor.index or 0
-            self._report("TERM_REGRESSION", index, index + 1, self.doubtful.cursor.position, StopKind.TERM.value)
-        self.doubtful = None
+        if self.needs_recheck is not None:
+            index = self.needs_recheck.cursor.index or 0
+            self._report("TERM_REGRESSION", index, index + 1, self.needs_recheck.cursor.position, StopKind.TERM.value)
+        self.needs_recheck = None
 
     def _index_mismatch(self, run: Run, wrong: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         if not len(wrong):
@@ -217,9 +217,9 @@ class _Verifier:
         """Reports why a scan stopped and returns where to go on, or None at the end."""
         cursor = stop.cursor
         index = self.end if cursor.index is None else cursor.index
-        if stop.kind is StopKind.TERM and self.doubtful is None:
+        if stop.kind is StopKind.TERM and self.needs_recheck is None:
             if not self._blame_record_before(index):
-                self.doubtful = stop
+                self.needs_recheck = stop
             return Cursor(cursor.position, index)
         if stop.kind is StopKind.TERM:
             return Cursor(cursor.position, index)
@@ -273,19 +273,19 @@ class _Verifier:
 
     def _finish(self, position: int, kind: StopKind) -> None:
         """Judges what lies behind the last valid record."""
-        if self.doubtful is not None:
-            position, kind = self.doubtful.cursor.position, StopKind.TERM
+        if self.needs_recheck is not None:
+            position, kind = self.needs_recheck.cursor.position, StopKind.TERM
         start = position if self.whole_end == self.end else self.whole_position
         behind = self.data.written_end(start) - start
         blank = self.data.read(start, 4) == b"\xff\xff\xff\xff" if self.data.holds(start) else False
-        if behind > 0 and not blank and not self._is_vouched(start):
+        if behind > 0 and not blank and not self._is_covered(start):
             message = f"{behind} bytes behind the last whole batch ({kind.value})"
             self._report("TORN_TAIL", self.whole_end, max(self.end, self.whole_end + 1), start, message)
 
-    def _is_vouched(self, position: int) -> bool:
+    def _is_covered(self, position: int) -> bool:
         return self.checkpoint is not None and position < self.checkpoint.position
 
-    def _check_vouched(self) -> None:
+    def _check_covered(self) -> None:
         if self.checkpoint is None or self.checkpoint.durable_index < self.whole_end:
             return
         self.whole_end = max(self.end, self.whole_end)  # part of a batch, but of a durable one

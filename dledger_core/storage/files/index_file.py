@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.ids import Index, Term
-from dledger_core.raft.batch import TermRun
+from dledger_core.raft.batch import TermRange
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
 from dledger_core.storage.files.segments import Segments
 
-__all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "contradiction", "term_runs"]
+__all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "contradiction", "term_ranges"]
 
 Rows = npt.NDArray[Any]
 _GAP_FILES_MAX: Final = 1024
@@ -161,13 +161,13 @@ def contradiction(rows: Rows, expected: Rows) -> npt.NDArray[np.bool_]:
     return place
 
 
-def term_runs(term_at: Callable[[int], int], first_index: int, last_index: int) -> list[TermRun]:
+def term_ranges(term_at: Callable[[int], int], first_index: int, last_index: int) -> list[TermRange]:
     """Returns the runs of terms of entries [first_index, last_index], found by bisecting."""
-    runs: list[TermRun] = []
+    runs: list[TermRange] = []
     start = first_index
     while start <= last_index:
         term = term_at(start)
-        runs.append(TermRun(Index(start), Term(term)))
+        runs.append(TermRange(Index(start), Term(term)))
         low, high = start, last_index + 1  # entry low has the term, entry high has another or is behind the end
         while high - low > 1:
             middle = (low + high) // 2

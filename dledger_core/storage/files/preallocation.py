@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["ZeroAhead"]
+__all__ = ["Preallocation"]
 
 _IDLE_S: Final = 5.0
 
 
-class ZeroAhead:
+class Preallocation:
     """Runs ``step`` until it has nothing to do; starts with the first ``poke`` and goes away when the log is idle."""
 
     def __init__(self, step: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""``meta/abstains``: the end of this log was lost, and with it the knowledge of what was acknowledged there.
+"""``meta/recovering``: the end of this log was lost, and with it the knowledge of what was acknowledged there.
 
 The checkpoint lags behind what was acknowledged. Where damage reaches the end of what it vouches for, entries behind
 that may be gone without a trace, and a repair cannot tell. Such a node must not vote before it holds, durably, a
@@ -20,30 +20,30 @@ from dledger_core.ids import Term
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout
 
-__all__ = ["Abstention", "abstains_above", "clear_abstaining", "mark_abstaining"]
+__all__ = ["RecoveringMark", "clear_recovering", "mark_recovering", "recovering_above"]
 
 _LOG = logging.getLogger(__name__)
-_NAME: Final = "abstains"
+_NAME: Final = "recovering"
 
 
 def _encode(above: int) -> bytes:
     fields = json.dumps({"above": above})
-    return f'{{"crc": {checksum.crc32(fields.encode())}, "abstains": {fields}}}\n'.encode()
+    return f'{{"crc": {checksum.crc32(fields.encode())}, "recovering": {fields}}}\n'.encode()
 
 
-def mark_abstaining(files: Files, layout: Layout, above: Term) -> None:
+def mark_recovering(files: Files, layout: Layout, above: Term) -> None:
     """Takes a node's vote, durably, until it holds a committed entry of a term above ``above``."""
     files.replace(layout.meta / _NAME, _encode(above))
 
 
-def clear_abstaining(files: Files, layout: Layout) -> None:
+def clear_recovering(files: Files, layout: Layout) -> None:
     """Gives a node's vote back, durably."""
     if files.read(layout.meta / _NAME) is not None:
         files.unlink(layout.meta / _NAME)
         files.sync_dir(layout.meta)
 
 
-def abstains_above(files: Files, layout: Layout, term: Term) -> Term | None:
+def recovering_above(files: Files, layout: Layout, term: Term) -> Term | None:
     """Returns above which term a committed entry must be held before the node votes; None if it has its vote.
 
     Args:
@@ -55,13 +55,13 @@ def abstains_above(files: Files, layout: Layout, term: Term) -> Term | None:
     if data is None:
         return None
     with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        above = int(json.loads(data)["abstains"]["above"])
+        above = int(json.loads(data)["recovering"]["above"])
         if _encode(above) == data:
             return Term(above)
     return term
 
 
-class Abstention:
+class RecoveringMark:
     """Whether the node of an open store has a vote. Called by the writer thread.
 
     Args:
@@ -70,19 +70,19 @@ class Abstention:
         term: the node's.
 
     Attributes:
-        above: it abstains until it holds a committed entry of a higher term; None = it has its vote.
+        above: it is_recovering until it holds a committed entry of a higher term; None = it has its vote.
     """
 
     def __init__(self, files: Files, layout: Layout, term: Term) -> None:
         self._files = files
         self._layout = layout
-        self.above = abstains_above(files, layout, term)
+        self.above = recovering_above(files, layout, term)
         if self.above == term:  # a damaged mark does not say another term at each start
-            mark_abstaining(files, layout, term)
+            mark_recovering(files, layout, term)
 
     def end(self) -> None:
         """Gives the vote back: the core has found that all is here, durably, that the node may have acknowledged."""
         if self.above is not None:
-            clear_abstaining(self._files, self._layout)
+            clear_recovering(self._files, self._layout)
             self.above = None
             _LOG.warning("%s: what was committed is here again, so the node has its vote again", self._layout.root)

@@ -17,31 +17,31 @@ from dledger_core.storage.files.layout import Layout
 if TYPE_CHECKING:
     from dledger_core.storage.files.segments import Segments
 
-__all__ = ["clear_suspect", "mark_suspect", "rewrite_doubtful", "suspicion"]
+__all__ = ["clear_needs_verification", "mark_needs_verification", "rewrite_unconfirmed", "verification_reason"]
 
 _NAME = "suspect"
 
 
-def mark_suspect(files: Files, layout: Layout, why: str) -> None:
+def mark_needs_verification(files: Files, layout: Layout, why: str) -> None:
     """Marks a store, if its disk still takes that; never raises, for the failure itself is what is to be told."""
     with contextlib.suppress(OSError):
         files.replace(layout.meta / _NAME, f"{why}\n".encode())
 
 
-def suspicion(files: Files, layout: Layout) -> str | None:
+def verification_reason(files: Files, layout: Layout) -> str | None:
     """Returns why a store is suspect, or None if it is not."""
     found = files.read(layout.meta / _NAME)
     return None if found is None else found.decode("utf-8", "replace").strip()
 
 
-def clear_suspect(files: Files, layout: Layout) -> None:
+def clear_needs_verification(files: Files, layout: Layout) -> None:
     """Removes the mark, durably."""
     if files.read(layout.meta / _NAME) is not None:
         files.unlink(layout.meta / _NAME)
         files.sync_dir(layout.meta)
 
 
-def rewrite_doubtful(files: Files, layout: Layout, data: Segments, index: Segments) -> None:
+def rewrite_unconfirmed(files: Files, layout: Layout, data: Segments, index: Segments) -> None:
     """Writes again, and syncs, everything that the checkpoint does not vouch for, and the small files."""
     checkpoint = load_checkpoint(files, layout.checkpoint)
     data.rewrite(checkpoint.position if checkpoint is not None else 0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dledger_core.raft.batch import TermRun
+from dledger_core.raft.batch import TermRange
 from dledger_core.storage.read.log_queries import SegmentFacts
 from dledger_core.storage.tables.tables import LogTables
 
@@ -16,7 +16,7 @@ __all__ = ["producer_rows", "segment_rows", "term_rows"]
 Rows = list[list[Any]]
 
 
-def term_rows(runs: Sequence[TermRun], first: int, end: int) -> Rows:
+def term_rows(runs: Sequence[TermRange], first: int, end: int) -> Rows:
     """Returns the rows of ``terms`` within [first, end)."""
     bounds = [*(int(run.first_index) for run in runs), end]
     rows = []

@@ -41,7 +41,7 @@ _ALL: Final = (1 << 63) - 1
 
 def own_rules(meta: LogMeta) -> Rules:
     """Returns what a valid record is in a store of ours."""
-    return Rules(marked_from=meta.foreign_end if meta.profile == "B" else None, witnessed_to=_ALL)
+    return Rules(marked_from=meta.foreign_end if meta.profile == "B" else None, cross_checked_to=_ALL)
 
 
 def corrupt(data: Segments, stop: Stop, index: int | None = None) -> CorruptRecordError:
@@ -98,7 +98,7 @@ class RecordReader:
         headers, rules = records.headers, self.rules
         if rules.position_checked and not bool((headers["position"] == rows["position"]).all()):
             return False
-        if start >= rules.witnessed_to:
+        if start >= rules.cross_checked_to:
             return True
         return bool((headers["term"] == rows["term"]).all() and (headers["magic"] == rows["magic"]).all())
 
@@ -152,7 +152,7 @@ class RecordReader:
                 continue
             if run.first_index > start and not sizes:
                 break  # the walk began behind the record: what came before it is damaged
-            self.check_witness(run)
+            self.cross_check(run)
             wanted = run.records.slice(max(start - run.first_index, 0), min(end - run.first_index, run.records.count))
             ends = np.cumsum(wanted.sizes, dtype=np.int64)
             keep = int(np.searchsorted(ends, max_bytes - total, side="right"))
@@ -192,9 +192,9 @@ class RecordReader:
             if data.read(end, BLANK.size) != blank:
                 raise corrupt(data, Stop(StopKind.HEADER, Cursor(end, int(headers["index"][row]))))
 
-    def check_witness(self, run: Run) -> None:
+    def cross_check(self, run: Run) -> None:
         """Raises CorruptRecordError if the index contradicts a record; see ``contradiction``."""
-        count = min(run.records.count, self.rules.witnessed_to - run.first_index)
+        count = min(run.records.count, self.rules.cross_checked_to - run.first_index)
         if count <= 0:
             return
         records = run.records.slice(0, count)
@@ -243,7 +243,7 @@ class RecordReader:
         """Returns the term of an entry; from the index, unless its row is senseless."""
         row = self.index.read(index, index + 1)[0]
         if int(row["index"]) == index and int(row["size"]) >= HEADER_BYTES:
-            header = self.header_at(int(row["position"])) if index < self.rules.witnessed_to else None
+            header = self.header_at(int(row["position"])) if index < self.rules.cross_checked_to else None
             if header is None or header[2] != index or header[3] == int(row["term"]):
                 return int(row["term"])
         return int(self.read(index, index + 1, 1, body_crc=False).headers["term"][0])

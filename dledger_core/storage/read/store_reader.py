@@ -20,7 +20,7 @@ import pyarrow as pa
 from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES
 from dledger_core.errors import BadRequestError, CorruptRecordError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import GroupName, Index, NodeId
-from dledger_core.raft.batch import TermRun
+from dledger_core.raft.batch import TermRange
 from dledger_core.record import (
     DESCRIPTIONS,
     READ_SCHEMA,
@@ -41,7 +41,7 @@ from dledger_core.storage.check.verify import StoreReport, record_behind, verify
 from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.hard_state import read_properties
-from dledger_core.storage.files.index_file import IndexFile, OverlaidIndex, agreement, term_runs
+from dledger_core.storage.files.index_file import IndexFile, OverlaidIndex, agreement, term_ranges
 from dledger_core.storage.files.layout import Layout, check_complete, lacks_identity
 from dledger_core.storage.files.log_info import LogMeta, load_log_meta
 from dledger_core.storage.files.segments import Segments
@@ -74,7 +74,7 @@ class _Origin:
         if self.meta is not None:
             # Only of what is committed: the rest may be overwritten while this view of it stays.
             committed = self.checkpoint.commit_index if self.checkpoint is not None else -1
-            return replace(own_rules(self.meta), witnessed_to=committed + 1)
+            return replace(own_rules(self.meta), cross_checked_to=committed + 1)
         return _JAVA_A if self.writer == "java-a" else _JAVA_B
 
 
@@ -186,7 +186,7 @@ class StoreReader:
     @property
     def commit_index(self) -> Index | None:
         """A recorded lower bound on what is committed; None if the store records none."""
-        found = self.vouched_index
+        found = self.checkpoint_commit_index
         return None if found is None else Index(min(found, self.last_index))
 
     @property
@@ -195,7 +195,7 @@ class StoreReader:
         return self._origin.meta is None and lacks_identity(self._files, self._layout)
 
     @property
-    def vouched_index(self) -> Index | None:
+    def checkpoint_commit_index(self) -> Index | None:
         """What the checkpoint, if any, says is the last committed entry; above ``last_index`` if the end is lost."""
         checkpoint, java = self._origin.checkpoint, self._origin.java_commit_index
         found = java if checkpoint is None else checkpoint.commit_index
@@ -314,9 +314,9 @@ class StoreReader:
                         return Cursor(base, header[2])
         return Cursor(data.bases[0] if data.bases else 0)
 
-    def term_runs(self) -> list[TermRun]:
+    def term_ranges(self) -> list[TermRange]:
         """Returns the runs of terms, in order."""
-        return term_runs(self._reader.term_at, self.first_index, self.last_index)
+        return term_ranges(self._reader.term_at, self.first_index, self.last_index)
 
     def describe(self, table: str) -> pa.RecordBatch:
         """Returns what the store says about its log: a table of DESCRIPTIONS, up to the last entry.
@@ -328,7 +328,7 @@ class StoreReader:
         """
         end = self.last_index + 1
         if table == "terms":
-            return description_batch(table, term_rows(self.term_runs(), self.first_index, end))
+            return description_batch(table, term_rows(self.term_ranges(), self.first_index, end))
         if table == "segments":
             facts = segment_facts(self._reader, end) if end > self.first_index else []
             return description_batch(table, segment_rows(facts, self._position_of, end))

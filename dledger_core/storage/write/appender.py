@@ -41,15 +41,15 @@ def bounded(batches: Sequence[Batch], bytes_max: int) -> Iterator[Sequence[Batch
 
 
 class Appender:
-    """Owned by the writer thread, but for ``zero_ahead``."""
+    """Owned by the writer thread, but for ``preallocate``."""
 
-    def __init__(self, data: Segments, index: IndexFile, position: int, zero_ahead_bytes: int) -> None:
+    def __init__(self, data: Segments, index: IndexFile, position: int, preallocate_bytes: int) -> None:
         self.data = data
         self.index = index
         self.position = position
         self._opened_at = position
         self._synced_bytes = 0
-        self._zero_ahead_bytes = zero_ahead_bytes
+        self._preallocate_bytes = preallocate_bytes
         self._zeroed_to = position
         self._zero_lock = threading.Lock()
         self._unsynced: set[int] = set()
@@ -155,12 +155,12 @@ class Appender:
         return self.data.base_of(position) + self.data.segment_bytes
 
     def _claim(self, position: int) -> None:
-        """Keeps ``zero_ahead`` off what is about to be written; waits only for a chunk that is in the way."""
+        """Keeps ``preallocate`` off what is about to be written; waits only for a chunk that is in the way."""
         if position > self._zeroed_to:
             with self._zero_lock:
                 self._zeroed_to = max(self._zeroed_to, position)
 
-    def zero_ahead(self) -> bool:
+    def preallocate(self) -> bool:
         """Writes and syncs one chunk of zeros behind the tail; returns whether there is more to do.
 
         Safe beside ``append``: below ``_zeroed_to`` nothing is ever zeroed, and a writer that goes beyond it moves it
@@ -191,6 +191,6 @@ class Appender:
         if self._synced_bytes > _LARGE_SYNC_BYTES:
             return start
         appended = self.position - self._opened_at
-        chunk = min(max(_ZERO_CHUNK_MIN, appended // 2), _ZERO_CHUNK_MAX, self._zero_ahead_bytes // 4)
+        chunk = min(max(_ZERO_CHUNK_MIN, appended // 2), _ZERO_CHUNK_MAX, self._preallocate_bytes // 4)
         stop = min(start + chunk, self._segment_end(start))
-        return stop if stop <= self.position + min(self._zero_ahead_bytes, max(2 * chunk, appended)) else start
+        return stop if stop <= self.position + min(self._preallocate_bytes, max(2 * chunk, appended)) else start

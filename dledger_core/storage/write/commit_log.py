@@ -34,10 +34,10 @@ from dledger_core.storage.files.hard_state import load_hard_state, save_hard_sta
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout, claim_store, refuse
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
-from dledger_core.storage.files.preallocation import ZeroAhead
-from dledger_core.storage.files.recovering import Abstention
+from dledger_core.storage.files.preallocation import Preallocation
+from dledger_core.storage.files.recovering import RecoveringMark
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.files.verification import mark_suspect
+from dledger_core.storage.files.verification import mark_needs_verification
 from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader, own_rules
 from dledger_core.storage.tables.tables import LogTables
@@ -73,12 +73,12 @@ class CommitLog(DurableLog):
         self.recovered: Final[LogEnd] = end
         self._first_index, self._last_index = end.first_index, end.last_index
         self._hard_state = load_hard_state(files, layout.root, end.term or meta.previous_term or 0)
-        self.abstention: Final = Abstention(files, layout, self._hard_state.term)
+        self.recovering_mark: Final = RecoveringMark(files, layout, self._hard_state.term)
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
-        self._appender = Appender(data, self._index, end.position, config.zero_ahead_bytes)
+        self._appender = Appender(data, self._index, end.position, config.preallocate_bytes)
         self._staging = Staging(config, StagedEnd(end.last_index + 1, end.position, end.time_ms), self._certain_end_of)
-        self._zero_ahead = ZeroAhead(self.zero_ahead)
+        self._preallocation = Preallocation(self.preallocate)
 
     @classmethod
     def open(
@@ -187,7 +187,7 @@ class CommitLog(DurableLog):
         """Moves the staged end back to before entry ``index``."""
         self._staging.truncate(index)
 
-    def stage_reset(self, start: LogStart) -> None:
+    def stage_restart(self, start: LogStart) -> None:
         """Moves the staged end to where the log starts anew; ``persist`` is then to be given the same."""
         self._staging.restart(StagedEnd(start.first_index, start.position, 0))
 
@@ -228,8 +228,8 @@ class CommitLog(DurableLog):
             self._staging.persisted(share)
         if rolled:
             self._write_checkpoint()
-        if self.config.zero_ahead_bytes:
-            self._zero_ahead.poke()
+        if self.config.preallocate_bytes:
+            self._preallocation.poke()
 
     def _truncate(self, index: int) -> None:
         if index > (last := self._last_index):
@@ -248,7 +248,7 @@ class CommitLog(DurableLog):
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
             if votes:
-                self.abstention.end()
+                self.recovering_mark.end()
 
     def _write_checkpoint(self) -> None:
         self._appender.sync()
@@ -352,7 +352,7 @@ class CommitLog(DurableLog):
             self._write_checkpoint()  # what of the damage a crash leaves must not look like a torn tail
             return write_back(self._reader, self._index, damage, records, min(commit_index, self._last_index))
 
-    def mend_rows(self, records: Records, first_index: int) -> None:
+    def rewrite_rows(self, records: Records, first_index: int) -> None:
         """Corrects rows of the index that do not know intact committed records. Called by the writer thread."""
         with self._writing():
             if first_index >= self._first_index:
@@ -360,7 +360,9 @@ class CommitLog(DurableLog):
 
     def _fail(self, error: OSError) -> DiskFailedError:
         if self._failure is None:
-            mark_suspect(self._files, self._layout, f"{error.strerror or error} at {error.filename or 'a file'}")
+            mark_needs_verification(
+                self._files, self._layout, f"{error.strerror or error} at {error.filename or 'a file'}"
+            )
         self._failure = self._failure or DiskFailedError(
             f"writing failed: {error.strerror or error}",
             str(error.filename or self._layout.root),
@@ -375,12 +377,12 @@ class CommitLog(DurableLog):
             f"the replica stopped: {error}", str(self._layout.root), "find out why, then start again"
         )
 
-    def zero_ahead(self) -> bool:
+    def preallocate(self) -> bool:
         """Zeroes one chunk ahead of the tail; returns whether there is more to do. Safe from any one thread."""
         if self._failure is not None:
             return False
         try:
-            return self._appender.zero_ahead()
+            return self._appender.preallocate()
         except OSError as error:
             if error.errno != errno.ENOSPC:  # room is needed for entries; zeros ahead of them only make syncs faster
                 self._fail(error)
@@ -388,7 +390,7 @@ class CommitLog(DurableLog):
 
     def close(self, commit_index: int | None = None) -> None:
         """Syncs, records a last checkpoint and lets go of the store; the log is not usable afterwards."""
-        self._zero_ahead.close()
+        self._preallocation.close()
         try:
             if self._failure is None:
                 self.save_checkpoint(self._commit_index if commit_index is None else commit_index)

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
-from dledger_core.raft.batch import Batch, TermRun
+from dledger_core.raft.batch import Batch, TermRange
 from dledger_core.record import Records
 from dledger_core.storage.check.damage import Damage, damage_near, wrong_rows
-from dledger_core.storage.files.index_file import IndexFile, term_runs
+from dledger_core.storage.files.index_file import IndexFile, term_ranges
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.log_info import LogMeta
 from dledger_core.storage.read import log_queries
@@ -52,12 +52,12 @@ class DurableLog:
         """Fingerprint of the CommitLog that the log starts after; None if it starts after none."""
         return self._meta.behind
 
-    def term_runs(self) -> Sequence[TermRun]:
+    def term_ranges(self) -> Sequence[TermRange]:
         """See ``LogStore``; found by bisecting the index."""
-        runs = term_runs(self._reader.term_at, self._first_index, self._last_index)
+        runs = term_ranges(self._reader.term_at, self._first_index, self._last_index)
         before = self._meta.previous_term
         if before is not None and self._meta.first_index == self._first_index:
-            runs = [TermRun(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
+            runs = [TermRange(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
         return runs
 
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dledger_core.errors import DLedgerError
 from dledger_core.record import segment_name
 from dledger_core.storage.check.scan import Cursor, Rules, Scanner
-from dledger_core.storage.files.index_file import IndexFile, term_runs
+from dledger_core.storage.files.index_file import IndexFile, term_ranges
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.record_reader import RecordReader
 from tests.fuzz.counted_files import CountedFiles
@@ -138,7 +138,7 @@ def _read(content: bytes, rows: bytes, rules: Rules, found: list[Found]) -> None
         expect(same or elsewhere or not rules.position_checked, "another record than asked for", index=record.index)
     if all(record.term == found[0].term for record in found) and not any(rows):
         try:
-            runs = term_runs(reader.term_at, first, last)
+            runs = term_ranges(reader.term_at, first, last)
         except DLedgerError as error:  # behind the log's end something looks like the head of a segment
             expect(bool(error.where), "the error does not say where", it=error)
             return

@@ -260,8 +260,8 @@ def _compare(origin: Origin, damage: Damage, indexes: range, body: Callable[[int
             # A row of the index that contradicts its record in the term counts as damage: one of the two is wrong.
             # A changed log.json may say that the log begins elsewhere.
             others = any(path.parent == INDEX or path == META / "log.json" for path in damage.touched)
-            doubtful = damage.position < 1 << 62 or others
-            expect(doubtful, "a whole entry is called damaged", index=index, it=error)
+            needs_recheck = damage.position < 1 << 62 or others
+            expect(needs_recheck, "a whole entry is called damaged", index=index, it=error)
             continue
         expect(index >= origin.first, "an entry that was deleted", index=index)
         expect(found == origin.bodies[index - origin.first], "an entry with other content", index=index)
@@ -278,7 +278,7 @@ def _go_on(log: CommitLog, files: CountedFiles) -> None:
     """The log takes another batch, and has it after the process was killed."""
     last = log.last_index()
     try:
-        term = max([int(run.term) for run in log.term_runs()], default=1)
+        term = max([int(run.term) for run in log.term_ranges()], default=1)
     except CorruptRecordError as error:  # below the checkpoint, where opening only takes samples
         _check_error(error)
         return

@@ -14,7 +14,7 @@ from dledger_core.rocketmq.convert import ConvertRequest, Report, convert
 from dledger_core.storage import open_store
 from tests.support.archives import unpack
 
-TESTDATA = Path(__file__).parents[1] / "storage" / "testdata"
+TESTDATA = Path(__file__).parents[2] / "storage" / "testdata"
 PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2;n2-127.0.0.1:3"
 GOLDEN = tuple(
     f"dledger-{version}-{name}"

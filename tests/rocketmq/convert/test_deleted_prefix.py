@@ -13,13 +13,13 @@ from dledger_core.ids import Term
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.recovering import clear_abstaining, mark_abstaining
+from dledger_core.storage.files.recovering import clear_recovering, mark_recovering
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import TablesSnapshot
 from tests.rocketmq.convert.stores import converted, entries
 from tests.support.logs import append
 
-SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, zero_ahead_bytes=0)
+SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_without_its_tables_it_is_not_converted(store: Path, tmp_path: Path) -> 
 def test_a_store_whose_node_has_no_vote_is_not_converted(store: Path, tmp_path: Path) -> None:
     """What its log lost would be forgotten for good: the new node would vote at once."""
     files = OsFiles()
-    mark_abstaining(files, Layout(store), Term(3))
+    mark_recovering(files, Layout(store), Term(3))
     with pytest.raises(CorruptRecordError, match="the end of this log was lost"):
         converted(store, tmp_path / "new")
-    clear_abstaining(files, Layout(store))
+    clear_recovering(files, Layout(store))
     converted(store, tmp_path / "new")
     assert entries(tmp_path / "new") == entries(store)

@@ -40,7 +40,7 @@ def test_every_entry_stays_what_java_read(golden: Path, tmp_path: Path, name: st
     with open_store(tmp_path / "new") as reader:
         assert reader.writer == "dledger-python"
         assert reader.verify().findings == ()
-        assert [(run.term, run.first_index) for run in reader.term_runs()] == [
+        assert [(run.term, run.first_index) for run in reader.term_ranges()] == [
             (t, first) for t, first, _ in info["terms"]
         ]
     if "0.3.1.2" in name:

@@ -322,7 +322,7 @@ def test_a_message_that_no_dledger_log_can_hold(tmp_path: Path, dry_run: bool) -
     assert converted(tmp_path / "commitlog", tmp_path / "to", dry_run=dry_run).entries == 1
 
 
-def reset_store(source: Path, keep_from: int) -> None:
+def restarted_store(source: Path, keep_from: int) -> None:
     """Does to a store what generation B's reset does: everything before an entry becomes one BLANK, index rows too."""
     with open_store(source) as reader:
         head = reader.records(keep_from, keep_from + 1, 1).headers[0]
@@ -342,7 +342,7 @@ def reset_store(source: Path, keep_from: int) -> None:
 def test_a_store_that_begins_with_a_blank_is_laid_anew(tmp_path: Path) -> None:
     folder = unpacked("dledger-0.4.0-single", tmp_path)
     source, node = store_of(folder, "n0")
-    reset_store(source, 333)
+    restarted_store(source, 333)
     before = snapshot(source)
     for profile in ("A", "B"):
         report = converted(source, tmp_path / profile, profile=profile)
