@@ -1,7 +1,7 @@
 """Snapshot install: a follower that needs deleted entries restarts its log at the leader's first index.
 
-The state of the deleted entries that is still needed travels as opaque bytes (``SnapshotPayloads``) in chunks. One chunk
-is in flight at a time, and the follower reports how much it has. Only responses advance the transfer; a heartbeat
+The state of the deleted entries that is still needed travels as opaque bytes (``SnapshotPayloads``), in chunks. One
+chunk is in flight at a time, and the follower reports how much it has. Only responses advance the transfer; a heartbeat
 response makes the leader send a query (an empty chunk), never a chunk.
 
 The member gives up what it holds only if it does not hold the entry before the leader's first one. Then nothing it
