@@ -8,8 +8,8 @@ import pytest
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId, Term
 from dledger_core.raft import AppendEntries, Batch, Heartbeat, RequestVote, RequestVoteResponse, Role, TimeoutNow
+from tests.support.group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
-from tests.support.raft_group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 
 
 def abstaining(above: int = 5, *, voters: tuple[NodeId, ...] = (N0, N1, N2), log: tuple[int, ...] = (1, 2)) -> Member:
@@ -45,17 +45,17 @@ def granted(messages: list[object]) -> bool:
 @pytest.mark.parametrize("transfer", [True, False])
 def test_it_votes_for_nobody_however_long_their_log(pre: bool, transfer: bool) -> None:
     member = abstaining()
-    member.turn()
+    member.run()
     assert not granted(member.step(request(7, pre=pre, transfer=transfer)))
     assert member.raw.status().is_recovering
 
 
 def test_it_does_not_campaign_by_itself_by_hand_or_when_its_leader_asks() -> None:
     member = abstaining()
-    member.turn()
-    assert member.ticks(5 * CONFIG.election_ticks_max) == []
+    member.run()
+    assert member.tick(5 * CONFIG.election_ticks_max) == []
     member.raw.campaign()
-    assert member.turn() == []
+    assert member.run() == []
     member.step(Heartbeat(sender=N1, target=N0, term=Term(7), commit_index=NO_INDEX, round=1))
     assert only(member.step(TimeoutNow(sender=N1, target=N0, term=Term(7))), RequestVote) == []
     assert member.role is Role.FOLLOWER
@@ -64,7 +64,7 @@ def test_it_does_not_campaign_by_itself_by_hand_or_when_its_leader_asks() -> Non
 def test_it_leaves_the_term_in_which_it_may_have_promised_something() -> None:
     """So no leader whom it helped into office, and no message of before, is believed any more."""
     member = abstaining(above=5)
-    member.turn()
+    member.run()
     assert (member.term, member.store.hard_state.voted_for) == (6, None)
     member.step(appended(5, 2))
     assert (member.raw.last_index, member.commit_index, member.raw.status().is_recovering) == (1, NO_INDEX, True)
@@ -79,11 +79,11 @@ def test_it_votes_again_with_a_committed_entry_of_a_later_term(
     term: int, commit_index: int, is_recovering: bool
 ) -> None:
     member = abstaining(above=5)
-    member.turn()
+    member.run()
     member.step(appended(term, commit_index))
     assert member.commit_index == commit_index
     assert member.raw.status().is_recovering is is_recovering
-    member.ticks(CONFIG.election_ticks_max)
+    member.tick(CONFIG.election_ticks_max)
     assert (member.role is Role.PRE_CANDIDATE) is not is_recovering
 
 
@@ -97,7 +97,7 @@ def test_it_votes_again_with_all_that_a_leader_of_a_later_term_holds(
 ) -> None:
     """In profile A, where no NOOP is appended, an idle group commits nothing in its new term."""
     member = abstaining(above=5)
-    member.turn()
+    member.run()
     told = {} if last_index is None else {"last_index": Index(last_index)}
     probe = {"prev_index": Index(1), "prev_term": Term(2), "commit_index": NO_INDEX, "batches": ()}
     member.step(AppendEntries(sender=N1, target=N0, term=Term(6), **probe, **told))  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_an_idle_group_of_profile_a_gives_the_vote_back() -> None:
     others = [
         Member(node, store=MemoryStore(log_of(1, 2, 5)), config=config, seed=at) for at, node in [(1, N1), (2, N2)]
     ]
-    group = Group(lost, *others)
+    group = Group([lost, *others])
     group.tick(6 * CONFIG.election_ticks_max)
     assert [member.log_terms() for member in group.members.values()] == [[1, 2, 5]] * 3
     assert lost.commit_index == NO_INDEX
@@ -123,7 +123,7 @@ def test_an_idle_group_of_profile_a_gives_the_vote_back() -> None:
 
 def test_what_a_leader_holds_counts_once_it_is_durable_here() -> None:
     member = abstaining(above=5)
-    member.turn()
+    member.run()
     message = appended(6, 1)
     member.raw.step(replace(message, last_index=Index(2)))
     member.take()
@@ -134,7 +134,7 @@ def test_what_a_leader_holds_counts_once_it_is_durable_here() -> None:
 
 def test_an_entry_that_is_not_durable_here_gives_no_vote_back() -> None:
     member = abstaining(above=5)
-    member.turn()
+    member.run()
     member.raw.step(appended(6, 2))
     member.take()
     assert member.commit_index == 2
@@ -147,11 +147,11 @@ def test_it_acknowledges_what_it_is_sent_meanwhile() -> None:
     """So a group of three in which another node is down goes on with it, once somebody leads."""
     leader = Member(N1, store=MemoryStore(log_of(1, 2, 5)), term=6)
     late = Member(N2, store=MemoryStore(log_of(1)), term=6)
-    group = Group(abstaining(above=5), leader, late)
+    group = Group([abstaining(above=5), leader, late])
     group.elect(N1)
     group.drop = lambda message: N2 in (message.sender, message.target)
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == leader.raw.last_index == 4
     group.tick(CONFIG.heartbeat_ticks)
     assert not group[N0].raw.status().is_recovering
@@ -159,9 +159,8 @@ def test_it_acknowledges_what_it_is_sent_meanwhile() -> None:
 
 def test_the_hole_that_chaos_found() -> None:
     """Three nodes: entry 2 is committed by N0 and N1, N0 loses it, N1 falls silent; N0 and N2 must not elect."""
-    group = Group(
-        abstaining(above=5), Member(N1, store=MemoryStore(log_of(1, 2, 5))), Member(N2, store=MemoryStore(log_of(1, 2)))
-    )
+    others = [Member(N1, store=MemoryStore(log_of(1, 2, 5))), Member(N2, store=MemoryStore(log_of(1, 2)))]
+    group = Group([abstaining(above=5), *others])
     group.drop = lambda message: N1 in (message.sender, message.target)
     group.tick(10 * CONFIG.election_ticks_max)
     assert not any(group[node].role is Role.LEADER for node in (N0, N2))
@@ -173,12 +172,12 @@ def test_the_hole_that_chaos_found() -> None:
 
 def test_a_leader_that_still_counts_what_is_lost_is_deposed_by_the_first_answer() -> None:
     """Five nodes: N1 counts N0's old acknowledgement; were it to go on, N2's would commit what N0 no longer has."""
-    group = Group.of(5, logs={node: log_of(1) for node in NODES})
+    group = Group(5, logs={node: log_of(1) for node in NODES})
     leader = group.elect(N1)
     others = {N2, N3, N4}
     group.drop = lambda message: bool(others & {message.sender, message.target})
     leader.raw.propose("lost by N0", 1, 1)
-    group.settle()
+    group.deliver()
     held = leader.raw.last_index
     term = leader.term
     store = MemoryStore(
@@ -197,10 +196,8 @@ def test_a_leader_that_still_counts_what_is_lost_is_deposed_by_the_first_answer(
 
 
 def test_of_two_the_other_one_is_elected_because_it_holds_all_that_is_committed() -> None:
-    group = Group(
-        abstaining(above=5, voters=(N0, N1), log=(1, 2, 5)),
-        Member(N1, voters=(N0, N1), store=MemoryStore(log_of(1, 2)), term=5),
-    )
+    late = Member(N1, voters=(N0, N1), store=MemoryStore(log_of(1, 2)), term=5)
+    group = Group([abstaining(above=5, voters=(N0, N1), log=(1, 2, 5)), late])
     group.tick(4 * CONFIG.election_ticks_max)
     assert group[N1].role is Role.LEADER
     assert not group[N0].raw.status().is_recovering
@@ -212,7 +209,7 @@ def test_of_two_the_other_one_must_hold_what_is_known_to_be_committed(commit_ind
     lost = Member(
         N0, voters=(N0, N1), store=MemoryStore(log_of(1, 2, 5)), term=5, commit_index=commit_index, recovering_above=5
     )
-    group = Group(lost, Member(N1, voters=(N0, N1), store=MemoryStore(log_of(1, 2)), term=5))
+    group = Group([lost, Member(N1, voters=(N0, N1), store=MemoryStore(log_of(1, 2)), term=5)])
     group.tick(6 * CONFIG.election_ticks_max)
     assert (group[N1].role is Role.LEADER) is elected
     assert lost.log_terms()[:2] == [1, 2]
@@ -221,7 +218,7 @@ def test_of_two_the_other_one_must_hold_what_is_known_to_be_committed(commit_ind
 def test_the_only_voter_has_nobody_to_ask() -> None:
     member = abstaining(voters=(N0,))
     assert not member.raw.status().is_recovering
-    member.ticks(1)
+    member.tick(1)
     assert member.role is Role.LEADER
     assert member.raw.status().term == 6
     assert member.log_terms()[:2] == [1, 2]

@@ -14,8 +14,8 @@ from dledger_core.raft import (
     RequestVoteResponse,
     Role,
 )
+from tests.support.group import CONFIG, N0, N1, N2, N3, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
-from tests.support.raft_group import CONFIG, N0, N1, N2, N3, NODES, Group, Member, only
 
 
 def vote_request(
@@ -37,7 +37,7 @@ def heartbeat(term: int, *, sender: NodeId = N1, commit_index: int = NO_INDEX, n
 def candidate(member: Member) -> Member:
     """Carries a lone node through the pre-vote; its own vote is durable."""
     member.raw.campaign()
-    member.turn()
+    member.run()
     for other in NODES[1:3]:
         if member.role is Role.PRE_CANDIDATE:
             member.step(vote(member.term + 1, other, pre=True))
@@ -107,7 +107,7 @@ def test_heartbeats_keep_a_follower() -> None:
     member = Member(term=1)
     for _ in range(20):
         member.step(heartbeat(1))
-        member.ticks(CONFIG.election_ticks_min - 1)
+        member.tick(CONFIG.election_ticks_min - 1)
         assert member.role is Role.FOLLOWER
 
 
@@ -115,7 +115,7 @@ def test_leaders_send_periodic_heartbeats() -> None:
     """5.2: leaders send periodic heartbeats to all followers."""
     member = leader(Member())
     for _ in range(3):
-        sent = only(member.ticks(CONFIG.heartbeat_ticks), Heartbeat)
+        sent = only(member.tick(CONFIG.heartbeat_ticks), Heartbeat)
         assert [message.target for message in sent] == [N1, N2]
         for message in sent:
             member.step(
@@ -128,7 +128,7 @@ def test_leaders_send_periodic_heartbeats() -> None:
 def test_silence_starts_an_election() -> None:
     """5.2: if a follower receives no communication over the election timeout, it begins an election."""
     member = Member(term=3)
-    sent = only(member.ticks(CONFIG.election_ticks_max), RequestVote)
+    sent = only(member.tick(CONFIG.election_ticks_max), RequestVote)
     assert member.role is Role.PRE_CANDIDATE
     assert {message.target for message in sent} == {N1, N2}
     assert all(message.pre and message.term == 4 for message in sent)
@@ -144,7 +144,7 @@ def test_requests_go_to_all_others_with_the_log_they_speak_for() -> None:
     """5.2: it votes for itself and issues RequestVote RPCs in parallel to each of the other servers."""
     member = Member(store=MemoryStore(log_of(1, 2)))
     member.raw.campaign()
-    member.turn()
+    member.run()
     sent = only(member.step(vote(3, N1, pre=True)), RequestVote)
     assert [(m.target, m.term, m.last_index, m.last_term, m.pre) for m in sent] == [
         (N1, 3, 1, 2, False),
@@ -168,7 +168,7 @@ def test_a_majority_wins(size: int, votes: dict[NodeId, bool], role: Role) -> No
     """5.2: a candidate wins an election if it receives votes from a majority of the servers in the full cluster."""
     member = Member(voters=NODES[:size])
     if size == 1:
-        member.ticks(1)
+        member.tick(1)
     else:
         candidate(member)
         for sender, granted in votes.items():
@@ -225,7 +225,7 @@ def test_a_candidate_returns_to_follower_before_a_legitimate_leader(campaigning:
 def test_a_split_vote_times_out_into_a_new_campaign() -> None:
     """5.2: each candidate will time out and start a new election."""
     member = candidate(Member())
-    member.ticks(CONFIG.election_ticks_max)
+    member.tick(CONFIG.election_ticks_max)
     assert member.role is Role.PRE_CANDIDATE
     member.step(vote(member.term + 1, N2, pre=True))
     assert (member.role, member.term) == (Role.CANDIDATE, 2)
@@ -267,7 +267,7 @@ def test_the_voter_denies_its_vote_if_its_own_log_is_more_up_to_date(
 def test_a_pre_vote_changes_neither_term_nor_vote_nor_timer() -> None:
     """9.6: a candidate only increments its term if it first learns that it could win."""
     member = Member(term=3, voted_for=N2)
-    member.ticks(5)
+    member.tick(5)
     (answer,) = only(member.step(vote_request(8, pre=True)), RequestVoteResponse)
     assert (answer.granted, answer.term) == (True, 8)
     assert member.store.hard_state.term == 3
@@ -278,7 +278,7 @@ def test_a_pre_vote_changes_neither_term_nor_vote_nor_timer() -> None:
 def test_a_refused_pre_vote_leaves_the_candidate_in_its_term() -> None:
     member = Member(term=3)
     member.raw.campaign()
-    member.turn()
+    member.run()
     for sender in (N1, N2):
         member.step(vote(3, sender, granted=False, pre=True))
     assert (member.role, member.term) == (Role.FOLLOWER, 3)
@@ -287,14 +287,14 @@ def test_a_refused_pre_vote_leaves_the_candidate_in_its_term() -> None:
 def test_a_refusal_with_a_higher_term_brings_a_straggler_up() -> None:
     member = Member(term=3)
     member.raw.campaign()
-    member.turn()
+    member.run()
     member.step(vote(7, N1, granted=False, pre=True))
     assert (member.role, member.term) == (Role.FOLLOWER, 7)
 
 
 def test_followers_whose_connections_to_the_leader_broke_elect_another_at_once() -> None:
     """A process that dies breaks its connections: nobody waits for an election timeout then."""
-    group = Group.of(5)
+    group = Group(5)
     group.elect(N0)
     group.drop = lambda message: N0 in (message.sender, message.target)
     followers = [group[node] for node in NODES[1:]]
@@ -309,7 +309,7 @@ def test_followers_whose_connections_to_the_leader_broke_elect_another_at_once()
 
 def test_one_broken_connection_to_the_leader_replaces_nobody() -> None:
     """It may be the network: the others still hear the leader and refuse."""
-    group = Group.of(3)
+    group = Group(3)
     group.elect(N0)
     group[N1].raw.report_unreachable(N0)
     group[N2].raw.report_unreachable(N1)
@@ -344,7 +344,7 @@ def test_a_leader_ignores_candidates_as_long_as_it_leads() -> None:
 
 def test_a_node_of_a_higher_term_makes_the_leader_step_down() -> None:
     """A straggler of a higher term is never stuck: its answer to a heartbeat carries its term."""
-    group = Group.of(3)
+    group = Group(3)
     group.elect(N0)
     group[N2].raw._state.enter_term(Term(7), None)
     group.tick(2 * CONFIG.election_ticks_max)
@@ -357,30 +357,30 @@ def test_a_node_of_a_higher_term_makes_the_leader_step_down() -> None:
 
 def test_a_leader_without_a_majority_steps_down() -> None:
     """Thesis 6.2: a leader steps down if an election timeout elapses without a round of heartbeats to a majority."""
-    group = Group.of(5)
+    group = Group(5)
     group.elect(N0)
     group.drop = lambda message: message.target == N0 and message.sender != N1
     for _ in range(2 * CONFIG.election_ticks_min):
         group[N0].raw.tick()
-        group.settle()
+        group.deliver()
     assert (group[N0].role, group[N0].raw.status().leader_id) == (Role.FOLLOWER, None)
 
 
 def test_a_leader_with_a_bare_majority_stays() -> None:
-    group = Group.of(5)
+    group = Group(5)
     group.elect(N0)
     group.drop = lambda message: N3 in (message.target, message.sender)
     for _ in range(5 * CONFIG.election_ticks_min):
         group[N0].raw.tick()
-        group.settle()
+        group.deliver()
     assert group[N0].role is Role.LEADER
 
 
 def test_a_sole_voter_elects_itself_at_the_first_tick_and_never_steps_down() -> None:
     member = Member(voters=[N0])
-    assert member.ticks(1) == []
+    assert member.tick(1) == []
     assert (member.role, member.term, member.commit_index) == (Role.LEADER, 1, 0)
-    member.ticks(10 * CONFIG.election_ticks_max)
+    member.tick(10 * CONFIG.election_ticks_max)
     assert (member.role, member.term) == (Role.LEADER, 1)
 
 
@@ -388,7 +388,7 @@ def test_a_learner_follows_and_never_campaigns() -> None:
     member = Member(voters=[N1, N2], learners=[N0], term=1)
     assert member.role is Role.LEARNER
     member.step(heartbeat(1))
-    assert member.ticks(5 * CONFIG.election_ticks_max) == []
+    assert member.tick(5 * CONFIG.election_ticks_max) == []
     member.raw.campaign()
     assert (member.role, member.term) == (Role.LEARNER, 1)
 
@@ -399,12 +399,12 @@ def test_on_a_slow_disk_a_candidate_waits_instead_of_raising_its_term() -> None:
         member.raw.tick()
         member.take()
     assert (member.role, member.term) == (Role.CANDIDATE, 1)
-    member.turn()
+    member.run()
     assert member.role is Role.LEADER
 
 
 def test_campaigns_of_a_group_end_with_one_leader() -> None:
     for seed in range(20):
-        group = Group(*(Member(node, voters=NODES[:5], seed=seed * 10 + at) for at, node in enumerate(NODES)))
+        group = Group((Member(node, voters=NODES[:5], seed=seed * 10 + at) for at, node in enumerate(NODES)))
         group.tick(10 * CONFIG.election_ticks_max)
         assert [member.role for member in group.members.values()].count(Role.LEADER) == 1

@@ -16,8 +16,8 @@ from dledger_core.raft import (
     ProgressState,
     Role,
 )
+from tests.support.group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
-from tests.support.raft_group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 
 
 def append(
@@ -49,7 +49,7 @@ def answer(member: Member, message: AppendEntries) -> AppendEntriesResponse:
 
 def test_a_proposal_is_appended_and_sent_to_every_other_server() -> None:
     """5.3: the leader appends the command to its log, then issues AppendEntries in parallel to the other servers."""
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     proposed = leader.raw.propose("x", 3, 30)
     assert (proposed.first_index, proposed.last_index, proposed.term) == (1, 3, 1)
@@ -62,7 +62,7 @@ def test_a_proposal_is_appended_and_sent_to_every_other_server() -> None:
 
 def test_a_new_leader_begins_its_term_with_a_noop() -> None:
     """5.4.2 and thesis 6.4: a leader commits a no-op at the start of its term."""
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     assert leader.store.batches[-1].payload == "noop@0"
     assert {member.commit_index for member in group.members.values()} == {NO_INDEX, 0}
@@ -70,41 +70,41 @@ def test_a_new_leader_begins_its_term_with_a_noop() -> None:
 
 def test_an_entry_commits_once_a_majority_stores_it() -> None:
     """5.3: a log entry is committed once the leader that created it has replicated it on a majority."""
-    group = Group.of(5)
+    group = Group(5)
     leader = group.elect(N0)
     group.drop = lambda message: message.target in (N2, N3, N4) and isinstance(message, AppendEntries)
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == 0
     group.drop = lambda message: message.target in (N3, N4) and isinstance(message, AppendEntries)
     group[N0].raw.report_unreachable(N2)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == 1
 
 
 def test_followers_learn_of_a_commit_within_one_heartbeat() -> None:
     """5.3: the leader includes the highest index it knows to be committed in future AppendEntries and heartbeats."""
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     group.tick(CONFIG.heartbeat_ticks)
     assert {member.commit_index for member in group.members.values()} == {1}
 
 
 def test_append_entries_carry_the_commit_index() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     for _ in range(2):
         leader.raw.propose("x", 1, 1)
-        group.settle()
+        group.deliver()
     assert {group[node].commit_index for node in (N1, N2)} == {1}
 
 
 def test_a_commit_covers_all_entries_before_it() -> None:
     """5.3: this also commits all preceding entries in the leader's log, including those of previous leaders."""
     old = log_of(1, 1, 2)
-    group = Group.of(3, logs={N0: old, N1: old[:1], N2: []})
+    group = Group(3, logs={N0: old, N1: old[:1], N2: []})
     leader = group.elect(N0)
     assert leader.commit_index == 3
     ranges = [ready.committed for ready in leader.readys if ready.committed]
@@ -112,11 +112,11 @@ def test_a_commit_covers_all_entries_before_it() -> None:
 
 
 def test_a_heartbeat_never_names_more_than_the_follower_matches() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N2 and isinstance(message, AppendEntries)
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     for _ in range(CONFIG.heartbeat_ticks):
         leader.raw.tick()
     sent = {message.target: message.commit_index for message in only(leader.take(), Heartbeat)}
@@ -189,9 +189,9 @@ def test_the_logs_of_figure_7_all_become_the_leaders() -> None:
         (1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3),
     ):
         logs = {N0: log_of(*leader_terms), N1: log_of(*terms), N2: log_of(1)}
-        group = Group(*(Member(n, voters=NODES[:3], store=MemoryStore(logs[n]), term=7, seed=1) for n in logs))
+        group = Group(Member(n, voters=NODES[:3], store=MemoryStore(logs[n]), term=7, seed=1) for n in logs)
         group.elect(N0)
-        refusals = [m for m in only(group.log, AppendEntriesResponse) if not m.accepted and m.sender == N1]
+        refusals = [m for m in only(group.delivered, AppendEntriesResponse) if not m.accepted and m.sender == N1]
         assert len(refusals) <= 3, "one round trip per term, not one per entry"
         assert group[N1].log_terms() == [*leader_terms, 8]
         assert group[N0].log_terms() == [*leader_terms, 8]
@@ -199,11 +199,11 @@ def test_the_logs_of_figure_7_all_become_the_leaders() -> None:
 
 def test_a_leader_never_overwrites_or_deletes_its_own_entries() -> None:
     """5.3: leader append-only property."""
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     for at in range(20):
         leader.raw.propose(f"x{at}", 2, 10)
-        group.settle()
+        group.deliver()
     assert all(ready.truncate_from is None for ready in leader.readys)
 
 
@@ -211,7 +211,7 @@ def test_a_leader_never_overwrites_or_deletes_its_own_entries() -> None:
 
 
 def replicating(config: RaftConfig = CONFIG) -> tuple[Group, Member]:
-    group = Group.of(3, config=config)
+    group = Group(3, config=config)
     return group, group.elect(N0)
 
 
@@ -252,7 +252,7 @@ def test_an_acknowledgement_opens_the_window() -> None:
     group, leader = replicating(small(append_bytes_max=100, inflight_messages_max=2))
     for _ in range(20):
         leader.raw.propose("x", 1, 100)
-    group.settle()
+    group.deliver()
     assert group[N1].log_terms() == group[N0].log_terms() == [1] * 21
 
 
@@ -265,16 +265,16 @@ def test_a_lost_message_is_resent_from_where_the_follower_is() -> None:
     leader.persist()
     for message in (sent[0], sent[2], sent[3], sent[4]):
         group[N1].raw.step(message)
-    answers = only(group[N1].turn(), AppendEntriesResponse)
+    answers = only(group[N1].run(), AppendEntriesResponse)
     assert [(m.accepted, m.last_index) for m in answers if not m.accepted] == [(False, 1)] * 3
     again: list[AppendEntries] = []
     for message in answers:
         leader.raw.step(message)
-        again += [m for m in only(leader.turn(), AppendEntries) if m.target == N1]
+        again += [m for m in only(leader.run(), AppendEntries) if m.target == N1]
     # Three refusals are one loss: a probe from where the follower is, and then the window behind it, once.
     assert [message.prev_index for message in again] == [1, 1, 2, 3, 4]
     group.deliver(again)
-    group.settle()
+    group.deliver()
     assert group[N1].log_terms() == leader.log_terms()
 
 
@@ -282,12 +282,12 @@ def test_the_loss_of_the_last_message_is_found_by_heartbeats_without_resending()
     group, leader = replicating()
     group.drop = lambda message: isinstance(message, AppendEntries) and bool(message.batches)
     leader.raw.propose("x", 1, 1000)
-    group.settle()
+    group.deliver()
     group.drop = lambda message: False
-    group.log.clear()
+    group.delivered.clear()
     group.tick(2 * CONFIG.heartbeat_ticks)
     assert group[N1].log_terms() == leader.log_terms()
-    to_n1 = [m for m in only(group.log, AppendEntries) if m.target == N1]
+    to_n1 = [m for m in only(group.delivered, AppendEntries) if m.target == N1]
     assert [len(m.batches) for m in to_n1] == [0, 1]
 
 
@@ -295,23 +295,23 @@ def test_a_lost_answer_is_asked_for_without_resending() -> None:
     group, leader = replicating(small(inflight_messages_max=1))
     group.drop = lambda message: isinstance(message, AppendEntriesResponse)
     leader.raw.propose("x", 1, 1000)
-    group.settle()
+    group.deliver()
     group.drop = lambda message: False
-    group.log.clear()
+    group.delivered.clear()
     group.tick(2 * CONFIG.heartbeat_ticks)
     assert leader.raw.status().progress[N1].match_index == 1
-    assert all(not message.batches for message in only(group.log, AppendEntries))
+    assert all(not message.batches for message in only(group.delivered, AppendEntries))
 
 
 def test_a_slow_disk_is_no_loss() -> None:
     """While a follower's disk works, the leader asks now and then and never sends a payload twice."""
     group, leader = replicating()
     leader.raw.propose("x", 1, 1000)
-    group.deliver(leader.turn())
+    group.deliver(leader.run())
     sent: list[AppendEntries] = []
     for _ in range(50):
         leader.raw.tick()
-        out = leader.turn()
+        out = leader.run()
         sent += [message for message in only(out, AppendEntries) if message.target == N1]
         for message in out:
             group[message.target].raw.step(message)
@@ -319,7 +319,7 @@ def test_a_slow_disk_is_no_loss() -> None:
             leader.raw.step(answer_)
     assert sent
     assert all(not message.batches for message in sent)
-    group.settle()
+    group.deliver()
     assert leader.raw.status().progress[N1].match_index == 1
 
 
@@ -328,7 +328,7 @@ def test_a_broken_connection_goes_back_to_one_probe() -> None:
     group.drop = lambda message: message.target == N1
     for at in range(5):
         leader.raw.propose(f"x{at}", 1, 1)
-        group.settle()
+        group.deliver()
     leader.raw.report_unreachable(N1)
     probes = [message for message in only(leader.take(), AppendEntries) if message.target == N1]
     assert [(message.prev_index, len(message.batches)) for message in probes] == [(0, 5)]
@@ -344,10 +344,10 @@ def test_a_straggler_catches_up_from_memory_or_from_the_store(recent_bytes_max: 
     group.drop = lambda message: N2 in (message.target, message.sender)
     for at in range(50):
         leader.raw.propose(f"x{at}", 3, 40)
-        group.settle()
+        group.deliver()
     group.drop = lambda message: False
     leader.raw.report_unreachable(N2)
-    group.settle()
+    group.deliver()
     assert group[N2].log_terms() == leader.log_terms()
     assert (leader.store.reads > 0) is (recent_bytes_max == 0)
 
@@ -355,9 +355,9 @@ def test_a_straggler_catches_up_from_memory_or_from_the_store(recent_bytes_max: 
 def test_what_could_not_be_read_is_sent_once_it_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     group, leader = replicating(small(recent_bytes_max=0, inflight_messages_max=1))
     leader.raw.propose("x", 1, 1)
-    sent = leader.turn()
+    sent = leader.run()
     leader.raw.propose("y", 1, 1)
-    assert not only(leader.turn(), AppendEntries), "the window was not full"
+    assert not only(leader.run(), AppendEntries), "the window was not full"
 
     def damaged(start: Index, max_bytes: int) -> tuple[Batch, ...]:
         raise CorruptRecordError("a body does not have its CRC", "store", values={"start": start, "max": max_bytes})
@@ -365,7 +365,7 @@ def test_what_could_not_be_read_is_sent_once_it_is_repaired(monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(leader.store, "read_batches", damaged)
         group.deliver(sent)
-        group.settle()
+        group.deliver()
         group.tick(CONFIG.heartbeat_ticks)
     assert leader.commit_index == leader.raw.status().last_index - 1
     group.tick(CONFIG.heartbeat_ticks)
@@ -375,7 +375,7 @@ def test_what_could_not_be_read_is_sent_once_it_is_repaired(monkeypatch: pytest.
 def test_sending_starts_at_a_batch_boundary_wherever_the_hint_points() -> None:
     _, leader = replicating()
     leader.raw.propose("x", 10, 10)
-    leader.turn()
+    leader.run()
     response = AppendEntriesResponse(
         sender=N1,
         target=N0,
@@ -395,7 +395,7 @@ def test_a_follower_that_needs_deleted_entries_is_marked_and_does_no_harm() -> N
     group.drop = lambda message: N2 in (message.target, message.sender)
     for at in range(5):
         leader.raw.propose(f"x{at}", 1, 1)
-        group.settle()
+        group.deliver()
     group[N2].store.batches.clear()
     leader.store.compact(Index(3))
     leader.raw.compact(Index(3))
@@ -405,17 +405,17 @@ def test_a_follower_that_needs_deleted_entries_is_marked_and_does_no_harm() -> N
     group.tick(5 * CONFIG.heartbeat_ticks)
     assert leader.raw.status().progress[N2].needs_snapshot
     leader.raw.propose("y", 1, 1)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == leader.raw.status().last_index
 
 
 def test_learners_receive_the_log_and_count_nowhere() -> None:
     members = [Member(node, voters=[N0, N1], learners=[N2], seed=at) for at, node in enumerate((N0, N1, N2))]
-    group = Group(*members)
+    group = Group(members)
     leader = group.elect(N0)
     group.drop = lambda message: N1 in (message.target, message.sender)
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     assert group[N2].log_terms() == [1, 1]
     assert leader.commit_index == 0
     assert group[N2].role is Role.LEARNER
@@ -426,7 +426,7 @@ def test_a_member_that_lost_its_disk_in_the_same_term_is_filled_again() -> None:
     group, leader = replicating()
     for at in range(3):
         leader.raw.propose(f"x{at}", 1, 1)
-        group.settle()
+        group.deliver()
     group.members[N2] = Member(N2, voters=NODES[:3], term=1)
     group.tick(6 * CONFIG.heartbeat_ticks)
     assert group[N2].log_terms() == leader.log_terms()

@@ -22,8 +22,8 @@ from dledger_core.raft import (
     Role,
     TimeoutNow,
 )
+from tests.support.group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
-from tests.support.raft_group import CONFIG, N0, N1, N2, N3, N4, NODES, Group, Member, only
 
 
 def answers(group: Group, node: str) -> list[tuple[int, int | None]]:
@@ -38,13 +38,13 @@ def profile_a() -> RaftConfig:
 def test_01_an_old_term_does_not_commit_by_counting() -> None:
     """Figure 8, in profile A where no NOOP hides it: the entry of term 2 is on a majority and yet not committed."""
     old = log_of(1, 2)
-    group = Group.of(5, config=profile_a(), logs={N0: old, N1: old, N2: old, N3: old[:1], N4: old[:1]})
+    group = Group(5, config=profile_a(), logs={N0: old, N1: old, N2: old, N3: old[:1], N4: old[:1]})
     leader = group.elect(N0)
     group.tick(3 * CONFIG.heartbeat_ticks)
     assert [group[node].log_terms() for node in NODES] == [[1, 2]] * 5
     assert leader.commit_index == NO_INDEX
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == 2
 
 
@@ -59,14 +59,14 @@ def test_02_a_follower_commits_only_what_this_message_matched() -> None:
 
 def test_03_a_deposed_leaders_append_is_never_reported_at_the_same_index() -> None:
     """Success belongs to (index, term): the batch of term 1 at index 1 never appears as committed."""
-    group = Group.of(3)
+    group = Group(3)
     old = group.elect(N0)
     group.drop = lambda message: N0 in (message.target, message.sender)
     lost = old.raw.propose("lost", 1, 1)
-    group.settle()
+    group.deliver()
     new = group.elect(N1)
     new.raw.propose("kept", 1, 1)
-    group.settle()
+    group.deliver()
     group.drop = lambda message: False
     group.tick(2 * CONFIG.heartbeat_ticks)
     assert old.commit_index >= lost.first_index
@@ -77,12 +77,12 @@ def test_03_a_deposed_leaders_append_is_never_reported_at_the_same_index() -> No
 
 
 def test_04_a_deposed_leader_appends_nothing() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     leader.raw.step(Heartbeat(sender=N1, target=N0, term=Term(5), commit_index=NO_INDEX, round=1))
     with pytest.raises(NotLeaderError):
         leader.raw.propose("x", 1, 1)
-    leader.turn()
+    leader.run()
     assert leader.log_terms() == [1]
 
 
@@ -130,7 +130,7 @@ def test_06_and_07_own_vote_and_own_entries_count_after_the_disk() -> None:
 
 def test_06_the_own_vote_counts_with_the_ready_that_held_it() -> None:
     member = Member(voters=[N0])
-    member.ticks(1)
+    member.tick(1)
     member.raw.propose("x", 1, 1)
     member.take()
     member.raw.step_down()
@@ -144,7 +144,7 @@ def test_06_the_own_vote_counts_with_the_ready_that_held_it() -> None:
 
 @pytest.mark.parametrize("victim", [N1, N2])
 def test_08_a_node_that_comes_back_disturbs_nobody(victim: str) -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: victim in (message.target, message.sender)
     group.tick(10 * CONFIG.election_ticks_max)
@@ -157,7 +157,7 @@ def test_08_a_node_that_comes_back_disturbs_nobody(victim: str) -> None:
 @pytest.mark.parametrize("node", NODES[:3])
 @pytest.mark.parametrize("kind", ["cannot send", "cannot receive"])
 def test_09_a_half_deaf_leader_is_replaced_and_a_half_deaf_follower_is_not_minded(node: str, kind: str) -> None:
-    group = Group.of(3)
+    group = Group(3)
     group.elect(N0)
     group.drop = lambda message: node == (message.sender if kind == "cannot send" else message.target)
     group.tick(12 * CONFIG.election_ticks_max)
@@ -171,7 +171,7 @@ def test_09_a_half_deaf_leader_is_replaced_and_a_half_deaf_follower_is_not_minde
 
 def test_09_partial_connectivity_finds_a_leader_that_reaches_a_majority() -> None:
     """A bridge: everybody reaches n2 only; n0 was the leader of the full group."""
-    group = Group.of(5)
+    group = Group(5)
     group.elect(N0)
     group.drop = lambda message: N2 not in (message.target, message.sender)
     group.tick(20 * CONFIG.election_ticks_max)
@@ -179,66 +179,68 @@ def test_09_partial_connectivity_finds_a_leader_that_reaches_a_majority() -> Non
 
 
 def test_11_transfer_catches_the_target_up_and_moves_at_once() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1 and isinstance(message, AppendEntries)
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     leader.raw.transfer_leadership(N1)
-    group.settle()
-    assert only(group.log, TimeoutNow) == []
+    group.deliver()
+    assert only(group.delivered, TimeoutNow) == []
     with pytest.raises(TransferringError):
         leader.raw.propose("y", 1, 1)
     group.drop = lambda message: False
     group.tick(2 * CONFIG.heartbeat_ticks)
     assert (group[N1].role, group[N1].term, leader.role) == (Role.LEADER, 2, Role.FOLLOWER)
-    assert not [m for m in only(group.log, RequestVote) if m.term == 2 and m.pre], "passes pre-vote and stickiness"
+    assert not [m for m in only(group.delivered, RequestVote) if m.term == 2 and m.pre], (
+        "passes pre-vote and stickiness"
+    )
 
 
 def test_11_transfer_is_given_up_after_an_election_timeout() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1
     leader.raw.transfer_leadership(N1)
-    group.settle()
+    group.deliver()
     group.tick(CONFIG.election_ticks_min)
     assert leader.raw.status().transferee is None
     leader.raw.propose("y", 1, 1)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == 1
 
 
 def test_11_transfer_is_given_up_also_when_timeout_now_is_lost() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: isinstance(message, TimeoutNow)
     leader.raw.transfer_leadership(N1)
-    group.settle()
+    group.deliver()
     group.tick(CONFIG.election_ticks_min - 1)
     with pytest.raises(TransferringError):
         leader.raw.propose("one tick too early", 1, 1)
     group.tick(1)
     leader.raw.propose("y", 1, 1)
-    group.settle()
+    group.deliver()
     assert (leader.role, leader.commit_index) == (Role.LEADER, 1)
 
 
 def test_11_only_the_leader_may_ask_for_a_campaign() -> None:
-    group = Group.of(3)
+    group = Group(3)
     group.elect(N0)
     group[N1].raw.step(TimeoutNow(sender=N2, target=N1, term=Term(1)))
     assert (group[N1].role, group[N1].term) == (Role.FOLLOWER, 1)
 
 
 def test_11_transfer_to_itself_is_nothing() -> None:
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     leader.raw.transfer_leadership(N0)
     assert leader.raw.status().transferee is None
 
 
 def test_11_a_preferred_node_that_follows_closely_gets_the_lead() -> None:
     config = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2, preferred_leaders=(N2, N0, N1))
-    group = Group.of(3, config=config)
+    group = Group(3, config=config)
     group.elect(N1)
     group.drop = lambda message: N2 in (message.target, message.sender)
     group.tick(30 * CONFIG.election_ticks_min)
@@ -253,9 +255,9 @@ def test_11_a_preferred_node_that_follows_closely_gets_the_lead() -> None:
 
 def test_11_who_was_asked_to_lead_by_hand_keeps_the_lead_for_minutes() -> None:
     config = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2, preferred_leaders=(N2,))
-    group = Group.of(3, config=config)
+    group = Group(3, config=config)
     group.elect(N2).raw.transfer_leadership(N0)
-    group.settle()
+    group.deliver()
     term = group[N0].term
     group.tick(500 * CONFIG.election_ticks_min)
     assert (group[N0].role, group[N0].term) == (Role.LEADER, term)
@@ -265,14 +267,14 @@ def test_11_who_was_asked_to_lead_by_hand_keeps_the_lead_for_minutes() -> None:
 
 def test_11_who_won_an_election_gives_the_lead_to_the_preferred_node_at_once() -> None:
     config = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_ticks=2, preferred_leaders=(N2,))
-    group = Group.of(3, config=config)
+    group = Group(3, config=config)
     group.elect(N0)
     group.tick(2 * CONFIG.election_ticks_min)
     assert group[N2].role is Role.LEADER
 
 
 def test_11_nodes_that_disagree_about_who_is_preferred_do_not_pass_the_lead_round() -> None:
-    group = Group.of(3)
+    group = Group(3)
     for node, preferred in ((N0, N1), (N1, N2), (N2, N0)):
         group[node].raw._state.config = replace(CONFIG, preferred_leaders=(preferred,))
     group.elect(N0)
@@ -282,40 +284,40 @@ def test_11_nodes_that_disagree_about_who_is_preferred_do_not_pass_the_lead_roun
 
 
 def test_11_a_target_that_is_behind_gets_timeout_now_only_when_its_log_is_complete() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1
     for body in "xyz":
         leader.raw.propose(body, 1, 1)
-        group.settle()
+        group.deliver()
     last = leader.raw.status().last_index
     leader.raw.transfer_leadership(N1)
-    group.log.clear()
+    group.delivered.clear()
     group.drop = lambda message: False
     group.tick(2 * CONFIG.heartbeat_ticks)
-    (asked,) = only(group.log, TimeoutNow)
-    accepted = [m for m in group.log[: group.log.index(asked)] if isinstance(m, AppendEntriesResponse)]
+    (asked,) = only(group.delivered, TimeoutNow)
+    accepted = [m for m in group.delivered[: group.delivered.index(asked)] if isinstance(m, AppendEntriesResponse)]
     assert max(m.match_index for m in accepted if m.sender == N1) == last
     assert group[N1].role is Role.LEADER
 
 
 def test_11_a_second_transfer_replaces_the_first() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1
     leader.raw.transfer_leadership(N1)
-    group.settle()
+    group.deliver()
     leader.raw.transfer_leadership(N2)
-    group.settle()
+    group.deliver()
     assert (group[N2].role, leader.role) == (Role.LEADER, Role.FOLLOWER)
 
 
 def test_11_after_a_transfer_that_was_given_up_nothing_moves_by_itself() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1
     leader.raw.transfer_leadership(N1)
-    group.settle()
+    group.deliver()
     with pytest.raises(TransferringError):
         leader.raw.propose("refused", 1, 1)
     group.tick(CONFIG.election_ticks_min)
@@ -323,12 +325,12 @@ def test_11_after_a_transfer_that_was_given_up_nothing_moves_by_itself() -> None
     group.tick(10 * CONFIG.election_ticks_max)
     assert (leader.role, leader.term) == (Role.LEADER, 1)
     leader.raw.propose("accepted", 1, 1)
-    group.settle()
+    group.deliver()
     assert leader.commit_index == 1
 
 
 def test_12_a_read_needs_an_echo_of_a_later_round() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     old = HeartbeatResponse(
         sender=N1, target=N0, term=Term(1), round=leader.raw._state.heartbeat_round, last_index=Index(0)
@@ -343,7 +345,7 @@ def test_12_a_read_needs_an_echo_of_a_later_round() -> None:
 
 
 def test_12_a_read_waits_for_the_first_commit_of_the_term() -> None:
-    group = Group.of(3)
+    group = Group(3)
     group.drop = lambda message: isinstance(message, AppendEntries)
     leader = group.elect(N0)
     leader.raw.read_index(7)
@@ -355,27 +357,27 @@ def test_12_a_read_waits_for_the_first_commit_of_the_term() -> None:
 
 
 def test_12_a_deposed_leader_answers_with_none() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: N0 in (message.target, message.sender)
     leader.raw.read_index(7)
-    group.settle()
+    group.deliver()
     leader.raw.read_index(8)
     group.elect(N1).raw.propose("new", 1, 1)
-    group.settle()
+    group.deliver()
     assert answers(group, N0) == []
     group.tick(3 * CONFIG.election_ticks_max)
     assert sorted(answers(group, N0)) == [(7, None), (8, None)]
 
 
 def test_12_reads_share_a_round_and_a_lost_round_is_repeated() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     before = leader.raw._state.heartbeat_round
     group.drop = lambda message: isinstance(message, Heartbeat)
     for request in range(100):
         leader.raw.read_index(request)
-        leader.turn()
+        leader.run()
     assert leader.raw._state.heartbeat_round == before + 1
     group.drop = lambda message: False
     group.tick(CONFIG.heartbeat_ticks)
@@ -384,26 +386,26 @@ def test_12_reads_share_a_round_and_a_lost_round_is_repeated() -> None:
 
 def test_12_a_sole_voter_answers_at_once() -> None:
     member = Member(voters=[N0])
-    member.ticks(1)
+    member.tick(1)
     member.raw.read_index(7)
-    member.turn()
+    member.run()
     assert next(answer for ready in member.readys for answer in ready.reads).index == 0
 
 
 def test_14_a_leader_whose_disk_hangs_steps_down() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     leader.raw.propose("x", 1, 1)
     for _ in range(CONFIG.election_ticks_max + CONFIG.election_ticks_min):
         leader.raw.tick()
         group.deliver(leader.take())
         for node in (N1, N2):
-            group.deliver(group[node].turn())
+            group.deliver(group[node].run())
     assert leader.role is Role.FOLLOWER
 
 
 def test_14_a_slow_but_working_disk_keeps_the_lead() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     for tick in range(10 * CONFIG.election_ticks_max):
         leader.raw.propose("x", 1, 1)
@@ -412,17 +414,17 @@ def test_14_a_slow_but_working_disk_keeps_the_lead() -> None:
         if tick % CONFIG.election_ticks_min == 0:
             group.deliver(leader.persist(1))
         for node in (N1, N2):
-            group.deliver(group[node].turn())
+            group.deliver(group[node].run())
     assert leader.role is Role.LEADER
 
 
 def test_15_deleting_what_a_follower_needs_marks_it_and_deletes_nothing_there() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: N2 in (message.target, message.sender)
     for at in range(5):
         leader.raw.propose(f"x{at}", 1, 1)
-        group.settle()
+        group.deliver()
     leader.store.compact(Index(4))
     leader.raw.compact(Index(4))
     group.drop = lambda message: False

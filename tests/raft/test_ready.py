@@ -23,8 +23,8 @@ from dledger_core.raft import (
     RequestVoteResponse,
     Role,
 )
+from tests.support.group import CONFIG, N0, N1, N2, NODES, Group, Member, only
 from tests.support.memory_store import MemoryStore, log_of
-from tests.support.raft_group import CONFIG, N0, N1, N2, NODES, Group, Member, only
 
 
 def append(*batches: Batch, prev: tuple[int, int], term: int, commit_index: int = NO_INDEX) -> AppendEntries:
@@ -61,11 +61,11 @@ def test_a_fresh_node_has_nothing_to_do() -> None:
 
 
 def test_readys_are_numbered_from_one_without_gaps() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     for _ in range(5):
         leader.raw.propose("x", 1, 1)
-        group.settle()
+        group.deliver()
     assert [ready.number for ready in leader.readys] == list(range(1, len(leader.readys) + 1))
 
 
@@ -111,14 +111,14 @@ def test_vote_requests_wait_and_pre_vote_requests_do_not() -> None:
 
 
 def test_a_leaders_appends_leave_before_its_own_disk() -> None:
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     leader.raw.propose("x", 1, 1)
     assert len(only(leader.take(), AppendEntries)) == 2
     assert leader.raw.status().durable_index == 0
 
 
 def test_the_followers_may_commit_before_the_leaders_disk() -> None:
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     leader.raw.propose("x", 1, 1)
     leader.take()
     leader.raw.step(ack(N1, 1))
@@ -128,7 +128,7 @@ def test_the_followers_may_commit_before_the_leaders_disk() -> None:
 
 
 def test_the_leader_counts_itself_with_the_ready_that_held_the_entries() -> None:
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     leader.raw.propose("x", 1, 1)
     leader.take()
     leader.raw.propose("y", 1, 1)
@@ -142,9 +142,9 @@ def test_the_leader_counts_itself_with_the_ready_that_held_the_entries() -> None
 
 def test_an_acknowledgement_of_an_older_term_does_not_count() -> None:
     """The member may have cut since what it acknowledged to an earlier leader, even to this one."""
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     leader.raw.step_down()
-    leader.ticks(CONFIG.election_ticks_max)
+    leader.tick(CONFIG.election_ticks_max)
     leader.step(RequestVoteResponse(sender=N1, target=N0, term=Term(2), granted=True, pre=True))
     leader.step(RequestVoteResponse(sender=N1, target=N0, term=Term(2), granted=True, pre=False))
     assert (leader.role, leader.term) == (Role.LEADER, 2)
@@ -155,7 +155,7 @@ def test_an_acknowledgement_of_an_older_term_does_not_count() -> None:
 
 
 def test_one_confirmation_covers_all_readys_before_it() -> None:
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     for _ in range(3):
         leader.raw.propose("x", 1, 1)
         leader.take()
@@ -176,30 +176,30 @@ def test_a_late_confirmation_does_not_vouch_for_what_was_cut() -> None:
 
 
 def test_a_hard_state_is_handed_out_only_when_it_changed() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     leader.readys.clear()
     leader.raw.propose("x", 1, 1)
-    group.settle()
+    group.deliver()
     assert all(ready.hard_state is None for ready in leader.readys)
 
 
 def test_what_steps_down_before_it_was_handed_out_is_never_sent() -> None:
-    leader = Group.of(3).elect(N0)
+    leader = Group(3).elect(N0)
     leader.raw.propose("x", 1, 1)
     leader.raw.step(append(batch(1, 5), prev=(0, 1), term=5))
-    messages = leader.turn()
+    messages = leader.run()
     assert only(messages, AppendEntries) == []
     assert leader.log_terms() == [1, 5]
     assert "x" not in [held.payload for held in leader.store.batches]
 
 
 def test_committed_ranges_are_consecutive() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = group.elect(N0)
     for _ in range(10):
         leader.raw.propose("x", 3, 1)
-        group.settle()
+        group.deliver()
     group.tick(5)
     for member in group.members.values():
         ranges = [ready.committed for ready in member.readys if ready.committed]
@@ -235,15 +235,15 @@ def follower() -> Member:
 
 
 def leader() -> Member:
-    return Group.of(3).elect(N0)
+    return Group(3).elect(N0)
 
 
 def transferring() -> Member:
     member = leader()
     member.raw.propose("x", 1, 1)
-    member.turn()
+    member.run()
     member.raw.transfer_leadership(N1)
-    member.turn()
+    member.run()
     return member
 
 
@@ -308,8 +308,8 @@ def test_two_leaders_in_one_term_stop_the_replica() -> None:
 def test_step_down_keeps_the_term() -> None:
     member = leader()
     member.raw.step_down()
-    member.turn()
+    member.run()
     assert (member.role, member.term, member.raw.status().leader_id) == (Role.FOLLOWER, 1, None)
     assert CONFIG.election_ticks_min <= member.raw._state.election_timeout
     assert set(member.raw._state.progress) == set()
-    assert {message.target for message in only(member.ticks(CONFIG.election_ticks_max), RequestVote)} == set(NODES[1:3])
+    assert {message.target for message in only(member.tick(CONFIG.election_ticks_max), RequestVote)} == set(NODES[1:3])

@@ -16,8 +16,8 @@ from dledger_core.raft import (
     InstallSnapshotResponse,
     Message,
 )
+from tests.support.group import CONFIG, N0, N1, N2, Group, Member, Snapshots, only
 from tests.support.memory_store import MemoryStore, log_of
-from tests.support.raft_group import CONFIG, N0, N1, N2, Group, Member, SnapshotInstalls, only
 
 SMALL_CHUNKS = dataclasses.replace(CONFIG, append_bytes_max=100)
 
@@ -32,12 +32,12 @@ def deleted_behind(group: Group, first_index: int = 4, entries: int = 6) -> Memb
     group.drop = without_n2
     for at in range(entries):
         leader.raw.propose(f"x{at}", 1, 1)
-        group.settle()
+        group.deliver()
     leader.store.compact(Index(first_index))
     leader.raw.compact(Index(first_index))
     leader.raw.report_unreachable(N2)
     group.drop = lambda _message: False
-    group.log.clear()
+    group.delivered.clear()
     return leader
 
 
@@ -57,15 +57,15 @@ def snapshot_message(**changes: object) -> InstallSnapshot:
 
 
 def member_with(*terms: int, commit_index: int = -1) -> Member:
-    return Member(store=MemoryStore(log_of(*terms)), commit_index=commit_index, term=3, resets=SnapshotInstalls())
+    return Member(store=MemoryStore(log_of(*terms)), commit_index=commit_index, term=3, snapshots=Snapshots())
 
 
 @pytest.mark.parametrize(("nbytes", "pieces"), [(0, 1), (99, 1), (1000, 11)])
 def test_a_member_that_needs_deleted_entries_begins_at_the_leaders_first(nbytes: int, pieces: int) -> None:
-    group = Group.of(3, resets=SnapshotInstalls(nbytes), config=SMALL_CHUNKS)
+    group = Group(3, snapshots=Snapshots(nbytes), config=SMALL_CHUNKS)
     leader = deleted_behind(group)
     group.tick(4 * CONFIG.heartbeat_ticks)
-    sent = only(group.log, InstallSnapshot)
+    sent = only(group.delivered, InstallSnapshot)
     assert len([message for message in sent if message.data]) == pieces
     assert all(len(message.data) <= SMALL_CHUNKS.append_bytes_max for message in sent)
     status = group[N2].raw.status()
@@ -74,12 +74,12 @@ def test_a_member_that_needs_deleted_entries_begins_at_the_leaders_first(nbytes:
     assert group[N2].store.first_index() == 4
     assert not leader.raw.status().progress[N2].needs_snapshot
     leader.raw.propose("more", 1, 1)
-    group.settle()
+    group.deliver()
     assert group[N2].store.last_index() == 7
 
 
 def test_the_commit_of_what_a_reset_skipped_is_not_told() -> None:
-    group = Group.of(3, resets=SnapshotInstalls())
+    group = Group(3, snapshots=Snapshots())
     deleted_behind(group)
     group.tick(4 * CONFIG.heartbeat_ticks)
     committed = [ready.committed for ready in group[N2].readys if ready.committed]
@@ -91,7 +91,7 @@ def test_the_commit_of_what_a_reset_skipped_is_not_told() -> None:
 
 @pytest.mark.parametrize("lost", range(14))
 def test_whatever_message_is_lost_the_reset_goes_on(lost: int) -> None:
-    group = Group.of(3, resets=SnapshotInstalls(300), config=SMALL_CHUNKS)
+    group = Group(3, snapshots=Snapshots(300), config=SMALL_CHUNKS)
     leader = deleted_behind(group)
     seen: list[Message] = []
 
@@ -111,7 +111,7 @@ def test_whatever_message_is_lost_the_reset_goes_on(lost: int) -> None:
 
 
 def test_an_unanswered_piece_is_asked_for_and_not_sent_again() -> None:
-    group = Group.of(3, resets=SnapshotInstalls(300), config=SMALL_CHUNKS)
+    group = Group(3, snapshots=Snapshots(300), config=SMALL_CHUNKS)
     deleted_behind(group)
     sent: list[InstallSnapshot] = []
 
@@ -126,7 +126,7 @@ def test_an_unanswered_piece_is_asked_for_and_not_sent_again() -> None:
 
 
 def test_late_answers_do_not_multiply_pieces() -> None:
-    group = Group.of(3, resets=SnapshotInstalls(300), config=SMALL_CHUNKS)
+    group = Group(3, snapshots=Snapshots(300), config=SMALL_CHUNKS)
     leader = deleted_behind(group)
     held: list[Message] = []
     group.drop = lambda message: isinstance(message, InstallSnapshot) and (held.append(message) or True)
@@ -137,7 +137,7 @@ def test_late_answers_do_not_multiply_pieces() -> None:
 
 
 def test_a_leader_that_deletes_more_meanwhile_begins_the_reset_again() -> None:
-    group = Group.of(3, resets=SnapshotInstalls(300), config=SMALL_CHUNKS)
+    group = Group(3, snapshots=Snapshots(300), config=SMALL_CHUNKS)
     leader = deleted_behind(group)
     group.drop = lambda message: isinstance(message, InstallSnapshot) and message.offset > 0
     group.tick(2 * CONFIG.heartbeat_ticks)
@@ -150,16 +150,16 @@ def test_a_leader_that_deletes_more_meanwhile_begins_the_reset_again() -> None:
 
 
 def test_an_empty_new_node_is_reset_alike() -> None:
-    group = Group.of(3, resets=SnapshotInstalls())
+    group = Group(3, snapshots=Snapshots())
     leader = deleted_behind(group)
-    group.members[N2] = Member(N2, voters=(N0, N1, N2), term=leader.term, resets=SnapshotInstalls())
+    group.members[N2] = Member(N2, voters=(N0, N1, N2), term=leader.term, snapshots=Snapshots())
     group.tick(6 * CONFIG.heartbeat_ticks)
     assert group[N2].store.first_index() == 4
     assert group[N2].log_terms() == leader.log_terms()
 
 
 def test_without_the_drivers_part_nobody_is_reset() -> None:
-    group = Group.of(3)
+    group = Group(3)
     leader = deleted_behind(group)
     group.tick(6 * CONFIG.heartbeat_ticks)
     assert leader.raw.status().progress[N2].needs_snapshot
@@ -253,7 +253,7 @@ def test_a_malformed_reset_changes_nothing(changes: dict[str, int]) -> None:
     member = member_with(1, 1, 1, commit_index=0)
     with pytest.raises(ProtocolError):
         member.raw.step(snapshot_message(**changes))
-    assert member.turn() == []
+    assert member.run() == []
     assert member.log_terms() == [1, 1, 1]
 
 
@@ -289,14 +289,14 @@ def test_two_leaders_in_one_term_stop_the_replica() -> None:
 
 
 def test_a_log_without_a_known_term_before_it_can_be_begun() -> None:
-    member = Member(term=3, resets=SnapshotInstalls())
+    member = Member(term=3, snapshots=Snapshots())
     member.step(snapshot_message(previous_term=NO_TERM))
     assert member.store.first_index() == 8
     assert only(member.step(snapshot_message(previous_term=NO_TERM)), AppendEntriesResponse)[0].match_index == 7
 
 
 def test_a_reset_member_can_lead() -> None:
-    group = Group.of(3, resets=SnapshotInstalls())
+    group = Group(3, snapshots=Snapshots())
     deleted_behind(group)
     group.drop = lambda message: isinstance(message, AppendEntries) and message.target == N2
     group.tick(4 * CONFIG.heartbeat_ticks)

@@ -22,9 +22,9 @@ from dledger_core.errors import DLedgerError
 from dledger_core.ids import NO_INDEX, Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, Status
 from tests.support.checkers import SafetyChecker, check
+from tests.support.group import Snapshots
 from tests.support.memory_store import MemoryStore, writes_of
 from tests.support.network import Network, NetworkFaults, sometimes
-from tests.support.raft_group import SnapshotInstalls
 from tests.support.virtual_time import VirtualTime
 
 TICK = 10
@@ -125,7 +125,7 @@ class ClusterSim:
         self.nodes = {node_id: SimNode(node_id) for node_id in (NodeId(f"n{at}") for at in range(self.mix.nodes))}
         self.network = Network(tuple(self.nodes), self.mix.network, self.source, self.counters)
         self.checker = SafetyChecker(self.nodes)
-        self.resets = SnapshotInstalls(self.source.choice((0, 500, 5000)))
+        self.resets = Snapshots(self.source.choice((0, 500, 5000)))
         self._payloads = 0
         self._requests = 0
 
