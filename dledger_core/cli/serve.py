@@ -16,6 +16,8 @@ from dledger_core.cli.options import examples, format_option
 from dledger_core.cli.output import Format, show_facts
 from dledger_core.cli.progress import say
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.rocketmq.remoting.service import remoting_port
+from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
 from dledger_core.server import NodeServer, run
 
 if TYPE_CHECKING:
@@ -95,7 +97,8 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
     def started(node: NodeServer) -> None:
         show_facts(facts, output, "listening")
 
-    run(server_config, started)
+    foreign_port = None if settings.no_remoting else remoting_port
+    run(server_config, started, open_log_prefix=open_log_prefix, foreign_port=foreign_port)
 
 
 def _broker(path: Path) -> BrokerConf:

@@ -160,7 +160,6 @@ class ServeSettings(BaseModel):
             retention=self._retention(),
             scrub_bytes_per_second=int(self.scrub_bytes_per_second),
             scrub_pause_s=self.scrub_pause_s,
-            remoting=not self.no_remoting,
             disk_full_bytes=None if self.disk_full_bytes is None else int(self.disk_full_bytes),
             raft=RaftConfig(
                 election_ticks_min=election,

@@ -1,6 +1,8 @@
-"""Where Raft, the log, the network and the clock meet: one node process with several groups."""
+"""One node process: Raft, the log, the network and the clock joined for several groups."""
 
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer, run
+from dledger_core.server.services.port import ForeignPort, PortGroup, PortNode
+from dledger_core.server.services.positions import LogPrefix, OpenLogPrefix
 
-__all__ = ["NodeServer", "ServerConfig", "run"]
+__all__ = ["ForeignPort", "LogPrefix", "NodeServer", "OpenLogPrefix", "PortGroup", "PortNode", "ServerConfig", "run"]

@@ -40,7 +40,6 @@ class ServerConfig:
             ``storage.unsynced_bytes_max`` or twice ``storage.preallocate_bytes`` if that is more.
         scrub_bytes_per_second: how fast everything held is read in the background to find damage; 0 = not at all.
         scrub_pause_s: rest between two such rounds.
-        remoting: Java's clients are answered too.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
     """
 
@@ -60,7 +59,6 @@ class ServerConfig:
     role_command: tuple[str, ...] = ()
     scrub_bytes_per_second: int = 8 << 20
     scrub_pause_s: float = 3600.0
-    remoting: bool = True
 
     def __post_init__(self) -> None:
         if self.self_id not in {p.node_id for p in self.peers}:

@@ -22,7 +22,6 @@ from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.transport import Hello, Server, serve
 from dledger_core.raft import Configuration, Message, even_group_warning
-from dledger_core.rocketmq.remoting.service import RemotingNode
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.maintenance.maintenance import RETENTION_S, SPACE_S, Maintenance
 from dledger_core.server.maintenance.repair import QuarantinedStores, open_sound
@@ -31,7 +30,8 @@ from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appended, Appends
 from dledger_core.server.services.budget import Budget
-from dledger_core.server.services.positions import Positions
+from dledger_core.server.services.port import ForeignPort, PortNode
+from dledger_core.server.services.positions import OpenLogPrefix, Positions
 from dledger_core.server.services.reads import Reads
 from dledger_core.server.services.request import HostedGroup
 from dledger_core.server.services.role_events import OnRole, RoleCommand, RoleFeed
@@ -57,10 +57,21 @@ class NodeServer:
     Args:
         config: its settings.
         on_role: called on the event loop with each role change of each group; must not block.
+        open_log_prefix: opens the CommitLog that precedes a log; None = it is not served.
+        foreign_port: serves connections to the port that speak another protocol; None = they are refused.
     """
 
-    def __init__(self, config: ServerConfig, on_role: OnRole | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        on_role: OnRole | None = None,
+        *,
+        open_log_prefix: OpenLogPrefix | None = None,
+        foreign_port: ForeignPort | None = None,
+    ) -> None:
         self._config = config
+        self._open_log_prefix = open_log_prefix
+        self._foreign_port = foreign_port
         self._executor = ThreadPoolExecutor(READ_THREADS, "read")
         self._hosted: dict[str, HostedGroup] = {}
         self._server: Server | None = None
@@ -117,13 +128,13 @@ class NodeServer:
         for group in config.groups:
             check_owner(config.store_path(group), group=group, node_id=config.self_id)
         try:
-            remoting = RemotingNode(config, self._hosted, lambda: self._started)
+            port = PortNode(config, self._hosted, lambda: self._started)
             self._server = await serve(
                 config.host or config.me.host,
                 config.me.port,
                 accept=self._accept,
                 handler_for=self._handler_for,
-                foreign=remoting.connection if config.remoting else None,
+                foreign=None if self._foreign_port is None else self._foreign_port(port),
             )
             for group in config.groups:
                 self._open(group)
@@ -177,7 +188,8 @@ class NodeServer:
         )
         appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
         self._repairs.watch(replica)
-        positions, roles = Positions(replica, self._executor), RoleFeed(replica, self._on_role)
+        roles = RoleFeed(replica, self._on_role)
+        positions = Positions(replica, self._executor, self._open_log_prefix)
         self._hosted[group] = HostedGroup(replica, appends, reads, positions, roles)
 
     async def wait(self) -> None:
@@ -333,8 +345,7 @@ def _log_abort(outcome: Appended | DLedgerError) -> None:
         _LOG.warning("abort failed: %s", outcome)
 
 
-async def _serve(config: ServerConfig, on_started: Callable[[NodeServer], None] | None, on_role: OnRole | None) -> None:
-    node = NodeServer(config, on_role)
+async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.stop)
@@ -366,15 +377,26 @@ def run(
     config: ServerConfig,
     on_started: Callable[[NodeServer], None] | None = None,
     on_role: OnRole | None = None,
+    *,
+    open_log_prefix: OpenLogPrefix | None = None,
+    foreign_port: ForeignPort | None = None,
 ) -> None:
-    """Runs a node until SIGTERM or SIGINT.
+    """Run a node until SIGTERM or SIGINT.
 
     Args:
         config: its settings.
         on_started: called once it listens.
         on_role: see ``NodeServer``.
+        open_log_prefix: see ``NodeServer``.
+        foreign_port: see ``NodeServer``.
 
     Raises:
         DLedgerError: it could not start, or its disk failed.
     """
-    uvloop.run(_serve(config, on_started, on_role))
+
+    async def serve() -> None:
+        await _serve(
+            NodeServer(config, on_role, open_log_prefix=open_log_prefix, foreign_port=foreign_port), on_started
+        )
+
+    uvloop.run(serve())

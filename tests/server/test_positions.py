@@ -127,7 +127,7 @@ def test_without_the_old_files_what_was_before_the_log_is_out_of_range(tmp_path:
     async def main() -> None:
         async with ServerGroup(tmp_path, 1, storage=STORAGE) as group, AsyncClient(format_peers(group.peers)) as client:
             await client.append([b"first"])
-            with pytest.raises(IndexOutOfRangeError, match="before what is held") as found:
+            with pytest.raises(IndexOutOfRangeError, match="before the log") as found:
                 await client.read_at(max(OLD))
             assert found.value.values["first_position"] == END
             assert (await client.read_at(END)).column("body").to_pylist() == [b"first"]
@@ -144,7 +144,7 @@ def test_a_folder_beside_a_log_that_began_behind_none_is_not_read(tmp_path: Path
             segments = replica.log.segment_facts()
             replica.delete_prefix(Index(segments[1].first_index))
             await eventually(lambda: replica.log.first_index() > 0)
-            with pytest.raises(IndexOutOfRangeError, match="before what is held"):
+            with pytest.raises(IndexOutOfRangeError, match="before the log"):
                 await client.read_at(0)
 
     run(main())
@@ -176,7 +176,7 @@ def test_retention_in_the_middle_of_a_read_by_position(
             if place is not None:
                 assert await positions.at(place, 1) == segments[1].first_index + 1
             else:
-                with pytest.raises(IndexOutOfRangeError, match="before what is held"):
+                with pytest.raises(IndexOutOfRangeError, match="before the log"):
                     await positions.at(0, 1)
             assert not left
 

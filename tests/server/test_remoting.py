@@ -130,7 +130,7 @@ def test_a_node_whose_store_is_not_open_yet_knows_no_leader(tmp_path: Path) -> N
 
 def test_remoting_can_be_off(tmp_path: Path) -> None:
     async def test() -> None:
-        off = ServerGroup(tmp_path, nodes=1, remoting=False)
+        off = ServerGroup(tmp_path, nodes=1, foreign_port=None)
         async with off as group, java_client(group, timeout_ms=300) as java:
             await group.leader()
             with pytest.raises((UnreachableError, ProtocolError)):

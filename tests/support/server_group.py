@@ -19,6 +19,8 @@ from dledger_core.net import codec
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
+from dledger_core.rocketmq.remoting.service import remoting_port
+from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer
 from dledger_core.server.services.request import HostedGroup
@@ -52,6 +54,7 @@ class ServerGroup:
     """``nodes`` servers; an async context manager that starts and closes them."""
 
     def __init__(self, directory: Path, nodes: int = 3, **options: Any) -> None:
+        self.foreign_port = options.pop("foreign_port", remoting_port)
         self.peers = free_peers(nodes)
         self.directory = directory
         self.options = {"raft": RAFT, "storage": STORAGE, "tick_ms": 10} | options
@@ -74,7 +77,9 @@ class ServerGroup:
         return ServerConfig(**(settings | self.options | options))
 
     async def start(self, node_id: str, **options: Any) -> NodeServer:
-        node = NodeServer(self.config(node_id, **options))
+        node = NodeServer(
+            self.config(node_id, **options), open_log_prefix=open_log_prefix, foreign_port=self.foreign_port
+        )
         await node.start()
         self.nodes[node_id] = node
         return node

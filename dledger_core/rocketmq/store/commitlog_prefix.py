@@ -26,9 +26,10 @@ from dledger_core.rocketmq.store.commit_log import (
     message_faults,
     walk,
 )
+from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
 
-__all__ = ["MESSAGE_BYTES_MAX", "CommitLogFingerprint", "CommitLogPrefix", "PrefixBatch"]
+__all__ = ["MESSAGE_BYTES_MAX", "CommitLogFingerprint", "CommitLogPrefix", "PrefixBatch", "open_log_prefix"]
 
 MESSAGE_BYTES_MAX: Final = 16 << 20
 """Of one message that is served; a broker's own bound is 4 MiB unless it is told otherwise."""
@@ -92,9 +93,11 @@ class CommitLogPrefix:
     Args:
         directory: the folder; it may be missing, and may be removed at any time.
         files: the file system.
+        end: position after its last file; a log that follows it may start there.
     """
 
-    def __init__(self, directory: Path, files: Files | None = None) -> None:
+    def __init__(self, directory: Path, files: Files | None = None, end: int = 0) -> None:
+        self.end = end
         self._directory = directory
         self._files = files or OsFiles()
         self._listed: tuple[CommitLogFile, ...] = ()
@@ -176,6 +179,11 @@ class CommitLogPrefix:
             return CorruptRecordError("a message of the CommitLog is damaged or cut", where, remedy, values)
         remedy = "take the position of a message, as its msg_id or its consume queue tells it"
         return IndexOutOfRangeError(f"no message begins at position {position} of the CommitLog", where, remedy, values)
+
+
+def open_log_prefix(store: Path, fingerprint: str) -> CommitLogPrefix:
+    """Open the CommitLog that precedes a store, in the directory next to it; an ``OpenLogPrefix`` of ``NodeServer``."""
+    return CommitLogPrefix(store.parent / COMMITLOG_DIRECTORY, end=CommitLogFingerprint.parse(fingerprint).end)
 
 
 def _holding(files: tuple[CommitLogFile, ...], position: int) -> CommitLogFile | None:

@@ -1,56 +1,100 @@
-"""What lies at a position: an entry of the log, or messages of the CommitLog that the group goes on behind."""
+"""Reads by position: an entry of the log, or messages of the CommitLog that precedes it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.server.replica.replica import Replica
 
-if TYPE_CHECKING:
-    from dledger_core.rocketmq.store.commitlog_prefix import CommitLogPrefix, PrefixBatch
+__all__ = ["LogPrefix", "OpenLogPrefix", "Positions", "PrefixMessages"]
 
-__all__ = ["Positions"]
+
+class PrefixMessages(Protocol):
+    """Consecutive messages of a ``LogPrefix``."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.uint32]:
+        """Bytes of each message; empty where the file's messages end."""
+
+    @property
+    def data(self) -> memoryview:
+        """The messages."""
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+
+    @property
+    def next_position(self) -> int:
+        """Position to continue from."""
+
+
+class LogPrefix(Protocol):
+    """The CommitLog that precedes a log: its messages by position. Thread-safe."""
+
+    @property
+    def end(self) -> int:
+        """Position after its last file, where the log may start."""
+
+    def read(self, position: int, max_bytes: int) -> PrefixMessages | None:
+        """Return messages from ``position`` on, up to ``max_bytes`` but at least one; None if no file contains it.
+
+        Raises:
+            IndexOutOfRangeError: no message starts at ``position``.
+            CorruptRecordError: the message is damaged, or its file cannot be read.
+            BadRequestError: the message is too large.
+        """
+
+
+OpenLogPrefix = Callable[[Path, str], LogPrefix]
+"""Opens the CommitLog that precedes a store, given the store's directory and the fingerprint of the CommitLog."""
 
 
 class Positions:
-    """Answers AT for one replica; coroutines run on the node's event loop, disk work in ``executor``."""
+    """Reads by position from one replica; coroutines run on the node's event loop, disk work in ``executor``.
 
-    def __init__(self, replica: Replica, executor: Executor) -> None:
+    Args:
+        replica: the group's replica.
+        executor: threads that read.
+        open_prefix: opens the CommitLog that precedes the log; None = a preceding CommitLog is not served.
+    """
+
+    def __init__(self, replica: Replica, executor: Executor, open_prefix: OpenLogPrefix | None = None) -> None:
         self._replica = replica
         self._executor = executor
+        self._open_prefix = open_prefix
+        self._prefix: LogPrefix | None = None
 
-    async def at(self, position: int, max_bytes: int) -> PrefixBatch | int:
-        """Returns what a reader finds at a position.
+    def _log_prefix(self) -> LogPrefix | None:
+        """Return the CommitLog that precedes the log; a snapshot install may have brought its fingerprint."""
+        fingerprint = self._replica.log.behind
+        if self._prefix is None and fingerprint is not None and self._open_prefix is not None:
+            self._prefix = self._open_prefix(self._replica.log.directory, fingerprint)
+        return self._prefix
+
+    async def at(self, position: int, max_bytes: int) -> PrefixMessages | int:
+        """Return the messages or the entry at a position.
 
         Returns:
-            Messages of the old CommitLog, at least one; or, where the log has begun, the index of the entry that the
-            position lies in, or of the first one behind it, at most the end of what is committed here.
+            At least one message of the preceding CommitLog; or, in the log, the index of the entry at or after the
+            position, at most the end of the entries that are committed here.
 
         Raises:
-            IndexOutOfRangeError: before what is still held, or where no message of the CommitLog begins.
+            IndexOutOfRangeError: ``position`` was deleted, or no message of the CommitLog starts there.
             CorruptRecordError: the message is damaged here.
-            BehindError: this replica has begun anew behind what its leader has, and holds nothing yet.
+            BehindError: a snapshot install has just restarted the log, and it contains no entry yet.
         """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._at, position, max_bytes)
 
-    @cached_property
-    def _old(self) -> tuple[CommitLogPrefix, int] | None:
-        """The CommitLog that the log begins behind, and where it ends; None if it begins behind none."""
-        behind = self._replica.log.behind
-        if behind is None:
-            return None
-        # Few groups have an old CommitLog: the others' nodes need not load what reads messages.
-        from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, CommitLogPrefix
-        from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
-
-        directory = self._replica.log.directory.parent / COMMITLOG_DIRECTORY
-        return CommitLogPrefix(directory), CommitLogFingerprint.parse(behind).end
-
-    def _at(self, position: int, max_bytes: int) -> PrefixBatch | int:
+    def _at(self, position: int, max_bytes: int) -> PrefixMessages | int:
         log = self._replica.log
         while True:
             first = log.first_index()
@@ -59,29 +103,34 @@ class Positions:
             except (IndexOutOfRangeError, CorruptRecordError):
                 if first == log.first_index():
                     raise
-                continue  # retention took the log's beginning meanwhile
+                continue  # retention has deleted the log's first segment meanwhile
             if first == log.first_index():
                 return found
 
-    def _find(self, position: int, max_bytes: int, first: int) -> PrefixBatch | int:
+    def _find(self, position: int, max_bytes: int, first: int) -> PrefixMessages | int:
         log = self._replica.log
         if log.last_index() < first and first > 0:
-            raise BehindError("the log here has just begun anew", f"group {self._replica.group}", "ask another replica")
+            raise BehindError(
+                "the log was just restarted by a snapshot install",
+                f"group {self._replica.group}",
+                "ask another replica",
+            )
         begin = log.position_of(first)
         while position < begin:
-            run = self._old[0].read(position, max_bytes) if self._old is not None and position < self._old[1] else None
-            if run is None:
+            prefix = self._log_prefix()
+            found = prefix.read(position, max_bytes) if prefix is not None and position < prefix.end else None
+            if found is None:
                 raise self._out_of_range(position, begin)
-            if run.count:
-                return run
-            position = run.next_position
+            if found.count:
+                return found
+            position = found.next_position
         return min(int(log.index_at_position(position)), int(self._replica.readable_end))
 
     def _out_of_range(self, position: int, begin: int) -> IndexOutOfRangeError:
         return IndexOutOfRangeError(
-            f"position {position} is before what is held here",
+            f"position {position} is before the log's first entry",
             f"group {self._replica.group} on {self._replica.node_id}",
             f"read from position {begin} on"
-            + ("; older messages need the CommitLog beside the store" if self._old is not None else ""),
+            + ("; older messages need the CommitLog next to the store" if self._log_prefix() is not None else ""),
             {"position": position, "first_position": begin},
         )

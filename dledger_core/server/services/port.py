@@ -1,0 +1,150 @@
+"""A node and its groups as a service for another protocol on the node's port sees them.
+
+A composition root passes a ``ForeignPort`` to ``NodeServer``; this package does not know which protocol it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NoLeaderError
+from dledger_core.ids import Index, NodeId
+from dledger_core.record import Columns, Records
+from dledger_core.server.config import ServerConfig
+from dledger_core.server.replica.transfer import transfer_leadership
+from dledger_core.server.services.appends import Appended
+from dledger_core.server.services.reads import ReadRequest
+from dledger_core.server.services.request import HostedGroup
+
+READABLE_S: Final = 5.0
+"""Limit on the wait until this node's own files contain an entry that is committed."""
+
+
+class PortGroup:
+    """One group of this node; its methods raise DLedgerError.
+
+    Args:
+        config: the node's settings.
+        hosted: the open group; None while its store is being opened or repaired, then it has no leader.
+    """
+
+    def __init__(self, config: ServerConfig, hosted: HostedGroup | None) -> None:
+        self._config = config
+        self._hosted = hosted
+
+    @property
+    def leader_id(self) -> NodeId | None:
+        """The group's leader, None if this node knows none."""
+        return None if self._hosted is None else self._hosted.replica.raft.status().leader_id
+
+    @property
+    def term(self) -> int:
+        """The group's term, -1 while its store is not open."""
+        return -1 if self._hosted is None else int(self._hosted.replica.raft.status().term)
+
+    def _leading(self) -> HostedGroup:
+        if self._hosted is None:
+            raise NoLeaderError("the store is being opened")
+        if not self._hosted.replica.is_leader:
+            raise self._hosted.replica.not_leader()
+        return self._hosted
+
+    async def append(self, bodies: Sequence[bytes]) -> Appended:
+        """Append bodies as one batch; return once it is committed and readable here."""
+        hosted = self._leading()
+        done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+
+        def reply(outcome: Appended | DLedgerError) -> None:
+            if done.done():  # the client has disconnected
+                return
+            if isinstance(outcome, DLedgerError):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
+
+        hosted.appends.append(Columns.from_bodies(list(bodies)), reply)
+        appended = await done
+        await self._wait_readable(hosted, appended.last_index)
+        return appended
+
+    async def _wait_readable(self, hosted: HostedGroup, index: int) -> None:
+        """Wait until this node's own files contain a committed entry: two followers may be faster than the leader."""
+        loop, replica = asyncio.get_running_loop(), hosted.replica
+        deadline = loop.time() + READABLE_S
+        while replica.readable_end <= index and replica.is_leader and (left := deadline - loop.time()) > 0:
+            await replica.wait_progress(left)
+
+    def position_of(self, index: int) -> int:
+        """Return the position of an entry, -1 while this node's own files do not contain it."""
+        try:
+            return int(self._leading().replica.log.position_of(Index(index)))
+        except IndexOutOfRangeError:
+            return -1
+
+    async def read(self, index: int) -> Records:
+        """Return one committed entry, checked against its CRC. Only the leader serves it.
+
+        Raises:
+            IndexOutOfRangeError: ``values`` contain index, first_index and last_index.
+        """
+        hosted = self._leading()
+        if index >= 0:
+            request = ReadRequest(
+                start=index,
+                end=index + 1,
+                max_bytes=1,
+                min_commit=-1,
+                wait_ms=0,
+                isolation="records",
+                linearizable=False,
+            )
+            records = (await hosted.reads.read(request)).records
+            if records is not None and records.count:
+                records.check(index)
+                return records
+        replica = hosted.replica
+        values = {"index": index, "first_index": replica.log.first_index(), "last_index": replica.readable_end - 1}
+        raise IndexOutOfRangeError(f"index {index} is not in the log", f"group {replica.group}", "", values)
+
+    async def transfer_leadership(self, target: NodeId) -> None:
+        """Transfer leadership; return when ``target`` leads."""
+        if self._hosted is None:
+            raise NoLeaderError("the store is being opened")
+        await transfer_leadership(self._hosted.replica, self._config, target)
+
+
+class PortNode:
+    """This node.
+
+    Args:
+        config: the node's settings.
+        hosted: the open groups by name.
+        is_started: whether all stores were opened.
+    """
+
+    def __init__(self, config: ServerConfig, hosted: Mapping[str, HostedGroup], is_started: Callable[[], bool]) -> None:
+        self._config = config
+        self._hosted = hosted
+        self._is_started = is_started
+
+    @property
+    def node_id(self) -> NodeId:
+        """This node's id."""
+        return self._config.self_id
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of all nodes by id."""
+        return {str(peer.node_id): peer.address for peer in self._config.peers}
+
+    def group(self, name: str) -> PortGroup | None:
+        """Return a group that this node was started with, None for any other."""
+        if name not in self._config.groups:
+            return None
+        return PortGroup(self._config, self._hosted.get(name) if self._is_started() else None)
+
+
+ForeignPort = Callable[[PortNode], Callable[[], asyncio.Protocol]]
+"""Gets the node; returns the factory of its connections that speak the other protocol."""
