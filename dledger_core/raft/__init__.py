@@ -15,6 +15,7 @@ from dledger_core.raft.messages import (
     TimeoutNow,
 )
 from dledger_core.raft.node import ProgressStatus, RawNode, Status
+from dledger_core.raft.pointers import LogPointers, check_pointers
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration, even_group_warning
 from dledger_core.raft.ready import HardState, LogRestart, ReadReady, Ready, Role, SoftState
@@ -30,6 +31,7 @@ __all__ = [
     "HeartbeatResponse",
     "InstallSnapshot",
     "InstallSnapshotResponse",
+    "LogPointers",
     "LogRestart",
     "LogStore",
     "Message",
@@ -46,5 +48,6 @@ __all__ = [
     "Status",
     "TermRange",
     "TimeoutNow",
+    "check_pointers",
     "even_group_warning",
 ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRange
+from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.recent import RecentBatches
 from dledger_core.raft.term_ranges import TermRanges
 
@@ -34,11 +35,11 @@ class RaftLog:
         last_index: last entry, durable or not.
         last_term: its term.
         durable_index: entries up to here are on this node's disk, as ``persisted`` confirmed.
-        commit_index: entries up to here can never be cut.
+        emitted_index: entries up to here were in a Ready.
+        commit_index: entries up to here are never truncated.
     """
 
     __slots__ = (
-        "_handed_index",
         "_new",
         "_persisting",
         "_recent",
@@ -47,6 +48,7 @@ class RaftLog:
         "_truncate_from",
         "commit_index",
         "durable_index",
+        "emitted_index",
         "first_index",
         "last_index",
         "last_term",
@@ -63,12 +65,22 @@ class RaftLog:
         self.last_index = store.last_index()
         self.last_term: Term = self._runs.last_term
         self.durable_index = self.last_index
-        self._handed_index = self.last_index
+        self.emitted_index = self.last_index
         self.commit_index = max(commit_index, Index(self.first_index - 1))
         invariant(
             self.commit_index <= self.last_index,
             "the recovered commit_index is beyond the log",
             commit_index=commit_index,
+            last_index=self.last_index,
+        )
+
+    def pointers(self) -> LogPointers:
+        """Return the pointers that the core owns."""
+        return LogPointers(
+            first_index=self.first_index,
+            commit_index=self.commit_index,
+            durable_index=self.durable_index,
+            emitted_index=self.emitted_index,
             last_index=self.last_index,
         )
 
@@ -145,9 +157,9 @@ class RaftLog:
         self._recent.truncate(index)
         while self._new and self._new[-1].first_index >= index:
             self._new.pop()
-        if index <= self._handed_index:
+        if index <= self.emitted_index:
             self._truncate_from = index if self._truncate_from is None else min(self._truncate_from, index)
-            self._handed_index = kept
+            self.emitted_index = kept
         for persisting in self._persisting:
             persisting.durable_to = min(persisting.durable_to, kept)
         self.durable_index = min(self.durable_index, kept)
@@ -183,7 +195,7 @@ class RaftLog:
         truncate_from, batches = self._truncate_from, tuple(self._new)
         self._truncate_from = None
         self._new.clear()
-        self._handed_index = self.last_index
+        self.emitted_index = self.last_index
         self._persisting.append(_Persisting(number, self.last_index))
         return truncate_from, batches
 
@@ -217,7 +229,7 @@ class RaftLog:
         for persisting in self._persisting:
             persisting.durable_to = min(persisting.durable_to, self.durable_index)
         self.first_index = first_index
-        self.last_index = self.commit_index = self._handed_index = previous
+        self.last_index = self.commit_index = self.emitted_index = previous
         self.last_term = previous_term
 
     def compact(self, first_index: Index) -> None:

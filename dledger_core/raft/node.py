@@ -13,6 +13,7 @@ from dledger_core.raft.batch import Batch, LogStore
 from dledger_core.raft.chunks import SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
+from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState
@@ -180,6 +181,10 @@ class RawNode:
     def durable_index(self) -> Index:
         """The last entry that is durable here and not waiting to be cut."""
         return self._log.durable_index
+
+    def pointers(self) -> LogPointers:
+        """Return the log pointers that the core owns; ``CommitLog.pointers`` adds those of the files."""
+        return self._log.pointers()
 
     def status(self) -> Status:
         """Returns the replica's state for people and metrics."""

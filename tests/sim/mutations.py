@@ -62,8 +62,8 @@ CORE_MUTATIONS = {
     ),
     "a cut is not handed to the disk": (
         "raft/log.py",
-        "if index <= self._handed_index:",
-        "if index < self._handed_index:",
+        "if index <= self.emitted_index:",
+        "if index < self.emitted_index:",
     ),
     "a follower commits what this message did not match": (
         "raft/following.py",

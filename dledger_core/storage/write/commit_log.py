@@ -23,6 +23,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position
 from dledger_core.raft.batch import Batch
+from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES, Payload, Records
 from dledger_core.storage.check.damage import Damage, write_wrong_rows
@@ -167,6 +168,18 @@ class CommitLog(DurableLog):
     def check_payload(self, payload: Payload) -> None:
         """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""
         check_payload(payload, self.config)
+
+    def pointers(self, core: LogPointers) -> LogPointers:
+        """Return the core's log pointers with those of the files added."""
+        checkpoint = self._checkpoint
+        return replace(
+            core,
+            stored_last_index=self._last_index,
+            checkpoint_durable_index=None if checkpoint is None else checkpoint.durable_index,
+            checkpoint_commit_index=None if checkpoint is None else checkpoint.commit_index,
+            position_end=self._appender.position,
+            staged_end=self._staging.end,
+        )
 
     # The event loop.
 
