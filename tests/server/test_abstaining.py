@@ -21,13 +21,13 @@ from dledger_core.server.maintenance.repair import RepairReport, repair_store
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.checkpoint import load_checkpoint
 from dledger_core.storage.files.layout import Layout
-from tests.support.hand_driven import HandDriven
-from tests.support.hand_group import NAMES, TICKS_MAX, HandGroup
+from tests.support.group import NODES
+from tests.support.replica_group import LEADER_TICKS_MAX, HandDriven, ReplicaGroup
 from tests.support.server_group import STORAGE
 
 SMALL = replace(STORAGE, data_segment_bytes=4096, index_segment_bytes=1024)
 LAYOUT = Layout(Path("/store"))
-PEERS = tuple(Peer(name, "hand", 1 + at) for at, name in enumerate(NAMES))
+PEERS = tuple(Peer(name, "hand", 1 + at) for at, name in enumerate(NODES[:3]))
 
 
 class Beside:
@@ -63,15 +63,15 @@ class Beside:
         pass
 
 
-def repair(group: HandGroup, victim: HandDriven, giver: HandDriven) -> RepairReport:
-    files = group.files[str(victim.node_id)]
+def repair(group: ReplicaGroup, victim: HandDriven, giver: HandDriven) -> RepairReport:
+    files = group.files[victim.node_id]
     with StoreRepair.open(LAYOUT.root, files=files, config=SMALL) as store:
         return asyncio.run(repair_store(store, PEERS, "g", environment=Beside(giver)))
 
 
-def lose_from(group: HandGroup, victim: HandDriven, keep: float) -> None:
+def lose_from(group: ReplicaGroup, victim: HandDriven, keep: float) -> None:
     """Leaves a share of what the checkpoint vouches for, and nothing behind it, in data and index."""
-    files = group.files[str(victim.node_id)]
+    files = group.files[victim.node_id]
     checkpoint = load_checkpoint(files, LAYOUT.checkpoint)
     assert checkpoint is not None
     index = int(checkpoint.durable_index * keep)
@@ -84,16 +84,16 @@ def lose_from(group: HandGroup, victim: HandDriven, keep: float) -> None:
             names[path].durable[:] = content
 
 
-def ahead() -> tuple[HandGroup, HandDriven, HandDriven, HandDriven]:
+def ahead() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
     """A leader and a follower have acknowledged what neither the third node nor any checkpoint knows."""
-    group = HandGroup(SMALL)
+    group = ReplicaGroup(storage=SMALL)
     leader = group.leader()
-    victim, late = (node for node in group.nodes.values() if node is not leader)
+    victim, late = (node for node in group.members.values() if node is not leader)
     for number in range(40):
         group.append(leader, b"%d" % number * 100)
     group.tick(10)
     victim.replica.save_checkpoint()
-    group.settle()
+    group.deliver()
     cut_off(group, late)
     for number in range(7):
         group.append(leader, b"only two have this %d" % number)
@@ -102,14 +102,14 @@ def ahead() -> tuple[HandGroup, HandDriven, HandDriven, HandDriven]:
     return group, leader, victim, late
 
 
-def cut_off(group: HandGroup, *nodes: HandDriven) -> None:
+def cut_off(group: ReplicaGroup, *nodes: HandDriven) -> None:
     names = {node.node_id for node in nodes}
     group.drop = lambda message: message.sender in names or message.target in names
 
 
-def elects(group: HandGroup, *nodes: HandDriven) -> bool:
+def elects(group: ReplicaGroup, *nodes: HandDriven) -> bool:
     """Whether one of these nodes comes to lead in due time."""
-    for _ in range(TICKS_MAX):
+    for _ in range(LEADER_TICKS_MAX):
         if any(node.replica.soft_state.role is Role.LEADER for node in nodes):
             return True
         group.tick()
@@ -123,19 +123,19 @@ def test_what_a_repaired_node_may_have_forgotten_is_not_lost_with_its_vote(keep:
     report = repair(group, victim, leader)
     assert report.found
     assert not report.remaining
-    victim = group.start(str(victim.node_id))
+    victim = group.start(victim.node_id)
     cut_off(group, leader)
     assert not elects(group, late, victim), "they lack what was acknowledged"
     group.drop = lambda _: False
     leader = group.leader()
     group.append(leader, b"after", ticks=5)
-    assert [group.lost(node) for node in group.nodes.values()] == [[], [], []]
+    assert [group.lost(node) for node in group.members.values()] == [[], [], []]
     cut_off(group, leader)
     assert elects(group, late, victim), "it holds everything again"
     group.drop = lambda _: False
     group.tick(20)
-    assert [group.lost(node) for node in group.nodes.values()] == [[], [], []]
+    assert [group.lost(node) for node in group.members.values()] == [[], [], []]
     assert victim.log.recovering_mark.above is not None, "until the next checkpoint"
     victim.replica.save_checkpoint()
-    group.settle()
+    group.deliver()
     assert victim.log.recovering_mark.above is None

@@ -18,7 +18,7 @@ from dledger_core.client import Client, Producer
 from dledger_core.cluster import LocalCluster
 from dledger_core.errors import DiskFailedError
 from dledger_core.raft import AppendEntries, AppendEntriesResponse
-from tests.support.hand_group import NAMES, HandGroup
+from tests.support.replica_group import ReplicaGroup
 from tests.support.server_group import STORAGE
 
 STEPS_MAX = 60
@@ -26,11 +26,11 @@ STEPS_MAX = 60
 
 
 def three(storage=STORAGE):
-    group = HandGroup(storage)
+    group = ReplicaGroup(storage=storage)
     leader = group.leader()
     group.append(leader, b"before", b"the fault")
     assert group.acknowledged
-    followers = [node for node in group.nodes.values() if node is not leader]
+    followers = [node for node in group.members.values() if node is not leader]
     return group, leader, followers
 
 
@@ -42,8 +42,8 @@ def assert_nothing_lost(group):
     group.append(leader, b"after", ticks=5)
     group.tick(20)
     assert len(group.acknowledged) == before + 1
-    assert [group.lost(group.nodes[name]) for name in NAMES] == [[], [], []]
-    logs = [group.bodies(node) for node in group.nodes.values()]
+    assert [group.lost(member) for member in group.members.values()] == [[], [], []]
+    logs = [group.bodies(node) for node in group.members.values()]
     assert logs[0] == logs[1] == logs[2]
 
 
@@ -91,7 +91,7 @@ def test_power_fails_everywhere_right_after_an_ack_and_nothing_acknowledged_is_l
         slow_one.stalled = True
     group.append(leader, *(b"%d" % number for number in range(50)))
     assert not group.unknown
-    group.power_loss(keep=keep)
+    group.crash(keep=keep)
     assert_nothing_lost(group)
 
 
@@ -99,7 +99,7 @@ def test_page_cache_durability_loses_in_that_case_what_it_acknowledged():
     group, leader, _ = three(replace(STORAGE, durability="page-cache"))
     group.append(leader, b"acknowledged")
     assert [b"acknowledged"] in group.acknowledged.values()
-    group.power_loss(keep=0.0)
+    group.crash(keep=0.0)
     assert group.lost(group.leader()), "as with Java DLedger: this is what the setting gives up"
 
 
@@ -113,7 +113,7 @@ def test_power_fails_at_any_file_operation_of_an_append(victims):
         for number in range(3):
             group.append(leader, b"%d" % number)
         unfinished = all(group.files[name].crash_at is not None for name in victims)
-        group.power_loss()
+        group.crash()
         assert_nothing_lost(group)
         if unfinished:
             assert step > 3, "appends do touch files"
@@ -130,7 +130,7 @@ def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(vic
     for step in range(1, STEPS_MAX):
         group, leader, followers = three()
         node = leader if victim == "leader" else followers[0]
-        files = group.files[str(node.node_id)]
+        files = group.files[node.node_id]
         files.fail_at = files.operations + step
         for number in range(3):
             group.append(leader, b"%d" % number)
@@ -138,14 +138,14 @@ def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(vic
             assert step > 4, "appends do touch files"
             return
         assert [type(error) for error in node.failures] == [DiskFailedError]
-        assert all(not other.failures for other in group.nodes.values() if other is not node)
+        assert all(not other.failures for other in group.members.values() if other is not node)
         if victim == "follower":
             assert not group.unknown, "two of three go on as if nothing had happened"
         new = group.leader()
         assert group.lost(new) == []
         group.append(new, b"the other two go on")
         assert [b"the other two go on"] in group.acknowledged.values()
-        group.power_loss(str(node.node_id))  # what a failed sync left in the page cache is not to be trusted
+        group.crash(node.node_id)  # what a failed sync left in the page cache is not to be trusted
         assert_nothing_lost(group)
     raise AssertionError("the steps do not end")
 
@@ -153,7 +153,7 @@ def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(vic
 def test_after_a_failed_sync_a_node_acknowledges_and_writes_nothing_more():
     group, leader, followers = three()
     node = followers[0]
-    files = group.files[str(node.node_id)]
+    files = group.files[node.node_id]
     said = []
     group.drop = lambda message: message.sender == node.node_id and said.append(message) is not None
     while not node.failures:

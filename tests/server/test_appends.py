@@ -27,7 +27,7 @@ from dledger_core.record import MAGIC_CONTROL, Columns, Payload
 from dledger_core.server.services.appends import ID_BYTES_MAX, UNTIL_READY_MAX
 from dledger_core.server.services.budget import Budget
 from dledger_core.storage.write.trim import TablesSnapshot
-from tests.support.hand_driven import Asker, HandDriven
+from tests.support.replica_group import Asker, HandDriven
 from tests.support.server_group import STORAGE
 
 THREE = ("n0", "n1", "n2")

@@ -13,7 +13,7 @@ from dledger_core.record import Columns, Payload, encode
 from dledger_core.server.maintenance.disk_space import SMALL_BYTES, SpaceGuard
 from dledger_core.storage.files.file_system import DiskSpace, OsFiles
 from tests.support.faulty_files import FaultyFiles
-from tests.support.hand_driven import Asker, HandDriven
+from tests.support.replica_group import Asker, HandDriven
 
 RESERVE = 8 << 20
 TRANSACTION = TransactionId("q", 0, "run")

@@ -15,7 +15,7 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.reads import ReadRequest, Reads
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
-from tests.support.hand_driven import HandDriven
+from tests.support.replica_group import HandDriven
 from tests.support.server_group import RAFT, STORAGE, eventually, run
 
 

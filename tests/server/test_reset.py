@@ -17,7 +17,7 @@ from dledger_core.record import Columns, Payload, Records
 from dledger_core.server.replica.snapshot import SnapshotInstalls
 from dledger_core.storage.tables.tables import LogTables
 from tests.support.faulty_files import FaultyFiles
-from tests.support.hand_driven import Asker, HandDriven
+from tests.support.replica_group import Asker, HandDriven
 
 SEGMENT = 1 << 16
 STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, preallocate_bytes=0)

@@ -18,7 +18,7 @@ from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy,
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentFacts
 from tests.support.faulty_files import FaultyFiles
-from tests.support.hand_driven import Asker, HandDriven
+from tests.support.replica_group import Asker, HandDriven
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR

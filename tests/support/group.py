@@ -185,7 +185,7 @@ class Group:
         """Deliver ``messages`` only; without it run all members and deliver until no message is left."""
         if messages is None:
             for _ in range(ROUNDS_MAX):
-                sent = [message for member in self.members.values() for message in member.run()]
+                sent = [message for member in self.members.values() for message in self._run(member)]
                 if not sent:
                     return
                 self.deliver(sent)
@@ -198,14 +198,20 @@ class Group:
     def tick(self, count: int = 1, *nodes: NodeId) -> None:
         """Tick ``nodes`` (default: all members) and deliver, ``count`` times."""
         for _ in range(count):
-            sent = [message for node in nodes or tuple(self.members) for message in self.members[node].tick()]
-            self.deliver(sent)
+            for node in nodes or tuple(self.members):
+                self._tick(self.members[node])
             self.deliver()
 
     def crash(self, *nodes: NodeId) -> None:
         """Crash ``nodes`` (default: all members) and start them from their disks; unpersisted output is lost."""
         for node in nodes or tuple(self.members):
             self.members[node].crash()
+
+    def _tick(self, member: Any) -> None:
+        member.raw.tick()
+
+    def _run(self, member: Any) -> list[Message]:
+        return member.run()
 
     def elect(self, node_id: NodeId) -> Any:
         """Make ``node_id`` the leader and return it."""

@@ -1,6 +1,6 @@
-"""A real ``Replica`` on a real store, driven by hand: no event loop, no thread, no clock.
+"""Real ``Replica``s on real stores, driven by a test: no event loop, no thread, no clock.
 
-The test says when a turn runs, when the disk works and what the other voters answer.
+``HandDriven`` is one replica; the test plays the other voters. ``ReplicaGroup`` is three of them on disks in memory.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from dledger_core.raft import (
     RequestVoteResponse,
     Role,
 )
-from dledger_core.record import Columns
+from dledger_core.record import MAGIC_DATA, Columns
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appended, Appends, ProducerKey
 from dledger_core.server.services.budget import Budget
 from dledger_core.storage import CommitLog
+from tests.support.faulty_files import FaultyFiles
+from tests.support.group import NODES, Group
 from tests.support.server_group import RAFT, STORAGE
+
+LEADER_TICKS_MAX = 400
 
 
 class HandDisk:
-    """Persists in ``work``, on the caller's thread; reports in a turn of its own."""
+    """A disk that persists in ``work``, on the caller's thread, and reports in a later iteration."""
 
     def __init__(
         self,
@@ -143,6 +147,11 @@ class HandDriven:
             else:
                 self.disk.work()
 
+    def receive(self, message: Message) -> None:
+        """Give the replica one message, unless it has stopped."""
+        if not self.failures:
+            self.replica.step(message)
+
     def step(self, kind: type[Message], sender: str, term: int, **fields: Any) -> None:
         self.replica.step(kind(sender=NodeId(sender), target=self.node_id, term=Term(term), **fields))
 
@@ -185,7 +194,7 @@ class HandDriven:
         self.step(AppendEntriesResponse, peer, term, hint_term=Term(-1), hint_first_index=Index(-1), **answer)
 
     def depose(self, leader: str = "n1", term: int | None = None) -> None:
-        """Another node leads, with an empty message in a higher term; the tail of ours stays as it is."""
+        """Another node leads, with an empty message in a higher term; the tail of this node stays as it is."""
         term = term or self.replica.raft.status().term + 1
         commit = self.replica.commit_index
         prev_term = self.replica.raft.term_at(commit)
@@ -226,3 +235,110 @@ class Asker:
     def ranges(self) -> list[tuple[int, int] | type[DLedgerError]]:
         """Each answer as (first, last), or the class of its error."""
         return [(a.first_index, a.last_index) if isinstance(a, Appended) else type(a) for a in self.answers]
+
+
+class ReplicaGroup(Group):
+    """Complete replicas on disks in memory; a stalled disk writes nothing.
+
+    Attributes:
+        files: each member's disk.
+        acknowledged: the successful appends: first index → bodies.
+        unknown: the number of appends whose response was an error or is missing.
+    """
+
+    def __init__(self, members: int = 3, seed: int = 0, *, storage: StorageConfig = STORAGE) -> None:
+        self.files = {node: FaultyFiles(seed + at) for at, node in enumerate(NODES[:members])}
+        self.acknowledged: dict[int, list[bytes]] = {}
+        self.unknown = 0
+        self._storage = storage
+        self._seed = seed
+        super().__init__([self._opened(node) for node in self.files])
+
+    def start(self, node: NodeId) -> HandDriven:
+        """Start a stopped member from its disk."""
+        self.members[node] = self._opened(node)
+        return self.members[node]
+
+    def _opened(self, node: NodeId) -> HandDriven:
+        return HandDriven(
+            Path("/store"),
+            voters=tuple(self.files),
+            files=self.files[node],
+            storage=self._storage,
+            seed=self._seed + NODES.index(node),
+            node_id=node,
+        )
+
+    @property
+    def running(self) -> list[HandDriven]:
+        return [member for member in self.members.values() if not member.failures]
+
+    def crash(self, *nodes: NodeId, keep: float = 0.0) -> None:
+        """Take the power from ``nodes`` (default: all) and start them; an unsynced sector survives with ``keep``."""
+        for node in nodes or NODES[: len(self.files)]:
+            self.files[node].fail_at = self.files[node].crash_at = None
+            self.files[node].crash(keep)
+        for node in nodes or NODES[: len(self.files)]:
+            self.start(node)
+
+    def leader(self) -> HandDriven:
+        """Tick until a running member leads and has committed in its term; return it."""
+        for _ in range(LEADER_TICKS_MAX):
+            found = [member for member in self.running if member.replica.leader_ready]
+            if found:
+                return max(found, key=lambda member: member.replica.soft_state.term)
+            self.tick()
+        raise AssertionError("no leader")
+
+    def append(self, leader: HandDriven, *bodies: bytes, ticks: int = 0) -> None:
+        """Append one batch and record its outcome."""
+        asker = Asker(leader)
+        try:
+            asker.plain(*bodies)
+        except DLedgerError:  # rejected at once
+            self.unknown += 1
+            return
+        self.deliver()
+        self.tick(ticks)
+        if asker.answers and isinstance(asker.answers[0], Appended):
+            self.acknowledged[asker.answers[0].first_index] = list(bodies)
+        else:
+            assert not asker.answers or asker.answers[0].outcome_unknown, asker.answers
+            self.unknown += 1
+
+    def bodies(self, member: HandDriven) -> dict[int, bytes]:
+        """Return the committed data entries that a member serves: index → body."""
+        found: dict[int, bytes] = {}
+        at, end = member.log.first_index(), member.replica.readable_end
+        while at < end:
+            records = member.log.read(at, end, 1 << 20)
+            bodies = memoryview(records.bodies)
+            start = 0
+            for row in records.headers:
+                stop = start + int(row["length"])
+                if int(row["magic"]) == MAGIC_DATA:
+                    found[int(row["index"])] = bytes(bodies[start:stop])
+                start = stop
+            at = type(at)(at + records.count)
+        return found
+
+    def lost(self, member: HandDriven) -> list[int]:
+        """Return the acknowledged indexes at which a member serves another body or none."""
+        found = self.bodies(member)
+        return [
+            first + row
+            for first, bodies in self.acknowledged.items()
+            for row, body in enumerate(bodies)
+            if found.get(first + row) != body
+        ]
+
+    def _tick(self, member: HandDriven) -> None:
+        if not member.failures:
+            member.replica.tick()
+
+    def _run(self, member: HandDriven) -> list[Message]:
+        if member.failures:
+            return []
+        member.run()
+        sent, member.sent[:] = list(member.sent), []
+        return sent
