@@ -27,7 +27,7 @@ RAFT_MAY_IMPORT = {
 }  # fmt: skip
 TOP_LEVEL = {
     "dledger_core", "spark_connector", "jobs", "notebooks", "tests",
-    "pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "LICENSE",
+    "pyproject.toml", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "LICENSE",
 }  # fmt: skip
 
 

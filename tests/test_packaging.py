@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-import re
 import subprocess
 import sys
 import zipfile
@@ -44,40 +42,3 @@ def test_a_wheel_holds_the_packages_and_the_discovery_module(tmp_path: Path) -> 
     for name in ("dledger_core/py.typed", "pyspark_dledger/__init__.py", "dledger_core/raft/messages.py"):
         assert name in names
     assert "spark_connector/discovery/__init__.py" not in names
-
-
-def test_every_promise_names_tests_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    table = readme.partition("| promise | proved by |")[2].partition("\n\n")[0]
-    rows = table.strip().splitlines()[1:]
-    assert len(rows) >= 20
-    for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
-        assert named, row
-        for path, function in named:
-            body = ast.parse((ROOT / path).read_text()).body
-            assert function in {node.name for node in body if isinstance(node, ast.FunctionDef)}, f"{path}::{function}"
-
-
-def test_every_answer_to_a_question_names_tests_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    section = readme.partition("## Questions DLedger's users ask\n")[2].partition("\n## ")[0]
-    answers = [part for part in section.split("\n\n") if part.startswith("**")]
-    assert len(answers) >= 8
-    for answer in answers:
-        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", answer)
-        assert named, answer
-        for path, function in named:
-            body = ast.parse((ROOT / path).read_text()).body
-            names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-            assert function in names or (not function and "/bench_" in path), f"{path}::{function}"
-
-
-def test_the_layout_names_what_is_there() -> None:
-    table = (ROOT / "README.md").read_text().partition("## Layout")[2]
-    for row in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE):
-        folder = ROOT
-        for number, name in enumerate(re.findall(r"`([^`]+)`", row)):
-            path = ROOT / name if number == 0 else folder / name
-            folder = path.parent if number == 0 else folder
-            assert path.exists(), name

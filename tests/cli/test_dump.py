@@ -251,7 +251,7 @@ def test_every_escape_of_the_help_works_on_everything(own: Path, golden: Path) -
 def test_the_readme_lists_every_escape() -> None:
     from dledger_core.cli.percent import ESCAPES
 
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "dledger_core/cli/README.md").read_text()
     help_text = " ".join(run("--help").stdout.split())
     for letter, (_, said) in ESCAPES.items():
         assert f"| `%{letter}` | {said} |" in readme

@@ -1,0 +1,80 @@
+"""The guides: links and named tests exist, snippets run as printed, the README stays short."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dledger_core import Client, LocalCluster
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+LISTED = subprocess.run(["git", "-C", str(ROOT), "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout
+GUIDES = [ROOT / name for name in LISTED.splitlines() if (ROOT / name).is_file()]
+
+
+def snippet(section: str) -> str:
+    """Return the Python block of a section of the README."""
+    text = README.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return str(code)
+
+
+def test_readme_has_at_most_150_lines() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_guide_lead_to_files_and_headings(guide: Path) -> None:
+    text = re.sub(r"```.*?```", "", guide.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (guide.parent / name).resolve() if name else guide
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}, target
+
+
+def test_each_guarantee_names_tests_that_exist() -> None:
+    table = (ROOT / "dledger_core/README.md").read_text().partition("| guarantee | tests |")[2].partition("\n\n")[0]
+    rows = table.strip().splitlines()[1:]
+    assert len(rows) >= 40
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for path, function in named:
+            functions = {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if hasattr(node, "name")}
+            assert function in functions, f"{path}::{function}"
+
+
+@pytest.mark.integration
+def test_python_snippet_of_readme_runs_as_printed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", snippet("From Python")], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "6F6E65" in done.stdout  # "one", as Arrow prints it
+
+
+@pytest.mark.spark
+def test_spark_snippet_of_readme_runs_as_printed(spark: object, tmp_path: Path) -> None:
+    with LocalCluster(1) as cluster, Client(cluster.peers) as client:
+        client.append([b"one", b"two"])
+        exec(snippet("From Spark"), {"spark": spark, "peers": cluster.peers, "directory": tmp_path})
+        rows = spark.read.format("delta").load(str(tmp_path / "events")).select("body").collect()  # type: ignore[attr-defined]
+        assert sorted(bytes(row["body"]) for row in rows) == [b"one", b"two"]
+        assert client.read(0, 100)["body"].to_pylist()[-2:] in ([b"four", b"five"], [b"five", b"four"])
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_shell_blocks_of_readme_are_valid_bash() -> None:
+    for block in re.findall(r"```\n([a-z].*?)```", README, re.DOTALL):
+        subprocess.run(["bash", "-n"], input=block, text=True, check=True)
