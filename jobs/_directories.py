@@ -13,6 +13,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Final
 
 from dledger_core import ConfigError
+from spark_connector import local_path
 
 __all__ = [
     "check_apart",
@@ -112,8 +113,6 @@ def check_writable(directory: str, option: str) -> None:
 
 def _place(directory: str) -> PurePath:
     """What tells whether two directories are the same: symbolic links are followed."""
-    from spark_connector import local_path  # imports PySpark, whose version is checked first
-
     path = local_path(directory)
     return PurePosixPath(directory) if path is None else path.resolve()
 
@@ -124,8 +123,6 @@ def _foreign(directory: str, what: str, option: str) -> ConfigError:
 
 def _names(directory: str, option: str) -> set[str]:
     """Returns the names in the directory, none if it is absent; raises ConfigError if it cannot be written."""
-    from spark_connector import local_path  # as above
-
     path = local_path(directory)
     if path is None:
         return set()

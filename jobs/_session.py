@@ -11,6 +11,10 @@ Usage::
 Under plain ``python`` Delta's jar comes through ``spark.jars.packages``; under spark-submit the user names it with
 ``--packages``, and the user's settings win over the ones here. A session that is already active (a notebook, a test)
 is used as it is and left running.
+
+``run_stoppable`` and ``follow`` end Spark jobs and streaming queries cleanly on SIGTERM and Ctrl-C. An exception that a
+signal raises during a call into the JVM would leave Python's connection to it out of step, so the work runs in a thread
+and the main thread waits for the work or the signal.
 """
 
 from __future__ import annotations
@@ -18,23 +22,28 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from dledger_core import DELTA_VERSION, SPARK_VERSION, ConfigError, find_java
-from dledger_core.cli import stop_requests
+from dledger_core import DELTA_VERSION, SPARK_VERSION, ConfigError, find_java, parse_duration
+from dledger_core.cli import say, stop_requests
 from jobs._cli import StoppedError
+from spark_connector import planned_offset
+from spark_connector.reading.tracking import Tracker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["check_versions", "spark_session"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
-_INSTALL: Final = "install the project with its extra 'spark'"
+_INSTALL: Final = f"pip install 'pyspark~={SPARK_VERSION}.0' 'delta-spark=={DELTA_VERSION}'"
 _DELTA_PACKAGE: Final = f"io.delta:delta-spark_{SPARK_VERSION}_2.13:{DELTA_VERSION}"
 _SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -166,3 +175,94 @@ def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:
             remedy = f"spark-submit --packages {_DELTA_PACKAGE} ..."
             raise ConfigError("Delta's jar is missing: spark-submit needs --packages", "", remedy) from None
     return spark
+
+
+_POLL_S: Final = 0.1
+
+_Result = TypeVar("_Result")
+
+
+def run_stoppable(spark: SparkSession, work: Callable[[], _Result], stopping: Event | None = None) -> _Result:
+    """Run ``work``; on SIGTERM or Ctrl-C cancel its Spark jobs and raise StoppedError.
+
+    Args:
+        spark: the session that ``work`` uses.
+        work: called in another thread. It must not go on after a failed Spark job.
+        stopping: set on a signal, for a stream that runs no Spark job while it waits.
+    """
+    with stop_requests() as stop, ThreadPoolExecutor(1, "spark-job") as pool:
+        future = pool.submit(work)
+        while not wait([future], _POLL_S).done:
+            if not stop.is_set():
+                continue
+            say("stopping")
+            if stopping is not None:
+                stopping.set()
+            # A job that starts after the first call is cancelled by a later one.
+            while not wait([future], _POLL_S).done:
+                spark.sparkContext.cancelAllJobs()
+            raise StoppedError
+        return future.result()
+
+
+AVAILABLE_NOW: Final = "available-now"
+
+_QUERY_POLL_S: Final = 1
+_STOP_TIMEOUT_S: Final = 120.0
+
+
+def parse_trigger(text: str) -> dict[str, Any]:
+    """Return the arguments of ``DataStreamWriter.trigger`` for ``available-now`` or a duration.
+
+    Raises:
+        ConfigError: neither of them.
+    """
+    if text == AVAILABLE_NOW:
+        return {"availableNow": True}
+    try:
+        milliseconds = max(1, round(parse_duration(text) * 1000))
+    except ConfigError as error:
+        raise ConfigError(f"wrong trigger {text!r}", "--trigger", f'use {AVAILABLE_NOW} or "10 seconds"') from error
+    return {"processingTime": f"{milliseconds} milliseconds"}
+
+
+def check_resume(checkpoint: str, tracker: Tracker) -> None:
+    """Check, before a JVM starts, that a query of these logs can continue from the checkpoint; an absent one is fine.
+
+    Spark checks the same when the query starts, and alone where the checkpoint is not a local directory.
+
+    Raises:
+        CheckpointError: the checkpoint is of another source, or damaged.
+        DataLossError: it does not fit the logs, and the options say to fail on that.
+    """
+    offset = planned_offset(checkpoint)
+    if offset is not None:
+        tracker.adopt(offset, tracker.bounds())
+
+
+def follow(query: StreamingQuery, stop: Event, report: Callable[[], None] = lambda: None) -> bool:
+    """Wait until the query ends or ``stop`` is set; the running micro-batch is finished first.
+
+    Args:
+        query: the running query. It is not stopped here.
+        stop: set by a signal.
+        report: called every second.
+
+    Returns:
+        Whether ``stop`` ended the wait.
+
+    Raises:
+        StreamingQueryException: the query failed.
+    """
+    while not query.awaitTermination(_QUERY_POLL_S):
+        report()
+        if stop.is_set():
+            say("stopping after the running micro-batch")
+            last, deadline = query.lastProgress, time.monotonic() + _STOP_TIMEOUT_S
+            while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+                now = query.lastProgress
+                if now is not None and (last is None or now["batchId"] != last["batchId"]):
+                    break
+                query.awaitTermination(_QUERY_POLL_S)
+            return True
+    return False

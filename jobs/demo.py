@@ -28,8 +28,7 @@ from jobs._cli import Outcome, StoppedError, dry_run_option, progress, run_job
 from jobs._demo.flights import FLIGHTS_COUNT, flight_messages
 from jobs._demo.producer import AppendReport, append_with_failover
 from jobs._demo.stream import IngestProcess
-from jobs._session import check_versions, spark_session
-from jobs._stopping import run_stoppable
+from jobs._session import check_versions, run_stoppable, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

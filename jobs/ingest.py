@@ -27,17 +27,28 @@ from pydantic import AfterValidator, BeforeValidator
 
 from dledger_core import ConfigError, parse_groups
 from dledger_core.cli import examples, stop_requests
-from jobs._cli import EXIT_INCOMPLETE, JobOptions, Outcome, dry_run_option, progress, run_job, verbose_option
+from jobs._cli import (
+    EXIT_INCOMPLETE,
+    JobOptions,
+    Outcome,
+    dry_run_option,
+    find_failure,
+    progress,
+    run_job,
+    verbose_option,
+)
 from jobs._directories import check_apart, check_checkpoint, check_file, check_table
-from jobs._failures import find_failure
-from jobs._session import check_versions, spark_session
-from jobs._streams import AVAILABLE_NOW, check_resume, follow, parse_trigger
+from jobs._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
+from spark_connector import LagReport, lag_reports, register
+from spark_connector.monitoring.prometheus import parse_place
+from spark_connector.options import DLedgerOptions
+from spark_connector.reading.tracking import Tracker
+from spark_connector.schema import schema_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from spark_connector import LagReport
 
 __all__ = ["IngestOptions", "command", "main"]
 
@@ -105,8 +116,6 @@ class _Totals:
 
     def add(self, query: StreamingQuery) -> None:
         """Add the micro-batches that ended since the last call, and report them now and then."""
-        from spark_connector import lag_reports
-
         before = self.rows
         for batch in query.recentProgress:
             reports = lag_reports(batch)
@@ -230,10 +239,6 @@ def command(**given: Any) -> Outcome:
 
 def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
     """Check options and reachability before a JVM starts; return what can be read per group."""
-    from spark_connector.monitoring.prometheus import parse_place
-    from spark_connector.options import DLedgerOptions
-    from spark_connector.reading.tracking import Tracker
-
     check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
     place = None if options.lag_prometheus is None else parse_place(options.lag_prometheus)
     if isinstance(place, str):
@@ -251,7 +256,7 @@ def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
 def _run(spark: SparkSession, options: IngestOptions, stop: threading.Event) -> Outcome:
     from pyspark.errors import StreamingQueryException
 
-    from spark_connector import monitor, register
+    from spark_connector import monitor
 
     register(spark)
     _check_columns(spark, options)
@@ -279,8 +284,6 @@ def _run(spark: SparkSession, options: IngestOptions, stop: threading.Event) -> 
 def _check_columns(spark: SparkSession, options: IngestOptions) -> None:
     """Refuse a table with other columns than the source's."""
     from delta.tables import DeltaTable
-
-    from spark_connector.schema import schema_for
 
     if not DeltaTable.isDeltaTable(spark, options.table):
         return

@@ -29,8 +29,16 @@ import click
 
 from dledger_core import StoreMismatchError
 from dledger_core.cli import examples
-from jobs._cli import EXIT_FINDING, EXIT_OK, Outcome, dry_run_option, progress, run_job, verbose_option
-from jobs._failures import naming_all_nodes
+from jobs._cli import (
+    EXIT_FINDING,
+    EXIT_OK,
+    Outcome,
+    dry_run_option,
+    naming_all_nodes,
+    progress,
+    run_job,
+    verbose_option,
+)
 from jobs._rebuild.broker import read_consumers, without_topics
 from jobs._rebuild.compare import compare
 from jobs._rebuild.duplicates import duplicates
@@ -39,8 +47,8 @@ from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from jobs._rebuild.stream import TableStream
 from jobs._rebuild.table import Table, kept_in
 from jobs._rebuild.units import DAMAGED, IMPOSSIBLE, PENDING, STRANGE
-from jobs._session import check_versions, spark_session
-from jobs._stopping import run_stoppable
+from jobs._session import check_versions, run_stoppable, spark_session
+from spark_connector import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,8 +150,6 @@ def command(**options: Any) -> Outcome:
 
 def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     """Run a plan in a session."""
-    from spark_connector import register
-
     register(spark)
     table = Table(spark, plan.table)
     table.check(kept=plan.checkpoint is not None)

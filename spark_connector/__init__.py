@@ -7,14 +7,15 @@ Usage::
     register(spark)
     monitor(spark, json="lag.jsonl")
     spark.readStream.format("dledger").option("peers", peers).load()
+
+Importing it does not import PySpark, so a program can check options and versions before that.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spark_connector.monitoring.listener import DLedgerListener, monitor
-from spark_connector.monitoring.report import LagReport, lag_reports
+from spark_connector.monitoring.lag import LagReport, lag_reports
 from spark_connector.offsets import LatestOffset, StreamOffset
 from spark_connector.schema import ddl_of
 from spark_connector.spark_checkpoint import SparkCheckpoint, local_path, planned_offset, read_checkpoint
@@ -22,6 +23,8 @@ from spark_connector.spark_version import check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark_connector.monitoring.listener import DLedgerListener, monitor
 
 __all__ = [
     "DLedgerListener",
@@ -50,3 +53,11 @@ def register(spark: SparkSession) -> None:
     from spark_connector.source import DLedgerDataSource  # another PySpark may lack names that it imports
 
     spark.dataSource.register(DLedgerDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("DLedgerListener", "monitor"):
+        from spark_connector.monitoring import listener  # needs PySpark
+
+        return getattr(listener, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

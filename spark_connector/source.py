@@ -38,7 +38,7 @@ class DLedgerDataSource(DataSource):
             from spark_connector.reading.tables import TableReader
 
             return TableReader(options)
-        from spark_connector.reading.batch_reader import DLedgerBatchReader
+        from spark_connector.reading.readers import DLedgerBatchReader
 
         return DLedgerBatchReader(options)
 
@@ -46,21 +46,21 @@ class DLedgerDataSource(DataSource):
         """Makes the stream reader."""
         if "table" in {name.lower() for name in self.options}:
             raise OptionError("a metadata table is no stream", "table", "use spark.read instead of spark.readStream")
-        from spark_connector.reading.stream_reader import DLedgerStreamReader
+        from spark_connector.reading.readers import DLedgerStreamReader
 
         return DLedgerStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Makes the batch writer: one transaction for each group."""
         options = DLedgerOptions.for_writing(self.options)
-        from spark_connector.writing.batch_writer import DLedgerBatchWriter
+        from spark_connector.writing.writers import DLedgerBatchWriter
 
         return DLedgerBatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Makes the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options)
-        from spark_connector.writing.stream_writer import DLedgerStreamWriter
+        from spark_connector.writing.writers import DLedgerStreamWriter
 
         return DLedgerStreamWriter(options, schema, overwrite, self.options.get("checkpointlocation", ""))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyspark
-
 from dledger_core import SPARK_VERSION
 from spark_connector.errors import SparkVersionError
 
@@ -21,6 +19,8 @@ def check_spark(spark: SparkSession) -> None:
     Raises:
         SparkVersionError: one of them is not the version that this connector was made for.
     """
+    import pyspark
+
     remedy = f"pip install 'pyspark~={SPARK_VERSION}.0'"
     if not pyspark.__version__.startswith(f"{SPARK_VERSION}."):
         what = f"PySpark {pyspark.__version__} is installed, this connector needs {SPARK_VERSION}"

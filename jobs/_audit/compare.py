@@ -1,134 +1,245 @@
-"""Digests compared: which ranges differ, how much was compared, and how much was read. Pure functions of DIGESTS."""
+"""Second pass: one range, read entry by entry from all its replicas and compared; mismatches are read twice.
+
+Bodies are reduced to digests as they are read, so memory depends on the number of entries in a range alone. Runs on
+executors, needs no Spark.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core import HEADER_BYTES
-from jobs._audit.model import KEY, OTHER, RESULTS, Class, Finding, result
+from dledger_core import DLedgerError, crc32_column, open_store
+from jobs._audit.judge import Judgement, Seen, State, committed_end, judge
+from jobs._audit.model import AuditedReplica, AuditFinding, Class, consecutive, result
+from jobs._audit.replicas import Gap, RateLimiter, Source, open_source
 
-__all__ = ["bytes_read", "compare_digests", "compared_by_replica", "differing_ranges", "of_ranges", "proven_by_replica"]
+SECOND_LOOK_S: Final = 0.3
+WINDOW_BYTES: Final = 32
+_DIGEST_BYTES: Final = 16
+_ENTRY: Final = np.dtype(
+    [
+        ("state", "u1"),
+        ("irregular", "?"),
+        ("term", "i8"),
+        ("magic", "i4"),
+        ("position", "i8"),
+        ("size", "i8"),
+        ("crc", "u4"),
+        ("digest", f"V{_DIGEST_BYTES}"),
+    ]
+)
+_CONTENT: Final = ("state", "term", "magic", "size", "digest")
+_GAP_STATE: Final = {"damaged": State.DAMAGED, "gone": State.UNREAD, "unread": State.UNREAD}
 
-_READABLE: Final = pa.array(["", "damaged"])
-_SUMS: Final = [("entries", "sum"), ("bytes", "sum"), ("read_at", "min"), ("read_at", "max")]
+Rows = npt.NDArray[Any]
 
 
-def differing_ranges(digests: pa.Table, *more: tuple[str, str]) -> pa.Table:
-    """Groups digests by group, start and end.
+@dataclass(slots=True)
+class _Table:
+    """One replica's entries of a range."""
+
+    start: int
+    rows: Rows
+    gaps: list[Gap]
+    nbytes: int
+
+    def seen(self, index: int) -> Seen:
+        row = self.rows[index - self.start]
+        state = State(int(row["state"]))
+        if state is not State.PRESENT:
+            reason = next((gap.reason for gap in self.gaps if gap.start <= index < gap.end), "")
+            return Seen(state, reason=reason)
+        term, magic, position, size, crc = (int(row[name]) for name in ("term", "magic", "position", "size", "crc"))
+        return Seen(state, term, magic, position, size, crc, bytes(row["digest"]), bool(row["irregular"]))
+
+
+def compare_entries(
+    replicas: Sequence[AuditedReplica],
+    start: int,
+    end: int,
+    *,
+    pause_s: float = SECOND_LOOK_S,
+    limiters: Mapping[str, RateLimiter] | None = None,
+) -> dict[str, Any]:
+    """Compares the entries of [start, end) on replicas that all hold it, and returns a row of RESULTS.
 
     Args:
-        digests: the columns group, start, end, replica, content, layout, and those of ``more``.
-        more: columns to aggregate, and how.
-
-    Returns:
-        A row per range; ``differs`` tells whether contents do, or layouts within one cluster.
+        replicas: the holders.
+        start: first index.
+        end: end index (exclusive).
+        pause_s: how long to wait before mismatches of live nodes are read again.
+        limiters: by replica's name, counting all bytes read.
     """
-    side = pc.if_else(pc.starts_with(digests["replica"], OTHER), b"\1", b"\0")
-    both = pc.binary_join_element_wise(digests["content"], digests["layout"], side, b"")
-    kinds = [("content", "count_distinct"), ("both", "count_distinct"), ("side", "count_distinct")]
-    marked = digests.append_column("side", side).append_column("both", both)
-    grouped = marked.group_by(KEY).aggregate([*kinds, *more])
-    layouts = pc.greater(grouped["both_count_distinct"], grouped["side_count_distinct"])
-    return grouped.append_column("differs", pc.or_(pc.greater(grouped["content_count_distinct"], 1), layouts))
+    key = (replicas[0].group, start, end)
+    try:
+        return _compared(replicas, key, pause_s, limiters or {})
+    except DLedgerError as error:
+        return result(key, unread=[f"[{start}, {end}): {error}"])
 
 
-def of_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
-    """Returns the rows of some ranges only, which are given by the columns group, start and end."""
-    # Arrow cannot join tables with list columns.
-    numbered = digests.select(KEY).append_column("row", pa.array(range(digests.num_rows), pa.int64()))
-    rows = numbered.join(ranges.select(KEY), KEY, join_type="left semi")["row"]
-    return digests.take(rows.combine_chunks().sort())
+def _compared(
+    replicas: Sequence[AuditedReplica], key: tuple[str, int, int], pause_s: float, limiters: Mapping[str, RateLimiter]
+) -> dict[str, Any]:
+    _, start, end = key
+    committed = committed_end(replicas)
+    with ExitStack() as stack:
+        sources = {r.name: stack.enter_context(open_source(r, limiters.get(r.name))) for r in replicas}
+        bounds = {r.name: (r.first_index, r.end) for r in replicas}
+        tables = {n: _read(sources[n], start, end, bounds[n]) for n in sources}
+        first_look = _judged(tables, _mismatches(tables), committed)
+        if first_look and any(replica.live for replica in replicas):
+            time.sleep(pause_s)
+        second_look: dict[int, list[Judgement]] = {}
+        evidence: dict[int, dict[str, Seen]] = {}
+        for low, high in consecutive(sorted(first_look)):
+            again = {n: _read(sources[n], low, high, bounds[n]) for n in sources}
+            second_look |= _judged(again, range(low, high), committed)
+            evidence |= {i: {n: t.seen(i) for n, t in again.items()} for i in range(low, high)}
+        confirmed = {i: found for i, found in second_look.items() if i in first_look}
+        findings = [_evident(*found, evidence, sources) for found in _merged(key[0], confirmed)]
+    unread = [f"{n}: {gap.reason}" for n, t in tables.items() for gap in t.gaps if gap.kind != "damaged"]
+    return result(
+        key,
+        findings,
+        unread=list(dict.fromkeys(unread)),
+        cleared=len(first_look) - len(confirmed),
+        read_bytes=sum(table.nbytes for table in tables.values()),
+    )
 
 
-def compare_digests(digests: pa.Table) -> pa.Table:
-    """Returns a row (RESULTS) for each range that is not simply equal on all its replicas."""
-    wrong = pc.add(*(pc.fill_null(pc.list_value_length(digests[name]), 0) for name in ("damaged", "index_wrong")))
-    bad = pc.or_(pc.not_equal(digests["problem"], ""), pc.greater(wrong, 0))
-    grouped = differing_ranges(digests.append_column("bad", bad), ("bad", "any"))
-    suspects = of_ranges(digests, grouped.filter(pc.or_(grouped["differs"], grouped["bad_any"])))
-    by_range: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in suspects.sort_by("replica").to_pylist():
-        by_range[row["group"], row["start"], row["end"]].append(row)
-    return pa.Table.from_pylist([_judge_range(key, rows) for key, rows in by_range.items()], RESULTS)
+def _read(source: Source, start: int, end: int, bounds: tuple[int, int]) -> _Table:
+    """Reads a range, with one entry more on both sides to see whether terms rise."""
+    low, high = max(bounds[0], start - 1), min(bounds[1], end + 1)
+    rows = np.zeros(high - low, _ENTRY)
+    gaps, nbytes = [], 0
+    for piece in source.entries(low, high):
+        if isinstance(piece, Gap):
+            rows["state"][piece.start - low : piece.end - low] = _GAP_STATE[piece.kind]
+            gaps += [piece] if piece.start < end and piece.end > start else []
+            continue
+        at = np.asarray(piece.column("index")) - low
+        inside = (at >= 0) & (at < len(rows))
+        rows[at[inside]] = _fingerprints(piece, source.header_bytes)[inside]
+        nbytes += int(pc.sum(pc.binary_length(piece.column("body"))).as_py() or 0)
+    present = rows["state"] == State.PRESENT
+    falls = np.flatnonzero(present[:-1] & present[1:] & (rows["term"][:-1] > rows["term"][1:]))
+    rows["irregular"][falls] = rows["irregular"][falls + 1] = True
+    return _Table(start, rows[start - low : end - low], gaps, nbytes)
 
 
-def _judge_range(key: tuple[str, int, int], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    group, start, end = key
-    readable = [row for row in rows if row["problem"] in ("", "damaged")]
-    damaged = any(row["problem"] or row["damaged"] for row in readable)
-    drill = damaged or len({row["content"] for row in readable}) > 1
-    findings = [
-        Finding.of(Class.RETENTION_SKEW, group, row["replica"], start, end) for row in rows if row["problem"] == "gone"
+def _fingerprints(batch: pa.RecordBatch, header_bytes: int) -> Rows:
+    rows = np.zeros(batch.num_rows, _ENTRY)
+    bodies = batch.column("body").to_pylist()
+    lengths = np.fromiter(map(len, bodies), np.int64, len(bodies))
+    rows["state"] = State.PRESENT
+    for name in ("term", "magic", "position"):
+        rows[name] = np.asarray(batch.column(name))
+    rows["size"] = lengths + header_bytes
+    rows["crc"] = crc32_column(b"".join(bodies), lengths)
+    digests = b"".join(hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() for body in bodies)
+    rows["digest"] = np.frombuffer(digests, f"V{_DIGEST_BYTES}")
+    return rows
+
+
+def _mismatches(tables: dict[str, _Table]) -> list[int]:
+    """Returns the indexes at which the replicas differ, or have something wrong by themselves."""
+    reference, *others = tables.values()
+    mismatched = (reference.rows["state"] != State.PRESENT) | reference.rows["irregular"]
+    for other in others:
+        mismatched |= other.rows["irregular"]
+        for name in _CONTENT:
+            mismatched |= other.rows[name] != reference.rows[name]
+    return [reference.start + int(place) for place in np.flatnonzero(mismatched)]
+
+
+def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -> dict[int, list[Judgement]]:
+    found = {}
+    for index in indexes:
+        seen = {name: table.seen(index) for name, table in tables.items()}
+        judgements = judge(seen, committed=index < committed)
+        if judgements:
+            found[index] = judgements
+    return found
+
+
+def _merged(group: str, judged: dict[int, list[Judgement]]) -> list[tuple[Judgement, AuditFinding]]:
+    """Returns one finding for consecutive indexes with the same judgement."""
+    places: dict[Judgement, list[int]] = {}
+    for index in sorted(judged):
+        for judgement in judged[index]:
+            places.setdefault(judgement, []).append(index)
+    return [
+        (one, AuditFinding.of(one.kind, group, ",".join(one.replicas), start, end))
+        for one, indexes in places.items()
+        for start, end in consecutive(indexes)
     ]
-    for row in rows:
-        bounds = row["index_wrong"] or []
-        for low, high in zip(bounds[::2], bounds[1::2], strict=True):
-            findings.append(Finding.of(Class.INDEX_MISMATCH, group, row["replica"], low, high))
-    if not drill:  # layouts of two clusters always differ
-        for side in (False, True):
-            names = _other_layouts([row for row in readable if row["replica"].startswith(OTHER) is side])
-            findings += [Finding.of(Class.LAYOUT_DIFFERS, group, name, start, end) for name in names]
-    unread = [f"{row['replica']}: {row['reason']}" for row in rows if row["problem"] == "unread"]
-    return result(key, findings, drill=drill, unread=unread)
 
 
-def _other_layouts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the replicas whose layout is not the majority's; without a majority all, joined by commas."""
-    layouts = Counter(row["layout"] for row in rows)
-    if len(layouts) < 2:
-        return []
-    layout, count = layouts.most_common(1)[0]
-    if 2 * count > len(rows):
-        return [row["replica"] for row in rows if row["layout"] != layout]
-    return [",".join(row["replica"] for row in rows)]
-
-
-def compared_by_replica(digests: pa.Table) -> pa.Table:
-    """Returns how much of each replica was compared: ranges that at least two could read.
-
-    Returns:
-        The columns group, replica, run_id, entries, bytes, first and last: a row per replica and run that read it.
-    """
-    readable = digests.filter(pc.is_in(digests["problem"], _READABLE))
-    holders = readable.group_by(KEY).aggregate([([], "count_all")])
-    shared = of_ranges(readable, holders.filter(pc.greater(holders["count_all"], 1)))
-    entries = pc.subtract(shared["end"], shared["start"])
-    return _summed(shared.append_column("entries", entries), ["group", "replica", "run_id"])
-
-
-def proven_by_replica(ranges: pa.Table) -> pa.Table:
-    """Returns the same of the proven ranges of a plan, by replica and day; ``run_id`` is empty."""
-    proven = ranges.filter(pc.is_valid(ranges["proven_at"]))
-    parents = pc.list_parent_indices(proven["replicas"])
-    rows = proven.take(parents)
-    days = pc.strftime(rows["proven_at"], "%Y-%m-%d")
-    columns = {
-        "group": rows["group"],
-        "replica": pc.list_flatten(proven["replicas"]),
-        "run_id": pa.array([""] * len(rows), pa.string()),
-        "day": days,
-        "entries": pc.subtract(rows["end"], rows["start"]),
-        "bytes": rows["proven_bytes"],
-        "read_at": rows["proven_at"],
+def _evident(
+    judgement: Judgement, finding: AuditFinding, evidence: dict[int, dict[str, Seen]], sources: dict[str, Source]
+) -> AuditFinding:
+    """Adds what was seen at the finding's first index."""
+    index = finding.start
+    seen = evidence[index]
+    shown: dict[str, Any] = {
+        "index": index,
+        "replicas": {name: entry.to_json() for name, entry in seen.items()},
+        "agree": list(judgement.right),
+        "disagree": list(judgement.replicas),
     }
-    return _summed(pa.table(columns), ["group", "replica", "run_id", "day"]).drop_columns("day")
+    places = {name: place for name, source in sources.items() if (place := source.place(index))}
+    if places:
+        shown["places"] = places
+    present = [n for n, e in seen.items() if e.state is State.PRESENT]
+    one, other = _pair(judgement, present)
+    if one and other and seen[one].digest != seen[other].digest:
+        bodies = {name: _body(sources[name], index) for name in (other, one)}
+        shown["first_difference"] = difference(bodies)
+    return replace(finding, evidence=shown)
 
 
-def _summed(rows: pa.Table, whose: list[str]) -> pa.Table:
-    sums = rows.group_by(whose).aggregate(_SUMS).sort_by([(name, "ascending") for name in whose])
-    names = {"entries_sum": "entries", "bytes_sum": "bytes", "read_at_min": "first", "read_at_max": "last"}
-    return sums.rename_columns([names.get(name, name) for name in sums.column_names])
+def _pair(judgement: Judgement, present: list[str]) -> tuple[str, str]:
+    """Returns one who disagrees and one to compare it with."""
+    wrong = [name for name in judgement.replicas if name in present]
+    right = [name for name in judgement.right if name in present] or wrong[1:]
+    return (wrong[0], right[0]) if wrong and right else ("", "")
 
 
-def bytes_read(digests: pa.Table, run_id: str) -> dict[str, int]:
-    """Returns how many bytes of records this run's first pass read, by replica."""
-    read = digests.filter(pc.and_(pc.equal(digests["run_id"], run_id), pc.equal(digests["problem"], "")))
-    headers = pc.multiply(pc.subtract(read["end"], read["start"]), HEADER_BYTES)
-    sizes = pa.table({"replica": read["replica"], "size": pc.add(read["bytes"], headers)})
-    sums = sizes.group_by("replica").aggregate([("size", "sum")]).sort_by("replica")
-    return {row["replica"]: row["size_sum"] for row in sums.to_pylist()}
+def _body(source: Source, index: int) -> bytes:
+    for piece in source.entries(index, index + 1):
+        if not isinstance(piece, Gap) and piece.num_rows:
+            return bytes(piece.column("body")[0].as_py())
+    return b""
+
+
+def difference(bodies: dict[str, bytes]) -> dict[str, Any] | None:
+    """Returns the offset of the first byte at which two bodies differ, and 32 bytes of each around it, in hex."""
+    one, other = bodies.values()
+    common = min(len(one), len(other))
+    unequal = np.flatnonzero(np.frombuffer(one, np.uint8, common) != np.frombuffer(other, np.uint8, common))
+    if not len(unequal) and len(one) == len(other):
+        return None
+    offset = int(unequal[0]) if len(unequal) else common
+    start = max(0, offset - WINDOW_BYTES // 2)
+    window = {name: body[start : start + WINDOW_BYTES].hex() for name, body in bodies.items()}
+    return {"offset": offset, "window_start": start, "window": window}
+
+
+def index_findings(replica: AuditedReplica) -> list[AuditFinding]:
+    """Returns the ranges of a store whose index rows do not match the data; needs no Spark."""
+    with open_store(replica.path) as reader:
+        return [
+            AuditFinding.of(Class.INDEX_MISMATCH, replica.group, replica.name, found.start, found.end)
+            for found in reader.verify().findings
+            if found.kind == "INDEX_MISMATCH"
+        ]

@@ -8,28 +8,14 @@ not voted on together if each agrees within itself: neither outvotes the other, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from jobs._audit.model import OTHER, Class, Finding, Replica, Severity, Verdict
-
-__all__ = [
-    "NOTHING",
-    "Judgement",
-    "Seen",
-    "State",
-    "committed_end",
-    "end_findings",
-    "findings_of",
-    "judge",
-    "merge_findings",
-    "runs_of",
-    "verdict_of",
-]
+from jobs._audit.model import OTHER, AuditedReplica, AuditFinding, Class, Severity, Verdict
 
 
 class State(IntEnum):
@@ -153,7 +139,7 @@ def _class_of(entry: Seen, right_term: int, *, committed: bool) -> Class:
     return Class.DIVERGED_UNCOMMITTED if entry.term < right_term else Class.DIVERGED_UNKNOWN
 
 
-def committed_end(replicas: Sequence[Replica]) -> int:
+def committed_end(replicas: Sequence[AuditedReplica]) -> int:
     """Returns the index up to which (exclusive) a difference between these replicas is one of committed entries.
 
     The lowest recorded commit index counts; offline it is a lower bound, and a replica that records none is ignored.
@@ -162,7 +148,7 @@ def committed_end(replicas: Sequence[Replica]) -> int:
     return min(recorded) + 1 if recorded else 0
 
 
-def end_findings(replicas: Sequence[Replica]) -> list[Finding]:
+def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
     """Returns the findings of the snapshot alone: lost ends, lag, and entries deleted on some replicas only."""
     usable = [replica for replica in replicas if replica.reachable]
     first = min((r.first_index for r in usable), default=0)
@@ -174,49 +160,49 @@ def end_findings(replicas: Sequence[Replica]) -> list[Finding]:
         own = held if replica.commit_index is None else max(held, replica.commit_index + 1)
         evidence = {"last_index": replica.last_index, "commit_index": replica.commit_index}
         if replica.damaged is not None:  # how many entries it lost after that is unknown
-            found.append(Finding.of(Class.CORRUPT, group, name, *replica.damaged, evidence))
+            found.append(AuditFinding.of(Class.CORRUPT, group, name, *replica.damaged, evidence))
         elif own > held:
-            found.append(Finding.of(Class.MISSING_COMMITTED, group, name, held, own, evidence))
+            found.append(AuditFinding.of(Class.MISSING_COMMITTED, group, name, held, own, evidence))
         behind = max(own, replica.end)
         if behind < end and replica.first_index <= behind and replica.damaged is None:
-            found.append(Finding.of(Class.LAGGING, group, name, behind, end, evidence))
+            found.append(AuditFinding.of(Class.LAGGING, group, name, behind, end, evidence))
         if replica.first_index > first:
             evidence = {"first_index": replica.first_index}
-            found.append(Finding.of(Class.RETENTION_SKEW, group, name, first, replica.first_index, evidence))
+            found.append(AuditFinding.of(Class.RETENTION_SKEW, group, name, first, replica.first_index, evidence))
     return found
 
 
-def findings_of(results: pa.Table) -> list[Finding]:
+def findings_of(results: pa.Table) -> list[AuditFinding]:
     """Returns the findings of all comparisons (RESULTS), merged; worst first.
 
     An index row that does not match an entry is left out where the entry itself is found wrong.
     """
     rows = [row for found in results["findings"].to_pylist() for row in found]
-    findings = merge_findings(Finding.from_row(row) for row in rows)
+    findings = merge_findings(AuditFinding.from_row(row) for row in rows)
     explained = [
         f
         for f in findings
         if f.severity in (Severity.CRITICAL, Severity.WARNING) and f.kind is not Class.LAYOUT_DIFFERS
     ]
-    kept: list[Finding] = []
+    kept: list[AuditFinding] = []
     for finding in findings:
         kept += _outside(finding, explained) if finding.kind is Class.INDEX_MISMATCH else [finding]
     return merge_findings(kept)
 
 
-def _outside(finding: Finding, others: Sequence[Finding]) -> list[Finding]:
+def _outside(finding: AuditFinding, others: Sequence[AuditFinding]) -> list[AuditFinding]:
     """Returns the parts of a finding outside those of others on the same replica."""
     left = [(finding.start, finding.end)]
     for other in others:
         if finding.group == other.group and finding.replica in other.replica.split(","):
             left = [part for s, e in left for part in ((s, min(e, other.start)), (max(s, other.end), e))]
             left = [(s, e) for s, e in left if s < e]
-    return [Finding.of(finding.kind, finding.group, finding.replica, start, end) for start, end in left]
+    return [AuditFinding.of(finding.kind, finding.group, finding.replica, start, end) for start, end in left]
 
 
-def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
+def merge_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     """Joins neighbouring ranges of the same class and replica; the evidence is the first one's. Worst come first."""
-    merged: list[Finding] = []
+    merged: list[AuditFinding] = []
     for finding in sorted(findings, key=lambda f: (f.group, f.kind, f.replica, f.start, f.end)):
         last = merged[-1] if merged else None
         whose = (finding.group, finding.kind, finding.replica)
@@ -229,7 +215,7 @@ def merge_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(merged, key=lambda f: (order.index(f.severity), f.group, f.start, f.kind, f.replica))
 
 
-def verdict_of(findings: Iterable[Finding], incomplete: Sequence[str]) -> Verdict:
+def verdict_of(findings: Iterable[AuditFinding], incomplete: Sequence[str]) -> Verdict:
     """Returns the verdict: a real difference outweighs parts that were not compared, and those outweigh equality."""
     found = list(findings)
     if any(finding.severity in (Severity.CRITICAL, Severity.ERROR) for finding in found):
@@ -237,12 +223,3 @@ def verdict_of(findings: Iterable[Finding], incomplete: Sequence[str]) -> Verdic
     if incomplete or any(finding.kind is Class.DIVERGED_UNKNOWN for finding in found):
         return Verdict.INCOMPLETE
     return Verdict.CONSISTENT
-
-
-def runs_of(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of consecutive indexes."""
-    start = 0
-    for i in range(1, len(indexes) + 1):
-        if i == len(indexes) or indexes[i] != indexes[i - 1] + 1:
-            yield indexes[start], indexes[i - 1] + 1
-            start = i

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-__all__ = [
-    "CLASSES",
-    "DIGESTS",
-    "FINDINGS",
-    "KEY",
-    "OTHER",
-    "RANGES",
-    "RESULTS",
-    "RUNS",
-    "Class",
-    "Finding",
-    "Options",
-    "Replica",
-    "Severity",
-    "Verdict",
-    "result",
-]
+from jobs._cli import JobOptions
 
 OTHER: Final = "other/"
 """Begins the names of another cluster's replicas."""
@@ -80,37 +64,43 @@ RUNS: Final = _schema(
 )
 
 
-class Options(BaseModel):
-    """One audit's options.
+class Options(JobOptions):
+    """The options of the audit, as its command takes them.
 
     Attributes:
-        mode: quick, digest or full.
+        peers: the servers; None where stores are given.
+        groups: the logs; None = default.
+        replicas: stores as NAME=DIR.
+        against: peers of another cluster.
         table: directory of the Delta tables; None writes none.
-        skip_proven: trust ranges proven equal that recently; None reads everything.
-        reread_percent: share of the trusted ranges that is read again, oldest first; None: as ``plan.due_count`` says.
+        mode: quick, digest or full.
+        skip_proven: trust ranges proven equal within this age; None reads everything.
+        reread_share: percentage of the trusted ranges that is read again, oldest first; None: see ``plan.due_count``.
         resume: the run to resume.
-        rate: bytes per second that may be read from one node; None = no limit.
+        max_bytes_per_second: limit of the bytes read from one node; None = no limit.
         report: path of the HTML report.
-        against: peers of another cluster, or empty.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mode: Literal["quick", "digest", "full"] = "digest"
+    peers: str | None = None
+    groups: str | None = None
+    replicas: tuple[str, ...] = ()
+    against: str | None = None
     table: str | None = None
+    mode: Literal["quick", "digest", "full"] = "digest"
     skip_proven: timedelta | None = Field(None, gt=timedelta(0))
-    reread_percent: int | None = Field(None, ge=0, le=100)
+    reread_share: int | None = Field(None, ge=0, le=100)
     resume: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
-    rate: int | None = Field(None, ge=1)
+    max_bytes_per_second: int | None = Field(None, ge=1)
     report: str | None = None
-    against: str = ""
+    verbose: bool = False
+    dry_run: bool = False
 
     def shown(self) -> dict[str, Any]:
-        """Returns the given options by their names in the report."""
+        """Return the given options by their names in the report."""
         given: dict[str, Any] = {"mode": self.mode, "table": self.table, "resume": self.resume}
-        given |= {"against": self.against or None, "max bytes per second and node": self.rate}
+        given |= {"against": self.against, "max bytes per second and node": self.max_bytes_per_second}
         if self.skip_proven is not None:
-            share = "all in turn" if self.reread_percent is None else f"{self.reread_percent} %"
+            share = "all in turn" if self.reread_share is None else f"{self.reread_share} %"
             given["skip proven"] = f"{self.skip_proven}, {share} read again"
         return {name: value for name, value in given.items() if value is not None}
 
@@ -215,7 +205,7 @@ CLUSTERS_DIFFER: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class AuditedReplica:
     """One copy of one group's log, as it was when the audit began.
 
     Attributes:
@@ -300,7 +290,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """Entries [start, end) of one replica that have something wrong with them.
 
     Attributes:
@@ -324,7 +314,7 @@ class Finding:
     @classmethod
     def of(
         cls, kind: Class, group: str, replica: str, start: int, end: int, evidence: dict[str, Any] | None = None
-    ) -> Finding:
+    ) -> AuditFinding:
         """Returns a finding about all entries of [start, end)."""
         return cls(
             kind=kind, group=group, replica=replica, start=start, end=end, count=end - start, evidence=evidence or {}
@@ -346,7 +336,7 @@ class Finding:
         return CLASSES[self.kind][1:]
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Finding:
+    def from_row(cls, row: Mapping[str, Any]) -> AuditFinding:
         """Returns the finding that ``to_row`` made a row of."""
         named = {name: row[name] for name in ("group", "replica", "start", "end", "count")}
         return cls(kind=Class(row["class"]), evidence=json.loads(row["evidence"]), **named)
@@ -374,7 +364,7 @@ class Finding:
         }
 
 
-def result(key: tuple[str, int, int], findings: Iterable[Finding] = (), **more: Any) -> dict[str, Any]:
+def result(key: tuple[str, int, int], findings: Iterable[AuditFinding] = (), **more: Any) -> dict[str, Any]:
     """Returns a row of RESULTS for a range.
 
     Args:
@@ -385,3 +375,33 @@ def result(key: tuple[str, int, int], findings: Iterable[Finding] = (), **more: 
     empty = {"unread": [], "drill": False, "cleared": 0, "read_bytes": 0}
     found = [finding.to_row() for finding in findings]
     return dict(zip(KEY, key, strict=True)) | {"findings": found} | empty | more
+
+
+Snapshot = Mapping[str, tuple[AuditedReplica, ...]]
+"""Replicas by group, as they were when the audit began."""
+
+
+class ReadTask(NamedTuple):
+    """Some contiguous ranges of one replica, read by one task of the first pass."""
+
+    replica: AuditedReplica
+    start: int
+    end: int
+    span: int
+
+
+def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
+    """Divides [start, end) at the multiples of ``span``."""
+    while start < end:
+        stop = min(end, start - start % span + span)
+        yield start, stop
+        start = stop
+
+
+def consecutive(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges [start, end) of consecutive indexes."""
+    start = 0
+    for i in range(1, len(indexes) + 1):
+        if i == len(indexes) or indexes[i] != indexes[i - 1] + 1:
+            yield indexes[start], indexes[i - 1] + 1
+            start = i

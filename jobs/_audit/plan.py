@@ -20,30 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dledger_core import ConfigError
-from jobs._audit.compare import differing_ranges
-from jobs._audit.model import RANGES, Replica
-
-__all__ = [
-    "ReadTask",
-    "Section",
-    "Snapshot",
-    "aligned",
-    "bundles",
-    "chain_of",
-    "choose_span",
-    "common_range",
-    "due_count",
-    "of_replicas",
-    "plan_ranges",
-    "reading_tasks",
-    "sections",
-    "steps",
-    "trust_proven",
-    "two_logs",
-]
-
-Snapshot = Mapping[str, tuple[Replica, ...]]
-"""Replicas by group, as they were when the audit began."""
+from jobs._audit.digests import differing_ranges
+from jobs._audit.model import RANGES, AuditedReplica, ReadTask, Snapshot, aligned
 
 SPAN_MIN: Final = 1024
 SPAN_MAX: Final = 1 << 16
@@ -67,19 +45,14 @@ class Section:
 
     start: int
     end: int
-    replicas: tuple[Replica, ...]
+    replicas: tuple[AuditedReplica, ...]
 
 
-class ReadTask(NamedTuple):
-    """Some contiguous ranges of one replica, read by one task of the first pass."""
-
-    replica: Replica
-    start: int
-    end: int
-    span: int
+RecordedRange = tuple[str, str, int, int]
+"""Group, replica, start and end of a digest in the table of ranges."""
 
 
-class _Proof(NamedTuple):
+class VerifiedRange(NamedTuple):
     """A range that was equal on some replicas, read from ``read_at`` on; ``nbytes`` are those of bodies on each."""
 
     start: int
@@ -92,7 +65,7 @@ class _Proof(NamedTuple):
 # --- ranges -------------------------------------------------------------------------------------------------------
 
 
-def common_range(replicas: Sequence[Replica]) -> tuple[int, int]:
+def common_range(replicas: Sequence[AuditedReplica]) -> tuple[int, int]:
     """Returns [start, end) that all reachable replicas can be compared at; empty if fewer than two."""
     usable = [replica for replica in replicas if replica.reachable]
     if len(usable) < 2:
@@ -101,7 +74,7 @@ def common_range(replicas: Sequence[Replica]) -> tuple[int, int]:
     return start, max(start, min(replica.end for replica in usable))
 
 
-def sections(replicas: Sequence[Replica]) -> list[Section]:
+def sections(replicas: Sequence[AuditedReplica]) -> list[Section]:
     """Divides the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
     usable = [replica for replica in replicas if replica.reachable and replica.end > replica.first_index]
     edges = sorted({edge for replica in usable for edge in (replica.first_index, replica.end)})
@@ -112,13 +85,13 @@ def sections(replicas: Sequence[Replica]) -> list[Section]:
     return [part for part in found if len(part.replicas) > 1]
 
 
-def two_logs(replicas: Sequence[Replica]) -> bool:
+def two_logs(replicas: Sequence[AuditedReplica]) -> bool:
     """Whether the replicas are those of two clusters that hold logs made independently."""
     here, there = ({r.log_uuid for r in replicas if r.other is side} for side in (False, True))
     return bool(here and there) and here != there
 
 
-def _by_log(start: int, end: int, holders: tuple[Replica, ...]) -> list[Section]:
+def _by_log(start: int, end: int, holders: tuple[AuditedReplica, ...]) -> list[Section]:
     """Compares the first entry, which holds the log's identity, within our cluster alone."""
     here = tuple(replica for replica in holders if not replica.other)
     return [Section(start, start + 1, here), *([Section(start + 1, end, holders)] if end > start + 1 else [])]
@@ -136,14 +109,6 @@ def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -
     while span < SPAN_MAX and entries > span * RANGES_WANTED and 2 * span * entry_bytes <= most:
         span *= 2
     return span
-
-
-def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
-    """Divides [start, end) at the multiples of ``span``."""
-    while start < end:
-        stop = min(end, start - start % span + span)
-        yield start, stop
-        start = stop
 
 
 def plan_ranges(snapshot: Snapshot, *, mode: str = "digest", seed: str = "", rate: int | None = None) -> pa.Table:
@@ -178,7 +143,7 @@ def _sample(ranges: list[tuple[int, int]], chance: random.Random) -> list[tuple[
 # --- earlier runs -------------------------------------------------------------------------------------------------
 
 
-def of_replicas(digests: pa.Table, replicas: Iterable[Replica]) -> pa.Table:
+def of_replicas(digests: pa.Table, replicas: Iterable[AuditedReplica]) -> pa.Table:
     """Returns the digests of these very replicas, with the column ``known``: their identities."""
     logs = pc.fill_null(digests["log_uuid"], "")
     known = pc.binary_join_element_wise(digests["replica"], logs, digests["source"], "|")
@@ -203,12 +168,12 @@ def trust_proven(
         ranges: the plan (RANGES).
         digests: of earlier runs (DIGESTS).
         snapshot: the replicas.
-        age: how long a proof counts.
+        age: how long a one counts.
         now: when this run began.
         percent: share of the trusted ranges that is read again, the longest unread first; None: as ``due_count`` says.
     """
     by_name = {(r.group, r.name): r for replicas in snapshot.values() for r in replicas}
-    proofs = _proofs(digests, by_name.values(), now - age, now)
+    verified = _verified_ranges(digests, by_name.values(), now - age, now)
     rows = ranges.to_pylist()
     trusted: list[tuple[datetime, int, int]] = []
     for number, row in enumerate(rows):
@@ -217,9 +182,9 @@ def trust_proven(
         if recorded and row["end"] > max(recorded) + 1:
             continue
         holders = frozenset(replica.identity for replica in replicas)
-        proof = _covering(proofs.get(row["group"], []), row["start"], row["end"], holders)
-        if proof is not None:
-            trusted.append((proof[0], number, proof[1]))
+        one = _covering(verified.get(row["group"], []), row["start"], row["end"], holders)
+        if one is not None:
+            trusted.append((one[0], number, one[1]))
     trusted.sort()
     moments = [read_at for read_at, _, _ in trusted]
     due = due_count(moments, age, now) if percent is None else -(-len(trusted) * percent // 100)
@@ -228,11 +193,13 @@ def trust_proven(
     return pa.Table.from_pylist(rows, RANGES)
 
 
-def _proofs(digests: pa.Table, replicas: Iterable[Replica], oldest: datetime, now: datetime) -> dict[str, list[_Proof]]:
-    """Returns by group, by start, the ranges that the newest digest of each replica proves equal.
+def _verified_ranges(
+    digests: pa.Table, replicas: Iterable[AuditedReplica], oldest: datetime, now: datetime
+) -> dict[str, list[VerifiedRange]]:
+    """Return the verified ranges of each group, by start: the newest digests of at least two replicas are equal.
 
-    A range that differed since, or overlaps one, proves nothing. Neither does a digest from the future: a clock was
-    wrong, and it cannot be decided which digest is newer.
+    A range that differed since, or overlaps one that did, is not verified. Neither is a digest from the future: a clock
+    was wrong, so it cannot be decided which digest is newer.
     """
     rows = of_replicas(digests, replicas)
     wrong = pc.add(*(pc.fill_null(pc.list_value_length(rows[name]), 0) for name in ("damaged", "index_wrong")))
@@ -244,36 +211,41 @@ def _proofs(digests: pa.Table, replicas: Iterable[Replica], oldest: datetime, no
     last = [(name, "last") for name in (*seen, "read_at", "bad")]
     newest = rows.group_by(whose, use_threads=False).aggregate(last)
     newest = newest.rename_columns([name.removesuffix("_last") for name in newest.column_names])
-    facts = [("known", "list"), ("bad", "any"), ("bytes", "max"), ("read_at", "min"), ("read_at", "max")]
+    columns = [("known", "list"), ("bad", "any"), ("bytes", "max"), ("read_at", "min"), ("read_at", "max")]
     refuted: dict[str, list[tuple[int, int, datetime]]] = defaultdict(list)
-    proofs: dict[str, list[_Proof]] = defaultdict(list)
-    for row in differing_ranges(newest, *facts).sort_by("start").to_pylist():
+    verified: dict[str, list[VerifiedRange]] = defaultdict(list)
+    for row in differing_ranges(newest, *columns).sort_by("start").to_pylist():
         if row["differs"] or row["bad_any"]:
             refuted[row["group"]].append((row["start"], row["end"], row["read_at_max"]))
         elif len(holders := frozenset(row["known_list"])) > 1 and row["read_at_min"] >= oldest:
-            proof = _Proof(row["start"], row["end"], holders, row["read_at_min"], row["bytes_max"])
-            proofs[row["group"]].append(proof)
+            one = VerifiedRange(row["start"], row["end"], holders, row["read_at_min"], row["bytes_max"])
+            verified[row["group"]].append(one)
     return {
         group: [p for p in found if not any(s < p.end and p.start < e and t >= p.read_at for s, e, t in refuted[group])]
-        for group, found in proofs.items()
+        for group, found in verified.items()
     }
 
 
-def _covering(proofs: list[_Proof], start: int, end: int, holders: frozenset[str]) -> tuple[datetime, int] | None:
-    """Returns since when proofs cover [start, end) without a hole, and its bytes; each next proof is the newest one."""
-    used: list[tuple[_Proof, int]] = []
+def _covering(
+    verified: list[VerifiedRange], start: int, end: int, holders: frozenset[str]
+) -> tuple[datetime, int] | None:
+    """Return (time of the oldest read, bytes) if verified ranges cover [start, end), else None.
+
+    Where several ranges cover an index, the newest one counts.
+    """
+    used: list[tuple[VerifiedRange, int]] = []
     at = start
     while at < end:
-        low = bisect_left(proofs, at - SPAN_MAX, key=lambda proof: proof.start)
-        high = bisect_right(proofs, at, key=lambda proof: proof.start)
-        fitting = [proof for proof in proofs[low:high] if proof.end > at and holders <= proof.holders]
+        low = bisect_left(verified, at - SPAN_MAX, key=lambda known: known.start)
+        high = bisect_right(verified, at, key=lambda known: known.start)
+        fitting = [one for one in verified[low:high] if one.end > at and holders <= one.holders]
         if not fitting:
             return None
-        best = max(fitting, key=lambda proof: (proof.read_at, proof.end))
+        best = max(fitting, key=lambda one: (one.read_at, one.end))
         used.append((best, min(best.end, end) - at))
         at = best.end
-    nbytes = sum(proof.nbytes * count / (proof.end - proof.start) for proof, count in used)
-    return min(proof.read_at for proof, _ in used), round(nbytes)
+    nbytes = sum(one.nbytes * count / (one.end - one.start) for one, count in used)
+    return min(one.read_at for one, _ in used), round(nbytes)
 
 
 def due_count(moments: Sequence[datetime], age: timedelta, now: datetime) -> int:
@@ -284,7 +256,7 @@ def due_count(moments: Sequence[datetime], age: timedelta, now: datetime) -> int
 
     Args:
         moments: when each range was read, oldest first.
-        age: how long a proof counts.
+        age: how long a one counts.
         now: when this run began.
     """
     n = len(moments)
@@ -316,7 +288,7 @@ def reading_tasks(
     *,
     cores: int,
     rate: int | None = None,
-    held: Container[tuple[str, str, int, int]] = frozenset(),
+    recorded: Container[RecordedRange] = frozenset(),
 ) -> list[ReadTask]:
     """Returns the tasks of the first pass, neighbours on different replicas so that all nodes work at once.
 
@@ -325,7 +297,7 @@ def reading_tasks(
         snapshot: the replicas.
         cores: how many tasks run at once.
         rate: bytes per second that may be read from one node.
-        held: (group, replica, start, end) of existing digests.
+        recorded: ranges with an existing digest.
     """
     rows = ranges.filter(pc.is_null(ranges["proven_at"])).to_pylist()
     found: list[ReadTask] = []
@@ -337,12 +309,12 @@ def reading_tasks(
         wanted = max(min(cores, int(size / TASK_BYTES_MIN)), int(size / most), 1)
         for replica in replicas:
             name = replica.name
-            own = [r for r in mine if name in r["replicas"] and (group, name, r["start"], r["end"]) not in held]
+            own = [r for r in mine if name in r["replicas"] and (group, name, r["start"], r["end"]) not in recorded]
             found += _joined(replica, own, entries / wanted)
     return sorted(found, key=lambda task: (task.start, task.replica.name))
 
 
-def _joined(replica: Replica, rows: Iterable[Mapping[str, Any]], length: float) -> list[ReadTask]:
+def _joined(replica: AuditedReplica, rows: Iterable[Mapping[str, Any]], length: float) -> list[ReadTask]:
     """Joins neighbouring ranges up to a length, where the reader divides them again: at multiples of the span."""
     tasks: list[ReadTask] = []
     for row in rows:

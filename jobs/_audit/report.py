@@ -1,19 +1,23 @@
-"""From results to the report: coverage, a report of each group, the JSON summary, rows for the tables. Pure."""
+"""From results to the report: coverage, the JSON summary, rows of the tables, and one HTML page. Pure.
+
+The page is ``page.html``, filled with the JSON summary; it needs nothing else.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from dledger_core import merge_ranges
 from jobs._audit.judge import end_findings, findings_of, merge_findings, verdict_of
-from jobs._audit.model import FINDINGS, RUNS, Class, Finding, Replica, Severity
-from jobs._audit.plan import Section, Snapshot, common_range, sections
-
-__all__ = ["alignment", "alignment_note", "coverage", "findings_table", "report_groups", "runs_table", "summarize"]
+from jobs._audit.model import FINDINGS, RUNS, AuditedReplica, AuditFinding, Class, Severity, Snapshot
+from jobs._audit.plan import Section, common_range, sections
 
 Report = dict[str, Any]
 """One group in the JSON summary."""
@@ -21,7 +25,7 @@ Report = dict[str, Any]
 
 def report_groups(
     snapshot: Snapshot, results: pa.Table, compared: pa.Table, run_id: str
-) -> tuple[list[Report], list[Finding]]:
+) -> tuple[list[Report], list[AuditFinding]]:
     """Returns the report of each group, and the findings of all of them, merged, worst first.
 
     Args:
@@ -50,8 +54,8 @@ def report_groups(
 
 def _report(
     group: str,
-    replicas: tuple[Replica, ...],
-    findings: list[Finding],
+    replicas: tuple[AuditedReplica, ...],
+    findings: list[AuditFinding],
     results: list[dict[str, Any]],
     done: list[dict[str, Any]],
     run_id: str,
@@ -116,7 +120,7 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return coverage(entries, sum(known) if known else None, nbytes)
 
 
-def _apart(parts: Iterable[Section], usable: Sequence[Replica]) -> list[str]:
+def _apart(parts: Iterable[Section], usable: Sequence[AuditedReplica]) -> list[str]:
     """Returns a reason if two clusters hold no entry in common: then they were not compared."""
     both = any(len({replica.other for replica in part.replicas}) == 2 for part in parts)
     if both or not any(r.other for r in usable) or not any(r.end > r.first_index for r in usable):
@@ -124,7 +128,7 @@ def _apart(parts: Iterable[Section], usable: Sequence[Replica]) -> list[str]:
     return ["the two clusters have no index in common, so they were not compared with each other"]
 
 
-def _notes(usable: Sequence[Replica]) -> list[str]:
+def _notes(usable: Sequence[AuditedReplica]) -> list[str]:
     here, there = ({replica.log_uuid for replica in usable if replica.other is side} for side in (False, True))
     if not there:
         return []
@@ -143,7 +147,7 @@ def _provenance(one: Mapping[str, Any], run_id: str) -> dict[str, Any]:
     return {"replica": one["replica"], "kind": kind, "entries": one["entries"], "bytes": one["bytes"]} | moments
 
 
-def alignment(replicas: Sequence[Replica], findings: Sequence[Finding]) -> dict[str, Any] | None:
+def alignment(replicas: Sequence[AuditedReplica], findings: Sequence[AuditFinding]) -> dict[str, Any] | None:
     """Returns whether CommitLogs are equal to their ends, as an upgrade to DLedger needs them; None for other logs."""
     if not replicas or not all(replica.block_bytes for replica in replicas):
         return None
@@ -173,13 +177,13 @@ def alignment_note(found: Mapping[str, Any]) -> str:
     return f"not aligned: {behind} behind the longest; {remedy}; {unit}"
 
 
-def findings_table(findings: Iterable[Finding], run_id: str, found_at: datetime) -> pa.Table:
+def findings_table(findings: Iterable[AuditFinding], run_id: str, found_at: datetime) -> pa.Table:
     """Returns the findings of a run (FINDINGS)."""
     run = {"run_id": run_id, "found_at": found_at}
     return pa.Table.from_pylist([run | finding.to_row() for finding in findings], FINDINGS)
 
 
-def runs_table(reports: Sequence[Report], findings: Sequence[Finding], **run: Any) -> pa.Table:
+def runs_table(reports: Sequence[Report], findings: Sequence[AuditFinding], **run: Any) -> pa.Table:
     """Returns a row per group (RUNS).
 
     Args:
@@ -198,7 +202,7 @@ def runs_table(reports: Sequence[Report], findings: Sequence[Finding], **run: An
     return pa.Table.from_pylist(rows, RUNS)
 
 
-def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[Finding]) -> dict[str, Any]:
+def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[AuditFinding]) -> dict[str, Any]:
     """Returns the JSON summary of all groups, without the facts of the run (id, mode, duration)."""
     incomplete = [f"{report['group']}: {reason}" for report in reports for reason in report["incomplete"]]
     names = dict.fromkeys(name for report in reports for name in report["coverage"])
@@ -218,4 +222,87 @@ def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[
         "cleared_by_second_look": sum(report["cleared_by_second_look"] for report in reports),
         "replicas": [replica.to_json() for replicas in snapshot.values() for replica in replicas],
         "groups": list(reports),
+    }
+
+
+_FACTS: Final = {"class", "severity", "replica", "start", "end", "count", "group", "meaning", "next_step"}
+"""Keys of every finding in the JSON summary; the others are its evidence."""
+_FINDINGS_SHOWN: Final = 200
+_MARK_MIN: Final = 0.65
+"""The least width of a finding in the picture, in percent: one entry of a million must be visible."""
+_TICKS: Final = 5
+
+
+def page(summary: Mapping[str, Any], ranges: pa.Table, frame: Mapping[str, Any]) -> str:
+    """Returns the report.
+
+    Args:
+        summary: the JSON summary.
+        ranges: the compared ranges (RANGES).
+        frame: options and versions.
+    """
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"shown": _shown, "evidence": _evidence}
+    rows = ranges.to_pylist()
+    pictures = {
+        report["group"]: _picture(
+            [one for one in summary["replicas"] if one["group"] == report["group"]],
+            [row for row in rows if row["group"] == report["group"]],
+            [one for one in summary["findings"] if one["group"] == report["group"]],
+        )
+        for report in summary["groups"]
+    }
+    template = environment.get_template("page.html")
+    return str(template.render(summary=summary, frame=frame, pictures=pictures, findings_shown=_FINDINGS_SHOWN))
+
+
+def _shown(value: Any) -> str:
+    """Returns the text of a cell: numbers with separators, lists joined, ``-`` for None."""
+    match value:
+        case None:
+            return "-"
+        case bool() | dict():
+            return json.dumps(value)
+        case int():
+            return f"{value:,}"
+        case list():
+            return ", ".join(map(_shown, value))
+    return str(value)
+
+
+def _evidence(finding: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in finding.items() if name not in _FACTS}
+
+
+def _picture(
+    replicas: list[dict[str, Any]], ranges: list[dict[str, Any]], findings: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns each replica's log from left to right, in percent of the width: ranges compared, and findings."""
+    usable = [one for one in replicas if one["reachable"]]
+    low = min((one["first_index"] for one in usable), default=0)
+    high = max([low + 1, *(one["last_index"] + 1 for one in usable), *(finding["end"] for finding in findings)])
+
+    def box(start: int, end: int, kind: str, title: str, least: float = 0.0) -> dict[str, Any]:
+        left, right = (100 * min(1.0, max(0.0, (index - low) / (high - low))) for index in (start, end))
+        missing = max(0.0, least - (right - left))
+        shown = {"left": f"{left - missing / 2:.3f}%", "width": f"{max(0.0, right - left) + missing:.3f}%"}
+        return shown | {"kind": kind, "title": title}
+
+    def boxes(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        first, end = one["first_index"], one["last_index"] + 1
+        yield box(first, end, "not compared", f"[{first:,}, {end:,}) held, not compared")
+        for kind, proven in (("proven before", True), ("read now", False)):
+            mine = [r for r in ranges if one["name"] in r["replicas"] and (r["proven_at"] is not None) is proven]
+            for start, end in merge_ranges((r["start"], r["end"]) for r in mine):
+                yield box(start, end, kind, f"[{start:,}, {end:,}) {kind}")
+        for finding in reversed(findings):  # the worst come last, on top
+            if one["name"] in finding["replica"].split(","):
+                title = f"{finding['class']} [{finding['start']:,}, {finding['end']:,})"
+                yield box(finding["start"], finding["end"], finding["severity"], title, _MARK_MIN)
+
+    ticks = sorted({low + (high - low) * tick // (_TICKS - 1) for tick in range(_TICKS)})
+    return {
+        "rows": [(one["name"], list(boxes(one)) if one["reachable"] else None) for one in replicas],
+        "ticks": [(index, f"{100 * (index - low) / (high - low):.3f}%") for index in ticks],
     }

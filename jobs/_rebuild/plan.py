@@ -26,7 +26,7 @@ from jobs._rebuild.broker import batch_topics
 from jobs._rebuild.compare import LogEnd, check_compared
 from jobs._rebuild.files import FOLDER, check_target, whole_units
 from jobs._rebuild.units import ALL_ENTRIES, EntryRules
-from jobs._streams import AVAILABLE_NOW, check_resume, parse_trigger
+from jobs._session import AVAILABLE_NOW, check_resume, parse_trigger
 from spark_connector import local_path
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from jobs._rebuild.units import (
     decoded,
     units_of,
 )
-from jobs._streams import AVAILABLE_NOW, parse_trigger
+from jobs._session import AVAILABLE_NOW, parse_trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_connector.errors import OptionError
+from spark_connector.monitoring.lag import LagReport, lag_reports
 from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, TableOutput
-from spark_connector.monitoring.report import LagReport, lag_reports
 from spark_connector.spark_version import check_spark
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from spark_connector.errors import OptionError
-from spark_connector.monitoring.report import REPORT_SCHEMA, LagReport
+from spark_connector.monitoring.lag import REPORT_SCHEMA, LagReport
 from spark_connector.schema import ddl_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server, write_to_textfile
 
 from spark_connector.errors import OptionError
-from spark_connector.monitoring.report import LagReport
+from spark_connector.monitoring.lag import LagReport
 
 __all__ = ["PrometheusOutput", "parse_place"]
 

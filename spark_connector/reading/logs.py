@@ -29,7 +29,7 @@ from dledger_core import (
 from spark_connector.connections import client_for, store_for
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.planning import Range
+from spark_connector.planning import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from dledger_core import READ_SCHEMA, empty_batch
+from spark_connector.decoding import rows_of
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
+from spark_connector.planning import Range
 from spark_connector.reading.logs import Chunk, Log, open_log
 from spark_connector.reading.pinning import Pin
-from spark_connector.reading.planning import Range
 from spark_connector.schema import schema_for
 
 __all__ = ["RangesPartition", "read_partition"]
@@ -76,7 +76,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa
             for chunk in _prefetched(pool, log, part, partition.number, policy):
                 pin.renew(log, chunk.next_index)
                 if chunk.batch.num_rows:
-                    yield from _finished(chunk.batch, part, options, schema)
+                    yield from rows_of(chunk.batch, part, options, schema)
             pin.release(log)
     finally:
         pool.shutdown(cancel_futures=True)
@@ -103,32 +103,6 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
         yield chunk
         if chunk.next_index >= part.end:
             return
-
-
-def _finished(
-    batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
-    """Adds the group, decodes messages, leaves out what nobody asked for and casts to what Spark checks for."""
-    names = ["index", "term", "position", "timestamp", "body"]
-    if options.decode == "message":
-        from spark_connector.reading.messages import decoded, wanted
-
-        of_messages = [name for name in schema.names if name not in (*names[:-1], "group", "committed")]
-        batch = wanted(batch.select(names), options)
-        fail = options.on_decode_error == "fail"
-        pieces = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
-    else:
-        pieces = iter([{name: batch.column(name) for name in names}])
-    for columns in pieces:
-        rows = len(columns["index"])
-        if "group" in schema.names:
-            columns["group"] = pa.repeat(part.group, rows)
-        if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
-            columns["queue_offset"] = pa.nulls(rows, pa.int64())
-        if "committed" in schema.names:  # true up to what a probe has proved
-            proved = pc.less_equal(columns["index"], pa.scalar(part.min_commit, pa.int64()))
-            columns["committed"] = pc.if_else(proved, pa.scalar(True), pa.scalar(None, pa.bool_()))
-        yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

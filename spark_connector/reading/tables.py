@@ -25,7 +25,7 @@ from dledger_core import DESCRIPTIONS
 from spark_connector.connections import client_for, store_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.groups import GroupFinder
+from spark_connector.reading.tracking import GroupFinder
 
 if TYPE_CHECKING:
     from dledger_core import Metadata, StoreReader

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dledger_core import LogBounds, find_loss
+from spark_connector.connections import client_for
 from spark_connector.errors import (
     DataLossError,
     GroupGoneError,
@@ -23,15 +24,94 @@ from spark_connector.errors import (
 )
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
-from spark_connector.reading.groups import GroupFinder
-from spark_connector.reading.limits import ends_within_bytes
-from spark_connector.reading.logs import Log, RecordFacts, open_log
-from spark_connector.reading.partitions import RangesPartition
+from spark_connector.planning import Extent, Range, core_count, ends_within_bytes, partition_count, split
+from spark_connector.reading.logs import Log, RecordFacts, ServerLog, open_log
 from spark_connector.reading.pinning import Pin
-from spark_connector.reading.planning import Extent, Range, core_count, partition_count, split
-from spark_connector.reading.waiting import EntryWaiter
 
-__all__ = ["Tracker"]
+
+class GroupFinder:
+    """Looks for the groups of ``groupsPattern``.
+
+    A group counts only from when its log has an identity: before, nothing was ever appended to it.
+    """
+
+    def __init__(self, options: DLedgerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._asked: float | None = None
+        self._hosted: tuple[str, ...] = ()
+
+    def find(self) -> list[str]:
+        """Asks the nodes and returns the groups that fit now, sorted."""
+        options = self._options
+        # Every client of these nodes can ask for their groups.
+        hosted = client_for(options, options.groups[0], planning=True).groups()
+        self._asked = self._clock()
+        self._hosted = tuple(hosted)
+        return [group for group, log in hosted.items() if log is not None and options.selects(group)]
+
+    def is_due(self) -> bool:
+        """Whether ``discoveryInterval`` has passed since the nodes were asked last."""
+        return self._asked is None or self._clock() - self._asked >= self._options.discovery_ms / 1000
+
+    def nothing_found(self) -> OptionError:
+        """Returns the error for a pattern that fits no group."""
+        return OptionError(
+            f"no group fits {self._options.groups_pattern!r}",
+            "groupsPattern",
+            f"the nodes host: {', '.join(self._hosted) or 'none'}; it must match a whole name",
+        )
+
+
+if TYPE_CHECKING:
+    from spark_connector.reading.partitions import RangesPartition
+
+_WAIT_THREADS_MAX: Final = 256
+_LOOK_MS_MAX: Final = 30_000
+
+
+class EntryWaiter:
+    """Waits until one of several logs grows.
+
+    Our servers take one request for all groups. Others are looked at group by group: a look lasts as many timeouts as
+    there are groups, so one ends in each timeout, however many there are. What has not ended when ``wait`` returns
+    counts for the next call.
+
+    Args:
+        logs: the logs by group; may grow.
+    """
+
+    def __init__(self, logs: Mapping[str, Log]) -> None:
+        self._logs = logs
+        self._threads: ThreadPoolExecutor | None = None
+        self._waits: dict[str, Future[bool]] = {}
+
+    def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
+        """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known."""
+        if not known:
+            time.sleep(timeout_ms / 1000)
+            return False
+        group = next(iter(known))
+        log = self._logs[group]
+        if isinstance(log, ServerLog):
+            return log.wait_any(known, timeout_ms)
+        if len(known) == 1 and not self._waits:
+            return log.wait(known[group], timeout_ms)
+        deadline = time.monotonic() + timeout_ms / 1000
+        grown = False
+        while not grown and (left := deadline - time.monotonic()) > 0:
+            self._look(known, min(timeout_ms * len(known), _LOOK_MS_MAX))
+            done, _ = wait(self._waits.values(), left, FIRST_COMPLETED)
+            grown = any(future.result() for future in done)
+            self._waits = {group: future for group, future in self._waits.items() if future not in done}
+        return grown
+
+    def _look(self, known: Mapping[str, LogBounds], look_ms: int) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_WAIT_THREADS_MAX, "dledger-wait")
+        for group in set(known) - set(self._waits):
+            self._waits[group] = self._threads.submit(self._logs[group].wait, known[group], look_ms)
+
 
 _THREADS_MAX: Final = 32
 _PLACES_MAX: Final = 4096
@@ -242,7 +322,9 @@ class Tracker:
     def partitions(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds]
     ) -> list[RangesPartition]:
-        """Plans the partitions for [start, end) of each group, without what retention has deleted."""
+        """Plan the partitions for [start, end) of each group, without the entries that retention deleted."""
+        from spark_connector.reading.partitions import RangesPartition  # needs PySpark, which a check does without
+
         extents = []
         for group in self.groups:
             start, end, view = starts[group], ends[group], bounds[group]

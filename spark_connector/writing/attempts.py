@@ -22,7 +22,7 @@ from dledger_core import HEADER_BYTES, AttemptResult, BadRequestError, Client, P
 from spark_connector.connections import client_for
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
-from spark_connector.writing.sink_rows import GroupRows, SinkShape, rows_by_group
+from spark_connector.writing.rows import GroupRows, SinkShape, rows_by_group
 
 __all__ = ["AttemptMessage", "CommittedBefore", "write_attempt"]
 

@@ -14,9 +14,9 @@ from dledger_core.rocketmq import encode_messages
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.batch_reader import DLedgerBatchReader
+from spark_connector.planning import Range
 from spark_connector.reading.logs import open_log
-from spark_connector.reading.planning import Range
+from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tracking import Tracker
 from spark_connector.schema import schema_for
 from tests.interop.java_group import JavaGroup

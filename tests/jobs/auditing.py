@@ -8,24 +8,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs._audit.compare import compare_digests
-from jobs._audit.entries import compare_entries
+from jobs._audit.compare import compare_entries
+from jobs._audit.digests import compare_digests, digest_rows
 from jobs._audit.judge import end_findings, findings_of, merge_findings
-from jobs._audit.model import DIGESTS, RESULTS, Finding, Replica
-from jobs._audit.passes import digest_rows
+from jobs._audit.model import DIGESTS, RESULTS, AuditedReplica, AuditFinding
 from jobs._audit.plan import ReadTask, sections
-from jobs._audit.snapshot import store_replicas
+from jobs._audit.replicas import store_replicas
 
 SPAN = 128
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-def digests(replicas: tuple[Replica, ...]) -> pa.Table:
+def digests(replicas: tuple[AuditedReplica, ...]) -> pa.Table:
     tasks = [ReadTask(r, part.start, part.end, SPAN) for part in sections(replicas) for r in part.replicas]
     return pa.Table.from_pylist([row for task in tasks for row in digest_rows(task, "run")], DIGESTS)
 
 
-def audit(stores: dict[str, Path]) -> list[Finding]:
+def audit(stores: dict[str, Path]) -> list[AuditFinding]:
     """What the job does, in one process."""
     replicas = store_replicas(stores)
     results = compare_digests(digests(replicas)).to_pylist()

@@ -14,9 +14,9 @@ import pytest
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import ClassicCommitLog
 from jobs._audit.judge import verdict_of
-from jobs._audit.model import Finding
+from jobs._audit.model import AuditFinding
+from jobs._audit.replicas import BLOCK_BYTES, store_replicas, stored_logs
 from jobs._audit.report import alignment, alignment_note
-from jobs._audit.snapshot import BLOCK_BYTES, store_replicas, stored_logs
 from jobs._cli import run_job
 from jobs.audit_replicas import command
 from tests.jobs.auditing import audit, overwrite
@@ -73,7 +73,7 @@ def wipe_from(folder: Path, position: int) -> None:
             overwrite(file, at, bytes(FILE_BYTES - at))
 
 
-def aligned(logs: Folders, findings: list[Finding]) -> bool:
+def aligned(logs: Folders, findings: list[AuditFinding]) -> bool:
     found = alignment(store_replicas(logs), findings)
     assert found is not None
     assert alignment_note(found).startswith("aligned" if found["aligned"] else "not aligned")

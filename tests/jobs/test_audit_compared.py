@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs._audit.compare import (
+from jobs._audit.digests import (
     bytes_read,
     compare_digests,
     compared_by_replica,

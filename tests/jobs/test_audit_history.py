@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from dledger_core import ConfigError
-from jobs._audit.model import RANGES, Options, Replica
+from jobs._audit.model import RANGES, AuditedReplica, Options
 from jobs._audit.plan import (
     aligned,
     bundles,
@@ -23,15 +23,15 @@ from jobs._audit.plan import (
     steps,
     trust_proven,
 )
-from jobs._audit.sources import RateLimiter
+from jobs._audit.replicas import RateLimiter
 from tests.jobs.auditing import NOW, digest_row, digest_table
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
 
-def replica(name: str, commit: int | None = 99_999, path: str = "", **more: object) -> Replica:
-    return Replica(
+def replica(name: str, commit: int | None = 99_999, path: str = "", **more: object) -> AuditedReplica:
+    return AuditedReplica(
         group="g",
         name=name,
         path=path or f"/stores/{name}",
@@ -46,7 +46,7 @@ A, B, C = replica("a"), replica("b"), replica("c")
 Rows = list[dict[str, Any]]
 
 
-def read(start: int, end: int, hours_ago: float, *holders: Replica, **seen: Any) -> Rows:
+def read(start: int, end: int, hours_ago: float, *holders: AuditedReplica, **seen: Any) -> Rows:
     """Digests of a range by all its holders; those of ``seen`` differ from one holder to the next."""
     facts = {"start": start, "end": end, "bytes": 10 * (end - start), "read_at": NOW - hours_ago * HOUR}
     return [
@@ -61,17 +61,19 @@ def differ(start: int, end: int, hours_ago: float) -> Rows:
     return read(start, end, hours_ago, content=[b"x", b"y"])
 
 
-def wanted(start: int = 0, end: int = 2048, *holders: Replica) -> pa.Table:
+def wanted(start: int = 0, end: int = 2048, *holders: AuditedReplica) -> pa.Table:
     names = [one.name for one in holders or (A, B)]
     return pa.Table.from_pylist([{"group": "g", "start": start, "end": end, "span": 1024, "replicas": names}], RANGES)
 
 
-def trust(ranges: pa.Table, rows: Rows, *replicas: Replica, percent: int | None = 0, age: timedelta = DAY) -> pa.Table:
+def trust(
+    ranges: pa.Table, rows: Rows, *replicas: AuditedReplica, percent: int | None = 0, age: timedelta = DAY
+) -> pa.Table:
     snapshot = {"g": replicas or (A, B, C)}
     return trust_proven(ranges, digest_table(*rows), snapshot, age=age, now=NOW, percent=percent)
 
 
-def is_trusted(rows: Rows, *replicas: Replica, ranges: pa.Table | None = None) -> bool:
+def is_trusted(rows: Rows, *replicas: AuditedReplica, ranges: pa.Table | None = None) -> bool:
     found = trust(wanted() if ranges is None else ranges, rows, *replicas)
     return found["proven_at"].null_count == 0
 
@@ -183,7 +185,7 @@ def test_ranges_without_digests_are_read_once_in_steps(skipped: set[int], cores:
     ranges = plan_ranges({"g": both})
     rows = ranges.to_pylist()
     held = {("g", "a", row["start"], row["end"]) for i, row in enumerate(rows) if i in skipped}
-    tasks = reading_tasks(ranges, {"g": both}, cores=cores, held=held)
+    tasks = reading_tasks(ranges, {"g": both}, cores=cores, recorded=held)
     assert [task for step in steps(tasks, step_bytes) for task in step] == tasks
     for name in "ab":
         mine = [cut for t in tasks if t.replica.name == name for cut in aligned(t.start, t.end, t.span)]
@@ -240,7 +242,8 @@ def test_no_more_than_the_rate_is_read(reads: list[tuple[int, float]], rate: int
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"resume": "../x"}, {"mode": "thorough"}, {"rate": 0}, {"reread_percent": 101}, {"skip_proven": -1}]
+    "wrong",
+    [{"resume": "../x"}, {"mode": "thorough"}, {"max_bytes_per_second": 0}, {"reread_share": 101}, {"skip_proven": -1}],
 )
 def test_options_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -10,36 +10,37 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pytest
 
-from jobs._audit.compare import compare_digests, compared_by_replica
+from jobs._audit.digests import compare_digests, compared_by_replica
 from jobs._audit.judge import findings_of
-from jobs._audit.model import RANGES, RESULTS, Class, Finding, Replica, result
-from jobs._audit.page import page
+from jobs._audit.model import RANGES, RESULTS, AuditedReplica, AuditFinding, Class, result
 from jobs._audit.plan import plan_ranges, sections
-from jobs._audit.report import report_groups, summarize
+from jobs._audit.report import page, report_groups, summarize
 from tests.jobs.auditing import NOW, digest_row, digest_table
 
 
-def node(name: str, end: int = 100, log: str = "log-1") -> Replica:
-    return Replica(group="g", name=name, peers="p", last_index=end - 1, end=end, commit_index=end - 1, log_uuid=log)
+def node(name: str, end: int = 100, log: str = "log-1") -> AuditedReplica:
+    return AuditedReplica(
+        group="g", name=name, peers="p", last_index=end - 1, end=end, commit_index=end - 1, log_uuid=log
+    )
 
 
 HERE = (node("n0"), node("n1"))
 THERE = tuple(replace(one, name=f"other/{one.name}", log_uuid="log-2") for one in HERE)
-AWAY = Replica(group="g", name="n2", reachable=False, error="<no answer>")
+AWAY = AuditedReplica(group="g", name="n2", reachable=False, error="<no answer>")
 
 
-def finding(kind: Class, name: str, start: int, end: int) -> Finding:
+def finding(kind: Class, name: str, start: int, end: int) -> AuditFinding:
     evidence = {"index": start, "replicas": {"n0": {"term": 1, "position": 0, "size": 57, "crc": "00<"}}}
-    return Finding(kind=kind, group="g", replica=name, start=start, end=end, count=end - start, evidence=evidence)
+    return AuditFinding(kind=kind, group="g", replica=name, start=start, end=end, count=end - start, evidence=evidence)
 
 
-def summarized(replicas: tuple[Replica, ...], *findings: Finding) -> dict[str, Any]:
+def summarized(replicas: tuple[AuditedReplica, ...], *findings: AuditFinding) -> dict[str, Any]:
     results = pa.Table.from_pylist([result(("g", 0, 100), findings)], RESULTS)
     compared = compared_by_replica(digest_table(digest_row("n0"), digest_row("n1")))
     return summarize({"g": replicas}, *report_groups({"g": replicas}, results, compared, "run"))
 
 
-def drawn(*findings: Finding, replicas: tuple[Replica, ...] = (*HERE, AWAY), proven: bool = False) -> str:
+def drawn(*findings: AuditFinding, replicas: tuple[AuditedReplica, ...] = (*HERE, AWAY), proven: bool = False) -> str:
     facts = {"run_id": "run", "started_at": "2026-05-01T00:00:00+00:00", "duration_s": 1.5}
     cost = {"bytes_read": {"n0": 9}, "bytes_read_second_pass": 1, "bytes_per_second": 5, "max_bytes_per_second": None}
     rows = plan_ranges({"g": replicas}).to_pylist()
@@ -55,7 +56,9 @@ def drawn(*findings: Finding, replicas: tuple[Replica, ...] = (*HERE, AWAY), pro
         ((finding(Class.CORRUPT, "n1", 7, 8),), (*HERE, AWAY), "INCONSISTENT"),
     ],
 )
-def test_the_verdict_comes_first(findings: tuple[Finding, ...], replicas: tuple[Replica, ...], verdict: str) -> None:
+def test_the_verdict_comes_first(
+    findings: tuple[AuditFinding, ...], replicas: tuple[AuditedReplica, ...], verdict: str
+) -> None:
     shown = drawn(*findings, replicas=replicas)
     body = shown.partition("<body>")[2]
     assert body.lstrip().startswith(f'<div class="verdict {verdict}">')

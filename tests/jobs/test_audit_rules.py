@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dledger_core import ConfigError, CorruptRecordError, IndexOutOfRangeError, UnreachableError
-from jobs._audit.compare import compared_by_replica
-from jobs._audit.entries import difference
+from jobs._audit.compare import difference
+from jobs._audit.digests import compared_by_replica
 from jobs._audit.judge import (
     NOTHING,
     Seen,
@@ -22,7 +22,7 @@ from jobs._audit.judge import (
     merge_findings,
     verdict_of,
 )
-from jobs._audit.model import CLASSES, RESULTS, Class, Finding, Replica, Verdict, result
+from jobs._audit.model import CLASSES, RESULTS, AuditedReplica, AuditFinding, Class, Verdict, result
 from jobs._audit.plan import (
     SPAN_MIN,
     aligned,
@@ -32,14 +32,13 @@ from jobs._audit.plan import (
     reading_tasks,
     sections,
 )
+from jobs._audit.replicas import Gap, parse_replicas, read_past_damage
 from jobs._audit.report import coverage, report_groups, runs_table, summarize
-from jobs._audit.snapshot import parse_replicas
-from jobs._audit.sources import Gap, read_past_damage
 from tests.jobs.auditing import digest_row, digest_table
 
 
-def replica(name: str, first: int, end: int, commit: int | None = None, **more: object) -> Replica:
-    return Replica(
+def replica(name: str, first: int, end: int, commit: int | None = None, **more: object) -> AuditedReplica:
+    return AuditedReplica(
         group="g",
         name=name,
         path=f"/stores/{name}",
@@ -230,7 +229,7 @@ def test_clusters_that_differ_are_not_told_to_rebuild_a_replica(
     replicas: str, agree: list[str], clusters: bool
 ) -> None:
     evidence = {"agree": agree}
-    one = Finding(
+    one = AuditFinding(
         kind=Class.DIVERGED_COMMITTED, group="g", replica=replicas, start=0, end=1, count=1, evidence=evidence
     )
     assert ("rebuild" not in one.to_json()["next_step"]) == clusters
@@ -278,8 +277,8 @@ def test_a_replica_that_returns_nothing_was_not_read() -> None:
 # --- report -------------------------------------------------------------------------------------------------------
 
 
-def finding(kind: Class, name: str, start: int, end: int, group: str = "g") -> Finding:
-    return Finding(
+def finding(kind: Class, name: str, start: int, end: int, group: str = "g") -> AuditFinding:
+    return AuditFinding(
         kind=kind, group=group, replica=name, start=start, end=end, count=end - start, evidence={"index": start}
     )
 

@@ -13,13 +13,12 @@ import pytest
 
 from dledger_core import open_store
 from dledger_core.errors import ConfigError
-from jobs._audit import sources
-from jobs._audit.entries import compare_entries
+from jobs._audit import replicas as audit_replicas
+from jobs._audit.compare import compare_entries, index_findings
 from jobs._audit.judge import verdict_of
 from jobs._audit.model import Class
-from jobs._audit.passes import index_findings
 from jobs._audit.plan import sections
-from jobs._audit.snapshot import store_replicas
+from jobs._audit.replicas import store_replicas
 from tests.jobs.auditing import SPAN, audit, digests, overwrite
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support import archives
@@ -123,7 +122,7 @@ def test_digests_do_not_depend_on_the_size_of_a_read(
     replicas = store_replicas(stores)
     expected = digests(replicas).drop("read_at")
     assert expected.num_rows == 3 * -(-ENTRIES // SPAN)
-    monkeypatch.setattr(sources, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(audit_replicas, "READ_BYTES", read_bytes)
     assert digests(replicas).drop("read_at") == expected
 
 

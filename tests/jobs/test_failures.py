@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from dledger_core import CorruptRecordError, DLedgerError, NoLeaderError, UnreachableError
-from jobs._failures import find_failure, naming_all_nodes
+from jobs._cli import find_failure, naming_all_nodes
 from spark_connector.errors import LogRecreatedError
 
 SOURCE = {"groups": "a,b", "peers": "n0-h:1;n1-h:2"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dledger_core.errors import ConfigError
-from jobs._streams import check_resume, parse_trigger
+from jobs._session import check_resume, parse_trigger
 from spark_connector.errors import CheckpointError, GroupGoneError, LogRecreatedError, OffsetBeyondEndError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import Tracker

@@ -8,8 +8,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.batch_reader import DLedgerBatchReader
-from spark_connector.reading.stream_reader import DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
 

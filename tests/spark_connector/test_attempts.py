@@ -21,7 +21,7 @@ from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
 from spark_connector.writing.attempts import AttemptMessage, write_attempt
 from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
-from spark_connector.writing.sink_rows import SinkShape
+from spark_connector.writing.rows import SinkShape
 from tests.support.patience import PATIENT
 from tests.support.soon import soon
 

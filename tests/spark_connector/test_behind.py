@@ -11,10 +11,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from dledger_core import LogBounds
 from spark_connector.errors import LossPolicy
+from spark_connector.monitoring.lag import LagMeter
 from spark_connector.offsets import GroupOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.behind import LagMeter
-from spark_connector.reading.stream_reader import DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerStreamReader
 from tests.spark_connector.store_writer import StoreWriter
 
 ALL = ReadAllAvailable()

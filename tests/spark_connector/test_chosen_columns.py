@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapTy
 
 from dledger_core.rocketmq import encode_messages
 from spark_connector.errors import DecodeError, SchemaError
-from spark_connector.reading.batch_reader import DLedgerBatchReader
+from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.schema import MESSAGE_SCHEMA, chosen_columns, schema_for
 from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter

@@ -10,10 +10,10 @@ import pytest
 from dledger_core.record import READ_SCHEMA
 from spark_connector.errors import RetentionError
 from spark_connector.options import DLedgerOptions
+from spark_connector.planning import Range
 from spark_connector.reading import partitions
 from spark_connector.reading.logs import Chunk
 from spark_connector.reading.partitions import RangesPartition, read_partition
-from spark_connector.reading.planning import Range
 
 END = 20
 CHUNKS_MAX = 3

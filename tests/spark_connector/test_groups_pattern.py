@@ -13,8 +13,7 @@ from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
 from spark_connector.errors import GroupGoneError, OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.batch_reader import DLedgerBatchReader
-from spark_connector.reading.stream_reader import DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.engine import ALL, Engine, next_of
 from tests.spark_connector.reading_as_executor import indexes
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from dledger_core import Client
 from dledger_core.client.routing.channel import Channel
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.stream_reader import DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerStreamReader
 from tests.support.patience import PATIENT
 
 pytestmark = pytest.mark.integration

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from spark_connector import LagReport, lag_reports
-from spark_connector.monitoring.report import REPORT_SCHEMA
+from spark_connector.monitoring.lag import REPORT_SCHEMA
 from tests.spark_connector.progress_reports import QUERY_ID, RUN_ID, latest, offset, progress, source
 
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.reading.limits import MinimumDelay, ends_within_bytes, last_within
+from spark_connector.planning import MinimumDelay, ends_within_bytes, last_within
 
 sizes = st.lists(st.sampled_from([49, 148, 1048, 400_000]) | st.integers(48, 5000), min_size=1, max_size=300)
 

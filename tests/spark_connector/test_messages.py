@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import encode_messages
+from spark_connector import decoding
 from spark_connector.errors import DecodeError, OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading import messages
 from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter
 
@@ -111,7 +111,7 @@ def test_a_body_that_cannot_be_opened_is_no_silent_loss(store: StoreWriter) -> N
 def test_few_bytes_that_stand_for_many_are_opened_in_pieces(
     store: StoreWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "_OPENED_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(decoding, "_OPENED_BYTES_MAX", 1 << 20)
     body = bytes(300_000)
     store.append(encode_messages("t", 0, [zlib.compress(body)] * 40, sys_flag=COMPRESSED).to_pylist())
     reader = make_batch_reader(store, decode="message", minPartitions=1)

@@ -13,9 +13,8 @@ from dledger_core import Client, LocalCluster
 from dledger_core.errors import UnreachableError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading import pinning
-from spark_connector.reading.batch_reader import DLedgerBatchReader
 from spark_connector.reading.pinning import Pin
-from spark_connector.reading.stream_reader import DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.reading_as_executor import indexes
 
 

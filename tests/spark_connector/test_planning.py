@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_connector.reading.planning import (
+from spark_connector.planning import (
     SPLIT_BYTES_MIN,
     SPLIT_ENTRIES_MIN,
     Extent,

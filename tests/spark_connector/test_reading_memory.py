@@ -16,7 +16,7 @@ from tests.spark_connector.store_writer import StoreWriter
 BOUND_KIB = 300 << 10
 WORKER = """
 import json, sys
-from spark_connector.reading.batch_reader import DLedgerBatchReader
+from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.options import DLedgerOptions
 import pyspark.worker
 

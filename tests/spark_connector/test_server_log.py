@@ -12,7 +12,7 @@ from dledger_core import Client, LocalCluster
 from dledger_core.client.routing.channel import Channel
 from dledger_core.errors import DLedgerError, UnreachableError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.batch_reader import DLedgerBatchReader
+from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tables import TableReader
 from tests.spark_connector.reading_as_executor import indexes
 from tests.support.patience import PATIENT

@@ -22,7 +22,7 @@ from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.rocketmq import decode_messages
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
-from spark_connector.writing.sink_rows import SinkShape, rows_by_group, sink_shape
+from spark_connector.writing.rows import SinkShape, rows_by_group, sink_shape
 
 PEERS = {"peers": "n0-127.0.0.1:1"}
 PLAIN, BY_COLUMN = SinkShape("orders", message=False), SinkShape(None, message=False)

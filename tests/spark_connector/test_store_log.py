@@ -13,8 +13,7 @@ import pytest
 from dledger_core import open_store
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.batch_reader import DLedgerBatchReader
-from spark_connector.reading.stream_reader import DLedgerStreamReader
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.engine import ALL, Engine, next_of
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter

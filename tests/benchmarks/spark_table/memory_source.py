@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
-from spark_connector.reading.messages import decoded
+from spark_connector.decoding import decoded
 from spark_connector.schema import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of
 from tests.benchmarks.spark_table.bodies import random_messages
 

@@ -1,9 +1,11 @@
-"""The stream source on the driver: which offsets a micro-batch covers.
+"""The batch and the stream source on the driver: which offsets a read covers.
 
-Spark asks for the initial offset twice before it writes anything down, so the answer is kept and the very first
-micro-batch is empty: it *pins* the start in the checkpoint. Offsets never go back. An idle query waits at one
-server per group instead of asking all of them all the time; only when a log has grown, all are asked, and the log's
-identity is checked before an offset is made.
+A batch read fixes its ends once, when Spark plans the query.
+
+Spark asks a stream for its initial offset twice before it records one, so the response is kept, and the first
+micro-batch is empty: it *pins* the start in the checkpoint. Offsets never decrease. An idle query waits at one server
+per group instead of polling all of them; only when a log has new entries, all are asked, and the log's identity is
+checked before an offset is made.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -26,16 +28,51 @@ from pyspark.sql.streaming.datasource import (
 
 from dledger_core import LogBounds
 from spark_connector.errors import OptionError, RetentionError
+from spark_connector.monitoring.lag import LagMeter
 from spark_connector.offsets import StreamOffset
-from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
-from spark_connector.reading.behind import LagMeter
-from spark_connector.reading.ending import EndBound
-from spark_connector.reading.limits import MinimumDelay
+from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec
+from spark_connector.planning import EndBound, MinimumDelay, limit_ends
 from spark_connector.reading.partitions import RangesPartition, read_partition
-from spark_connector.reading.planning import limit_ends
 from spark_connector.reading.tracking import Tracker
 
-__all__ = ["DLedgerStreamReader"]
+
+class DLedgerBatchReader(DataSourceReader):
+    """Plans [startingOffsets, endingOffsets) of each group and reads it on executors."""
+
+    def __init__(self, options: DLedgerOptions) -> None:
+        self._options = options
+        _refuse("startingOffsets", options.starting_offsets, "latest", LATEST)
+        _refuse("endingOffsets", options.ending_offsets, "earliest", EARLIEST)
+
+    def partitions(self) -> list[InputPartition]:
+        """Plans the partitions, on the driver."""
+        tracker = Tracker(self._options)
+        if not tracker.groups and tracker.finder is not None:
+            raise tracker.finder.nothing_found()
+        bounds = tracker.bounds()
+        starts, ends = tracker.starts(bounds, "earliest", EARLIEST), tracker.ends(bounds)
+        tracker.check_reachable(starts, bounds)
+        for group, start in starts.items():
+            if start > ends[group]:
+                raise OptionError(
+                    f"group {group!r} would end at {ends[group]}, before its start {start}",
+                    "starting and ending options",
+                    "give an end behind the start",
+                )
+        planned: list[InputPartition] = list(tracker.partitions(starts, ends, bounds))
+        return planned
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yields the partition's entries; runs on executors."""
+        # Where there is nothing to read Spark passes a partition of its own making.
+        return read_partition(partition if isinstance(partition, RangesPartition) else None, self._options)
+
+
+def _refuse(name: str, spec: StartSpec | None, word: str, number: int) -> None:
+    given = spec == word or (isinstance(spec, Mapping) and number in spec.values())
+    if given:
+        raise OptionError(f"a batch cannot use {word} here", name, "give an index, or leave the option out")
+
 
 _log = logging.getLogger(__name__)
 _POLL_MS_MAX: Final = 1_000

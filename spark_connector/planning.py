@@ -1,24 +1,21 @@
-"""How much a micro-batch reads, and in which partitions; pure arithmetic on half-open index ranges."""
+"""How much a micro-batch reads, and in which partitions: pure arithmetic on half-open index ranges.
+
+A batch ends at the first of its limits: entries, bytes, and the end that the options set. ``split`` then divides it
+into partitions of about equal size.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = [
-    "SPLIT_BYTES_MIN",
-    "SPLIT_ENTRIES_MIN",
-    "Extent",
-    "Range",
-    "core_count",
-    "limit_ends",
-    "partition_count",
-    "shares",
-    "split",
-]
+from dledger_core import LogBounds
+from spark_connector.errors import OptionError
+from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 
 SPLIT_ENTRIES_MIN: Final = 10_000
 """Fewer entries than this are not worth a partition of their own: each costs Spark about 25 ms."""
@@ -185,3 +182,122 @@ def _cut_by_count(piece: Sequence[Range], most: int | None) -> list[tuple[Range,
             offset += whole.count
         found.append(tuple(taken))
     return found
+
+
+def last_within(start: int, end: int, most: int, position: Callable[[int], int]) -> int:
+    """Returns the last index so that [start, it) lies in ``most`` bytes of the log, but at least ``start + 1``.
+
+    Guesses from the mean size of an entry, and halves the range in every other step, so that entries of very
+    different sizes do no harm: entries of one size take five looks, any others at most twice the logarithm.
+
+    Args:
+        start: first index, below ``end``.
+        end: index behind the last one.
+        most: bytes of records with their headers.
+        position: returns where the record at an index of [start, end] begins; positions only grow.
+    """
+    base, top = position(start), position(end)
+    goal = base + most
+    if top <= goal:
+        return end
+    low, low_at, high, high_at, halve = start, base, end, top, False
+    while high - low > 1:
+        ahead = (high - low) // 2 if halve else (goal - low_at) * (high - low) // (high_at - low_at)
+        middle = min(max(low + ahead, low + 1), high - 1)
+        at = position(middle)
+        if at <= goal:
+            low, low_at = middle, at
+        else:
+            high, high_at = middle, at
+        halve = not halve
+    return max(low, start + 1)
+
+
+def ends_within_bytes(
+    starts: Mapping[str, int], ends: Mapping[str, int], most: int, position: Callable[[str, int], int]
+) -> dict[str, int]:
+    """Returns the end of each group for a batch of at most ``most`` bytes.
+
+    The limit is shared in proportion to the backlog in bytes. Every group with a backlog moves on by at least one
+    entry; the batch exceeds the limit only by entries that are larger than their group's share.
+
+    Args:
+        starts: per group the next index.
+        ends: per group the end of what can be read; none below its start.
+        most: bytes of records with their headers.
+        position: returns where the record at an index of a group begins, or where the one before it ends.
+    """
+    behind = [group for group in starts if ends[group] > starts[group]]
+    backlog = {group: position(group, ends[group]) - position(group, starts[group]) for group in behind}
+    found = dict(ends)
+    for group, share in shares(backlog, most).items():
+
+        def position_in(index: int, group: str = group) -> int:
+            return position(group, index)
+
+        found[group] = last_within(starts[group], ends[group], share, position_in)
+    return found
+
+
+class MinimumDelay:
+    """Holds a micro-batch back until it has ``least`` entries or the last one is ``delay_ms`` ago.
+
+    The first micro-batch of a run is not held back.
+    """
+
+    def __init__(self, least: int | None, delay_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least = least
+        self._delay_s = delay_ms / 1000
+        self._clock = clock
+        self._last: float | None = None
+
+    def holds(self, backlog: int) -> bool:
+        """Whether a micro-batch of ``backlog`` entries should wait; if not, counts it as taken now if not empty."""
+        now = self._clock()
+        early = self._last is not None and now - self._last < self._delay_s
+        if self._least is not None and backlog < self._least and early:
+            return True
+        if backlog:
+            self._last = now
+        return False
+
+
+class EndBound:
+    """The ends that the options give to a stream; a time wins over an index, as with Kafka.
+
+    Raises:
+        OptionError: ``endingOffsets`` holds a word: where the log ends now is what the trigger AvailableNow is for.
+    """
+
+    def __init__(self, options: DLedgerOptions) -> None:
+        spec = options.ending_offsets
+        if spec is not None and (not isinstance(spec, Mapping) or {EARLIEST, LATEST} & set(spec.values())):
+            raise OptionError(
+                "a stream can end only at an index",
+                "endingOffsets",
+                'give indexes per group like {"default": 1200}, or use endingTimestamp; '
+                "to read what is there now use trigger(availableNow=True)",
+            )
+        self._indexes = dict(spec) if isinstance(spec, Mapping) else {}
+        self._times = options.ending_timestamp
+        self._found: dict[str, int] = {}
+
+    def ends(self, bounds: Mapping[str, LogBounds], index_at: Callable[[str, int], int]) -> dict[str, int]:
+        """Returns how far each group may be read of what is there now.
+
+        Args:
+            bounds: what is there.
+            index_at: returns the first index of a group that was appended at or after a time, else its end.
+        """
+        return {group: min(view.end, self._end(group, view, index_at)) for group, view in bounds.items()}
+
+    def _end(self, group: str, view: LogBounds, index_at: Callable[[str, int], int]) -> int:
+        when = self._times if isinstance(self._times, int) else (self._times or {}).get(group)
+        if when is None:
+            return self._indexes.get(group, view.end)
+        if group not in self._found:
+            index = index_at(group, when)
+            if index >= view.end:
+                return view.end
+            self._found[group] = index
+        return self._found[group]

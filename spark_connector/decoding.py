@@ -15,11 +15,32 @@ import pyarrow.compute as pc
 from dledger_core.rocketmq import decode_chunks, decode_messages
 from spark_connector.errors import DecodeError
 from spark_connector.options import DLedgerOptions
-
-__all__ = ["decoded", "wanted"]
+from spark_connector.planning import Range
 
 _OPENED_BYTES_MAX: Final = 32 << 20
 """What the bodies of one piece may grow to; a single body may be larger."""
+
+
+def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Adds the group, decodes messages, leaves out what nobody asked for and casts to what Spark checks for."""
+    names = ["index", "term", "position", "timestamp", "body"]
+    if options.decode == "message":
+        of_messages = [name for name in schema.names if name not in (*names[:-1], "group", "committed")]
+        batch = wanted(batch.select(names), options)
+        fail = options.on_decode_error == "fail"
+        pieces = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
+    else:
+        pieces = iter([{name: batch.column(name) for name in names}])
+    for columns in pieces:
+        rows = len(columns["index"])
+        if "group" in schema.names:
+            columns["group"] = pa.repeat(part.group, rows)
+        if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
+            columns["queue_offset"] = pa.nulls(rows, pa.int64())
+        if "committed" in schema.names:  # true up to what a probe has proved
+            proved = pc.less_equal(columns["index"], pa.scalar(part.min_commit, pa.int64()))
+            columns["committed"] = pc.if_else(proved, pa.scalar(True), pa.scalar(None, pa.bool_()))
+        yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
 def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:

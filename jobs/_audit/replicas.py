@@ -1,17 +1,19 @@
-"""Reads one replica for the audit: digests of ranges, and entries one by one, past damage.
+"""The replicas of an audit: what each one contains when the audit begins, and how its digests and entries are read.
 
-A live node answers from its own files, so only digests cross the network; a store given by its path is read where the
-task runs, and so is a classic CommitLog. A CommitLog has no indexes: what the audit calls one is the number of a block,
-position = index x block. Runs on executors; a source belongs to one task.
+The driver takes a snapshot of all replicas once. A live node computes digests from its own files, so only digests cross
+the network. A store that is given by its path is read where the task runs, and so is a classic CommitLog. A CommitLog
+has no indexes: the audit counts blocks, position = index x block. All that two copies of a CommitLog contain counts as
+committed, because a slave only receives what its master has stored. A source belongs to one task.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,20 +23,249 @@ from blake3 import blake3
 from dledger_core import (
     HEADER_BYTES,
     Client,
+    ConfigError,
     CorruptRecordError,
     DLedgerError,
     IndexOutOfRangeError,
+    NodeStatus,
     RangeDigest,
     RangeHasher,
+    StorageError,
+    StoreMismatchError,
     StoreReader,
+    open_store,
+    parse_groups,
+    parse_peers,
 )
-from dledger_core.rocketmq import ClassicCommitLog, decode_messages
-from jobs._audit.judge import runs_of
-from jobs._audit.model import Replica
-from jobs._audit.plan import aligned
+from dledger_core.rocketmq import ClassicCommitLog, Location, decode_messages, end_of, locate
+from jobs._audit.model import OTHER, AuditedReplica, Options, Snapshot, aligned, consecutive
 from spark_connector.connections import store_for
 
-__all__ = ["Gap", "RangeSeen", "RateLimiter", "Source", "open_source", "read_past_damage"]
+STORE_GROUP: Final = "store"
+"""Stands for the group of stores that do not record theirs (all of Java's)."""
+CLASSIC_GROUP: Final = "commitlog"
+BLOCK_BYTES: Final = 1024
+"""Bytes of a CommitLog that the audit counts as one index, at most."""
+_CATCH_UP_S: Final = 10.0
+_PAUSE_S: Final = 0.1
+
+
+def take_snapshot(options: Options) -> Snapshot:
+    """Return the replicas that the options name, by group, as they are now.
+
+    Raises:
+        ConfigError: the options do not name the replicas of one log.
+        UnreachableError: no node answers.
+    """
+    peers, against = options.peers, options.against
+    if (peers is None) == (not options.replicas):
+        raise ConfigError("give exactly one of --peers and --replica", "", "--peers names servers, --replica stores")
+    for given in filter(None, (peers, against)):
+        parse_peers(given)
+    if peers is not None:
+        if against == peers:
+            raise ConfigError("--against names the same nodes as --peers", "", "name the peers of another cluster")
+        groups = parse_groups(options.groups or "default", "--groups")
+        found: Snapshot = {group: node_replicas(peers, group) for group in groups}
+    else:
+        if options.groups is not None:
+            raise ConfigError("--groups has no effect with --replica: a store contains one group", "", "leave it out")
+        found = stored_logs(parse_replicas(options.replicas))
+    if against is None:
+        return found
+    if peers is None and {STORE_GROUP, CLASSIC_GROUP} & set(found):
+        raise ConfigError("these stores do not record their group", "", "give --peers and --groups")
+    return {group: (*here, *node_replicas(against, group, prefix=OTHER)) for group, here in found.items()}
+
+
+def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
+    """Parses ``--replica NAME=DIR``, given at least twice.
+
+    Raises:
+        ConfigError: malformed, fewer than two, or a name or directory twice.
+    """
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, directory = text.partition("=")
+        if not (name and equals and directory) or "," in name:
+            raise ConfigError(f"malformed replica {text!r}", "--replica", "write NAME=DIR")
+        if name in found:
+            raise ConfigError(f"replica {name} is given twice", "--replica", "give each its own name")
+        found[name] = Path(directory)
+    if len(found) < 2:
+        raise ConfigError("one replica cannot be compared", "--replica", "give at least two")
+    resolved = [path.resolve() for path in found.values()]
+    twice = next((path for path in resolved if resolved.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError("two replicas are the same directory", str(twice), "give each its own directory")
+    return found
+
+
+def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[AuditedReplica, ...]]:
+    """Returns the replicas by group: of stores, of CommitLogs, or of brokers' folders, which may hold one of each.
+
+    Raises:
+        ConfigError: as ``store_replicas``.
+    """
+    parts = {name: _parts_of_broker(path) for name, path in folders.items()}
+    if not any(parts.values()):
+        replicas = store_replicas(folders)
+        return {replicas[0].group: replicas}
+    found: dict[str, tuple[AuditedReplica, ...]] = {}
+    for kind in ("commitlog", "store"):
+        held = {name: part[kind] for name, part in parts.items() if kind in part}
+        if held:
+            replicas = store_replicas(held)
+            group = replicas[0].group
+            missing = [
+                AuditedReplica(
+                    group=group, name=name, path=str(folders[name]), reachable=False, error=f"it has no {kind}"
+                )
+                for name in folders
+                if name not in held
+            ]
+            found[group] = (*replicas, *missing)
+    return found
+
+
+def _parts_of_broker(path: Path) -> dict[str, Path]:
+    """Returns the logs in a broker's storePathRootDir: a CommitLog, a DLedger store, or, after an upgrade, both."""
+    found = locate(path) if path.is_dir() else Location(path)
+    if found.is_store or found.is_commitlog:
+        return {}
+    if found.store is None and len(found.stores) > 1:
+        raise ConfigError(f"{path} contains several stores", "--replica", "name one of them")
+    parts = {"commitlog": found.commitlog, "store": found.store}
+    return {kind: place for kind, place in parts.items() if place is not None}
+
+
+def store_replicas(stores: dict[str, Path]) -> tuple[AuditedReplica, ...]:
+    """Opens stores, or classic CommitLogs, and returns what they hold.
+
+    Raises:
+        ConfigError: a directory is no store, or the stores belong to different logs.
+    """
+    kinds = {name: path.is_dir() and locate(path).is_commitlog for name, path in stores.items()}
+    _check_kinds(kinds)
+    if all(kinds.values()):
+        return _classic_replicas(stores)
+    replicas = tuple(_store_replica(name, path) for name, path in stores.items())
+    for what, values in (
+        ("groups", {r.name: r.group for r in replicas if r.group != STORE_GROUP}),
+        ("logs", {r.name: r.log_uuid for r in replicas if r.log_uuid is not None}),
+    ):
+        if len(set(values.values())) > 1:
+            shown = {name: str(value) for name, value in values.items()}
+            raise ConfigError(f"the replicas belong to different {what}", "--replica", "give copies of one log", shown)
+    group = next((r.group for r in replicas if r.group != STORE_GROUP), STORE_GROUP)
+    return tuple(replace(replica, group=group) for replica in replicas)
+
+
+def _check_kinds(kinds: Mapping[str, bool]) -> None:
+    if len(set(kinds.values())) > 1:
+        shown = {name: "CommitLog" if classic else "store" for name, classic in kinds.items()}
+        raise ConfigError("a CommitLog can be compared with CommitLogs only", "--replica", "audit each kind", shown)
+
+
+def _classic_replicas(folders: Mapping[str, Path]) -> tuple[AuditedReplica, ...]:
+    """Returns the CommitLogs as they are now; later messages are left to the next audit."""
+    logs = {name: ClassicCommitLog(path) for name, path in folders.items()}
+    # Where a file's size is not a multiple of a block, blocks are smaller, so that each file begins with one.
+    block = math.gcd(BLOCK_BYTES, *(file.position for log in logs.values() for file in log.files))
+    ends = {name: log.end() for name, log in logs.items()}
+    alike = len(set(ends.values())) == 1
+    found = []
+    for name, log in logs.items():
+        first = log.files[0].position // block
+        # A block that only one of them has filled would look like a difference.
+        end = max(first, -(-ends[name] // block) if alike else ends[name] // block)
+        found.append(
+            AuditedReplica(
+                group=CLASSIC_GROUP,
+                name=name,
+                path=str(folders[name].resolve()),
+                first_index=first,
+                last_index=end - 1,
+                commit_index=end - 1,
+                end=end,
+                data_bytes=ends[name] - log.files[0].position,
+                block_bytes=block,
+                end_position=ends[name],
+            )
+        )
+    return tuple(found)
+
+
+def _store_replica(name: str, path: Path) -> AuditedReplica:
+    try:
+        with open_store(path) as reader:
+            log_end = end_of(reader)
+            damaged, committed = log_end.damaged, log_end.committed_end
+            last = int(reader.last_index) if damaged is None else min(int(reader.last_index), damaged[0] - 1)
+            return AuditedReplica(
+                group=reader.group or STORE_GROUP,
+                name=name,
+                path=str(path.resolve()),
+                first_index=reader.first_index,
+                last_index=last,
+                commit_index=None if committed is None else committed - 1,
+                end=last + 1,
+                log_uuid=reader.log_uuid,
+                data_bytes=sum(file.stat().st_blocks * 512 for file in (path / "data").iterdir()),
+                damaged=damaged,
+            )
+    except StoreMismatchError as error:
+        raise ConfigError(f"replica {name} is no store: {error.what}", error.where, error.remedy) from None
+    except StorageError as error:
+        return AuditedReplica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
+
+
+def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000) -> tuple[AuditedReplica, ...]:
+    """Asks the nodes of a group; waits a moment for those that are just starting or a heartbeat behind.
+
+    Args:
+        peers: the servers.
+        group: the group's name.
+        prefix: goes before the nodes' names.
+        timeout_ms: how long to look for a node that answers.
+
+    Raises:
+        UnreachableError: no node answers.
+    """
+    with Client(peers, group, timeout_ms=timeout_ms) as client:
+        metadata = client.metadata()
+        wanted = max(node.commit_index for node in metadata.nodes)
+        deadline = time.monotonic() + _CATCH_UP_S
+        while _behind(metadata.nodes, wanted) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            metadata = client.metadata()
+        found = tuple(_node_replica(node, peers, group, metadata.log_uuid, prefix) for node in metadata.nodes)
+        # Entries appended meanwhile are left to the next audit; otherwise busy replicas would never have equal ends.
+        return tuple(replace(replica, end=min(replica.end, max(wanted + 1, replica.first_index))) for replica in found)
+
+
+def _behind(nodes: Sequence[NodeStatus], commit_index: int) -> bool:
+    return any(not node.reachable or node.commit_index < commit_index for node in nodes)
+
+
+def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None, prefix: str) -> AuditedReplica:
+    name = prefix + node.node_id
+    if not node.reachable:
+        error = f"node {node.node_id} at {node.address} does not answer for group {group}"
+        return AuditedReplica(group=group, name=name, peers=peers, reachable=False, error=error)
+    return AuditedReplica(
+        group=group,
+        name=name,
+        peers=peers,
+        first_index=max(0, node.first_index),
+        last_index=node.last_index,
+        commit_index=node.commit_index,
+        end=max(0, node.first_index, min(node.commit_index, node.last_index) + 1),
+        log_uuid=log_uuid,
+        role=node.role,
+        data_bytes=max(0, node.data_bytes),
+    )
+
 
 READ_BYTES: Final = 5 << 19
 RANGES_AT_ONCE: Final = 16
@@ -181,7 +412,7 @@ def read_past_damage(
 
 
 @contextmanager
-def open_source(replica: Replica, limiter: RateLimiter | None = None) -> Iterator[Source]:
+def open_source(replica: AuditedReplica, limiter: RateLimiter | None = None) -> Iterator[Source]:
     """Opens a replica for one task; ``limiter`` counts all bytes read.
 
     A process keeps its view of a store: to open one that Java wrote means to scan its last files, gigabytes.
@@ -245,7 +476,7 @@ class _StoreSource(Source):
                 hasher.update(records, first - at, stop - at)
                 if stop == end or stop % span == 0:
                     mine = [index for index in wrong if index < stop]
-                    seen.append(RangeSeen(hasher.digest(), index_wrong=tuple(runs_of(mine))))
+                    seen.append(RangeSeen(hasher.digest(), index_wrong=tuple(consecutive(mine))))
                     hasher, wrong = RangeHasher(stop), wrong[len(mine) :]
             at += records.count
             end = min(end, at + -at % span)  # a range that was started is finished, and none started after it
@@ -260,7 +491,7 @@ class _StoreSource(Source):
 class _ClassicSource(Source):
     header_bytes = 0
 
-    def __init__(self, replica: Replica, limiter: RateLimiter) -> None:
+    def __init__(self, replica: AuditedReplica, limiter: RateLimiter) -> None:
         self._log = ClassicCommitLog(replica.path)
         self._block = replica.block_bytes
         self._end = replica.end_position
