@@ -7,16 +7,14 @@ and nothing deeper.
 from dledger_core.checksum import Buffer, crc32, crc32_column
 from dledger_core.client import (
     AppendResult,
-    AsyncClient,
     AsyncProducer,
     AttemptResult,
-    Client,
     DigestReport,
     Entry,
     EntryCheck,
-    JavaOptions,
     Lag,
     LogBounds,
+    LogClient,
     LogPosition,
     Loss,
     LossKind,
@@ -35,6 +33,7 @@ from dledger_core.client import (
 )
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format_peers, parse_groups, parse_peers
+from dledger_core.connect import AsyncClient, Client, JavaOptions, connect
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.digest import RangeDigest, RangeHasher
 from dledger_core.durations import parse_duration
@@ -67,6 +66,7 @@ from dledger_core.errors import (
     TransferringError,
     UnknownGroupError,
     UnreachableError,
+    UnsupportedError,
 )
 from dledger_core.ids import Index
 from dledger_core.record import (
@@ -132,6 +132,7 @@ __all__ = [
     "LeadershipLostError",
     "LocalCluster",
     "LogBounds",
+    "LogClient",
     "LogPosition",
     "Loss",
     "LossKind",
@@ -167,11 +168,13 @@ __all__ = [
     "TransferringError",
     "UnknownGroupError",
     "UnreachableError",
+    "UnsupportedError",
     "Until",
     "Visibility",
     "append_time",
     "check_group_name",
     "check_of",
+    "connect",
     "crc32",
     "crc32_column",
     "empty_batch",

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from dledger_core.client import Client
 from dledger_core.config import STOP_WITH_STDIN, Peer, format_peers, parse_groups
+from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, DLedgerError, NoLeaderError
 from dledger_core.ids import NodeId
 

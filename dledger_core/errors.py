@@ -4,6 +4,7 @@
 
     DLedgerError                      code, retriable, outcome_unknown, exit_code
     |- ConfigError (ValueError)       an option, a peers string, a file of settings
+    |  '- UnsupportedError            the group's protocol lacks the operation
     |- RaftError
     |  |- NotLeaderError              retriable; leader_id
     |  |- ProposalDroppedError        retriable; nothing was appended
@@ -75,6 +76,7 @@ __all__ = [
     "TransferringError",
     "UnknownGroupError",
     "UnreachableError",
+    "UnsupportedError",
     "error_from_wire",
     "invariant",
 ]
@@ -145,6 +147,20 @@ class ConfigError(DLedgerError, ValueError):
 
     code = 640
     name = "CONFIG"
+
+
+class UnsupportedError(ConfigError):
+    """The group's protocol lacks the operation; nothing was sent."""
+
+    code = 641
+    name = "UNSUPPORTED"
+
+    @classmethod
+    def of(cls, operation: str, protocol: str, group: str) -> UnsupportedError:
+        """Return the error for an operation of a group."""
+        remedy = "use a group of DLedger for Python nodes for it"
+        values = {"operation": operation, "protocol": protocol}
+        return cls(f"the protocol {protocol} does not support {operation}", f"group {group}", remedy, values)
 
 
 class RaftError(DLedgerError):

@@ -13,8 +13,9 @@ import click
 from dledger_core.cli.options import connect, connection_options, examples, format_option
 from dledger_core.cli.output import Format, show_facts
 from dledger_core.cli.progress import say
-from dledger_core.client import Client, Producer
+from dledger_core.client import Producer
 from dledger_core.config import RECORD_BYTES_MAX
+from dledger_core.connect import Client
 from dledger_core.errors import BadRequestError, DLedgerError
 
 __all__ = ["append"]

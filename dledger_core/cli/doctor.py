@@ -214,7 +214,7 @@ def _reachable(peer: Peer) -> _Check:
 
 def _refusal(peer: Peer) -> str | None:
     """Asks the node as a client does; returns why it gave no answer. A node that lacks the group has answered."""
-    from dledger_core.client import Client
+    from dledger_core.connect import Client
 
     try:
         with Client(f"{peer.node_id}-{peer.address}", timeout_ms=int(_CONNECT_TIMEOUT_S * 1000)) as client:

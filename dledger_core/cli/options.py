@@ -8,9 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from dledger_core.cli.progress import say
-from dledger_core.client import Client, JavaOptions
-from dledger_core.client.protocols import PROTOCOLS
 from dledger_core.config import check_group_name, parse_groups, parse_peers
+from dledger_core.connect import PROTOCOLS, Client, JavaOptions
 from dledger_core.durations import parse_duration
 from dledger_core.errors import ConfigError
 

@@ -18,8 +18,8 @@ import uvloop
 from dledger_core.cli.options import DurationType, examples, format_option, peers_option
 from dledger_core.cli.output import Format, show_facts
 from dledger_core.cli.progress import say
-from dledger_core.client import AsyncClient
 from dledger_core.config import BATCH_BYTES_MAX, check_group_name
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import ConfigError
 from dledger_core.record import HEADER_BYTES, Columns
 

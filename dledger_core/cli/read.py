@@ -14,8 +14,8 @@ from dledger_core.cli.filter_options import filter_options, filters_of
 from dledger_core.cli.options import announce_wait, connect, connection_options, examples, is_java
 from dledger_core.cli.output import emit
 from dledger_core.cli.places import PLACE_HELP, EntryPlaceType, Place, PlaceType
-from dledger_core.client import Client
-from dledger_core.client.positions import ending_behind
+from dledger_core.client import ending_after
+from dledger_core.connect import Client
 from dledger_core.errors import IndexOutOfRangeError
 from dledger_core.record import READ_SCHEMA
 
@@ -129,7 +129,7 @@ def tail(
             _print_range(client, view, writer, (begin, end), position)
             return
         for batch in client.tail(begin):
-            for shown in view.of(ending_behind(batch, position)):
+            for shown in view.of(ending_after(batch, position)):
                 writer.write(shown)
             if view.full:
                 return
@@ -159,7 +159,7 @@ def _print_range(client: Client, view: EntryView, writer: Writer, bounds: tuple[
     begin, end = bounds
     while begin < end and not view.full:
         fetch = client.fetch(begin, end, max_bytes=_READ_BYTES, min_commit=end - 1)  # a follower may lag
-        for shown in view.of(ending_behind(fetch.batch, position)):
+        for shown in view.of(ending_after(fetch.batch, position)):
             writer.write(shown)
         if fetch.next_index <= begin:
             return

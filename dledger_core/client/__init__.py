@@ -1,9 +1,12 @@
 """Clients of a group: append batches, read ranges, follow the leader."""
 
-from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.async_client import AsyncLogClient
 from dledger_core.client.continuity import EntryCheck, LogPosition, Loss, LossKind, check_of, find_loss
 from dledger_core.client.lag import Lag, measure_lag, record_at
+from dledger_core.client.node_client import NodeClient
 from dledger_core.client.producer import AsyncProducer, Producer
+from dledger_core.client.protocol import END_OF_LOG, Bodies, Consistency, LogClient, OptionalOperations, ReadFrom
+from dledger_core.client.reads import PrefixFormat, ending_after
 from dledger_core.client.results import (
     AppendResult,
     AttemptResult,
@@ -17,39 +20,42 @@ from dledger_core.client.results import (
     RoleChange,
     TransactionState,
 )
-from dledger_core.client.routing.cluster_view import ReadFrom
-from dledger_core.client.sync_client import Client
+from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.control import Part, TransactionId
-from dledger_core.rocketmq.client.client import JavaClient
-from dledger_core.rocketmq.client.options import JavaOptions
 
 __all__ = [
+    "END_OF_LOG",
     "AppendResult",
-    "AsyncClient",
+    "AsyncLogClient",
     "AsyncProducer",
     "AttemptResult",
-    "Client",
+    "Bodies",
+    "Consistency",
     "DigestReport",
     "Entry",
     "EntryCheck",
-    "JavaClient",
-    "JavaOptions",
     "Lag",
     "LogBounds",
+    "LogClient",
     "LogPosition",
     "Loss",
     "LossKind",
     "Metadata",
+    "NodeClient",
     "NodeStatus",
+    "OptionalOperations",
     "Part",
     "PositionFetch",
+    "PrefixFormat",
     "Producer",
     "ProducerState",
     "ReadFrom",
     "RoleChange",
+    "SyncLogClient",
     "TransactionId",
     "TransactionState",
     "check_of",
+    "ending_after",
     "find_loss",
     "measure_lag",
     "record_at",

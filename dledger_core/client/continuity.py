@@ -1,4 +1,4 @@
-"""Continuity of a log for a reader that returns: whether its position is still in the log, and what is lost if not.
+"""Continuity of a log for a reader that returns: whether its position is still in the log, or which loss occurred.
 
 A reader keeps the index it reads next, the log's uuid, and term and check of the record before that index. Together
 they detect a re-created, truncated, trimmed or rewritten log. Logs written by Java have no uuid and rely on term and
@@ -15,8 +15,6 @@ from typing import Final
 
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.client.results import LogBounds
-
-__all__ = ["EntryCheck", "LogPosition", "Loss", "LossKind", "check_of", "find_loss"]
 
 _CHECKED: Final = struct.Struct(">qqqI")
 
@@ -42,7 +40,7 @@ class EntryCheck:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far a reader has read a log.
+    """A reader's position in a log.
 
     Attributes:
         next_index: the next index to read.
@@ -58,7 +56,7 @@ class LogPosition:
 
 
 class LossKind(StrEnum):
-    """Kinds of loss, in the order in which they are looked for."""
+    """Kinds of loss, in the order in which they are checked."""
 
     LOG_RECREATED = "LOG_RECREATED"
     OFFSET_BEYOND_END = "OFFSET_BEYOND_END"

@@ -1,34 +1,33 @@
-"""Idempotent producers: the sequence is kept for the caller, so every append can be retried safely."""
+"""Idempotent producers: they count the sequence, so every append can be retried safely."""
 
 from __future__ import annotations
 
 import asyncio
 
-from dledger_core.client.appending import Bodies, columns_of
-from dledger_core.client.async_client import AsyncClient
+from dledger_core.client.appends import columns_of
+from dledger_core.client.async_client import AsyncLogClient
+from dledger_core.client.protocol import Bodies
 from dledger_core.client.results import AppendResult
 from dledger_core.client.routing.retry import is_unknown
-from dledger_core.client.sync_client import Client
+from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.control import column_crc
 from dledger_core.errors import DLedgerError, FencedError
-
-__all__ = ["AsyncProducer", "Producer"]
 
 
 class AsyncProducer:
     """A producer of one group.
 
-    It goes on where the log says that this producer id and epoch stopped. Appends of one producer are sent one after
-    the other, in call order. If the outcome of an append stays unknown even after the client's own retries, calling
-    ``append`` again with the same bodies completes it without a duplicate.
+    It continues after the last append of this producer id and epoch in the log. Its appends are sent one at a time, in
+    call order. If the outcome of an append stays unknown after the client's own retries, calling ``append`` again with
+    the same bodies completes it without a duplicate.
 
     Args:
         client: the client to append with.
         producer_id: unique to this stream of appends, kept over restarts of the program.
-        epoch: a higher one shuts out instances with a lower one.
+        epoch: a higher one fences instances with a lower one.
     """
 
-    def __init__(self, client: AsyncClient, producer_id: str, epoch: int = 0) -> None:
+    def __init__(self, client: AsyncLogClient, producer_id: str, epoch: int = 0) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
         self._client = client
@@ -37,16 +36,16 @@ class AsyncProducer:
         self._unknown_crc: int | None = None
 
     async def append(self, bodies: Bodies) -> AppendResult:
-        """Appends bodies as one batch; arguments and errors as ``AsyncClient.append``."""
+        """Append bodies as one batch; arguments and errors as ``AsyncClient.append``."""
         columns = columns_of(bodies)
         crc = column_crc(columns.crcs)
         async with self._lock:
             if self._unknown_crc not in (None, crc):
-                # Not a repeat of the append whose outcome is unknown: find out first whether that one is in the log.
+                # Not a retry of the append whose outcome is unknown: first ask the log for the next sequence.
                 self._sequence = None
             if self._sequence is None:
                 self._sequence = await self._next_sequence()
-            self._unknown_crc = crc  # also right if the caller is cancelled from here on
+            self._unknown_crc = crc  # before the await: a cancelled append has an unknown outcome too
             try:
                 result = await self._client.append_columns(
                     columns, producer_id=self.producer_id, epoch=self.epoch, sequence=self._sequence
@@ -68,15 +67,15 @@ class AsyncProducer:
 
 
 class Producer:
-    """The same for programs without asyncio; thread-safe.
+    """AsyncProducer for programs without asyncio; thread-safe.
 
     Args:
         client: the client to append with.
         producer_id: unique to this stream of appends, kept over restarts of the program.
-        epoch: a higher one shuts out instances with a lower one.
+        epoch: a higher one fences instances with a lower one.
     """
 
-    def __init__(self, client: Client, producer_id: str, epoch: int = 0) -> None:
+    def __init__(self, client: SyncLogClient, producer_id: str, epoch: int = 0) -> None:
         self._client = client
         self._producer = AsyncProducer(client.in_loop, producer_id, epoch)
 
@@ -91,5 +90,5 @@ class Producer:
         return self._producer.epoch
 
     def append(self, bodies: Bodies) -> AppendResult:
-        """Appends bodies as one batch; arguments and errors as ``Client.append``."""
+        """Append bodies as one batch; arguments and errors as ``Client.append``."""
         return self._client.call(self._producer.append(bodies))

@@ -1,4 +1,4 @@
-"""What the client returns."""
+"""Results of client operations."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ import pyarrow as pa
 from dledger_core.control import Part
 from dledger_core.digest import RangeDigest
 
-__all__ = [
-    "AppendResult",
-    "AttemptResult",
-    "DigestReport",
-    "Entry",
-    "LogBounds",
-    "Metadata",
-    "NodeStatus",
-    "PositionFetch",
-    "ProducerState",
-    "RoleChange",
-    "TransactionState",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an append lies: indexes [first_index, last_index], all of one term.
+    """Indexes of an append: [first_index, last_index], all of one term.
 
-    ``indexes`` is empty but for a Java group, where entries of others may lie in between: then each body's index.
+    ``indexes`` is empty except for a Java group, where other entries may be in between: then each body's index.
     """
 
     first_index: int
@@ -40,7 +26,7 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """Where an append of a transaction's attempt lies, with what its commit has to name."""
+    """Indexes of an append of a transaction's attempt, with the row count and CRC that its commit lists."""
 
     first_index: int
     last_index: int
@@ -62,12 +48,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PositionFetch:
-    """One read by position: entries of the log, or messages of the CommitLog that the group goes on behind.
+    """One read by position: entries of the log, or messages of the commitlog prefix.
 
     Attributes:
-        batch: columns as ``Fetch.batch``; messages of the CommitLog have neither index nor term nor timestamp.
-        next_position: where to go on in the CommitLog; None in the log.
-        next_index: where ``fetch`` goes on in the log; None in the CommitLog.
+        batch: columns as ``Fetch.batch``; messages of the prefix have no index, term or timestamp.
+        next_position: position to continue at in the prefix; None in the log.
+        next_index: index to continue at with ``fetch``; None in the prefix.
     """
 
     batch: pa.RecordBatch
@@ -94,10 +80,10 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node as it describes itself; numbers are -1 and role is ``unreachable`` if it did not answer.
+    """State that one node reports; numbers are -1 and role is ``unreachable`` if it did not respond.
 
-    What is stored of attempts that lost (``lost_entries``, ``lost_bytes``) is -1 also if it was not asked for. A node
-    ``is_recovering`` that lost the end of its log: it has no vote until it holds again what it may have acknowledged.
+    The size of orphaned attempts (``lost_entries``, ``lost_bytes``) is -1 also if it was not queried. A node that
+    ``is_recovering`` does not vote, because the end of its log, with entries it acknowledged, may be lost.
     """
 
     node_id: str
@@ -116,14 +102,14 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A group as its nodes describe it.
+    """State of a group as its nodes report it.
 
     Attributes:
-        leader_id: who leads, None if nobody is known to.
+        leader_id: the leader, None if no node knows one.
         term: highest term any node knows.
         nodes: each node of the peers string, in its order.
         log_uuid: identity of the log, None before its first leader.
-        preferred_leaders: who should lead when caught up, best first, as the nodes were told.
+        preferred_leaders: nodes that should lead once caught up, best first, as configured.
     """
 
     leader_id: str | None
@@ -135,14 +121,14 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """What a node is in its group from now on.
+    """The new role of a node in its group.
 
     Attributes:
         node_id: the node.
         role: leader, follower, learner, candidate, pre-candidate, or ``unreachable``.
         broker_role: in RocketMQ's words ``master`` for a leader, else ``slave``; None if unreachable.
         term: its term, -1 if unreachable.
-        leader_id: whom it follows, None if nobody.
+        leader_id: the leader that it follows, None without one.
         reason: why it is unreachable.
     """
 
@@ -156,10 +142,10 @@ class RoleChange:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What the log knows of a producer.
+    """State of a producer in the log.
 
     Attributes:
-        known: whether the log knows it at all.
+        known: whether the log contains appends of it.
         epoch: its epoch.
         next_sequence: the sequence its next append must have.
         last_range: (first, last) index of its newest append, None if there is none.
@@ -179,7 +165,7 @@ class TransactionState:
         state: ``unknown``, ``open``, ``committed`` or ``aborted``.
         parts: of a committed one.
         index: the leader's commit index.
-        input_id: what a committed one was made of, if its writer said so.
+        input_id: the input of a committed one, if its writer named it.
         newest: the newest micro-batch that the query has committed, -1 if none.
     """
 
@@ -195,8 +181,8 @@ class DigestReport:
     """Digests of aligned ranges as one replica computed them from its files.
 
     Attributes:
-        ranges: consecutive, from the asked start on.
-        next_index: where to go on.
+        ranges: consecutive, from the requested start on.
+        next_index: index to continue at.
         commit_index: commit index of the replica.
         damaged: indexes of records whose body does not match its CRC.
     """

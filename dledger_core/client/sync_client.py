@@ -1,50 +1,104 @@
-"""Client: the same as AsyncClient for programs without asyncio, on a loop and a thread of its own."""
+"""SyncLogClient: a log client for programs without asyncio, on an event loop and a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from datetime import datetime
-from typing import Any, Final, NoReturn, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
 import pyarrow as pa
+import uvloop
 
-from dledger_core.client.appending import Bodies
-from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncClient
-from dledger_core.client.loop_thread import LoopThread
-from dledger_core.client.reading import END_OF_LOG, READ_BYTES, Consistency
-from dledger_core.client.results import (
-    AppendResult,
-    AttemptResult,
-    DigestReport,
-    Entry,
-    LogBounds,
-    Metadata,
-    PositionFetch,
-    ProducerState,
-    RoleChange,
-    TransactionState,
-)
-from dledger_core.client.routing.cluster_view import ReadFrom
+from dledger_core.client.async_client import TAIL_WAIT_MS, AsyncLogClient
+from dledger_core.client.protocol import END_OF_LOG, READ_BYTES
+from dledger_core.client.results import RoleChange
 from dledger_core.config import Peer
-from dledger_core.control import Part, TransactionId
 from dledger_core.errors import ConfigError
-from dledger_core.record import Fetch, Isolation
-from dledger_core.rocketmq.client.options import JavaOptions
+from dledger_core.record import Isolation
 
-__all__ = ["Client"]
-
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound="SyncLogClient")
+_LOG = logging.getLogger(__name__)
 
 SIGNAL_S: Final = 1.0
-"""How long Ctrl-C may go unnoticed in a call."""
+"""Longest time that a call does not notice Ctrl-C."""
+END_S: Final = 10.0
+"""Longest time that closing waits for the thread: an open socket can keep uvloop's loop from ending."""
+
+
+class LoopThread:
+    """Runs coroutines of other threads; thread-safe. Each future that it returns completes, also when it is closed.
+
+    Args:
+        name: of the thread, a daemon.
+        end_s: longest time that ``close`` waits for the thread.
+    """
+
+    def __init__(self, name: str, *, end_s: float = END_S) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._end_s = end_s
+        self._lock = threading.Lock()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T] | None:
+        """Start a coroutine; return None and leave the coroutine alone once the thread is closing."""
+        # Under the lock, otherwise the loop could stop between check and submit, and the future would never complete.
+        with self._lock:
+            return None if self._closing else asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``last``, cancel all other tasks and stop the thread; stop waiting after ``end_s``. Idempotent."""
+        with self._lock:
+            if self._closing or self.is_current:
+                return
+            self._closing = True
+            ended = asyncio.run_coroutine_threadsafe(last(), self._loop)
+        try:
+            ended.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(self._end_s)
+            if self._thread.is_alive():
+                _LOG.warning("thread did not stop in time, abandoning it: thread=%s", self._thread.name)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncLogClient, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[SyncLogClient, _P], _T]:
+    """Return a method with this signature that waits for the result of the coroutine method."""
+
+    @wraps(method)
+    def call(self: SyncLogClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self.call(method(self.in_loop, *args, **kwargs))
+
+    return call
 
 
 def _result(future: Future[_T]) -> _T:
-    """Waits in turns: a signal that comes just before a wait does not end it, and is seen only after it."""
+    """Wait in intervals: a signal just before a wait does not interrupt it and is only handled after it."""
     while True:
         try:
             return future.result(SIGNAL_S)
@@ -53,46 +107,33 @@ def _result(future: Future[_T]) -> _T:
                 return future.result()
 
 
-def _shut_down(thread: LoopThread, client: AsyncClient, pid: int) -> None:
-    """Closes the client's connections and ends its thread; in a forked child there is nothing to end."""
+def _shut_down(thread: LoopThread, client: AsyncLogClient, pid: int) -> None:
+    """Close the client's connections and stop its thread; a forked child has no such thread."""
     if os.getpid() == pid:
         thread.close(client.close)
 
 
-class Client:
+class SyncLogClient:
     """A client of one group for programs without asyncio; thread-safe.
 
-    Arguments, results and errors are AsyncClient's. It owns a daemon thread: use it as a context manager or call
-    ``close``. After a fork the child has to make its own.
+    It owns a daemon thread: use it as a context manager, or call ``close``. After a fork the child needs its own.
+
+    Args:
+        client: its asynchronous client, which no other loop uses.
+
+    Attributes:
+        in_loop: the asynchronous client, for coroutines that run with ``call``.
     """
 
-    def __init__(
-        self,
-        peers: str | Sequence[Peer],
-        group: str = "default",
-        *,
-        timeout_ms: int = 10_000,
-        retry_timeout_ms: int | None = None,
-        connect_timeout_ms: int | None = None,
-        protocol: str = "dledger",
-        java: JavaOptions | None = None,
-    ) -> None:
-        self.in_loop = AsyncClient(
-            peers,
-            group,
-            timeout_ms=timeout_ms,
-            retry_timeout_ms=retry_timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
-            protocol=protocol,
-            java=java,
-        )
+    def __init__(self, client: AsyncLogClient) -> None:
+        self.in_loop = client
         self._pid = os.getpid()
-        self._thread = LoopThread(f"dledger-client-{group}")
-        self._finalizer = weakref.finalize(self, _shut_down, self._thread, self.in_loop, self._pid)
+        self._thread = LoopThread(f"dledger-client-{client.group}")
+        self._finalizer = weakref.finalize(self, _shut_down, self._thread, client, self._pid)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """The nodes."""
+        """The group's nodes."""
         return self.in_loop.peers
 
     @property
@@ -100,7 +141,7 @@ class Client:
         """The group's name."""
         return self.in_loop.group
 
-    def __enter__(self) -> Client:
+    def __enter__(self: _C) -> _C:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,11 +151,11 @@ class Client:
         raise ConfigError("a client cannot be pickled", "", "send the peers string and make a client there")
 
     def close(self) -> None:
-        """Closes all connections and ends the thread; calls of other threads are cancelled. Repeatable."""
+        """Close all connections and stop the thread; calls of other threads are cancelled. Idempotent."""
         self._finalizer()
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Runs a coroutine of ``in_loop`` on the client's loop and returns its result.
+        """Run a coroutine of ``in_loop`` on the client's loop and return its result.
 
         Raises:
             ConfigError: the client is closed, was made before a fork, or this is its own thread.
@@ -132,173 +173,43 @@ class Client:
         try:
             return _result(future)
         except BaseException:
-            future.cancel()  # Ctrl-C: nothing shall go on behind the caller's back
+            future.cancel()  # Ctrl-C must stop the request too
             raise
 
-    # --- as AsyncClient -------------------------------------------------------------------------------------------
-
-    def append(
-        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
-    ) -> AppendResult:
-        """See ``AsyncClient.append``."""
-        return self.call(self.in_loop.append(bodies, producer_id=producer_id, epoch=epoch, sequence=sequence))
-
-    def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
-        """See ``AsyncClient.append_attempt``."""
-        return self.call(self.in_loop.append_attempt(bodies, transaction=transaction, attempt=attempt))
-
-    def fetch(
-        self,
-        start: int,
-        end: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        consistency: Consistency = "committed",
-        isolation: Isolation = "read_committed",
-        wait_ms: int = 0,
-        min_commit: int = -1,
-        min_end: int = -1,
-        read_from: ReadFrom = "any",
-        spread: int | None = None,
-    ) -> Fetch:
-        """See ``AsyncClient.fetch``."""
-        return self.call(
-            self.in_loop.fetch(
-                start,
-                end,
-                max_bytes=max_bytes,
-                node=node,
-                consistency=consistency,
-                isolation=isolation,
-                wait_ms=wait_ms,
-                min_commit=min_commit,
-                min_end=min_end,
-                read_from=read_from,
-                spread=spread,
-            )
-        )
-
-    def read(
-        self,
-        start: int,
-        end: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        consistency: Consistency = "committed",
-        isolation: Isolation = "read_committed",
-    ) -> pa.RecordBatch:
-        """See ``AsyncClient.read``."""
-        return self.fetch(
-            start, end, max_bytes=max_bytes, node=node, consistency=consistency, isolation=isolation
-        ).batch
-
-    def records(
-        self,
-        start: int,
-        end: int,
-        *,
-        node: str | None = None,
-        max_bytes: int = READ_BYTES,
-        min_commit: int = -1,
-        min_end: int = -1,
-    ) -> Fetch:
-        """See ``AsyncClient.records``."""
-        return self.call(
-            self.in_loop.records(start, end, node=node, max_bytes=max_bytes, min_commit=min_commit, min_end=min_end)
-        )
-
-    def get(self, index: int) -> Entry:
-        """See ``AsyncClient.get``."""
-        return self.call(self.in_loop.get(index))
-
-    def fetch_at(
-        self,
-        position: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        isolation: Isolation = "read_committed",
-    ) -> PositionFetch:
-        """See ``AsyncClient.fetch_at``."""
-        return self.call(self.in_loop.fetch_at(position, max_bytes=max_bytes, node=node, isolation=isolation))
-
-    def read_at(
-        self,
-        position: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        isolation: Isolation = "read_committed",
-    ) -> pa.RecordBatch:
-        """See ``AsyncClient.read_at``."""
-        return self.fetch_at(position, max_bytes=max_bytes, node=node, isolation=isolation).batch
+    append = _blocking(AsyncLogClient.append)
+    append_attempt = _blocking(AsyncLogClient.append_attempt)
+    fetch = _blocking(AsyncLogClient.fetch)
+    read = _blocking(AsyncLogClient.read)
+    records = _blocking(AsyncLogClient.records)
+    get = _blocking(AsyncLogClient.get)
+    fetch_at = _blocking(AsyncLogClient.fetch_at)
+    read_at = _blocking(AsyncLogClient.read_at)
+    offset_for_time = _blocking(AsyncLogClient.offset_for_time)
+    pin = _blocking(AsyncLogClient.pin)
+    digest = _blocking(AsyncLogClient.digest)
+    producer = _blocking(AsyncLogClient.producer)
+    transaction = _blocking(AsyncLogClient.transaction)
+    commit_transaction = _blocking(AsyncLogClient.commit_transaction)
+    abort_transaction = _blocking(AsyncLogClient.abort_transaction)
+    bounds = _blocking(AsyncLogClient.bounds)
+    metadata = _blocking(AsyncLogClient.metadata)
+    groups = _blocking(AsyncLogClient.groups)
+    wait_for_entries = _blocking(AsyncLogClient.wait_for_entries)
+    describe = _blocking(AsyncLogClient.describe)
+    transfer_leadership = _blocking(AsyncLogClient.transfer_leadership)
 
     def tail(
         self, start: int, *, max_bytes: int = READ_BYTES, isolation: Isolation = "read_committed"
     ) -> Iterator[pa.RecordBatch]:
-        """See ``AsyncClient.tail``."""
+        """Yield committed entries from ``start`` on as they arrive, without end; no batch is empty."""
         while True:
             found = self.fetch(start, END_OF_LOG, max_bytes=max_bytes, isolation=isolation, wait_ms=TAIL_WAIT_MS)
             start = max(start, found.next_index)
             if found.batch.num_rows:
                 yield found.batch
 
-    def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
-        """See ``AsyncClient.offset_for_time``."""
-        return self.call(self.in_loop.offset_for_time(timestamp, min_commit=min_commit))
-
-    def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
-        """See ``AsyncClient.pin``."""
-        return self.call(self.in_loop.pin(name, start, seconds))
-
-    def digest(self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1) -> DigestReport:
-        """See ``AsyncClient.digest``."""
-        return self.call(self.in_loop.digest(start, end, span=span, node=node, min_end=min_end))
-
-    def producer(self, producer_id: str) -> ProducerState:
-        """See ``AsyncClient.producer``."""
-        return self.call(self.in_loop.producer(producer_id))
-
-    def transaction(self, transaction: TransactionId) -> TransactionState:
-        """See ``AsyncClient.transaction``."""
-        return self.call(self.in_loop.transaction(transaction))
-
-    def commit_transaction(
-        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
-    ) -> TransactionState:
-        """See ``AsyncClient.commit_transaction``."""
-        return self.call(self.in_loop.commit_transaction(transaction, parts, input_id))
-
-    def abort_transaction(self, transaction: TransactionId) -> TransactionState:
-        """See ``AsyncClient.abort_transaction``."""
-        return self.call(self.in_loop.abort_transaction(transaction))
-
-    def metadata(self, *, space: bool = False) -> Metadata:
-        """See ``AsyncClient.metadata``."""
-        return self.call(self.in_loop.metadata(space=space))
-
-    def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogBounds:
-        """See ``AsyncClient.bounds``."""
-        return self.call(self.in_loop.bounds(isolation=isolation, min_end=min_end, wait_ms=wait_ms))
-
-    def groups(self) -> dict[str, str | None]:
-        """See ``AsyncClient.groups``."""
-        return self.call(self.in_loop.groups())
-
-    def wait_for_entries(
-        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
-    ) -> frozenset[str]:
-        """See ``AsyncClient.wait_for_entries``."""
-        return self.call(self.in_loop.wait_for_entries(seen, wait_ms=wait_ms, isolation=isolation))
-
-    def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
-        """See ``AsyncClient.describe``."""
-        return self.call(self.in_loop.describe(table, node))
-
     def role_changes(self) -> Iterator[RoleChange]:
-        """See ``AsyncClient.role_changes``."""
+        """Yield the role of each node, then every change of it, without end; unreachable is a role too."""
         changes, waits = self.in_loop.role_changes(), set[asyncio.Task[Any] | None]()
 
         async def following() -> RoleChange:
@@ -309,7 +220,7 @@ class Client:
                 waits.discard(wait)
 
         async def close() -> None:
-            # An interrupt may have come when the wait was handed over and its future was not here yet to cancel it.
+            # An interrupt may have come after the wait was submitted and before its future could be cancelled.
             for wait in filter(None, list(waits)):
                 wait.cancel()
                 await asyncio.wait((wait,))
@@ -321,7 +232,3 @@ class Client:
         finally:
             if self._finalizer.alive:
                 self.call(close())
-
-    def transfer_leadership(self, node_id: str) -> None:
-        """See ``AsyncClient.transfer_leadership``."""
-        self.call(self.in_loop.transfer_leadership(node_id))

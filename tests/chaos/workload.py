@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from dledger_core import AsyncClient, AttemptResult, Fetch
-from dledger_core.client.reading import END_OF_LOG
+from dledger_core.client import END_OF_LOG
 from dledger_core.client.routing.retry import is_unknown
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_core.cli import main
-from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster
+from dledger_core.connect import Client
 from dledger_core.storage import open_store
 from tests.support.soon import soon
 

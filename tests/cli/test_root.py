@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dledger_core.cli import main
-from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster, free_ports
 from dledger_core.config import StorageConfig
+from dledger_core.connect import Client
 from dledger_core.errors import CorruptRecordError, InvariantViolationError, UnreachableError
 from dledger_core.storage import CommitLog
 from tests.support.logs import append

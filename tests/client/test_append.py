@@ -4,8 +4,9 @@ import time
 import pyarrow as pa
 import pytest
 
-from dledger_core.client import AsyncClient, AsyncProducer
+from dledger_core.client import AsyncProducer
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
+from dledger_core.connect import AsyncClient
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import (
     BadRequestError,

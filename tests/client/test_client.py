@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dledger_core.client import AsyncClient, Client, Producer
+from dledger_core.client import Producer
 from dledger_core.config import parse_peers
+from dledger_core.connect import AsyncClient, Client
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import BadRequestError, ConfigError, RequestTimedOutError, UnreachableError
 from dledger_core.net.protocol import Type

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from dledger_core.client import AsyncClient
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnreachableError
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import FakeGroup, run

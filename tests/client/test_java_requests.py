@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-
-from dledger_core.errors import ConfigError, IndexOutOfRangeError, ProtocolError, RequestTimedOutError
 from dledger_core.rocketmq.client.appending import append_all
 from dledger_core.rocketmq.client.options import JavaOptions
 from dledger_core.rocketmq.client.reading import PROBE_MARK, batch_of, read_entries
+
+from dledger_core.errors import ConfigError, IndexOutOfRangeError, ProtocolError, RequestTimedOutError
 from dledger_core.rocketmq.remoting.responses import AppendReply, WireEntry
 
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from dledger_core.client.loop_thread import LoopThread
 
 from dledger_core.client import loop_thread
-from dledger_core.client.loop_thread import LoopThread
 
 
 async def nothing() -> None:

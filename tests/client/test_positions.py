@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dledger_core.client import AsyncClient
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import (
     BadRequestError,
     ConfigError,

@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dledger_core.client import AsyncClient
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import (
     BadRequestError,
     BehindError,

@@ -14,7 +14,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import pytest
 
 from dledger_core import errors
-from dledger_core.client import AsyncClient, AsyncProducer, Client, Entry, Producer
+from dledger_core.client import AsyncProducer, Entry, Producer
+from dledger_core.connect import AsyncClient, Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, RequestTimedOutError
 from dledger_core.net.protocol import Type

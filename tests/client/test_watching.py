@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from dledger_core.client import AsyncClient, Client, RoleChange
+from dledger_core.client import RoleChange
 from dledger_core.client import watching as watching_module
 from dledger_core.config import format_peers
+from dledger_core.connect import AsyncClient, Client
 from dledger_core.errors import ConfigError
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import FakeGroup, run

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from dledger_core import Client
 from dledger_core.cli import main
-from dledger_core.client import JavaOptions
+from dledger_core.connect import JavaOptions
 from dledger_core.errors import (
     BadRequestError,
     ConfigError,

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import pytest
 
-from dledger_core.client import Client, Producer
+from dledger_core.client import Producer
 from dledger_core.cluster import LocalCluster
+from dledger_core.connect import Client
 from dledger_core.errors import DiskFailedError
 from dledger_core.raft import AppendEntries, AppendEntriesResponse
 from tests.support.replica_group import ReplicaGroup

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from dledger_core.client import Client, Producer
+from dledger_core.client import Producer
 from dledger_core.cluster import LocalCluster, free_ports
+from dledger_core.connect import Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DLedgerError, IndexOutOfRangeError, SequenceConflictError, TransactionError
 from dledger_core.storage import open_store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
+from dledger_core.connect import AsyncClient
 from dledger_core.net.protocol import Type
 from dledger_core.server.services import reads
 from dledger_core.storage import open_store

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.client import Client
 from dledger_core.config import format_peers
+from dledger_core.connect import Client
 from dledger_core.errors import DiskFullError
 from tests.chaos.cluster import SmallDisk
 from tests.support.server_group import free_peers

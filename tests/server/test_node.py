@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from dledger_core.client import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import format_peers
+from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, DLedgerError, InvariantViolationError, UnreachableError
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.protocol import HELLO_BYTES_MAX

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from dledger_core.client import AsyncClient
 from dledger_core.config import format_peers
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import BadRequestError, BusyError
 from dledger_core.server.services.pins import NAME_BYTES_MAX, PIN_MS_MAX, PINS_MAX, Pins
 from tests.support.server_group import ServerGroup, run

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dledger_core.client import AsyncClient
 from dledger_core.config import StorageConfig, format_peers
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.ids import Index
 from dledger_core.net.protocol import Type

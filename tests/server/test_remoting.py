@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.client import AsyncClient, JavaOptions
+from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
 from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest
 from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_core.cli.root import main
-from dledger_core.client import Client, Producer
+from dledger_core.client import Producer
 from dledger_core.cluster import LocalCluster
+from dledger_core.connect import Client
 from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout

@@ -1,4 +1,4 @@
-"""Requests to nodes: one connection per node, made when needed, with many requests in flight."""
+"""Requests to nodes: one connection per node, opened when needed, with many requests in flight."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.net.transport import Connection, Hello, connect
 
-__all__ = ["Channel", "ChannelPool", "ConnectionLostError"]
-
 CONNECT_TIMEOUT_S: Final = 3.0
 
 
 class ConnectionLostError(UnreachableError):
-    """The connection broke after the request was sent: it may or may not have taken effect."""
+    """The connection was lost after the request was sent: it may or may not have taken effect."""
 
 
 class Channel:
-    """A connection to one node; gives out request ids and hands each answer to who waits for it."""
+    """A connection to one node; numbers the requests and passes each response to its caller."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -38,26 +36,26 @@ class Channel:
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer so far."""
+        """Requests without a response."""
         return len(self._waiting)
 
     async def open(self, timeout_s: float) -> None:
-        """Connects; raises UnreachableError or what the node answered to hello."""
+        """Connect; raise UnreachableError, or the error that the node returned for hello."""
         self._connection = await connect(self.peer.host, self.peer.port, Hello(), self, timeout_s=timeout_s)
 
     async def request(self, header: dict[str, Any], *payload: Buffer, timeout_s: float) -> Frame:
-        """Sends a request and returns its answer.
+        """Send a request and return its response.
 
         Args:
             header: without the request id.
-            payload: buffers that do not change until the answer is there.
-            timeout_s: how long to wait for the answer; nothing is left behind afterwards.
+            payload: buffers that do not change until the response arrives.
+            timeout_s: how long to wait for the response.
 
         Raises:
             UnreachableError: not sent.
-            ConnectionLostError: sent, and the connection broke.
-            RequestTimedOutError: sent, and no answer came in time.
-            DLedgerError: what the node answered.
+            ConnectionLostError: sent, and the connection was lost.
+            RequestTimedOutError: sent, and no response arrived in time.
+            DLedgerError: the error that the node returned.
         """
         connection = self._connection
         if connection is None or not connection.is_open:
@@ -74,7 +72,7 @@ class Channel:
             timer.cancel()
             self._waiting.pop(number, None)
         if frame.header["t"] != header["t"] + 1:
-            error = ProtocolError("not the answer to the request", self.peer.address, "", {"type": frame.header["t"]})
+            error = ProtocolError("the response is of another type", self.peer.address, "", {"type": frame.header["t"]})
             connection.close(error)
             raise error
         return frame
@@ -82,10 +80,10 @@ class Channel:
     def _expire(self, future: asyncio.Future[Frame], timeout_s: float) -> None:
         if not future.done():
             values = {"seconds": round(timeout_s, 3)}
-            future.set_exception(RequestTimedOutError("no answer in time", self.peer.address, "", values))
+            future.set_exception(RequestTimedOutError("no response in time", self.peer.address, "", values))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Wakes who waits for this answer; an answer nobody waits for any more is dropped."""
+        """Pass a response to its caller; drop it if the caller has stopped waiting."""
         del connection
         number = frame.header.get("r")
         future = self._waiting.get(number) if isinstance(number, int) else None
@@ -98,7 +96,7 @@ class Channel:
             future.set_result(frame)
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
-        """Tells everybody who waits."""
+        """Fail all waiting requests."""
         del connection
         reason = f"the connection was lost: {error}" if error else "the node closed the connection"
         for future in self._waiting.values():
@@ -106,14 +104,14 @@ class Channel:
                 future.set_exception(ConnectionLostError(reason, self.peer.address))
 
     async def close(self) -> None:
-        """Closes the connection and waits until it is gone."""
+        """Close the connection and wait until it is closed."""
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed
 
 
 class ChannelPool:
-    """One channel per node, shared by all requests; a broken one is replaced at the next request.
+    """One channel per node, shared by all requests; a lost one is replaced at the next request.
 
     Attributes:
         peers: the nodes by id.
@@ -126,16 +124,21 @@ class ChannelPool:
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
 
+    @property
+    def in_flight(self) -> int:
+        """Requests without a response, on all connections."""
+        return sum(channel.in_flight for channel in self._channels.values())
+
     def is_open(self, node_id: str) -> bool:
-        """Whether a connection to the node stands."""
+        """Whether the connection to the node is open."""
         channel = self._channels.get(node_id)
         return channel is not None and channel.is_open
 
     async def channel(self, node_id: str, timeout_s: float) -> Channel:
-        """Returns an open channel to the node.
+        """Return an open channel to the node.
 
         Raises:
-            UnreachableError: none could be made in time.
+            UnreachableError: no connection in time.
         """
         channel = self._channels.get(node_id)
         if channel is not None and channel.is_open:
@@ -148,9 +151,9 @@ class ChannelPool:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(task)
         except TimeoutError:
-            raise UnreachableError("cannot connect: no answer in time", self.peers[node_id].address) from None
+            raise UnreachableError("cannot connect: no response in time", self.peers[node_id].address) from None
         except DLedgerError as error:
-            raise type(error)(*error.args) from None  # one failure may be told to many
+            raise type(error)(*error.args) from None  # several callers may raise the same failure
 
     async def _connect(self, node_id: str) -> Channel:
         channel = Channel(self.peers[node_id])
@@ -162,10 +165,10 @@ class ChannelPool:
     def _connected(self, node_id: str, task: asyncio.Task[Channel]) -> None:
         self._connecting.pop(node_id, None)
         if not task.cancelled():
-            task.exception()  # seen: those who waited may all have given up
+            task.exception()  # retrieved, because all callers may have stopped waiting
 
     async def close(self) -> None:
-        """Closes all connections and waits until they are gone."""
+        """Close all connections and wait until they are closed."""
         tasks = list(self._connecting.values())
         for task in tasks:
             task.cancel()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dledger_core.checksum import Buffer
 from dledger_core.client.routing.channel import Channel
 from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
-from dledger_core.client.routing.retry import Retry, Timeouts, may_pass, with_retries
+from dledger_core.client.routing.retry import Retry, Timeouts, is_temporary, with_retries
 from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
@@ -23,10 +23,8 @@ from dledger_core.errors import (
 )
 from dledger_core.net.frame import Frame
 
-__all__ = ["Requests"]
-
 _T = TypeVar("_T")
-_LEADER_GONE = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
+_LEADER_FAILED = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
 _ANOTHER_MAY_SERVE = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
 
 
@@ -67,7 +65,7 @@ class Requests:
                 channel = await self._view.leader(retry.attempt_s)
                 return await channel.request(header, *payload, timeout_s=retry.attempt_s)
             except DLedgerError as error:
-                if channel is not None and isinstance(error, _LEADER_GONE):
+                if channel is not None and isinstance(error, _LEADER_FAILED):
                     self._view.leader_failed(str(channel.peer.node_id), error)
                 await retry.failed(error)
 
@@ -83,6 +81,12 @@ class Requests:
             connected=self._view.pool.connected,
         )
 
+    async def to_one(self, node_id: str | None, header: dict[str, Any], decode: Callable[[Frame], _T]) -> _T:
+        """Return the decoded response of one node, or of any replica if ``node_id`` is None."""
+        if node_id is not None:
+            return await self.to_node(node_id, header, decode)
+        return await self.to_any(header, decode)
+
     async def _ask(self, node_id: str, header: dict[str, Any], decode: Callable[[Frame], _T], timeout_s: float) -> _T:
         channel = await self._view.pool.channel(node_id, timeout_s)
         return decode(await channel.request(header, timeout_s=timeout_s))
@@ -96,7 +100,7 @@ class Requests:
         wait_s: float = 0.0,
         timeouts: Timeouts | None = None,
     ) -> _T:
-        """Return the first decoded response, asking one replica after the other.
+        """Return the first decoded response, asking one replica at a time.
 
         Args:
             header: a request without effects.
@@ -107,7 +111,7 @@ class Requests:
 
         Raises:
             UnreachableError: no replica responded.
-            DLedgerError: what the replicas responded.
+            DLedgerError: the error that the replicas responded with.
         """
         timeouts = timeouts or self._timeouts
         retry = Retry(timeouts, idempotent=True, connected=self._view.pool.connected, wait_s=wait_s)
@@ -115,10 +119,10 @@ class Requests:
         while True:
             for node_id in await self._view.read_order(choice):
                 try:
-                    answer = await self._ask(node_id, header, decode, retry.attempt_s)
+                    response = await self._ask(node_id, header, decode, retry.attempt_s)
                 except DLedgerError as error:
                     self._view.read_failed(node_id, error)
-                    if not (may_pass(error) or isinstance(error, _ANOTHER_MAY_SERVE)):
+                    if not (is_temporary(error) or isinstance(error, _ANOTHER_MAY_SERVE)):
                         raise
                     if not (retry.expired() and node_id in failures):
                         failures[node_id] = error
@@ -126,19 +130,19 @@ class Requests:
                         break
                 else:
                     self._view.served(node_id)
-                    return answer
-            await retry.failed(self._verdict(list(failures.values()), patient=timeouts.retry_s is not None))
+                    return response
+            await retry.failed(self._verdict(list(failures.values()), has_time=timeouts.retry_s is not None))
 
-    def _verdict(self, failures: Sequence[DLedgerError], *, patient: bool) -> DLedgerError:
-        """Return the error that says most about a round in which every replica failed.
+    def _verdict(self, failures: Sequence[DLedgerError], *, has_time: bool) -> DLedgerError:
+        """Return the most specific error of a round in which every replica failed.
 
-        A patient client takes an entry for deleted only if no replica is left that may still serve it.
+        With a retry timeout, an entry counts as deleted only if no replica is left that may still serve it.
         """
         deleted = [failure for failure in failures if isinstance(failure, IndexOutOfRangeError)]
-        if deleted and not (patient and any(map(may_pass, failures))):
+        if deleted and not (has_time and any(map(is_temporary, failures))):
             return min(deleted, key=lambda failure: int(failure.values.get("first_index", 0)))
-        answered = [failure for failure in failures if not isinstance(failure, UnreachableError)]
-        passing = next((failure for failure in answered if may_pass(failure)), None)
-        if passing is None and (not answered or (patient and len(answered) < len(failures))):
+        responded = [failure for failure in failures if not isinstance(failure, UnreachableError)]
+        temporary = next((failure for failure in responded if is_temporary(failure)), None)
+        if temporary is None and (not responded or (has_time and len(responded) < len(failures))):
             return self._view.unreachable([failure for failure in failures if isinstance(failure, UnreachableError)])
-        return passing or answered[0]
+        return temporary or responded[0]

@@ -1,7 +1,7 @@
-"""Retries of a client: the class of an error decides whether a call is repeated, one deadline bounds all attempts.
+"""Retries of a client: the class of an error decides whether a call is retried; one deadline limits all attempts.
 
-Three kinds of failure: *refused* (nothing happened; ``retriable``), *unknown* (``outcome_unknown``, or the connection
-broke after sending: repeated only if the call is idempotent), and *final* (everything else).
+Three kinds of failure: *rejected* (no effect; ``retriable``), *unknown* (``outcome_unknown``, or the connection
+was lost after sending: retried only if the call is idempotent), and *final* (all other errors).
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from dledger_core.errors import (
     RequestTimedOutError,
 )
 
-__all__ = ["Deadline", "Retry", "Timeouts", "is_unknown", "may_pass", "with_retries"]
-
 _T = TypeVar("_T")
 
 PAUSE_MIN_S: Final = 0.01
@@ -39,8 +37,8 @@ def is_unknown(error: DLedgerError) -> bool:
     return error.outcome_unknown or isinstance(error, ConnectionLostError)
 
 
-def may_pass(error: DLedgerError) -> bool:
-    """Whether an idempotent request that failed so may succeed later."""
+def is_temporary(error: DLedgerError) -> bool:
+    """Whether an idempotent request with this failure may succeed later."""
     return error.retriable or is_unknown(error)
 
 
@@ -157,9 +155,9 @@ class Retry:
             return 0.0
         self._hops = 0
         self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
-        asks = isinstance(error, BusyError | DiskFullError)
-        asked_s = float(error.values.get("retry_after_ms", 0)) / 1000 if asks else 0.0
-        return max(asked_s, self._pause_s * random.uniform(0.5, 1.0))
+        names_pause = isinstance(error, BusyError | DiskFullError)
+        pause_s = float(error.values.get("retry_after_ms", 0)) / 1000 if names_pause else 0.0
+        return max(pause_s, self._pause_s * random.uniform(0.5, 1.0))
 
 
 async def with_retries(attempt: Callable[[], Awaitable[_T]], timeouts: Timeouts, *, connected: bool) -> _T:

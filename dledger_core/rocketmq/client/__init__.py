@@ -1,1 +1,5 @@
-"""A client of a live Java DLedger group: the surface of ``AsyncClient``, as far as Java can serve it."""
+"""The log client of a live Java DLedger group."""
+
+from dledger_core.rocketmq.client.client import JavaClient
+
+__all__ = ["JavaClient"]

@@ -1,112 +1,112 @@
-"""JavaClient: a live Java DLedger group behind the surface of AsyncClient, as far as Java can serve it."""
+"""JavaClient: the log client of a live Java DLedger group.
+
+Java's protocol has no producers, transactions, digests, append times, pins, positions and role events, so this client
+has no such methods. Limits: dledger_core/rocketmq/remoting/README.md.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from dledger_core.client import reading
-from dledger_core.client.appending import Bodies, columns_of
-from dledger_core.client.async_client import LOOK_AGAIN_S, AsyncClient
-from dledger_core.client.protocols import speaks
-from dledger_core.client.reading import READ_BYTES, Consistency
-from dledger_core.client.results import (
-    AppendResult,
-    AttemptResult,
-    DigestReport,
-    Entry,
-    LogBounds,
-    Metadata,
-    PositionFetch,
-    ProducerState,
-    RoleChange,
-    TransactionState,
-)
-from dledger_core.client.routing.cluster_view import ReadFrom
-from dledger_core.client.routing.retry import Deadline, with_retries
-from dledger_core.control import Part, TransactionId
+from dledger_core.client.appends import columns_of
+from dledger_core.client.node_client import POLL_S
+from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
+from dledger_core.client.reads import check_numbers, check_progress, entry_of
+from dledger_core.client.results import AppendResult, Entry, LogBounds, Metadata, NodeStatus
+from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
+from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
-    ConfigError,
     DLedgerError,
     IndexOutOfRangeError,
     ProtocolError,
     StoreMismatchError,
     TransferringError,
     UnknownGroupError,
+    UnsupportedError,
 )
-from dledger_core.record import Columns, Fetch, Isolation
-from dledger_core.rocketmq.client.appending import append_all
-from dledger_core.rocketmq.client.bounds import JavaBounds
-from dledger_core.rocketmq.client.describing import metadata_of
+from dledger_core.record import MAGIC_DATA, Fetch, Isolation
+from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch_of, read_entries
+from dledger_core.rocketmq.client.log_end import OBSERVE_S, JavaBounds, LogEnd
 from dledger_core.rocketmq.client.nodes import JavaNodes
-from dledger_core.rocketmq.client.options import JavaOptions
-from dledger_core.rocketmq.client.reading import PROBE_MARK, batch_of, read_entries
 from dledger_core.rocketmq.remoting.codes import ResponseCode
 from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest, TransferRequest
-from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, Reply, WireEntry
-
-__all__ = ["JavaClient"]
+from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, WireEntry
 
 _T = TypeVar("_T")
-_PLACES_MAX: Final = 256
-_TERMS_TRIED: Final = 64
+_SERVED_MAX: Final = 256
+_TERMS_MAX: Final = 64
 _TRANSFER_S: Final = 10.0
 
 
-@speaks("dledger-java")
-class JavaClient(AsyncClient):
-    """A client of one Java group, made by ``AsyncClient(..., protocol="dledger-java")``.
+class JavaClient:
+    """A log client that speaks the protocol ``dledger-java``; methods as in LogClient.
 
-    What Java does not have (producers, transactions, digests, append times, more) is refused with a ConfigError.
-    Limits: dledger_core/rocketmq/remoting/README.md.
+    Args:
+        peers: the group's nodes.
+        group: the group's name.
+        timeouts: limits of requests and calls.
+        safety_lag_ms: an end of the log counts as committed once the same leader has kept it for this long.
+        commit_probe: instead append a probe entry after new entries, and read up to it once it is acknowledged.
+        appends_in_flight: requests of an append in flight; 1 keeps the order of the bodies in the log.
+        reads_in_flight: requests of a read in flight.
+        observe_s: interval between observations of the log's end.
     """
 
-    def _set_up(self, java: JavaOptions) -> None:
-        self._java = java
-        self._nodes = JavaNodes(self.peers, self.group)
-        self._bounds = JavaBounds(self._nodes, self._get, self._append_probe, java)
+    protocol = "dledger-java"
+
+    def __init__(
+        self,
+        peers: tuple[Peer, ...],
+        group: str,
+        timeouts: Timeouts,
+        *,
+        safety_lag_ms: int = 10_000,
+        commit_probe: bool = False,
+        appends_in_flight: int = 64,
+        reads_in_flight: int = 64,
+        observe_s: float = OBSERVE_S,
+    ) -> None:
+        self.peers = peers
+        self.group = group
+        self._timeouts = timeouts
+        self._appends_in_flight = appends_in_flight
+        self._reads_in_flight = reads_in_flight
+        self._nodes = JavaNodes(peers, group)
+        self._bounds = JavaBounds(
+            self._nodes,
+            self._get,
+            self._append_probe,
+            safety_lag_ms=safety_lag_ms,
+            commit_probe=commit_probe,
+            observe_s=observe_s,
+        )
+        # End index -> term of the last entry, of the newest fetches: a later fetch compares the term.
         self._served: OrderedDict[int, int] = OrderedDict()
 
     async def close(self) -> None:
-        """Closes all connections; calls under way fail. Repeatable."""
-        if not self._closed:
-            self._closed = True
-            await self._nodes.close()
+        await self._nodes.close()
 
     # --- appending ------------------------------------------------------------------------------------------------
 
     async def append(
         self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
     ) -> AppendResult:
-        """Appends bodies, each in a request of its own: not all or none, and in their order only one at a time.
-
-        After an error its values say how many were appended. Where other appends came in between, or Java took the
-        requests in another order, the result's ``indexes`` tell each body's.
-
-        Raises:
-            RequestTimedOutError, LeadershipLostError: the outcome of some is unknown.
-        """
+        # One request per body: not atomic, and ordered only with one request in flight. An error's values count the
+        # appended bodies; the result lists each body's index if other entries are in between.
         if producer_id is not None:
-            self._refuse("producers")
+            raise UnsupportedError.of("append with a producer", self.protocol, self.group)
         columns_of(bodies)
-        self._check_usable()
         listed = bodies.to_pylist() if isinstance(bodies, (pa.Array, pa.ChunkedArray)) else list(map(bytes, bodies))
         await self._nodes.connect_leader()
-        return await append_all(self._append_one, listed, self._java.appends_in_flight)
-
-    async def append_columns(
-        self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
-    ) -> AppendResult:
-        """Refused: append bodies."""
-        self._refuse("columns")
+        return await append_all(self._append_one, listed, self._appends_in_flight)
 
     async def _append_one(self, body: bytes) -> AppendReply:
         def make(node_id: str) -> AppendRequest:
@@ -115,7 +115,7 @@ class JavaClient(AsyncClient):
         return await self._nodes.to_leader(make, AppendReply, timeout_s=self._timeouts.request_s, idempotent=False)
 
     async def _append_probe(self) -> AppendReply:
-        return await self._append_one(PROBE_MARK + uuid.uuid4().hex.encode())
+        return await self._append_one(PROBE_PREFIX + uuid.uuid4().hex.encode())
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -125,27 +125,23 @@ class JavaClient(AsyncClient):
 
         reply = await self._nodes.to_leader(make, GetReply, timeout_s=self._timeouts.request_s, idempotent=True)
         if len(reply.entries) != 1 or reply.entries[0].index != index:
-            found = [entry.index for entry in reply.entries]
-            raise ProtocolError("an answer to GET holds another entry", "", "", {"index": index, "found": found})
+            values = {"index": index, "found": [entry.index for entry in reply.entries]}
+            raise ProtocolError("the response contains another entry than requested", "", "", values)
         return reply.entries[0]
 
     async def _retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        self._check_usable()
         return await with_retries(attempt, self._timeouts, connected=self._nodes.connected)
 
     async def bounds(
         self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
     ) -> LogBounds:
-        """Return the safe end, which takes the safety lag the first time unless a probe is appended.
-
-        With ``read_uncommitted`` the stored end.
-        """
+        # The safe end; without a probe the first call takes the safety lag. With read_uncommitted the stored end.
         deadline = Deadline(wait_ms / 1000)
         while True:
             found = await self._retrying(partial(self._bounds_now, isolation))
             if found.end >= min_end or deadline.is_over:
                 return found
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(POLL_S)
 
     async def _bounds_now(self, isolation: Isolation) -> LogBounds:
         if isolation == "read_uncommitted":
@@ -170,20 +166,13 @@ class JavaClient(AsyncClient):
         read_from: ReadFrom = "any",
         spread: int | None = None,
     ) -> Fetch:
-        """Reads entries of [start, end) from the leader, below the safe end unless ``isolation`` says otherwise.
-
-        A read that goes on where one before ended looks first whether the entry before still has its term.
-
-        Raises:
-            IndexOutOfRangeError: ``start`` is below the log's first index.
-            StoreMismatchError: what was read before was not committed and has been replaced.
-        """
-        del min_commit, read_from, spread  # an index below the safe end is as good as Java can tell
+        # The leader serves all reads, up to the safe end unless isolation is read_uncommitted.
+        del min_commit, read_from, spread  # Java exposes no commit index, and its followers serve no reads
         _check(start, max_bytes, wait_ms, node=node, consistency=consistency)
 
         async def attempt() -> Fetch:
             found = await self._fetch_safe(start, end, max_bytes, isolation, wait_ms)
-            reading.check_progress(found.next_index, start, min(end, min_end))
+            check_progress(found.next_index, start, min(end, min_end))
             return found
 
         return await self._retrying(attempt)
@@ -206,25 +195,26 @@ class JavaClient(AsyncClient):
         if start < end:
             try:
                 entries = await read_entries(
-                    self._get, start, end, max_bytes=max_bytes, in_flight=self._java.reads_in_flight
+                    self._get, start, end, max_bytes=max_bytes, in_flight=self._reads_in_flight
                 )
             except IndexOutOfRangeError as error:
                 if error.values.get("code") == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
-                    raise await self._gone(start) from None
+                    raise await self._deleted(start) from None
         next_index = start + len(entries)
         if entries:
             self._served[next_index] = entries[-1].term
-            while len(self._served) > _PLACES_MAX:
+            while len(self._served) > _SERVED_MAX:
                 self._served.popitem(last=False)
         known = bounds or LogBounds(0, next_index, -1)
         return Fetch(batch_of(entries, records=records), next_index, known.commit_index, known.end, known.first_index)
 
-    async def _gone(self, start: int) -> IndexOutOfRangeError:
-        look = await self._bounds.look(self._timeouts.request_s)
-        values = {"index": start, "first_index": look.first_index, "last_index": look.end - 1}
+    async def _deleted(self, start: int) -> IndexOutOfRangeError:
+        log = await self._bounds.observe(self._timeouts.request_s)
+        values = {"index": start, "first_index": log.first_index, "last_index": log.end - 1}
         return IndexOutOfRangeError(f"index {start} is no longer in the log", f"group {self.group}", "", values)
 
     async def _check_served(self, start: int) -> None:
+        """Raise StoreMismatchError if the entry before ``start`` was replaced since this client read it."""
         term = self._served.get(start)
         if term is None:
             return
@@ -253,43 +243,37 @@ class JavaClient(AsyncClient):
         min_commit: int = -1,
         min_end: int = -1,
     ) -> Fetch:
-        """Reads everything in [start, end), NOOPs and probes too, without the safety lag, with the column ``magic``."""
+        # No-ops and probes too, and without the safety lag.
         del min_commit, min_end
         _check(start, max_bytes, 0, node=node, consistency="committed")
         return await self._retrying(partial(self._fetch, start, end, max_bytes, records=True))
 
     async def get(self, index: int) -> Entry:
-        """Returns the data entry at ``index``, a probe too.
-
-        Raises:
-            IndexOutOfRangeError: it is not safe to serve, no longer held, or no data entry.
-        """
         bounds = await self.bounds()
         if bounds.first_index <= index < bounds.end:
             found = batch_of([await self._get(index)], records=True)
-            if found.column("magic")[0].as_py() == 1:
-                return reading.entry_of(found, 0)
+            if found.column("magic")[0].as_py() == MAGIC_DATA:
+                return entry_of(found, 0)
         values = {"index": index, "first_index": bounds.first_index, "last_index": bounds.end - 1}
-        what = f"index {index} is not (or not yet safely) in the log, or holds no data entry"
+        what = f"index {index} is not (or not yet safely) in the log, or is not a data entry"
         raise IndexOutOfRangeError(what, f"group {self.group}", "read between first_index and last_index", values)
 
     # --- the group ------------------------------------------------------------------------------------------------
 
     async def metadata(self, *, space: bool = False) -> Metadata:
-        """Asks every node who leads and looks for the ends of the leader's log; nothing is waited for."""
         del space
         return await self._retrying(self._metadata)
 
     async def _metadata(self) -> Metadata:
-        answers = await self._nodes.ask_all()
+        responses = await self._nodes.ask_all()
         try:
-            look = await self._bounds.look(self._timeouts.request_s)
+            log = await self._bounds.observe(self._timeouts.request_s)
         except DLedgerError:
-            look = None
-        return metadata_of(self.peers, answers, look)
+            log = None
+        return _metadata_of(self.peers, responses, log)
 
     async def groups(self) -> dict[str, str | None]:
-        """Returns the client's own group if the nodes serve it: a Java node serves one, and tells no other name."""
+        # A Java node serves one group and exposes no other name.
         try:
             await self._retrying(self._nodes.ask_all)
         except UnknownGroupError:
@@ -297,19 +281,14 @@ class JavaClient(AsyncClient):
         return {self.group: None}
 
     async def transfer_leadership(self, node_id: str) -> None:
-        """Hands leadership over; Java must be told its term, which is found from the last entry's on.
-
-        Raises:
-            TransferringError: the node did not take over.
-        """
-        self._check_usable()
+        # The request must name the current term: try the terms from the last entry's on.
         self._nodes.check_node(node_id)
         leader = await self._nodes.leader()
         if leader == node_id:
             return
-        last = await self._bounds.look(self._timeouts.request_s)
+        last = await self._bounds.observe(self._timeouts.request_s)
         base: dict[str, Any] = {"group": self.group, "remote_id": leader, "transfer_id": leader}
-        for term in range(max(0, last.term), max(0, last.term) + _TERMS_TRIED):
+        for term in range(max(0, last.term), max(0, last.term) + _TERMS_MAX):
             request = TransferRequest(**base, transferee_id=node_id, term=term)
             try:
                 await self._nodes.ask(request, Reply, max(self._timeouts.request_s, _TRANSFER_S))
@@ -320,79 +299,32 @@ class JavaClient(AsyncClient):
                 self._nodes.leader_id = node_id
                 self._bounds.forget()
                 return
-        raise TransferringError("the group's term is not known", f"group {self.group}", "append an entry, try again")
-
-    # --- what Java does not have ----------------------------------------------------------------------------------
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ConfigError(f"a Java group knows no {what}", "protocol", "use a group of this project for that")
-
-    async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
-        """Refused."""
-        self._refuse("transactions")
-
-    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
-        """Refused."""
-        self._refuse("append times")
-
-    async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
-        """Refused."""
-        self._refuse("pins")
-
-    async def digest(
-        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
-    ) -> DigestReport:
-        """Refused."""
-        self._refuse("digests")
-
-    async def producer(self, producer_id: str) -> ProducerState:
-        """Refused."""
-        self._refuse("producers")
-
-    async def transaction(self, transaction: TransactionId) -> TransactionState:
-        """Refused."""
-        self._refuse("transactions")
-
-    async def commit_transaction(
-        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
-    ) -> TransactionState:
-        """Refused."""
-        self._refuse("transactions")
-
-    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
-        """Refused."""
-        self._refuse("transactions")
-
-    async def wait_for_entries(
-        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
-    ) -> frozenset[str]:
-        """Refused."""
-        self._refuse("waits for many groups")
-
-    async def fetch_at(
-        self,
-        position: int,
-        *,
-        max_bytes: int = READ_BYTES,
-        node: str | None = None,
-        isolation: Isolation = "read_committed",
-    ) -> PositionFetch:
-        """Refused."""
-        self._refuse("reads by position")
-
-    async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
-        """Refused."""
-        self._refuse("descriptions")
-
-    def role_changes(self) -> AsyncGenerator[RoleChange, None]:
-        """Refused."""
-        self._refuse("role events")
+        raise TransferringError("the group's term is not known", f"group {self.group}", "append an entry and retry")
 
 
 def _check(start: int, max_bytes: int, wait_ms: int, *, node: str | None, consistency: str) -> None:
     if node is not None or consistency != "committed":
         name = "node" if node is not None else "consistency"
-        raise BadRequestError("a Java group is read at its leader, without a proof", name, "leave it out")
-    if start < 0 or max_bytes < 1 or wait_ms < 0:
-        values = {"start": start, "max_bytes": max_bytes, "wait_ms": wait_ms}
-        raise BadRequestError("a read's numbers are out of range", "", "the first index is 0", values)
+        what = f"a Java group does not support reads with {name}: its leader serves all reads"
+        raise BadRequestError(what, "", f"omit {name}")
+    check_numbers(start, max_bytes, wait_ms)
+
+
+def _metadata_of(
+    peers: tuple[Peer, ...], responses: Mapping[str, MetadataReply | DLedgerError], log: LogEnd | None
+) -> Metadata:
+    """Return the leader, the ends of its log and the reachable nodes; Java exposes no more about the others."""
+    named = [response.leader_id for response in responses.values() if not isinstance(response, DLedgerError)]
+    leader = log.leader_id if log is not None else next((node for node in named if node is not None), None)
+    nodes = []
+    for peer in peers:
+        node, response = str(peer.node_id), responses[str(peer.node_id)]
+        if isinstance(response, DLedgerError):
+            nodes.append(NodeStatus(node, peer.address))
+        elif log is not None and node == log.leader_id:
+            ends = (log.first_index, log.end - 1, log.commit_index, log.safe_end)
+            nodes.append(NodeStatus(node, peer.address, "leader", *ends, reachable=True))
+        else:
+            role = "leader" if node == leader else "follower" if response.leader_id is not None else "candidate"
+            nodes.append(NodeStatus(node, peer.address, role, reachable=True))
+    return Metadata(leader, log.term if log is not None else -1, tuple(nodes))

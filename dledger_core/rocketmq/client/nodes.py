@@ -1,12 +1,15 @@
-"""The nodes of a Java group: one connection each, and who leads, learned by METADATA and from redirects."""
+"""The nodes of a Java group: one connection each, and the leader, learned from METADATA and from redirects."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import socket
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
+from dledger_core.client.routing.channel import ConnectionLostError
 from dledger_core.client.routing.retry import Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -15,20 +18,121 @@ from dledger_core.errors import (
     LeadershipLostError,
     NoLeaderError,
     NotLeaderError,
+    ProtocolError,
     RequestTimedOutError,
     UnknownGroupError,
     UnreachableError,
 )
-from dledger_core.rocketmq.client.channel import JavaChannel
-from dledger_core.rocketmq.remoting.requests import MetadataRequest, Request
-from dledger_core.rocketmq.remoting.responses import MetadataReply, Reply
-
-__all__ = ["JavaNodes"]
+from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
+from dledger_core.rocketmq.remoting.requests import MetadataRequest, Request, encode_request
+from dledger_core.rocketmq.remoting.responses import MetadataReply, Reply, decode_reply
 
 _R = TypeVar("_R", bound=Reply)
 CONNECT_TIMEOUT_S: Final = 3.0
 ASK_TIMEOUT_S: Final = 1.0
-_LEADER_GONE = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
+_OPAQUE_MAX: Final = (1 << 31) - 1
+_LEADER_FAILED = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
+
+
+class JavaChannel(asyncio.Protocol):
+    """A connection to one node; passes each response to its caller. Belongs to one event loop."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self._decoder = FrameDecoder()
+        self._waiting: dict[int, asyncio.Future[RemotingFrame]] = {}
+        self._numbers = itertools.cycle(range(1, _OPAQUE_MAX))
+        self._transport: asyncio.Transport | None = None
+        self._closed = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect; raise UnreachableError if that fails."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.create_connection(lambda: self, self.peer.host, self.peer.port)
+        except (OSError, TimeoutError, UnicodeError) as error:  # a UnicodeError: not a valid host name
+            reason = "no response in time" if isinstance(error, TimeoutError) else str(error)
+            remedy = "check that the node runs and that the address is right"
+            raise UnreachableError(f"cannot connect: {reason}", self.peer.address, remedy) from None
+
+    async def call(self, request: Request, kind: type[_R], timeout_s: float) -> _R:
+        """Send a request and return its response.
+
+        Raises:
+            UnreachableError: not sent.
+            ConnectionLostError: sent, and the connection was lost.
+            RequestTimedOutError: sent, and no response arrived in time.
+            DLedgerError: the error that the node returned.
+        """
+        if self._transport is None or not self.is_open:
+            raise UnreachableError("the connection is closed", self.peer.address)
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        data = encode_frame(encode_request(request, number))
+        future: asyncio.Future[RemotingFrame] = loop.create_future()
+        self._waiting[number] = future
+        timer = loop.call_later(timeout_s, self._expire, future, timeout_s)
+        try:
+            self._transport.write(data)
+            frame = await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(number, None)
+        reply = decode_reply(kind, frame, self.peer.address)
+        failure = reply.failure(self.peer.address)
+        if failure is not None:
+            raise failure
+        return reply
+
+    def _expire(self, future: asyncio.Future[RemotingFrame], timeout_s: float) -> None:
+        if not future.done():
+            values = {"seconds": round(timeout_s, 3)}
+            future.set_exception(RequestTimedOutError("no response in time", self.peer.address, "", values))
+
+    async def close(self) -> None:
+        """Close the connection and wait until it is closed."""
+        if self._transport is not None:
+            self._transport.abort()
+            await asyncio.shield(self._closed)
+
+    # --- called by the transport ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport and disable Nagle's algorithm."""
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass complete responses to their callers; drop those whose caller has stopped waiting."""
+        try:
+            self._decoder.receive_data(data)
+            while (frame := self._decoder.next_frame()) is not None:
+                future = self._waiting.get(frame.opaque) if frame.is_reply else None
+                if future is not None and not future.done():
+                    future.set_result(frame)
+        except ProtocolError as error:
+            self._fail(f"the node does not speak DLedger's protocol: {error.what}")
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all waiting requests."""
+        self._fail(f"the connection was lost: {exc}" if exc else "the node closed the connection")
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLostError(reason, self.peer.address))
 
 
 class JavaNodes:
@@ -36,7 +140,7 @@ class JavaNodes:
 
     Attributes:
         peers: the nodes by id.
-        leader_id: who is believed to lead.
+        leader_id: the presumed leader.
         connected: whether a node has responded before.
     """
 
@@ -50,13 +154,13 @@ class JavaNodes:
         self._discovery = asyncio.Lock()
 
     def check_node(self, node_id: str) -> str:
-        """Returns ``node_id`` if the peers string names it, else raises BadRequestError."""
+        """Return ``node_id`` if the peers string names it, otherwise raise BadRequestError."""
         if node_id not in self.peers:
             raise BadRequestError(f"no node {node_id!r}", "peers", f"the nodes are: {', '.join(self.peers)}")
         return node_id
 
     async def ask(self, request: Request, kind: type[_R], timeout_s: float) -> _R:
-        """Sends a request to the node that it names, once; connects first if need be."""
+        """Send a request once to the node that it names; connect first if need be."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         channel = await self._channel(request.remote_id, min(CONNECT_TIMEOUT_S, timeout_s))
@@ -68,7 +172,7 @@ class JavaNodes:
         channel = self._channels.get(node_id)
         if channel is not None and channel.is_open:
             return channel
-        async with self._locks[node_id]:  # one connection, however many requests wait for it
+        async with self._locks[node_id]:  # one connection for all waiting requests
             channel = self._channels.get(node_id)
             if channel is None or not channel.is_open:
                 channel = JavaChannel(self.peers[node_id])
@@ -79,12 +183,12 @@ class JavaNodes:
     async def to_leader(
         self, make: Callable[[str], Request], kind: type[_R], *, timeout_s: float, idempotent: bool
     ) -> _R:
-        """Returns the leader's reply, following redirects and elections.
+        """Return the leader's response, following redirects and elections.
 
         Args:
             make: returns the request for the node with this id.
-            kind: of the reply.
-            timeout_s: bound on everything.
+            kind: type of the response.
+            timeout_s: limit of the whole call.
             idempotent: may take effect twice without harm.
 
         Raises:
@@ -98,16 +202,16 @@ class JavaNodes:
                 node = await self.leader()
                 return await self.ask(make(node), kind, retry.attempt_s)
             except DLedgerError as error:
-                if node is not None and isinstance(error, _LEADER_GONE):
+                if node is not None and isinstance(error, _LEADER_FAILED):
                     self._leader_failed(node, error)
                 await retry.failed(error)
 
     async def leader(self) -> str:
-        """Returns who is believed to lead; asks all nodes if nobody is.
+        """Return the presumed leader; query all nodes if none is known.
 
         Raises:
-            NoLeaderError: the nodes that answered know of no leader.
-            UnreachableError: no node answered.
+            NoLeaderError: no node that responded knows a leader.
+            UnreachableError: no node responded.
         """
         if self.leader_id is None:
             async with self._discovery:
@@ -116,7 +220,7 @@ class JavaNodes:
         return self.leader_id
 
     async def connect_leader(self) -> None:
-        """Connects to who leads, if it can be done now: then what is asked side by side leaves in its order."""
+        """Connect to the leader if possible: concurrent requests then leave in their order."""
         with contextlib.suppress(DLedgerError):
             await self._channel(await self.leader(), CONNECT_TIMEOUT_S)
 
@@ -131,24 +235,24 @@ class JavaNodes:
         failures: list[DLedgerError] = []
         try:
             for done in asyncio.as_completed(tasks):
-                answer = await done
-                if isinstance(answer, DLedgerError):
-                    failures.append(answer)
-                elif answer.leader_id is not None:
-                    return self._known(answer.leader_id)
+                response = await done
+                if isinstance(response, DLedgerError):
+                    failures.append(response)
+                elif response.leader_id is not None:
+                    return self._known(response.leader_id)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        raise self._nobody(failures)
+        raise self._no_leader(failures)
 
     def _known(self, leader_id: str) -> str:
         if leader_id not in self.peers:
             remedy = "use the group's own peers string, ids included"
-            raise BadRequestError(f"{leader_id} leads, which peers does not name", "peers", remedy)
+            raise BadRequestError(f"the leader {leader_id} is not in the peers string", "peers", remedy)
         return leader_id
 
-    def _nobody(self, failures: Sequence[DLedgerError]) -> DLedgerError:
+    def _no_leader(self, failures: Sequence[DLedgerError]) -> DLedgerError:
         for failure in failures:
             if isinstance(failure, (UnknownGroupError, BadRequestError)):
                 return failure
@@ -157,10 +261,10 @@ class JavaNodes:
             return NoLeaderError("no node leads the group", f"group {self.group}", remedy)
         addresses = ", ".join(peer.address for peer in self.peers.values())
         remedy = "check that they run and the peers string"
-        return UnreachableError(f"no node of group {self.group} answered", addresses, remedy)
+        return UnreachableError(f"no node of group {self.group} responded", addresses, remedy)
 
     async def metadata(self, node_id: str) -> MetadataReply | DLedgerError:
-        """Asks one node who leads, for at most a second."""
+        """Ask one node for the leader, for at most a second."""
         request = MetadataRequest(group=self.group, remote_id=node_id)
         try:
             return await self.ask(request, MetadataReply, ASK_TIMEOUT_S)
@@ -168,14 +272,14 @@ class JavaNodes:
             return error
 
     async def ask_all(self) -> dict[str, MetadataReply | DLedgerError]:
-        """Asks every node who leads; raises UnreachableError if none answers, UnknownGroupError if one says so."""
+        """Ask every node for the leader; raise UnreachableError or UnknownGroupError if all fail."""
         found = dict(zip(self.peers, await asyncio.gather(*map(self.metadata, self.peers)), strict=True))
-        failures = [answer for answer in found.values() if isinstance(answer, DLedgerError)]
+        failures = [response for response in found.values() if isinstance(response, DLedgerError)]
         if len(failures) == len(found):
-            raise self._nobody(failures)
+            raise self._no_leader(failures)
         return found
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self._channels.clear()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from dledger_core.client import AsyncClient, JavaOptions
+from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, StoreMismatchError, UnreachableError
 from dledger_core.net.transport import Hello, Server, connect, serve
 from dledger_core.rocketmq.client import bounds as java_bounds

@@ -1,33 +1,29 @@
-"""Appends on their way out: checked against the bounds, and small ones of one moment joined into one request."""
+"""Appends of a client: checked against the limits; small ones of one loop iteration are joined into one request."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
-from dledger_core.checksum import Buffer
+from dledger_core.client.protocol import Bodies
 from dledger_core.client.results import AppendResult
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from dledger_core.errors import BadRequestError, DLedgerError
 from dledger_core.record import HEADER_BYTES, Columns
 
-__all__ = ["AppendBatcher", "Bodies", "check_columns", "columns_of"]
-
 COALESCED_BYTES_MAX: Final = 1 << 20
 
-Bodies: TypeAlias = Sequence[Buffer] | pa.Array | pa.ChunkedArray
 Send: TypeAlias = Callable[[Columns], Awaitable[AppendResult]]
 
 
 def columns_of(bodies: Bodies) -> Columns:
-    """Returns the bodies as columns, checked against the bounds.
+    """Return the bodies as columns that one append can carry.
 
     Raises:
-        BadRequestError: empty, a body is null or no bytes, or above a bound.
+        BadRequestError: the bodies are empty, one is null or not bytes, or they exceed a limit.
     """
     if isinstance(bodies, (bytes, bytearray, memoryview, str)):
         raise BadRequestError("one body instead of a sequence of bodies", "bodies", "pass a list: append([body])")
@@ -35,7 +31,7 @@ def columns_of(bodies: Bodies) -> Columns:
 
 
 def check_columns(columns: Columns) -> Columns:
-    """Returns ``columns`` if one append can carry them, else raises BadRequestError."""
+    """Return ``columns`` if one append can carry them, otherwise raise BadRequestError."""
     if not columns.count:
         raise BadRequestError("nothing to append", "bodies", "pass at least one body")
     largest = int(columns.lengths.max()) + HEADER_BYTES
@@ -45,7 +41,7 @@ def check_columns(columns: Columns) -> Columns:
             "a body is too large",
             f"row {row}",
             f"a record has at most {RECORD_BYTES_MAX} bytes, {HEADER_BYTES} of them its header",
-            {"record_bytes": largest, "bound": RECORD_BYTES_MAX},
+            {"record_bytes": largest, "limit": RECORD_BYTES_MAX},
         )
     if columns.record_bytes > BATCH_BYTES_MAX:
         ends = np.cumsum(columns.lengths, dtype=np.int64) + HEADER_BYTES * np.arange(1, columns.count + 1)
@@ -54,15 +50,15 @@ def check_columns(columns: Columns) -> Columns:
             "an append is too large",
             f"row {row}",
             f"append the rows before it first: a batch has at most {BATCH_BYTES_MAX} bytes of records",
-            {"batch_bytes": columns.record_bytes, "bound": BATCH_BYTES_MAX},
+            {"batch_bytes": columns.record_bytes, "limit": BATCH_BYTES_MAX},
         )
     return columns
 
 
 class AppendBatcher:
-    """Joins the plain appends of one turn of the loop into as few requests as their bound (1 MiB) allows.
+    """Joins the plain appends of one loop iteration into as few requests of at most 1 MiB as possible.
 
-    A request that everybody who shares it has given up is given up too.
+    A request is cancelled once all its callers have been cancelled.
 
     Args:
         send: appends columns as one request.
@@ -70,29 +66,34 @@ class AppendBatcher:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._gathered: list[tuple[Columns, asyncio.Future[AppendResult]]] = []
+        self._pending: list[tuple[Columns, asyncio.Future[AppendResult]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def requests(self) -> int:
+        """Requests in flight."""
+        return len(self._tasks)
+
     async def append(self, columns: Columns) -> AppendResult:
-        """Appends ``columns``, perhaps together with others; a cancelled caller leaves the others alone."""
+        """Append ``columns``, perhaps together with others; cancelling one caller does not affect the others."""
         if columns.record_bytes >= COALESCED_BYTES_MAX:
             return await self._send(columns)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[AppendResult] = loop.create_future()
-        if not self._gathered:
+        if not self._pending:
             loop.call_soon(self._flush)
-        self._gathered.append((columns, future))
+        self._pending.append((columns, future))
         return await future
 
     def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
+        pending, self._pending = self._pending, []
         start, nbytes = 0, 0
-        for place, (columns, _) in enumerate(gathered):
+        for row, (columns, _) in enumerate(pending):
             if nbytes and nbytes + columns.record_bytes > COALESCED_BYTES_MAX:
-                self._spawn(gathered[start:place])
-                start, nbytes = place, 0
+                self._spawn(pending[start:row])
+                start, nbytes = row, 0
             nbytes += columns.record_bytes
-        self._spawn(gathered[start:])
+        self._spawn(pending[start:])
 
     def _spawn(self, group: list[tuple[Columns, asyncio.Future[AppendResult]]]) -> None:
         live = [(columns, future) for columns, future in group if not future.done()]
@@ -102,21 +103,21 @@ class AppendBatcher:
             task.add_done_callback(self._tasks.discard)
             left = len(live)
 
-            def gave_up(future: asyncio.Future[AppendResult]) -> None:
+            def caller_done(future: asyncio.Future[AppendResult]) -> None:
                 nonlocal left
                 left -= future.cancelled()
                 if left == 0:
                     task.cancel()
 
             for _, future in live:
-                future.add_done_callback(gave_up)
+                future.add_done_callback(caller_done)
 
     async def _append_group(self, group: list[tuple[Columns, asyncio.Future[AppendResult]]]) -> None:
         try:
             result = await self._send(Columns.join([columns for columns, _ in group]))
         except DLedgerError as error:
             if isinstance(error, BadRequestError) and len(group) > 1:
-                for pair in group:  # one of them is at fault; the others shall not suffer
+                for pair in group:  # only one append is wrong, so each is sent alone
                     self._spawn([pair])
                 return
             for _, future in group:
@@ -134,10 +135,10 @@ class AppendBatcher:
             first += columns.count
 
     async def close(self) -> None:
-        """Cancels what is under way."""
-        for _, future in self._gathered:
+        """Cancel all appends in progress."""
+        for _, future in self._pending:
             future.cancel()
-        self._gathered = []
+        self._pending = []
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

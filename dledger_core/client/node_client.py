@@ -1,0 +1,263 @@
+"""NodeClient: the log client of a group of DLedger for Python nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from dledger_core.client.appends import AppendBatcher, columns_of
+from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
+from dledger_core.client.reads import PrefixFormat, Reader
+from dledger_core.client.results import (
+    AppendResult,
+    AttemptResult,
+    DigestReport,
+    Entry,
+    LogBounds,
+    Metadata,
+    PositionFetch,
+    ProducerState,
+    RoleChange,
+    TransactionState,
+)
+from dledger_core.client.routing.cluster_view import ClusterView, ReplicaChoice
+from dledger_core.client.routing.requests import Requests
+from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
+from dledger_core.client.status import (
+    RoleWatches,
+    agreed,
+    bounds_of,
+    groups_of,
+    metadata_of,
+    producer_of,
+    transaction_map,
+    transaction_of,
+)
+from dledger_core.config import Peer
+from dledger_core.control import Part, TransactionId, check_parts, column_crc
+from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
+from dledger_core.net.codec import columns_payload, int_field, str_field
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import Columns, Fetch, Isolation
+
+POLL_S: Final = 0.1
+"""Interval between two queries for the end of a log."""
+
+
+class NodeClient:
+    """A log client that speaks the protocol ``dledger``; methods as in LogClient and OptionalOperations.
+
+    Args:
+        peers: the group's nodes.
+        group: the group's name.
+        timeouts: limits of requests and calls.
+        prefix: checks messages of a commitlog prefix; without it ``fetch_at`` does not read them.
+    """
+
+    protocol = "dledger"
+
+    def __init__(
+        self, peers: tuple[Peer, ...], group: str, timeouts: Timeouts, *, prefix: PrefixFormat | None = None
+    ) -> None:
+        self.peers = peers
+        self.group = group
+        self._timeouts = timeouts
+        self._view = ClusterView(peers, group)
+        self._requests = Requests(self._view, timeouts)
+        self._reader = Reader(self._view, self._requests, timeouts, prefix)
+        self._batcher = AppendBatcher(self.append_columns)
+        self._watches = RoleWatches(self._view.pool, group)
+
+    @property
+    def in_flight(self) -> int:
+        """Work in progress: requests without a response, joined appends and role watches."""
+        return self._view.pool.in_flight + self._batcher.requests + self._watches.running
+
+    async def close(self) -> None:
+        await self._batcher.close()
+        await self._watches.close()
+        await self._view.close()
+
+    # --- appends and transactions -------------------------------------------------------------------------------------
+
+    async def append(
+        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        columns = columns_of(bodies)
+        if producer_id is None:
+            return await self._batcher.append(columns)
+        return await self.append_columns(columns, producer_id=producer_id, epoch=epoch, sequence=sequence)
+
+    async def append_columns(
+        self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        request: dict[str, Any] = {"t": Type.APPEND, "n": columns.count}
+        if producer_id is not None:
+            if sequence is None:
+                raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
+            request |= {"p": producer_id, "pe": epoch, "ps": sequence}
+        return await self._append(request, columns, idempotent=producer_id is not None)
+
+    async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
+        columns = columns_of(bodies)
+        request = {"t": Type.APPEND, "n": columns.count, "x": {**transaction_map(transaction), "a": attempt}}
+        # Idempotent: if a first copy took effect, the commit does not list it, so it is orphaned.
+        result = await self._append(request, columns, idempotent=True)
+        return AttemptResult(
+            result.first_index, result.last_index, result.term, columns.count, column_crc(columns.crcs)
+        )
+
+    async def _append(self, request: dict[str, Any], columns: Columns, *, idempotent: bool) -> AppendResult:
+        request["g"] = self.group
+        frame = await self._requests.to_leader(request, *columns_payload(columns), idempotent=idempotent)
+        first, last = int_field(frame.header, "first", 0), int_field(frame.header, "last", 0)
+        if last - first + 1 != columns.count:
+            values = {"first": first, "last": last, "sent": columns.count}
+            raise ProtocolError("the response covers a different number of entries than sent", "", "", values)
+        self._view.saw_commit(last)
+        return AppendResult(first, last, int_field(frame.header, "term"))
+
+    async def producer(self, producer_id: str) -> ProducerState:
+        return producer_of(await self._to_leader({"t": Type.PRODUCER, "p": producer_id}))
+
+    async def transaction(self, transaction: TransactionId) -> TransactionState:
+        return await self._transaction("state", transaction)
+
+    async def commit_transaction(
+        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
+    ) -> TransactionState:
+        check_parts(parts)
+        return await self._transaction("commit", transaction, parts=[[*map(int, p)] for p in parts], i=input_id or None)
+
+    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
+        return await self._transaction("abort", transaction)
+
+    async def _transaction(self, op: str, key: TransactionId, **fields: Any) -> TransactionState:
+        fields |= {"t": Type.TRANSACTION, "op": op, "x": transaction_map(key)}
+        return transaction_of(await self._to_leader(fields))
+
+    async def _to_leader(self, request: dict[str, Any]) -> Frame:
+        """Send an idempotent request to the leader."""
+        request["g"] = self.group
+        return await self._requests.to_leader(request, idempotent=True)
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        consistency: Consistency = "committed",
+        isolation: Isolation = "read_committed",
+        wait_ms: int = 0,
+        min_commit: int = -1,
+        min_end: int = -1,
+        read_from: ReadFrom = "any",
+        spread: int | None = None,
+    ) -> Fetch:
+        return await self._reader.fetch(
+            start,
+            end,
+            node=node,
+            max_bytes=max_bytes,
+            consistency=consistency,
+            isolation=isolation,
+            wait_ms=wait_ms,
+            min_commit=min_commit,
+            min_end=min_end,
+            choice=ReplicaChoice(read_from, spread),
+        )
+
+    async def records(
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        min_commit: int = -1,
+        min_end: int = -1,
+    ) -> Fetch:
+        return await self._reader.fetch(
+            start,
+            end,
+            node=node,
+            max_bytes=max_bytes,
+            isolation="records",
+            min_commit=min_commit,
+            min_end=min_end,
+        )
+
+    async def get(self, index: int) -> Entry:
+        return await self._reader.get(index)
+
+    async def fetch_at(
+        self,
+        position: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> PositionFetch:
+        return await self._reader.fetch_at(position, max_bytes=max_bytes, node=node, isolation=isolation)
+
+    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
+        return await self._reader.index_at_time(timestamp, min_commit)
+
+    async def digest(
+        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
+    ) -> DigestReport:
+        return await self._reader.digest(start, end, span=span, node=node, min_end=min_end)
+
+    async def wait_for_entries(
+        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+    ) -> frozenset[str]:
+        return await self._reader.wait_for_entries(seen, wait_ms, isolation)
+
+    async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
+        return await self._reader.describe(table, node)
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+
+    async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
+        return agreed(await self._view.ask_all({"pin": [name, int(seconds * 1000)], "start": int(start)}))
+
+    async def _ask_all(self, fields: Mapping[str, Any] | None) -> Mapping[str, Frame | DLedgerError]:
+        """Ask every node, in parallel and for at most a second each; retry if no node responds."""
+        connected = self._view.pool.connected
+        return await with_retries(lambda: self._view.ask_all(fields), self._timeouts, connected=connected)
+
+    async def metadata(self, *, space: bool = False) -> Metadata:
+        found = metadata_of(self.peers, await self._ask_all({"space": True} if space else None))
+        if found.leader_id is not None:
+            self._view.leader_is(found.leader_id)
+        return found
+
+    async def bounds(
+        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
+    ) -> LogBounds:
+        deadline = Deadline(wait_ms / 1000)
+        while True:
+            found = bounds_of(await self.metadata(), isolation)
+            if found.end >= min_end or deadline.is_over:
+                return found
+            await asyncio.sleep(POLL_S)
+
+    async def groups(self) -> dict[str, str | None]:
+        return groups_of(await self._ask_all({"t": Type.GROUPS}))
+
+    def role_changes(self) -> AsyncGenerator[RoleChange, None]:
+        return self._watches.changes()
+
+    async def transfer_leadership(self, node_id: str) -> None:
+        self._view.check_node(node_id)
+        frame = await self._to_leader({"t": Type.TRANSFER, "node": node_id})
+        self._view.leader_is(str_field(frame.header, "leader"))

@@ -1,0 +1,306 @@
+"""The operations on a group's log, as protocols that every client implements.
+
+Each method is documented here only. ``AsyncLogClient`` and ``SyncLogClient`` take signatures and docstrings from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from dledger_core.checksum import Buffer
+from dledger_core.client.results import (
+    AppendResult,
+    AttemptResult,
+    DigestReport,
+    Entry,
+    LogBounds,
+    Metadata,
+    PositionFetch,
+    ProducerState,
+    RoleChange,
+    TransactionState,
+)
+from dledger_core.config import Peer
+from dledger_core.control import Part, TransactionId
+from dledger_core.record import Columns, Fetch, Isolation
+
+Bodies: TypeAlias = Sequence[Buffer] | pa.Array | pa.ChunkedArray
+Consistency: TypeAlias = Literal["committed", "linearizable"]
+ReadFrom: TypeAlias = Literal["any", "leader", "follower"]
+
+READ_BYTES: Final = 8 << 20
+END_OF_LOG: Final = 1 << 62
+
+
+class LogClient(Protocol):
+    """The operations that every log offers."""
+
+    @property
+    def protocol(self) -> str:
+        """Name of the wire protocol, as ``connect`` takes it."""
+        ...
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The group's nodes."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        ...
+
+    async def append(
+        self, bodies: Bodies, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        """Append bodies as one batch: all of them or none. A Java group takes them one by one.
+
+        Args:
+            bodies: a sequence of bytes, or an Arrow array; at most 8 MiB of records, a record at most 4 MiB.
+            producer_id: makes a retry safe: a repeat of ``sequence`` returns the first result.
+            epoch: the producer's epoch; a higher one fences the lower ones.
+            sequence: number of the producer's append, from 0.
+
+        Raises:
+            BadRequestError: nothing was sent.
+            RequestTimedOutError, LeadershipLostError: the outcome is unknown.
+            ProducerError: the producer table rejects the append.
+        """
+        ...
+
+    async def fetch(
+        self,
+        start: int,
+        end: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        consistency: Consistency = "committed",
+        isolation: Isolation = "read_committed",
+        wait_ms: int = 0,
+        min_commit: int = -1,
+        min_end: int = -1,
+        read_from: ReadFrom = "any",
+        spread: int | None = None,
+    ) -> Fetch:
+        """Read committed data entries of [start, end).
+
+        Args:
+            start: first index.
+            end: end index, exclusive.
+            max_bytes: limit on the records that are read; at least one record is.
+            node: read from this node only.
+            consistency: ``linearizable`` asks the leader, which first proves that it still leads.
+            isolation: ``read_committed`` skips orphaned attempts and stops at the oldest open transaction.
+            wait_ms: how long to wait for an entry if there is none at ``start`` yet.
+            min_commit: the replica must have reached this commit index.
+            min_end: the log is known to be readable up to here: a replica that returns no entry of [start, min_end)
+                is given a second, then another one is asked.
+            read_from: ask the ``leader`` or the ``follower`` replicas first, then the others.
+            spread: readers with different numbers start at different replicas.
+
+        Raises:
+            IndexOutOfRangeError: ``start`` is below the log's first index.
+            BehindError: the replicas have not reached ``min_commit`` or ``start``.
+        """
+        ...
+
+    async def records(
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        min_commit: int = -1,
+        min_end: int = -1,
+    ) -> Fetch:
+        """Read all committed entries of [start, end), control entries and orphaned attempts too.
+
+        The batch has the column ``magic``; arguments as for ``fetch``.
+        """
+        ...
+
+    async def get(self, index: int) -> Entry:
+        """Return the data entry at ``index``.
+
+        Raises:
+            IndexOutOfRangeError: the entry is not committed, is deleted, or is not a data entry.
+        """
+        ...
+
+    async def bounds(
+        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
+    ) -> LogBounds:
+        """Return the widest view of the log among the nodes that respond.
+
+        Args:
+            isolation: ``read_uncommitted`` includes the entries of open transactions.
+            min_end: wait for an end of at least this; after an election replicas may show less for a moment.
+            wait_ms: how long to wait for it.
+        """
+        ...
+
+    async def metadata(self, *, space: bool = False) -> Metadata:
+        """Query every node, in parallel and for at most a second, about the group and its own log.
+
+        Args:
+            space: also query the space that orphaned attempts take.
+
+        Raises:
+            UnreachableError: no node responded.
+        """
+        ...
+
+    async def groups(self) -> dict[str, str | None]:
+        """Return the groups that the nodes host: name -> log uuid, None where the log has none yet."""
+        ...
+
+    async def transfer_leadership(self, node_id: str) -> None:
+        """Transfer leadership to a node; return when it leads.
+
+        Raises:
+            TransferringError: the node did not become leader in time.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close all connections and cancel calls in progress."""
+        ...
+
+
+class OptionalOperations(Protocol):
+    """The operations that a log may lack; calling a missing one raises UnsupportedError."""
+
+    async def append_columns(
+        self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
+    ) -> AppendResult:
+        """Append columns in a request of their own; otherwise as ``append``."""
+        ...
+
+    async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
+        """Append bodies as part of a transaction's attempt; visible only once its commit lists them.
+
+        Args:
+            bodies: as for ``append``.
+            transaction: the transaction.
+            attempt: uuid of the attempt.
+
+        Raises:
+            TransactionError: the transaction is committed or aborted.
+            FencedError: a newer run of the query exists.
+        """
+        ...
+
+    async def fetch_at(
+        self,
+        position: int,
+        *,
+        max_bytes: int = READ_BYTES,
+        node: str | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> PositionFetch:
+        """Read from a position: entries of the log, or messages of the commitlog prefix.
+
+        Args:
+            position: a byte of the log, also inside an entry, as RocketMQ's offsets are (position + 48); in the
+                commitlog prefix the start of a message.
+            max_bytes: limit on the records that are read; at least one record is.
+            node: read from this node only.
+            isolation: as for ``fetch``.
+
+        Returns:
+            The entries or messages, and where to continue; none where nothing is committed yet.
+
+        Raises:
+            IndexOutOfRangeError: the position is deleted, or no message of the prefix starts there.
+            CorruptRecordError: the message is damaged.
+        """
+        ...
+
+    async def offset_for_time(self, timestamp: datetime | int, *, min_commit: int = -1) -> int:
+        """Return the index of the first entry appended at or after a time; the visible end if there is none.
+
+        Args:
+            timestamp: milliseconds since the epoch, or a datetime with a time zone.
+            min_commit: the replica must have reached this commit index.
+        """
+        ...
+
+    async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
+        """Pin entries from ``start`` on against retention, for at most a day; return the nodes that agreed."""
+        ...
+
+    async def digest(
+        self, start: int, end: int, *, span: int, node: str | None = None, min_end: int = -1
+    ) -> DigestReport:
+        """Ask a replica for digests of its own files.
+
+        Args:
+            start: first index.
+            end: end index, exclusive.
+            span: entries per range, a power of two; ranges are aligned to it.
+            node: the replica; any by default.
+            min_end: the log is known to be committed up to here: a replica without digests of it is behind.
+        """
+        ...
+
+    async def producer(self, producer_id: str) -> ProducerState:
+        """Return the state of a producer."""
+        ...
+
+    async def transaction(self, transaction: TransactionId) -> TransactionState:
+        """Return the state of a transaction."""
+        ...
+
+    async def commit_transaction(
+        self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
+    ) -> TransactionState:
+        """Commit a transaction: make the named ranges visible. Idempotent.
+
+        Args:
+            transaction: the transaction.
+            parts: the ranges of its winning attempts, at most 16,000.
+            input_id: names the input that the transaction was made from.
+
+        Raises:
+            TransactionError: aborted, or committed with other parts.
+            FencedError: a newer run of the query exists.
+            BadRequestError: too many parts.
+        """
+        ...
+
+    async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
+        """Abort a transaction: its entries stay invisible. Idempotent."""
+        ...
+
+    async def wait_for_entries(
+        self, seen: Mapping[str, int], *, wait_ms: int, isolation: Isolation = "read_committed"
+    ) -> frozenset[str]:
+        """Wait at one node until a group has new entries: one request for any number of groups.
+
+        Args:
+            seen: the known end (exclusive) of each group, 1 to 4,096 groups that one node hosts.
+            wait_ms: how long to wait, at most 30,000.
+            isolation: as for ``fetch``.
+
+        Returns:
+            The groups with new entries; none if the wait timed out.
+
+        Raises:
+            NoLeaderError: no node knows a leader of each group, so none would learn of new commits.
+            UnknownGroupError: no node hosts all of them.
+        """
+        ...
+
+    async def describe(self, table: str, node: str | None = None) -> pa.RecordBatch:
+        """Return a replica's table about the log: ``terms``, ``segments`` or ``producers``; any replica by default."""
+        ...
+
+    def role_changes(self) -> AsyncGenerator[RoleChange, None]:
+        """Yield the role of each node, then every change of it, without end; unreachable is a role too."""
+        ...

@@ -1,0 +1,419 @@
+"""Reads of a client: requests to a replica, and responses decoded to Arrow without Python per entry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.client.protocol import END_OF_LOG, READ_BYTES
+from dledger_core.client.results import DigestReport, Entry, PositionFetch
+from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
+from dledger_core.client.routing.requests import Requests
+from dledger_core.client.routing.retry import Timeouts
+from dledger_core.digest import RangeDigest
+from dledger_core.errors import (
+    BadRequestError,
+    BehindError,
+    CorruptRecordError,
+    DLedgerError,
+    IndexOutOfRangeError,
+    ProtocolError,
+    UnsupportedError,
+)
+from dledger_core.net.codec import int_field, parse_records
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import (
+    DESCRIPTIONS,
+    HEADER_BYTES,
+    READ_SCHEMA,
+    RECORD_SCHEMA,
+    Fetch,
+    Isolation,
+    Records,
+    data_entries,
+    description_batch,
+    empty_batch,
+    key_of,
+    to_arrow,
+)
+
+NEWEST_TIMEOUT_S: Final = 1.0
+BEHIND_WAIT_MS: Final = 1_000
+"""How long a replica may wait until it has entries that are known to be readable."""
+
+_DIGEST_ROW = [int, int, int, int, bytes, bytes]
+_WIRE_ISOLATION = {"read_committed": "committed", "read_uncommitted": "uncommitted", "records": "records"}
+
+
+class PrefixFormat(Protocol):
+    """The format of the messages in a commitlog prefix."""
+
+    def faults(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return a number per message of ``batch`` (columns ``position``, ``body``); 0 if it is intact."""
+        ...
+
+
+class Reader:
+    """The reads of one client. Belongs to one event loop.
+
+    Args:
+        view: the nodes.
+        requests: sends the requests.
+        timeouts: the client's limits.
+        prefix: checks messages of the commitlog prefix; None if the client does not read them.
+    """
+
+    def __init__(self, view: ClusterView, requests: Requests, timeouts: Timeouts, prefix: PrefixFormat | None) -> None:
+        self._view = view
+        self._requests = requests
+        self._timeouts = timeouts
+        self._prefix = prefix
+
+    async def fetch(
+        self,
+        start: int,
+        end: int,
+        *,
+        node: str | None = None,
+        max_bytes: int = READ_BYTES,
+        consistency: str = "committed",
+        isolation: str = "read_committed",
+        wait_ms: int = 0,
+        min_commit: int = -1,
+        min_end: int = -1,
+        choice: ReplicaChoice = ANY_REPLICA,
+    ) -> Fetch:
+        """See ``LogClient.fetch``; with the isolation ``records`` see ``LogClient.records``."""
+        request = read_request(
+            self._view.group,
+            start,
+            end,
+            max_bytes=max_bytes,
+            consistency=consistency,
+            isolation=isolation,
+            wait_ms=max(wait_ms, BEHIND_WAIT_MS) if min(end, min_end) > start else wait_ms,
+            # Monotonic reads: a replica must have reached the commit index of every earlier response.
+            min_commit=min_commit if node is not None else max(min_commit, self._view.commit_seen),
+        )
+
+        def decode(frame: Frame) -> Fetch:
+            found = decode_read(request, frame)
+            check_progress(found.next_index, start, min(end, min_end))
+            return found
+
+        wait_s = request["wait"] / 1000
+        if node is not None:
+            found = await self._requests.to_node(node, request, decode, wait_s=wait_s)
+        elif consistency == "linearizable":
+            found = decode(await self._requests.to_leader(request, idempotent=True, wait_s=wait_s))
+        else:
+            found = await self._requests.to_any(request, decode, choice=choice, wait_s=wait_s)
+        self._view.saw_commit(found.commit_index)
+        return found
+
+    async def get(self, index: int) -> Entry:
+        """See ``LogClient.get``."""
+        found = await self.fetch(index, index + 1, max_bytes=1)
+        if found.next_index <= index:
+            found = await self._newest(index, found)
+        if found.batch.num_rows:
+            return entry_of(found.batch, 0)
+        values = {"index": index, "first_index": found.first_index, "last_index": found.visible_end - 1}
+        behind = found.next_index <= index
+        what = f"index {index} is not committed" if behind else f"index {index} is not a visible data entry"
+        group = f"group {self._view.group}"
+        raise IndexOutOfRangeError(what, group, "read between first_index and last_index", values)
+
+    async def _newest(self, index: int, found: Fetch) -> Fetch:
+        """Fetch one entry from the leader, because a follower may not know the newest commit index.
+
+        Returns:
+            The leader's response; ``found`` if no leader responds.
+        """
+        request = read_request(
+            self._view.group, index, index + 1, max_bytes=1, min_commit=-1, consistency="linearizable"
+        )
+        short = Timeouts(min(self._timeouts.request_s, NEWEST_TIMEOUT_S))
+        try:
+            return decode_read(request, await self._requests.to_leader(request, idempotent=True, timeouts=short))
+        except DLedgerError:
+            return found
+
+    async def fetch_at(self, position: int, *, max_bytes: int, node: str | None, isolation: Isolation) -> PositionFetch:
+        """See ``OptionalOperations.fetch_at``."""
+        if position < 0 or max_bytes < 1:
+            values = {"position": position, "max_bytes": max_bytes}
+            raise BadRequestError("a read's numbers are out of range", "", "the first position is 0", values)
+        request = {"t": Type.AT, "g": self._view.group, "position": int(position), "max": int(max_bytes)}
+
+        def decode(frame: Frame) -> PositionFetch | int:
+            return decode_position(frame, position, self._prefix)
+
+        found = await self._requests.to_one(node, request, decode)
+        if isinstance(found, PositionFetch):
+            return found
+        if node is not None:
+            return await self._after(found, position, max_bytes, node=node, isolation=isolation)
+        read = await self.fetch(found, END_OF_LOG, max_bytes=max_bytes, isolation=isolation)
+        batch = ending_after(read.batch, position)
+        if batch.num_rows:
+            return PositionFetch(batch, None, read.next_index)
+        # A follower may not know the newest commit index, so its end does not prove that no entry follows.
+        with contextlib.suppress(DLedgerError, TimeoutError):
+            async with asyncio.timeout(NEWEST_TIMEOUT_S):
+                newest = decode(await self._requests.to_leader(request, idempotent=True))
+                if isinstance(newest, int):
+                    how = {"isolation": isolation, "consistency": "linearizable"}
+                    return await self._after(newest, position, max_bytes, **how)
+        return await self._after(read.next_index, position, max_bytes, isolation=isolation)
+
+    async def _after(self, index: int, position: int, max_bytes: int, **how: Any) -> PositionFetch:
+        """Read the entries that end after a position, from an index on that a lagging replica may have returned."""
+        read = await self.fetch(index, END_OF_LOG, max_bytes=max_bytes, **how)
+        batch = ending_after(read.batch, position)
+        while not batch.num_rows and read.next_index > index:
+            index = read.next_index
+            read = await self.fetch(index, END_OF_LOG, **how)
+            batch = ending_after(read.batch, position)
+        return PositionFetch(batch, None, read.next_index)
+
+    async def index_at_time(self, timestamp: datetime | int, min_commit: int) -> int:
+        """See ``OptionalOperations.offset_for_time``."""
+        request = {"t": Type.TIME, "g": self._view.group, "ms": millis(timestamp)}
+        request["min_commit"] = max(int(min_commit), self._view.commit_seen)
+        return await self._requests.to_any(request, lambda frame: int_field(frame.header, "index", 0))
+
+    async def digest(self, start: int, end: int, *, span: int, node: str | None, min_end: int) -> DigestReport:
+        """See ``OptionalOperations.digest``."""
+
+        def decode(frame: Frame) -> DigestReport:
+            report = decode_digests(frame)
+            check_progress(report.next_index, start, min(end, min_end))
+            return report
+
+        request = {"t": Type.DIGEST, "g": self._view.group, "start": int(start), "end": int(end), "span": int(span)}
+        return await self._requests.to_one(node, request, decode)
+
+    async def wait_for_entries(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
+        """See ``OptionalOperations.wait_for_entries``."""
+        request = {
+            "t": Type.AWAIT,
+            "seen": {group: int(end) for group, end in seen.items()},
+            "iso": wire_isolation(isolation),
+            "wait": int(wait_ms),
+        }
+
+        def decode(frame: Frame) -> frozenset[str]:
+            grown = frame.header.get("grown")
+            if not isinstance(grown, list) or not all(type(group) is str and group in seen for group in grown):
+                raise ProtocolError("malformed response to await", "header")
+            return frozenset(grown)
+
+        once = Timeouts(self._timeouts.request_s)
+        return await self._requests.to_any(request, decode, wait_s=wait_ms / 1000, timeouts=once)
+
+    async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
+        """Return a table of DESCRIPTIONS of a replica, page by page.
+
+        Raises:
+            BadRequestError: there is no such table.
+        """
+        if table not in DESCRIPTIONS:
+            raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
+        rows: list[Any] = []
+        more = True
+        while more:
+            after = key_of(table, rows[-1]) if rows else None
+            request = {"t": Type.DESCRIBE, "g": self._view.group, "table": table, "after": after}
+            page, more = await self._requests.to_one(node, request, _decode_page)
+            rows += page
+        try:
+            return description_batch(table, rows)
+        except (pa.ArrowException, TypeError) as error:
+            raise ProtocolError(f"malformed rows of {table}: {error}", "header") from None
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def read_request(
+    group: str,
+    start: int,
+    end: int,
+    *,
+    max_bytes: int,
+    min_commit: int,
+    consistency: str = "committed",
+    isolation: str = "read_committed",
+    wait_ms: int = 0,
+) -> dict[str, Any]:
+    """Return the header of READ.
+
+    Raises:
+        BadRequestError: an argument is not allowed.
+    """
+    if consistency not in ("committed", "linearizable"):
+        raise BadRequestError(f"unknown consistency {consistency!r}", "consistency", "committed or linearizable")
+    check_numbers(start, max_bytes, wait_ms)
+    return {
+        "t": Type.READ,
+        "g": group,
+        "start": int(start),
+        "end": int(end),
+        "max": int(max_bytes),
+        "min_commit": int(min_commit),
+        "wait": int(wait_ms),
+        "iso": wire_isolation(isolation),
+        "cons": consistency,
+    }
+
+
+def check_numbers(start: int, max_bytes: int, wait_ms: int) -> None:
+    """Raise BadRequestError if a number of a read is out of range."""
+    if start < 0 or max_bytes < 1 or wait_ms < 0:
+        values = {"start": start, "max_bytes": max_bytes, "wait_ms": wait_ms}
+        raise BadRequestError("a read's numbers are out of range", "", "the first index is 0", values)
+
+
+def wire_isolation(isolation: str) -> str:
+    """Return the header field ``iso``; raise BadRequestError for an unknown isolation."""
+    if isolation not in _WIRE_ISOLATION:
+        raise BadRequestError(f"unknown isolation {isolation!r}", "isolation", "read_committed or read_uncommitted")
+    return _WIRE_ISOLATION[isolation]
+
+
+def millis(timestamp: datetime | int) -> int:
+    """Return milliseconds since the epoch.
+
+    Raises:
+        BadRequestError: a datetime without a time zone.
+    """
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise BadRequestError("a time without a time zone", "timestamp", "add one: replace(tzinfo=UTC)")
+        return int(timestamp.timestamp() * 1000)
+    return int(timestamp)
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
+    """Return the decoded READ_OK, without control entries and orphaned attempts unless records were requested.
+
+    Raises:
+        ProtocolError: the response is malformed or covers another range.
+        CorruptRecordError: a record is damaged.
+    """
+    header = frame.header
+    n, next_index = int_field(header, "n", 0), int_field(header, "next", 0)
+    records = parse_records(frame.payload, n)
+    first = next_index - n
+    if first < request["start"]:
+        values = {"start": request["start"], "first": first}
+        raise ProtocolError("the response covers a different range than requested", "", "", values)
+    records.check(first, gather=True)
+    return Fetch(
+        _to_batch(records, first, header, as_records=request["iso"] == "records"),
+        next_index,
+        int_field(header, "commit"),
+        int_field(header, "visible", 0),
+        int_field(header, "first", 0),
+    )
+
+
+def check_progress(next_index: int, start: int, min_end: int) -> None:
+    """Raise BehindError if a replica returned no entry of [start, min_end), which is known to be readable."""
+    if next_index <= start < min_end:
+        values = {"start": start, "next_index": next_index}
+        raise BehindError("the replica has not reached the requested index", "", "ask another replica", values)
+
+
+def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_records: bool) -> pa.RecordBatch:
+    if not records.count:
+        return empty_batch(RECORD_SCHEMA if as_records else READ_SCHEMA)
+    if as_records:
+        return to_arrow(records, magic=True)
+    try:
+        return data_entries(records, first, header.get("skip") or ())
+    except (TypeError, ValueError, OverflowError):
+        raise ProtocolError("field 'skip' is malformed", "header") from None
+
+
+def entry_of(batch: pa.RecordBatch, row: int) -> Entry:
+    """Return one row as an Entry."""
+    values = {name: batch.column(name)[row].as_py() for name in READ_SCHEMA.names}
+    return Entry(**values)
+
+
+def decode_position(frame: Frame, position: int, prefix: PrefixFormat | None) -> PositionFetch | int:
+    """Return the decoded AT_OK: messages of the commitlog prefix, or the index to read the log from."""
+    header = frame.header
+    if header.get("index") is not None:
+        return int_field(header, "index", 0)
+    if prefix is None:
+        raise UnsupportedError.of("reads of a commitlog prefix", "dledger", "")
+    n, next_position = int_field(header, "n", 1), int_field(header, "next", 0)
+    found = parse_records(frame.payload, n)
+    first = next_position - found.nbytes
+    if first < position:
+        values = {"position": position, "first": first}
+        raise ProtocolError("the response covers a different range than requested", "", "", values)
+    offsets = np.zeros(n + 1, np.int32)
+    np.cumsum(found.sizes, out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(found.data)]
+    columns = {field.name: pa.nulls(n, field.type) for field in READ_SCHEMA}
+    columns |= {"position": pa.array(first + offsets[:-1].astype(np.int64))}
+    columns |= {"body": pa.Array.from_buffers(pa.binary(), n, buffers)}
+    batch = pa.RecordBatch.from_pydict(columns, READ_SCHEMA)
+    faults = prefix.faults(batch)
+    if faults.any():
+        values = {"position": batch.column("position")[int((faults != 0).argmax())].as_py()}
+        raise CorruptRecordError("a message of the commitlog prefix arrived damaged", "", "retry", values)
+    return PositionFetch(batch, next_position, None)
+
+
+def ending_after(batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+    """Return the entries of a log that end after a position."""
+    if not batch.num_rows:
+        return batch
+    sizes = np.asarray(pc.binary_length(batch.column("body"))) + HEADER_BYTES
+    ends = np.asarray(batch.column("position")) + sizes
+    return batch.slice(int(np.searchsorted(ends, position, side="right")))
+
+
+def decode_digests(frame: Frame) -> DigestReport:
+    """Return the decoded DIGEST_OK.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    header = frame.header
+    rows, damaged = header.get("ranges"), header.get("damaged")
+    well_formed = (
+        isinstance(rows, list)
+        and all(isinstance(row, list) and list(map(type, row)) == _DIGEST_ROW for row in rows)
+        and isinstance(damaged, list)
+        and all(type(index) is int for index in damaged)
+    )
+    if not well_formed:
+        raise ProtocolError("malformed response to digest", "header")
+    ranges = tuple(RangeDigest(row[0], row[1], *row[3:]) for row in rows or ())
+    return DigestReport(ranges, int_field(header, "next", 0), int_field(header, "commit"), tuple(damaged or ()))
+
+
+def _decode_page(frame: Frame) -> tuple[list[Any], bool]:
+    rows, more = frame.header.get("rows"), frame.header.get("more")
+    well_formed = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+    if not well_formed or not isinstance(more, bool) or (more and not rows):
+        raise ProtocolError("malformed response to describe", "header")
+    assert isinstance(rows, list)
+    return rows, more

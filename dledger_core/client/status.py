@@ -1,0 +1,224 @@
+"""State of a group as its nodes report it: nodes, log ends, roles, producers and transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from dledger_core.client.results import (
+    LogBounds,
+    Metadata,
+    NodeStatus,
+    ProducerState,
+    RoleChange,
+    TransactionState,
+)
+from dledger_core.client.routing.channel import ChannelPool
+from dledger_core.config import Peer
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import DLedgerError, ProtocolError
+from dledger_core.net.codec import int_field, str_field
+from dledger_core.net.frame import Frame
+from dledger_core.net.protocol import Type
+from dledger_core.record import Isolation
+
+WATCH_WAIT_S: Final = 2.0
+"""How long a node waits for a change; an unresponsive node is noticed after this and ``WATCH_RESPONSE_S``."""
+WATCH_RESPONSE_S: Final = 1.0
+WATCH_RETRY_S: Final = 0.1
+
+_STATUS_ROW = [str, str, int, int, int, int, int, int]
+
+
+def metadata_of(peers: Sequence[Peer], responses: Mapping[str, Frame | DLedgerError]) -> Metadata:
+    """Merge the nodes' responses, at least one of which is a frame.
+
+    Raises:
+        ProtocolError: a response is malformed.
+    """
+    headers = [response.header for response in responses.values() if isinstance(response, Frame)]
+    nodes = tuple(_node_status(peer, responses[str(peer.node_id)]) for peer in peers)
+    newest = max(headers, key=lambda header: int_field(header, "term"))
+    # A node that reports itself as leader is right; other nodes may still name the previous leader.
+    leading = [h["self"][0] for h in headers if h["self"][1] == "leader" and h["term"] == newest["term"]]
+    uuid = next((header["log"] for header in headers if header.get("log")), None)
+    preferred = newest.get("preferred")
+    leader = leading[0] if leading else newest.get("leader")
+    named = tuple(map(str, preferred)) if isinstance(preferred, list) else ()
+    return Metadata(leader, newest["term"], nodes, uuid, named)
+
+
+def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogBounds:
+    """Return the widest view among the nodes that responded."""
+    nodes = [node for node in metadata.nodes if node.reachable]
+    first = min((node.first_index for node in nodes), default=0)
+    end, commit = max(((node.visible_end, node.commit_index) for node in nodes), default=(0, -1))
+    if isolation == "read_uncommitted":
+        commit = max((node.commit_index for node in nodes), default=-1)
+        end = commit + 1
+    return LogBounds(max(0, first), max(0, end), commit, metadata.log_uuid)
+
+
+def _node_status(peer: Peer, response: Frame | DLedgerError) -> NodeStatus:
+    if isinstance(response, DLedgerError):
+        return NodeStatus(str(peer.node_id), peer.address)
+    row = response.header.get("self")
+    if not isinstance(row, list) or list(map(type, row[:8])) != _STATUS_ROW:
+        raise ProtocolError("malformed response to metadata", peer.address)
+    node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
+    status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
+    status = replace(status, is_recovering=response.header.get("is_recovering") is True)
+    match response.header.get("losers"):
+        case [int(entries), int(nbytes)]:
+            return replace(status, lost_entries=entries, lost_bytes=nbytes)
+    return status
+
+
+def groups_of(responses: Mapping[str, Frame | DLedgerError]) -> dict[str, str | None]:
+    """Merge the nodes' responses to GROUPS.
+
+    Raises:
+        ProtocolError: a response is malformed.
+    """
+    found: dict[str, str | None] = {}
+    for response in responses.values():
+        if isinstance(response, Frame):
+            logs = response.header.get("logs")
+            if not isinstance(logs, dict) or not all(isinstance(uuid, (str, type(None))) for uuid in logs.values()):
+                raise ProtocolError("malformed response to groups", "header")
+            found |= {str(group): uuid or found.get(group) for group, uuid in logs.items()}
+    return dict(sorted(found.items()))
+
+
+def agreed(responses: Mapping[str, Frame | DLedgerError]) -> tuple[str, ...]:
+    """Return the nodes that responded, sorted; raise the last error if none did."""
+    nodes = tuple(sorted(node for node, response in responses.items() if isinstance(response, Frame)))
+    if not nodes:
+        raise next(response for response in reversed(list(responses.values())) if isinstance(response, DLedgerError))
+    return nodes
+
+
+def producer_of(frame: Frame) -> ProducerState:
+    """Return the decoded PRODUCER_OK."""
+    header, last = frame.header, frame.header.get("last")
+    last_range = (int(last[0]), int(last[1])) if isinstance(last, list) and len(last) == 2 else None
+    known, epoch = bool(header.get("known")), int_field(header, "epoch", 0)
+    return ProducerState(known, epoch, int_field(header, "sequence", 0), last_range)
+
+
+def transaction_of(frame: Frame) -> TransactionState:
+    """Return the decoded TRANSACTION_OK."""
+    header = frame.header
+    try:
+        parts = tuple(Part(*map(int, part)) for part in header.get("parts") or ())
+    except (TypeError, ValueError):
+        raise ProtocolError("field 'parts' is malformed", "header") from None
+    input_id = str_field(header, "i") if "i" in header else ""
+    newest = int_field(header, "newest") if "newest" in header else -1
+    return TransactionState(str_field(header, "state"), parts, int_field(header, "index"), input_id, newest)
+
+
+def transaction_map(transaction: TransactionId) -> dict[str, Any]:
+    """Return the field ``x`` that names a transaction."""
+    return {"q": transaction.query_id, "b": int(transaction.batch_id), "r": transaction.run_id}
+
+
+class RoleWatch:
+    """Follows the roles of a group's nodes: one long poll per node. Belongs to one event loop.
+
+    Args:
+        pool: connections to the nodes.
+        group: the group.
+    """
+
+    def __init__(self, pool: ChannelPool, group: str) -> None:
+        self._pool = pool
+        self._group = group
+        self._news: dict[str, RoleChange] = {}
+        self._woken = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def changes(self) -> AsyncGenerator[RoleChange, None]:
+        """Yield the role of each node, then every change; a slow consumer receives only each node's latest role."""
+        for node_id in self._pool.peers:
+            task = asyncio.create_task(self._follow(node_id), name=f"watch-{node_id}")
+            task.add_done_callback(lambda _: self._woken.set())
+            self._tasks.append(task)
+        try:
+            while True:
+                await self._woken.wait()
+                self._woken.clear()
+                while self._news:
+                    yield self._news.pop(next(iter(self._news)))
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Stop polling; the consumer of ``changes`` is cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow(self, node_id: str) -> None:
+        last: RoleChange | None = None
+        while True:
+            try:
+                change = await self._poll(node_id, last)
+            except DLedgerError as error:
+                change = RoleChange(node_id, "unreachable", reason=str(error))
+            if change != last:
+                last = self._news[node_id] = change
+                self._woken.set()
+            if change.role == "unreachable":
+                await asyncio.sleep(WATCH_RETRY_S)
+
+    async def _poll(self, node_id: str, last: RoleChange | None) -> RoleChange:
+        known = last is not None and last.role != "unreachable"
+        seen = [last.role, last.leader_id, last.term] if last is not None and known else None
+        request: dict[str, Any] = {"t": Type.WATCH, "g": self._group, "wait": int(WATCH_WAIT_S * 1000), "seen": seen}
+        channel = await self._pool.channel(node_id, WATCH_RESPONSE_S)
+        return _change_of(node_id, await channel.request(request, timeout_s=WATCH_WAIT_S + WATCH_RESPONSE_S))
+
+
+class RoleWatches:
+    """The running role watches of one client; closing it stops them."""
+
+    def __init__(self, pool: ChannelPool, group: str) -> None:
+        self._pool = pool
+        self._group = group
+        self._watches: set[RoleWatch] = set()
+
+    @property
+    def running(self) -> int:
+        """Number of watches that poll now."""
+        return len(self._watches)
+
+    async def changes(self) -> AsyncGenerator[RoleChange, None]:
+        """See ``OptionalOperations.role_changes``."""
+        watch = RoleWatch(self._pool, self._group)
+        self._watches.add(watch)
+        try:
+            async with contextlib.aclosing(watch.changes()) as changes:
+                async for change in changes:
+                    yield change
+        finally:
+            self._watches.discard(watch)
+
+    async def close(self) -> None:
+        """Stop all watches."""
+        await asyncio.gather(*(watch.stop() for watch in self._watches))
+
+
+def _change_of(node_id: str, frame: Frame) -> RoleChange:
+    header = frame.header
+    leader_id = str_field(header, "leader") if header.get("leader") is not None else None
+    broker_role = str_field(header, "broker")
+    if broker_role not in ("master", "slave"):
+        raise ProtocolError("field 'broker' is malformed", "header")
+    return RoleChange(node_id, str_field(header, "role"), broker_role, int_field(header, "term"), leader_id)

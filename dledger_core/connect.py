@@ -1,0 +1,156 @@
+"""connect(), AsyncClient and Client: each makes the log client for the protocol that a group speaks.
+
+This is the composition root of clients: the modules below do not know the RocketMQ part, and it is loaded only for a
+group that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.client.async_client import AsyncLogClient
+from dledger_core.client.node_client import NodeClient
+from dledger_core.client.protocol import LogClient
+from dledger_core.client.routing.retry import Timeouts
+from dledger_core.client.sync_client import SyncLogClient
+from dledger_core.config import Peer, check_group_name, parse_peers
+from dledger_core.errors import ConfigError
+
+PROTOCOLS: Final = ("dledger", "dledger-java")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JavaOptions:
+    """Settings for a Java group, whose protocol has one entry per request and exposes no commit index.
+
+    Attributes:
+        safety_lag_ms: an end of the log counts as committed once the same leader has kept it for this long.
+        commit_probe: instead append a probe entry after new entries, and read up to it once it is acknowledged.
+        appends_in_flight: requests of an append in flight; 1 keeps the order of the bodies in the log.
+        reads_in_flight: requests of a read in flight.
+    """
+
+    safety_lag_ms: int = 10_000
+    commit_probe: bool = False
+    appends_in_flight: int = 64
+    reads_in_flight: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.safety_lag_ms <= 86_400_000:
+            what = f"safety_lag_ms must be 0 to 86,400,000, got {self.safety_lag_ms}"
+            raise ConfigError(what, "", "pass a time in milliseconds")
+        for name in ("appends_in_flight", "reads_in_flight"):
+            if not 1 <= getattr(self, name) <= 1024:
+                raise ConfigError(f"{name} must be 1 to 1024, got {getattr(self, name)}", "", "pass a smaller number")
+
+
+class _MessageFormat:
+    """The message format of a commitlog prefix."""
+
+    def faults(self, batch: pa.RecordBatch) -> np.ndarray:
+        from dledger_core.rocketmq.store.commit_log import message_faults
+
+        return message_faults(batch)
+
+
+def connect(
+    peers: str | Sequence[Peer],
+    group: str = "default",
+    *,
+    timeout_ms: int = 10_000,
+    retry_timeout_ms: int | None = None,
+    connect_timeout_ms: int | None = None,
+    protocol: str = "dledger",
+    java: JavaOptions | None = None,
+) -> LogClient:
+    """Return the log client of a group; it opens connections at its first use. Arguments as for ``AsyncClient``."""
+    parsed = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
+    check_group_name(group)
+    if not parsed:
+        raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")
+    timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
+    if protocol == "dledger":
+        return NodeClient(parsed, group, timeouts, prefix=_MessageFormat())
+    if protocol == "dledger-java":
+        from dledger_core.rocketmq.client import JavaClient
+
+        return JavaClient(parsed, group, timeouts, **asdict(java or JavaOptions()))
+    raise ConfigError(f"unknown protocol {protocol!r}", "protocol", f"use one of {', '.join(PROTOCOLS)}")
+
+
+class AsyncClient(AsyncLogClient):
+    """A client of one group; it finds and follows the leader and retries requests that are safe to repeat.
+
+    It belongs to one event loop and one process. Reads are monotonic: a read never shows less of the log than an
+    earlier response proved committed, unless ``node`` names one replica.
+
+    Args:
+        peers: DLedger's peers string, ``n0-host:port;n1-host:port``, or the parsed peers.
+        group: the group's name.
+        timeout_ms: limit of one request; without ``retry_timeout_ms`` also of a whole call.
+        retry_timeout_ms: limit of a call with its retries on all nodes: reads, idempotent appends, requests to one
+            node or to all nodes. Default: retries within ``timeout_ms``, and a request to one named node or to all
+            nodes is sent once.
+        connect_timeout_ms: limit of a call until a first node has responded, so that wrong peers are reported early.
+        protocol: ``dledger``, or ``dledger-java`` for a Java group.
+        java: settings for a Java group.
+
+    Raises:
+        ConfigError: an argument is wrong or not supported.
+    """
+
+    def __init__(
+        self,
+        peers: str | Sequence[Peer],
+        group: str = "default",
+        *,
+        timeout_ms: int = 10_000,
+        retry_timeout_ms: int | None = None,
+        connect_timeout_ms: int | None = None,
+        protocol: str = "dledger",
+        java: JavaOptions | None = None,
+    ) -> None:
+        log = connect(
+            peers,
+            group,
+            timeout_ms=timeout_ms,
+            retry_timeout_ms=retry_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            protocol=protocol,
+            java=java,
+        )
+        super().__init__(log)
+
+
+class Client(SyncLogClient):
+    """AsyncClient for programs without asyncio; thread-safe. Arguments, results and errors are AsyncClient's.
+
+    It owns a daemon thread: use it as a context manager, or call ``close``. After a fork the child needs its own.
+    """
+
+    def __init__(
+        self,
+        peers: str | Sequence[Peer],
+        group: str = "default",
+        *,
+        timeout_ms: int = 10_000,
+        retry_timeout_ms: int | None = None,
+        connect_timeout_ms: int | None = None,
+        protocol: str = "dledger",
+        java: JavaOptions | None = None,
+    ) -> None:
+        client = AsyncClient(
+            peers,
+            group,
+            timeout_ms=timeout_ms,
+            retry_timeout_ms=retry_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            protocol=protocol,
+            java=java,
+        )
+        super().__init__(client)

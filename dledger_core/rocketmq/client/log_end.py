@@ -1,0 +1,312 @@
+"""The end of a Java group's log, and how far reads are safe: Java exposes neither its end nor its commit index.
+
+The end is found by requesting entries (INDEX_OUT_OF_RANGE = after the end). It counts as safe once it was observed some
+time ago, one leader has led in one term since then, and the entry before it still has its term: by Raft's log matching,
+all entries before it are unchanged, too. That does not prove a commit: see dledger_core/rocketmq/remoting/README.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from dledger_core.client.results import LogBounds
+from dledger_core.errors import IndexOutOfRangeError, NoLeaderError
+from dledger_core.record import MAGIC_DATA
+from dledger_core.rocketmq.client.entries import Get, is_probe
+from dledger_core.rocketmq.client.nodes import JavaNodes
+from dledger_core.rocketmq.remoting.codes import ResponseCode
+from dledger_core.rocketmq.remoting.responses import AppendReply
+
+Probe: TypeAlias = Callable[[int], Awaitable[int | None]]
+"""Returns the term of the entry at an index, None if the log does not contain it."""
+
+OBSERVE_S: Final = 0.5
+"""Interval between observations: Java logs a stack trace for each request after the log's end."""
+FIRST_S: Final = 10.0
+"""Interval between searches for the log's first index."""
+_PROBES_SKIPPED_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EndObservation:
+    """An observed end of the log: time, end (exclusive) and term of the last entry."""
+
+    at: float
+    end: int
+    term: int
+
+
+class SafeEndTracker:
+    """Selects the newest observed end that is old enough; without I/O and without a clock of its own.
+
+    Args:
+        lag_s: the required age.
+
+    Attributes:
+        safe_end: entries before it may be served; -1 until an end was old enough.
+    """
+
+    def __init__(self, lag_s: float) -> None:
+        self._lag_s = lag_s
+        self._leader: tuple[str, int] | None = None
+        self._observations: deque[EndObservation] = deque()
+        self.safe_end = -1
+
+    def saw(self, leader_id: str, observation: EndObservation) -> None:
+        """Record an observed end; another leader or term, or a lower end, restarts the clock."""
+        leader = (leader_id, observation.term)
+        if leader != self._leader or (self._observations and observation.end < self._observations[-1].end):
+            self._observations.clear()
+            self._leader = leader
+        if not self._observations or observation.end > self._observations[-1].end:
+            self._observations.append(observation)
+        self.safe_end = min(self.safe_end, observation.end)  # the log was truncated
+
+    def due(self, now: float) -> EndObservation | None:
+        """Return the newest observation that is old enough and beyond the safe end."""
+        found = None
+        for observation in self._observations:
+            if observation.at + self._lag_s <= now and observation.end > self.safe_end:
+                found = observation
+        return found
+
+    def confirm(self, observation: EndObservation, term: int | None) -> None:
+        """Make a due end safe if the entry before it still has its term; otherwise restart the clock."""
+        if observation.end and term != observation.term:
+            self._observations.clear()
+            return
+        self.safe_end = max(self.safe_end, observation.end)
+        while self._observations and self._observations[0].end < observation.end:
+            self._observations.popleft()
+
+    def proved(self, end: int) -> None:
+        """Record that a majority has all entries before ``end``."""
+        self.safe_end = max(self.safe_end, end)
+
+
+async def last_end(probe: Probe, guess: int, first: int) -> tuple[int, int]:
+    """Find the end of the log.
+
+    Args:
+        probe: requests an entry.
+        guess: the end of the log before; requested first.
+        first: an index that is not after the end.
+
+    Returns:
+        The end and the term of the entry before it, -1 if there is none.
+    """
+    low, low_term, step = guess, -1, 1
+    high: int | None = None
+    while high is None:  # in steps that double
+        term = await probe(low + step - 1)
+        if term is None:
+            high = low + step - 1
+        else:
+            low, low_term, step = low + step, term, step * 2
+    low, low_term = await _bisect(probe, low, low_term, high)
+    if low > guess or low <= first:
+        return low, low_term
+    term = await probe(low - 1)
+    if term is not None:
+        return low, term
+    return await _bisect(probe, first, -1, low - 1)  # the log was truncated since the last observation
+
+
+async def _bisect(probe: Probe, low: int, low_term: int, high: int) -> tuple[int, int]:
+    """Find the end in [low, high]: no entry is at ``high``, and the last entry before ``low`` has ``low_term``."""
+    while low < high:
+        middle = (low + high) // 2
+        term = await probe(middle)
+        if term is None:
+            high = middle
+        else:
+            low, low_term = middle + 1, term
+    return low, low_term
+
+
+async def first_index(is_deleted: Callable[[int], Awaitable[bool]], guess: int, end: int) -> int:
+    """Find the first index that retention has not deleted; request ``guess``, the first index before, first."""
+    if guess >= end or not await is_deleted(guess):
+        return min(guess, end)
+    low, high = guess + 1, end
+    while low < high:
+        middle = (low + high) // 2
+        if await is_deleted(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The state of the log at one observation.
+
+    Attributes:
+        leader_id: the leader.
+        first_index: first stored index.
+        end: end (exclusive) of the stored entries, committed or not.
+        term: term of the last entry, -1 without one.
+        safe_end: entries before it may be served; -1 = not known yet.
+        commit_index: highest index that a majority is known to have, -1 without a probe.
+    """
+
+    leader_id: str
+    first_index: int
+    end: int
+    term: int
+    safe_end: int
+    commit_index: int
+
+
+class JavaBounds:
+    """The ends of one client's log. Belongs to one event loop.
+
+    Args:
+        nodes: the group.
+        get: reads one entry.
+        append_probe: appends a probe entry.
+        safety_lag_ms: required age of an end.
+        commit_probe: append probes instead of waiting.
+    """
+
+    def __init__(
+        self,
+        nodes: JavaNodes,
+        get: Get,
+        append_probe: Callable[[], Awaitable[AppendReply]],
+        *,
+        safety_lag_ms: int,
+        commit_probe: bool,
+        observe_s: float = OBSERVE_S,
+    ) -> None:
+        self._nodes = nodes
+        self._get = get
+        self._append_probe = append_probe
+        self._lag_s = safety_lag_ms / 1000
+        self._commit_probe = commit_probe
+        self._observe_s = observe_s
+        self._tracker = SafeEndTracker(self._lag_s)
+        self._lock = asyncio.Lock()
+        self._end = 0
+        self._first = 0
+        self._first_at = float("-inf")
+        self._probed_end = -1
+        self._commit_index = -1
+        self._last: tuple[float, LogEnd] | None = None
+
+    async def observe(self, timeout_s: float) -> LogEnd:
+        """Observe the log, unless the last observation is recent; append a probe if so configured.
+
+        Raises:
+            DLedgerError: no leader responds.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if self._last is None or loop.time() - self._last[0] >= self._observe_s:
+                try:
+                    seen = await asyncio.wait_for(self._observe(loop), 2 * timeout_s)
+                except TimeoutError:
+                    raise NoLeaderError("the log's end was not found in time", f"group {self._nodes.group}") from None
+                self._last = loop.time(), seen
+            return self._last[1]
+
+    @property
+    def known(self) -> LogBounds | None:
+        """The readable range at the last observation, None before."""
+        if self._last is None or self._last[1].safe_end < 0:
+            return None
+        seen = self._last[1]
+        return LogBounds(min(seen.first_index, seen.safe_end), seen.safe_end, seen.commit_index)
+
+    def forget(self) -> None:
+        """Forget the last observation."""
+        self._last = None
+
+    async def _observe(self, loop: asyncio.AbstractEventLoop) -> LogEnd:
+        while True:
+            leader = await self._nodes.leader()
+            end, term = await last_end(self._term_at, self._end, self._first)
+            if loop.time() - self._first_at >= FIRST_S:
+                self._first = await first_index(self._is_deleted, min(self._first, end), end)
+                self._first_at = loop.time()
+            if leader == self._nodes.leader_id:
+                break
+        self._end = end
+        self._tracker.saw(leader, EndObservation(loop.time(), end, term))
+        if self._commit_probe:
+            await self._probe(end)
+        elif (due := self._tracker.due(loop.time())) is not None:
+            self._tracker.confirm(due, await self._term_at(due.end - 1) if due.end else -1)
+        return LogEnd(leader, self._first, self._end, term, self._tracker.safe_end, self._commit_index)
+
+    async def _term_at(self, index: int) -> int | None:
+        """Return the term of an entry; -1 if retention has deleted it, None after the log's end."""
+        try:
+            return (await self._get(index)).term
+        except IndexOutOfRangeError as error:
+            return -1 if _is_deleted(error) else None
+
+    async def _is_deleted(self, index: int) -> bool:
+        try:
+            await self._get(index)
+        except IndexOutOfRangeError as error:
+            return _is_deleted(error)
+        return False
+
+    async def _probe(self, end: int) -> None:
+        """Append a probe if there are new entries to serve; probes of other readers do not count."""
+        if self._commit_index >= 0 and await self._only_probes(self._probed_end, end):
+            return
+        reply = await self._append_probe()
+        self._commit_index = max(self._commit_index, reply.index)
+        self._tracker.proved(reply.index)
+        self._probed_end = self._end = reply.index + 1
+
+    async def _only_probes(self, start: int, end: int) -> bool:
+        if end - start > _PROBES_SKIPPED_MAX:
+            return False
+        for index in range(start, end):
+            entry = await self._get(index)
+            if entry.magic == MAGIC_DATA and not is_probe(entry.body):
+                return False
+        return True
+
+    async def current(self, timeout_s: float) -> LogBounds:
+        """Observe the log until a safe end is known.
+
+        Raises:
+            NoLeaderError: leaders change too often for an end to become old enough.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 3 * self._lag_s + timeout_s
+        while True:
+            await self.observe(timeout_s)
+            if (found := self.known) is not None:
+                return found
+            if loop.time() >= deadline:
+                remedy = "wait until it has one leader, or shorten the safety lag"
+                raise NoLeaderError("no end of the log was safe in time", f"group {self._nodes.group}", remedy)
+            await self._pause(deadline)
+
+    async def wait_beyond(self, start: int, seconds: float, timeout_s: float) -> LogBounds:
+        """Observe the log until the safe end is beyond ``start``, for at most ``seconds``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while True:
+            bounds = await self.current(timeout_s)
+            if bounds.end > start or loop.time() >= deadline:
+                return bounds
+            await self._pause(deadline)
+
+    async def _pause(self, deadline: float) -> None:
+        """Wait until the next observation is due."""
+        await asyncio.sleep(max(0.0, min(self._observe_s, deadline - asyncio.get_running_loop().time())))
+
+
+def _is_deleted(error: IndexOutOfRangeError) -> bool:
+    return error.values.get("code") == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN
