@@ -132,11 +132,17 @@ class RoleWatch:
     Args:
         pool: connections to the nodes.
         group: the group.
+        wait_s: how long a node waits for a change.
+        response_s: time limit of a response, in addition to ``wait_s``.
     """
 
-    def __init__(self, pool: ChannelPool, group: str) -> None:
+    def __init__(
+        self, pool: ChannelPool, group: str, *, wait_s: float = WATCH_WAIT_S, response_s: float = WATCH_RESPONSE_S
+    ) -> None:
         self._pool = pool
         self._group = group
+        self._wait_s = wait_s
+        self._response_s = response_s
         self._news: dict[str, RoleChange] = {}
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -181,9 +187,9 @@ class RoleWatch:
     async def _poll(self, node_id: str, last: RoleChange | None) -> RoleChange:
         known = last is not None and last.role != "unreachable"
         seen = [last.role, last.leader_id, last.term] if last is not None and known else None
-        request: dict[str, Any] = {"t": Type.WATCH, "g": self._group, "wait": int(WATCH_WAIT_S * 1000), "seen": seen}
-        channel = await self._pool.channel(node_id, WATCH_RESPONSE_S)
-        return _change_of(node_id, await channel.request(request, timeout_s=WATCH_WAIT_S + WATCH_RESPONSE_S))
+        request: dict[str, Any] = {"t": Type.WATCH, "g": self._group, "wait": int(self._wait_s * 1000), "seen": seen}
+        channel = await self._pool.channel(node_id, self._response_s)
+        return _change_of(node_id, await channel.request(request, timeout_s=self._wait_s + self._response_s))
 
 
 class RoleWatches:

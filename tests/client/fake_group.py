@@ -9,7 +9,9 @@ import numpy as np
 import uvloop
 
 from dledger_core import control
-from dledger_core.config import Peer, format_peers
+from dledger_core.client import NodeClient
+from dledger_core.client.routing.retry import Timeouts
+from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
 from dledger_core.net import codec
 from dledger_core.net.protocol import Type
@@ -23,6 +25,11 @@ SHORT_MS = 500
 def run(main):
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def node_client(peers, *, timeout_ms=10_000):
+    """The implementation behind AsyncClient, which counts its work in flight."""
+    return NodeClient(parse_peers(peers), "default", Timeouts.of(timeout_ms, None, None))
 
 
 class FakeLog:

@@ -24,7 +24,7 @@ from dledger_core.errors import (
 )
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from tests.client.fake_group import SHORT_MS, FakeGroup, run
+from tests.client.fake_group import SHORT_MS, FakeGroup, node_client, run
 
 BODIES = [b"one", b"", b"three" * 10]
 
@@ -64,8 +64,8 @@ def test_every_kind_of_bodies_is_appended(bodies):
         ([b"x", None], "not bytes"),
         (pa.array([b"x", None]), "null at row 1"),
         (pa.array([1]), "cannot be appended"),
-        ([b"x", bytes(RECORD_BYTES_MAX - 47)], f"row 1 .*bound={RECORD_BYTES_MAX}"),
-        ([bytes(1 << 20)] * 8, f"row 7 .*bound={BATCH_BYTES_MAX}"),
+        ([b"x", bytes(RECORD_BYTES_MAX - 47)], f"row 1 .*limit={RECORD_BYTES_MAX}"),
+        ([bytes(1 << 20)] * 8, f"row 7 .*limit={BATCH_BYTES_MAX}"),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -253,13 +253,13 @@ def test_a_timeout_leaves_nothing_behind():
     async def main():
         async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
             group.nodes.n1.script[Type.APPEND] = ["ignore"]
-            with pytest.raises(RequestTimedOutError, match="no answer in time"):
+            with pytest.raises(RequestTimedOutError, match="no response in time"):
                 await client.append([b"x"])
-            channel = await client._view.pool.channel("n1", 1)
-            assert channel.in_flight == 0
-            # An answer that comes too late, or to nobody, changes nothing.
+            # A response that is late, or to no request, changes nothing.
+            (late,) = group.nodes.n1.asked(Type.APPEND)
             for connection in group.nodes.n1.server.connections:
-                connection.send({"t": Type.APPEND_OK, "r": channel._last_request, "first": 0, "last": 0, "term": 1})
+                for number in (late["r"], 10**6):
+                    connection.send({"t": Type.APPEND_OK, "r": number, "first": 0, "last": 0, "term": 1})
             assert (await client.append([b"y"])).first_index == 0
 
     run(main())
@@ -267,15 +267,16 @@ def test_a_timeout_leaves_nothing_behind():
 
 def test_a_cancelled_append_leaves_nothing_behind():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+        async with FakeGroup() as group:
+            client = node_client(group.peers)
             group.nodes.n1.script[Type.APPEND] = ["ignore"]
             appending = asyncio.ensure_future(client.append_columns(Columns.from_bodies([b"x"])))
             await group.until(lambda: group.asked(Type.APPEND))
             appending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await appending
-            channel = await client._view.pool.channel("n1", 1)
-            assert channel.in_flight == 0
+            assert client.in_flight == 0
+            await client.close()
 
     run(main())
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from dledger_core.client.loop_thread import LoopThread
 
-from dledger_core.client import loop_thread
+from dledger_core.client import sync_client
+from dledger_core.client.sync_client import LoopThread
 
 
 async def nothing() -> None:
@@ -27,8 +27,7 @@ def never_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             free.wait(60)
             super().close()
 
-    monkeypatch.setattr(loop_thread.uvloop, "new_event_loop", Stuck)
-    monkeypatch.setattr(loop_thread, "END_S", 0.05)
+    monkeypatch.setattr(sync_client.uvloop, "new_event_loop", Stuck)
     before = set(threading.enumerate())
     yield
     free.set()
@@ -37,11 +36,11 @@ def never_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_thread_that_does_not_end_holds_nobody_up(never_closed: None, caplog: pytest.LogCaptureFixture) -> None:
-    thread = LoopThread("stuck")
+    thread = LoopThread("stuck", end_s=0.05)
     began = time.monotonic()
     thread.close(nothing)
     assert time.monotonic() - began < 30
-    assert "the thread stuck has nothing left to do and does not end" in caplog.text
+    assert "thread=stuck" in caplog.text
     late = nothing()
     assert thread.submit(late) is None
     late.close()

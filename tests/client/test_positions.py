@@ -8,7 +8,6 @@ import pytest
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import (
     BadRequestError,
-    ConfigError,
     CorruptRecordError,
     IndexOutOfRangeError,
     ProtocolError,
@@ -135,15 +134,5 @@ def test_numbers_out_of_range_are_refused(position, max_bytes):
             with pytest.raises(BadRequestError, match="out of range"):
                 await client.read_at(position, max_bytes=max_bytes)
             assert group.asked(Type.AT) == []
-
-    run(main())
-
-
-def test_a_java_group_does_not_know_positions():
-    async def main():
-        client = AsyncClient("n0-127.0.0.1:1", protocol="dledger-java")
-        with pytest.raises(ConfigError, match="by position"):
-            await client.read_at(0)
-        await client.close()
 
     run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -14,12 +15,12 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import pytest
 
 from dledger_core import errors
-from dledger_core.client import AsyncProducer, Entry, Producer
-from dledger_core.connect import AsyncClient, Client
+from dledger_core.client import AsyncLogClient, AsyncProducer, Entry, Producer, SyncLogClient
+from dledger_core.connect import Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, RequestTimedOutError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import SHORT_MS, FakeGroup, run, running_group
+from tests.client.fake_group import SHORT_MS, FakeGroup, node_client, run, running_group
 from tests.support.server_group import eventually
 
 pytestmark = pytest.mark.slow
@@ -56,8 +57,11 @@ def silent(group, *kinds):
             node.script[kind] = ["ignore"] * 100
 
 
-def in_flight(client):
-    return sum(channel.in_flight for channel in client._view.pool._channels.values())
+@contextlib.asynccontextmanager
+async def client_of(group, *, timeout_ms):
+    log = node_client(group.peers, timeout_ms=timeout_ms)
+    async with AsyncLogClient(log) as client:
+        yield client, log
 
 
 def tasks():
@@ -70,7 +74,7 @@ def tasks():
 @pytest.mark.parametrize("name", CALLS)
 def test_a_cancelled_call_leaves_nothing_behind(name, how):
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=600_000) as client:
+        async with FakeGroup() as group, client_of(group, timeout_ms=600_000) as (client, log):
             if how == "leader known":
                 await client.append([b"first"])
             before = len(group.asked(Type.METADATA))
@@ -83,10 +87,8 @@ def test_a_cancelled_call_leaves_nothing_behind(name, how):
             calling.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await calling
-            if how == "leader unknown" and client._view._discovery is not None:
-                # Others may wait for who leads; the question itself ends within its second.
-                await asyncio.wait([client._view._discovery], timeout=120)
-            await eventually(lambda: in_flight(client) == 0 and sorted(tasks()) == sorted(idle))
+            # Other callers may wait for the leader too, so that query continues; it takes at most a second.
+            await eventually(lambda: log.in_flight == 0 and sorted(tasks()) == sorted(idle))
             assert len(group.asked(Type.METADATA)) - before <= 3
             for node in group:
                 node.script.clear()
@@ -98,20 +100,20 @@ def test_a_cancelled_call_leaves_nothing_behind(name, how):
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("a long poll", "tail", "role_changes")])
 def test_a_call_that_timed_out_leaves_nothing_behind(name):
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=SHORT_MS) as client:
+        async with FakeGroup() as group, client_of(group, timeout_ms=SHORT_MS) as (client, log):
             await client.append([b"first"])
             silent(group)
             idle = tasks()
             with pytest.raises(errors.DLedgerError):
                 await CALLS[name](client)
-            await eventually(lambda: in_flight(client) == 0 and sorted(tasks()) == sorted(idle))
+            await eventually(lambda: log.in_flight == 0 and sorted(tasks()) == sorted(idle))
 
     run(main())
 
 
 def test_a_gathered_append_goes_on_until_all_who_share_it_are_cancelled():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers, timeout_ms=600_000) as client:
+        async with FakeGroup() as group, client_of(group, timeout_ms=600_000) as (client, log):
             await client.append([b"first"])
             silent(group, Type.APPEND)
             appending = [asyncio.ensure_future(client.append([bytes([i])])) for i in range(3)]
@@ -119,10 +121,10 @@ def test_a_gathered_append_goes_on_until_all_who_share_it_are_cancelled():
             for call in appending[:2]:
                 call.cancel()
             await asyncio.sleep(0.01)
-            assert in_flight(client) == 1, "one of them still waits"
+            assert log.in_flight == 2, "one request of one batch: a caller still waits"
             appending[2].cancel()
             await asyncio.gather(*appending, return_exceptions=True)
-            await eventually(lambda: in_flight(client) == 0 and client._batcher._tasks == set())
+            await eventually(lambda: log.in_flight == 0)
 
     run(main())
 
@@ -155,10 +157,10 @@ def test_many_threads_hammer_one_client(group):
             assert client.metadata().leader_id == "n1"
         return found
 
-    with Client(group.peers, timeout_ms=60_000) as client, ThreadPoolExecutor(threads) as pool:
+    log = node_client(group.peers, timeout_ms=60_000)
+    with SyncLogClient(AsyncLogClient(log)) as client, ThreadPoolExecutor(threads) as pool:
         found = [pair for part in pool.map(lambda n: hammer(client, n), range(threads)) for pair in part]
-        assert in_flight(client.in_loop) == 0
-        assert client.in_loop._batcher._tasks == set()
+        assert log.in_flight == 0
     indexes = [index for index, _ in found]
     assert len(indexes) == len(set(indexes)) == threads * rounds * 3, "every append has places of its own"
 
@@ -208,14 +210,15 @@ def test_an_interrupted_call_leaves_nothing_behind(group, call):
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with Client(group.peers, timeout_ms=600_000) as client:
+        log = node_client(group.peers, timeout_ms=600_000)
+        with SyncLogClient(AsyncLogClient(log)) as client:
             interrupting = threading.Thread(target=when_asked)
             interrupting.start()
             with pytest.raises(KeyboardInterrupt):
                 call(client)
             interrupting.join()
             deadline = time.monotonic() + 120
-            while in_flight(client.in_loop) or client.in_loop._batcher._tasks or client.in_loop._view.watches:
+            while log.in_flight:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
     finally:

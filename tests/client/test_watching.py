@@ -10,21 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from dledger_core.client import RoleChange
-from dledger_core.client import watching as watching_module
-from dledger_core.config import format_peers
+from dledger_core.client import AsyncLogClient, RoleChange, SyncLogClient
+from dledger_core.client.routing.channel import ChannelPool
+from dledger_core.client.status import RoleWatch
+from dledger_core.config import format_peers, parse_peers
 from dledger_core.connect import AsyncClient, Client
 from dledger_core.errors import ConfigError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, run
-from tests.support.server_group import ServerGroup, eventually
+from tests.client.fake_group import FakeGroup, node_client, run
+from tests.support.server_group import ServerGroup
 
 
 class Seen:
     """Takes changes in until a condition holds; the newest of each node is kept."""
 
-    def __init__(self, client):
-        self.changes = client.role_changes()
+    def __init__(self, changes):
+        self.changes = changes
         self.nodes = {}
         self.all = []
 
@@ -46,7 +47,7 @@ def test_each_node_is_told_then_every_change(tmp_path):
         async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
             leader = await cluster.leader()
             target, other = (node for node in cluster.nodes if node != leader)
-            seen = Seen(client)
+            seen = Seen(client.role_changes())
             await seen.until(lambda nodes: len(nodes) == 3 and all(n.leader_id == leader for n in nodes.values()))
             assert seen.nodes[leader].role == "leader"
             assert (seen.nodes[other].role, seen.nodes[other].broker_role) == ("follower", "slave")
@@ -70,34 +71,33 @@ def test_each_node_is_told_then_every_change(tmp_path):
 def test_who_is_slow_gets_the_newest_state_only(tmp_path):
     async def main():
         async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
-            seen = Seen(client)
+            seen = Seen(client.role_changes())
             await seen.until(lambda nodes: any(n.broker_role == "master" for n in nodes.values()))
             for _ in range(3):
                 followers = await cluster.followers()
                 await client.transfer_leadership(followers[0])
-            (watch,) = client._view.watches
             leader = await cluster.leader()
-            await eventually(lambda: leads(leader)(watch._news))
-            assert len(watch._news) <= 3, "no queue"
+            await asyncio.sleep(0.5)  # time for the watch to learn of each change
+            seen.all.clear()
             await seen.until(leads(leader))
+            assert len(seen.all) <= 3, "one change per node, no queue"
             await seen.changes.aclose()
 
     run(main())
 
 
-def test_a_frozen_node_is_unreachable(monkeypatch):
-    monkeypatch.setattr(watching_module, "WAIT_S", 0.1)
-    monkeypatch.setattr(watching_module, "ANSWER_S", 0.2)
-
+def test_a_frozen_node_is_unreachable():
     async def main():
-        async with FakeGroup() as group, AsyncClient(group.peers) as client:
+        async with FakeGroup() as group:
             for node in group:
                 node.script[Type.WATCH] = ["ignore"] * 1000
-            seen = Seen(client)
+            pool = ChannelPool(parse_peers(group.peers))
+            seen = Seen(RoleWatch(pool, "default", wait_s=0.1, response_s=0.2).changes())
             await seen.until(lambda nodes: len(nodes) == 3)
             assert {change.role for change in seen.all} == {"unreachable"}
-            assert "no answer in time" in seen.all[0].reason
+            assert "[TIMED_OUT]" in seen.all[0].reason
             await seen.changes.aclose()
+            await pool.close()
 
     run(main())
 
@@ -109,7 +109,7 @@ def test_a_malformed_answer_is_no_role(monkeypatch):
             odd = {"t": Type.WATCH_OK, "role": "leader", "leader": None, "term": 1, "broker": "king"}, []
             for node in group:
                 node.script[Type.WATCH] = [lambda *_: wrong, lambda *_: odd] * 1000
-            seen = Seen(client)
+            seen = Seen(client.role_changes())
             await seen.until(lambda nodes: len(nodes) == 3)
             assert {change.role for change in seen.all} == {"unreachable"}
             await seen.changes.aclose()
@@ -159,13 +159,13 @@ def served():
 
 @pytest.mark.slow
 def test_it_works_without_asyncio():
-    with served() as group, Client(group.peers) as client:
+    with served() as group, SyncLogClient(AsyncLogClient(log := node_client(group.peers))) as client:
         changes = client.role_changes()
         first = [next(changes) for _ in range(3)]
         assert {change.node_id for change in first} == {"n0", "n1", "n2"}
         assert RoleChange("n0", "follower", "slave", 1, "n1") in first
         changes.close()
-        assert not client.in_loop._view.watches
+        assert log.in_flight == 0
         next(client.role_changes())  # one that nobody closes
 
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dledger_core.client.routing.retry import Timeouts
 from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
+from dledger_core.rocketmq.client import JavaClient
 from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest
 from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply
 from tests.support.server_group import STORAGE, ServerGroup, eventually, run
 
 NOW = JavaOptions(safety_lag_ms=0)
+
+
+@contextlib.asynccontextmanager
+async def raw_client(group: ServerGroup) -> AsyncIterator[JavaClient]:
+    """A client whose single requests a test sends itself."""
+    client = JavaClient(tuple(group.peers), "default", Timeouts(20.0))
+    yield client
+    await client.close()
 
 
 def java_client(group: ServerGroup, name: str = "default", timeout_ms: int = 20_000) -> AsyncClient:
@@ -43,13 +55,13 @@ def test_what_is_acknowledged_can_be_read_at_once(tmp_path: Path) -> None:
     """Of three nodes two followers may be enough, and the leader's own files do not hold the entry yet."""
 
     async def test() -> None:
-        async with ServerGroup(tmp_path) as group, java_client(group) as java:
+        async with ServerGroup(tmp_path) as group, raw_client(group) as java:
             leader = await group.leader()
             log = group.hosted(leader).replica.log
             for number in range(300):
                 request = AppendRequest(group="default", remote_id=leader, bodies=(b"%d" % number,), is_batch=True)
-                reply = await java._nodes.ask(request, AppendReply, 10)
-                read = await java._nodes.ask(
+                reply = await java.nodes.ask(request, AppendReply, 10)
+                read = await java.nodes.ask(
                     GetRequest(group="default", remote_id=leader, index=reply.index), GetReply, 10
                 )
                 assert [entry.body for entry in read.entries] == [b"%d" % number]
@@ -72,10 +84,10 @@ def test_large_entries_are_made_into_json_elsewhere(tmp_path: Path) -> None:
 
 def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group) as java:
+        async with ServerGroup(tmp_path, nodes=1) as group, raw_client(group) as java:
             leader = await group.leader()
             request = AppendRequest(group="default", remote_id=leader, bodies=(b"a", b"bc"), is_batch=True)
-            reply = await java._nodes.ask(request, AppendReply, 10)
+            reply = await java.nodes.ask(request, AppendReply, 10)
             log = group.hosted(leader).replica.log
             assert reply.position == log.position_of(reply.index)
             assert (reply.term, reply.leader_id) == (group.hosted(leader).replica.raft.status().term, leader)
@@ -87,16 +99,16 @@ def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
 
 def test_redirect_transfer_and_what_is_not_there(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path) as group, java_client(group) as java:
+        async with ServerGroup(tmp_path) as group, java_client(group) as java, raw_client(group) as raw:
             leader = await group.leader()
             [follower, _] = await group.followers()
             get = GetRequest(group="default", remote_id=follower, index=0)
             with pytest.raises(NotLeaderError) as caught:
-                await java._nodes.ask(get, GetReply, 10)
+                await raw.nodes.ask(get, GetReply, 10)
             assert caught.value.leader_id == leader
             for index in (-1, 1 << 40):
                 with pytest.raises(IndexOutOfRangeError):
-                    await java._nodes.ask(replace(get, remote_id=leader, index=index), GetReply, 10)
+                    await raw.nodes.ask(replace(get, remote_id=leader, index=index), GetReply, 10)
             await java.append([b"x"])
             await java.transfer_leadership(follower)
             assert await eventually(lambda: group.hosted(follower).replica.is_leader)

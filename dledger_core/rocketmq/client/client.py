@@ -18,7 +18,7 @@ import pyarrow as pa
 from dledger_core.client.appends import columns_of
 from dledger_core.client.node_client import POLL_S
 from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
-from dledger_core.client.reads import check_numbers, check_progress, entry_of
+from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
 from dledger_core.client.results import AppendResult, Entry, LogBounds, Metadata, NodeStatus
 from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
 from dledger_core.config import Peer
@@ -58,6 +58,9 @@ class JavaClient:
         appends_in_flight: requests of an append in flight; 1 keeps the order of the bodies in the log.
         reads_in_flight: requests of a read in flight.
         observe_s: interval between observations of the log's end.
+
+    Attributes:
+        nodes: the connections, and the presumed leader.
     """
 
     protocol = "dledger-java"
@@ -79,9 +82,9 @@ class JavaClient:
         self._timeouts = timeouts
         self._appends_in_flight = appends_in_flight
         self._reads_in_flight = reads_in_flight
-        self._nodes = JavaNodes(peers, group)
+        self.nodes = JavaNodes(peers, group)
         self._bounds = JavaBounds(
-            self._nodes,
+            self.nodes,
             self._get,
             self._append_probe,
             safety_lag_ms=safety_lag_ms,
@@ -92,7 +95,7 @@ class JavaClient:
         self._served: OrderedDict[int, int] = OrderedDict()
 
     async def close(self) -> None:
-        await self._nodes.close()
+        await self.nodes.close()
 
     # --- appending ------------------------------------------------------------------------------------------------
 
@@ -105,14 +108,14 @@ class JavaClient:
             raise UnsupportedError.of("append with a producer", self.protocol, self.group)
         columns_of(bodies)
         listed = bodies.to_pylist() if isinstance(bodies, (pa.Array, pa.ChunkedArray)) else list(map(bytes, bodies))
-        await self._nodes.connect_leader()
+        await self.nodes.connect_leader()
         return await append_all(self._append_one, listed, self._appends_in_flight)
 
     async def _append_one(self, body: bytes) -> AppendReply:
         def make(node_id: str) -> AppendRequest:
             return AppendRequest(group=self.group, remote_id=node_id, bodies=(body,))
 
-        return await self._nodes.to_leader(make, AppendReply, timeout_s=self._timeouts.request_s, idempotent=False)
+        return await self.nodes.to_leader(make, AppendReply, timeout_s=self._timeouts.request_s, idempotent=False)
 
     async def _append_probe(self) -> AppendReply:
         return await self._append_one(PROBE_PREFIX + uuid.uuid4().hex.encode())
@@ -123,14 +126,14 @@ class JavaClient:
         def make(node_id: str) -> GetRequest:
             return GetRequest(group=self.group, remote_id=node_id, index=index)
 
-        reply = await self._nodes.to_leader(make, GetReply, timeout_s=self._timeouts.request_s, idempotent=True)
+        reply = await self.nodes.to_leader(make, GetReply, timeout_s=self._timeouts.request_s, idempotent=True)
         if len(reply.entries) != 1 or reply.entries[0].index != index:
             values = {"index": index, "found": [entry.index for entry in reply.entries]}
             raise ProtocolError("the response contains another entry than requested", "", "", values)
         return reply.entries[0]
 
     async def _retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        return await with_retries(attempt, self._timeouts, connected=self._nodes.connected)
+        return await with_retries(attempt, self._timeouts, connected=self.nodes.connected)
 
     async def bounds(
         self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
@@ -169,6 +172,7 @@ class JavaClient:
         # The leader serves all reads, up to the safe end unless isolation is read_uncommitted.
         del min_commit, read_from, spread  # Java exposes no commit index, and its followers serve no reads
         _check(start, max_bytes, wait_ms, node=node, consistency=consistency)
+        wire_isolation(isolation)  # raises for an unknown one
 
         async def attempt() -> Fetch:
             found = await self._fetch_safe(start, end, max_bytes, isolation, wait_ms)
@@ -265,7 +269,7 @@ class JavaClient:
         return await self._retrying(self._metadata)
 
     async def _metadata(self) -> Metadata:
-        responses = await self._nodes.ask_all()
+        responses = await self.nodes.ask_all()
         try:
             log = await self._bounds.observe(self._timeouts.request_s)
         except DLedgerError:
@@ -275,15 +279,15 @@ class JavaClient:
     async def groups(self) -> dict[str, str | None]:
         # A Java node serves one group and exposes no other name.
         try:
-            await self._retrying(self._nodes.ask_all)
+            await self._retrying(self.nodes.ask_all)
         except UnknownGroupError:
             return {}
         return {self.group: None}
 
     async def transfer_leadership(self, node_id: str) -> None:
         # The request must name the current term: try the terms from the last entry's on.
-        self._nodes.check_node(node_id)
-        leader = await self._nodes.leader()
+        self.nodes.check_node(node_id)
+        leader = await self.nodes.leader()
         if leader == node_id:
             return
         last = await self._bounds.observe(self._timeouts.request_s)
@@ -291,12 +295,12 @@ class JavaClient:
         for term in range(max(0, last.term), max(0, last.term) + _TERMS_MAX):
             request = TransferRequest(**base, transferee_id=node_id, term=term)
             try:
-                await self._nodes.ask(request, Reply, max(self._timeouts.request_s, _TRANSFER_S))
+                await self.nodes.ask(request, Reply, max(self._timeouts.request_s, _TRANSFER_S))
             except DLedgerError as error:
                 if error.values.get("code") != ResponseCode.INCONSISTENT_TERM:
                     raise
             else:
-                self._nodes.leader_id = node_id
+                self.nodes.leader_id = node_id
                 self._bounds.forget()
                 return
         raise TransferringError("the group's term is not known", f"group {self.group}", "append an entry and retry")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError
+from dledger_core.net.transport import Hello, Server, serve
+from dledger_core.rocketmq.remoting.connection import RemotingConnection
 from dledger_core.rocketmq.remoting.responses import WireEntry
 from dledger_core.rocketmq.remoting.session import Appended, GroupState
 
 _Result = TypeVar("_Result")
+NAME = "g-1"
+HELLO = Hello(role="peer", node_id="n0")
 
 
 class FakeGroup:
@@ -81,3 +86,53 @@ class FakeNode:
 
     def group(self, name: str) -> FakeService | None:
         return self._service if name == self._name else None
+
+
+class Nothing:
+    """A handler of our own protocol."""
+
+    def on_frame(self, connection: Any, frame: Any) -> None:
+        pass
+
+    def on_close(self, connection: Any, error: Any) -> None:
+        pass
+
+
+class RunningGroup:
+    """Three nodes with a port each; an async context manager."""
+
+    def __init__(self) -> None:
+        self.group = FakeGroup({})
+        self.servers: dict[str, Server] = {}
+
+    @property
+    def peers(self) -> str:
+        return ";".join(f"{node}-{address}" for node, address in self.group.peers.items())
+
+    async def __aenter__(self) -> RunningGroup:
+        for node_id in ("n0", "n1", "n2"):
+            node = FakeNode(node_id, self.group, NAME)
+            server = await serve(
+                "127.0.0.1",
+                0,
+                accept=lambda _: HELLO,
+                handler_for=lambda _: Nothing(),
+                foreign=lambda node=node: RemotingConnection(node),  # type: ignore[misc]
+            )
+            self.servers[node_id] = server
+            self.group.peers[node_id] = f"127.0.0.1:{server.port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self.servers.values():
+            await server.close()
+
+    @contextlib.asynccontextmanager
+    async def raw(self, node: str = "n0") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.servers[node].port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()

@@ -5,86 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import uvloop
 
+from dledger_core.client import AsyncLogClient
+from dledger_core.client.routing.retry import Timeouts
+from dledger_core.config import parse_peers
 from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, StoreMismatchError, UnreachableError
-from dledger_core.net.transport import Hello, Server, connect, serve
-from dledger_core.rocketmq.client import bounds as java_bounds
+from dledger_core.net.transport import Hello, connect, serve
+from dledger_core.rocketmq.client import JavaClient
 from dledger_core.rocketmq.remoting import connection as remoting_connection
-from dledger_core.rocketmq.remoting.connection import RemotingConnection
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
 from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest, MetadataRequest, encode_request
 from dledger_core.rocketmq.remoting.responses import GetReply, decode_reply
-from tests.rocketmq.remoting.fake_nodes import FakeGroup, FakeNode
-
-NAME = "g-1"
-HELLO = Hello(role="peer", node_id="n0")
+from tests.rocketmq.remoting.fake_nodes import HELLO, NAME, Nothing, RunningGroup
 
 
-class Nothing:
-    """A handler of our own protocol."""
-
-    def on_frame(self, connection: Any, frame: Any) -> None:
-        pass
-
-    def on_close(self, connection: Any, error: Any) -> None:
-        pass
+def client_of(running: RunningGroup) -> AsyncClient:
+    java = JavaOptions(safety_lag_ms=0)
+    return AsyncClient(running.peers, NAME, protocol="dledger-java", java=java, timeout_ms=5000)
 
 
-class Running:
-    """Three nodes with a port each."""
-
-    def __init__(self) -> None:
-        self.group = FakeGroup({})
-        self.servers: dict[str, Server] = {}
-
-    @property
-    def peers(self) -> str:
-        return ";".join(f"{node}-{address}" for node, address in self.group.peers.items())
-
-    async def start(self) -> None:
-        for node_id in ("n0", "n1", "n2"):
-            node = FakeNode(node_id, self.group, NAME)
-            server = await serve(
-                "127.0.0.1",
-                0,
-                accept=lambda _: HELLO,
-                handler_for=lambda _: Nothing(),
-                foreign=lambda node=node: RemotingConnection(node),  # type: ignore[misc]
-            )
-            self.servers[node_id] = server
-            self.group.peers[node_id] = f"127.0.0.1:{server.port}"
-
-    @contextlib.asynccontextmanager
-    async def raw(self, node: str = "n0") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.servers[node].port)
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-    def client(self, **java: Any) -> AsyncClient:
-        options = JavaOptions(**{"safety_lag_ms": 0, **java})
-        return AsyncClient(self.peers, NAME, protocol="dledger-java", java=options, timeout_ms=5000)
-
-
-def run(test: Callable[[Running], Awaitable[None]], loop: Any = uvloop.new_event_loop) -> None:
+def run(test: Callable[[RunningGroup], Awaitable[None]], loop: Any = uvloop.new_event_loop) -> None:
     async def main() -> None:
-        running = Running()
-        await running.start()
-        try:
-            async with asyncio.timeout(60):
-                await test(running)
-        finally:
-            for server in running.servers.values():
-                await server.close()
+        async with asyncio.timeout(60), RunningGroup() as running:
+            await test(running)
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
@@ -103,9 +52,9 @@ async def replies(reader: asyncio.StreamReader, count: int) -> list[RemotingFram
 
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_both_protocols_on_one_port(loop: Any) -> None:
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         own = await connect("127.0.0.1", running.servers["n0"].port, Hello(), Nothing(), timeout_s=60)
-        async with running.client() as client:
+        async with client_of(running) as client:
             result = await client.append([b"%d" % number for number in range(500)])
             assert result.last_index == 499
             rows = await client.read(0, 500)
@@ -133,7 +82,7 @@ def test_without_a_foreign_side_remoting_is_refused() -> None:
 
 
 def test_a_request_byte_by_byte() -> None:
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         async with running.raw() as (reader, writer):
             for byte in encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1)):
                 writer.write(bytes([byte]))
@@ -145,7 +94,7 @@ def test_a_request_byte_by_byte() -> None:
 
 
 def test_answers_come_as_they_are_ready() -> None:
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         running.group.gate = asyncio.Event()
         async with running.raw() as (reader, writer):
             append = AppendRequest(group=NAME, remote_id="n0", bodies=(b"x",))
@@ -169,8 +118,8 @@ def test_answers_come_as_they_are_ready() -> None:
     ids=["length", "type", "header", "body"],
 )
 def test_malformed_input_closes_that_connection_only(data: bytes) -> None:
-    async def test(running: Running) -> None:
-        async with running.client() as client:
+    async def test(running: RunningGroup) -> None:
+        async with client_of(running) as client:
             await client.append([b"x"])
             async with running.raw() as (reader, writer):
                 writer.write(data)
@@ -184,7 +133,7 @@ def test_malformed_input_closes_that_connection_only(data: bytes) -> None:
 def test_who_asks_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remoting_connection, "FIRST_REQUEST_S", 0.05)
 
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         async with running.raw() as (reader, writer):
             writer.write(b"\0")
             with contextlib.suppress(ConnectionResetError):
@@ -197,7 +146,7 @@ def test_who_sends_half_a_request_is_not_kept_either(monkeypatch: pytest.MonkeyP
     """What is held for the rest of it is memory, up to 16 MiB for each connection."""
     monkeypatch.setattr(remoting_connection, "HALF_REQUEST_S", 0.2)
 
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         whole = encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1))
         async with running.raw() as (reader, writer), running.raw() as (patient, other):
             for sender, sent in ((writer, whole + whole[:9]), (other, whole + whole[:9])):
@@ -217,7 +166,7 @@ def test_who_sends_half_a_request_is_not_kept_either(monkeypatch: pytest.MonkeyP
 def test_more_requests_than_are_served_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remoting_connection, "REQUESTS_MAX", 4)
 
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         async with running.raw() as (reader, writer):
             asked = [AppendRequest(group=NAME, remote_id="n0", bodies=(b"%d" % n,)) for n in range(3000)]
             writer.write(b"".join(encode_frame(encode_request(r, n)) for n, r in enumerate(asked)))
@@ -229,7 +178,7 @@ def test_more_requests_than_are_served_at_once_are_all_answered(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_client_that_does_not_take_its_answers_is_not_read_from() -> None:
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         running.group.write(bytes(1 << 20))
         async with running.raw() as (reader, writer):
             get = GetRequest(group=NAME, remote_id="n0", index=0)
@@ -245,7 +194,7 @@ def test_a_client_that_does_not_take_its_answers_is_not_read_from() -> None:
 
 
 def test_closing_the_server_ends_what_is_under_way() -> None:
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         running.group.gate = asyncio.Event()
         async with running.raw() as (reader, writer):
             writer.write(encode_frame(encode_request(GetRequest(group=NAME, remote_id="n0", index=0), 1)))
@@ -260,8 +209,8 @@ def test_closing_the_server_ends_what_is_under_way() -> None:
 
 
 def test_the_client_follows_redirects_and_transfers() -> None:
-    async def test(running: Running) -> None:
-        async with running.client() as client:
+    async def test(running: RunningGroup) -> None:
+        async with client_of(running) as client:
             await client.append([b"one"])
             running.group.leader_id = "n2"
             assert (await client.append([b"two"])).first_index == 1
@@ -274,9 +223,9 @@ def test_the_client_follows_redirects_and_transfers() -> None:
 
 
 def test_an_entry_that_was_replaced_after_it_was_read_is_told() -> None:
-    async def test(running: Running) -> None:
+    async def test(running: RunningGroup) -> None:
         group = running.group
-        async with running.client() as client:
+        async with client_of(running) as client:
             await client.append([b"a", b"b", b"c"])
             first = await client.fetch(0, 3)
             assert first.next_index == 3
@@ -291,11 +240,10 @@ def test_an_entry_that_was_replaced_after_it_was_read_is_told() -> None:
     run(test)
 
 
-def test_a_log_that_was_cut_ends_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java_bounds, "LOOK_S", 0.0)
-
-    async def test(running: Running) -> None:
-        async with running.client(safety_lag_ms=50) as client:
+def test_a_log_that_was_cut_ends_earlier() -> None:
+    async def test(running: RunningGroup) -> None:
+        log = JavaClient(parse_peers(running.peers), NAME, Timeouts(5.0), safety_lag_ms=50, observe_s=0.0)
+        async with AsyncLogClient(log) as client:
             await client.append([b"a", b"b", b"c"])
             assert (await client.bounds()).end == 3
             del running.group.entries[1:]
@@ -309,8 +257,8 @@ def test_a_log_that_was_cut_ends_earlier(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_retention_has_deleted_is_an_error_with_the_first_index() -> None:
-    async def test(running: Running) -> None:
-        async with running.client() as client:
+    async def test(running: RunningGroup) -> None:
+        async with client_of(running) as client:
             await client.append([b"%d" % number for number in range(100)])
             running.group.first = 37
             assert (await client.bounds()).first_index == 37

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dledger_core.rocketmq.client.ends import EndObservation, SafeEndTracker, first_index, last_end
 from hypothesis import given
 from hypothesis import strategies as st
+
+from dledger_core.rocketmq.client.log_end import EndObservation, SafeEndTracker, first_index, last_end
 
 
 class FakeLog:

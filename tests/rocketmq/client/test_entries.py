@@ -6,11 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from dledger_core.rocketmq.client.appending import append_all
-from dledger_core.rocketmq.client.options import JavaOptions
-from dledger_core.rocketmq.client.reading import PROBE_MARK, batch_of, read_entries
 
+from dledger_core.connect import JavaOptions
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, ProtocolError, RequestTimedOutError
+from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch_of, read_entries
 from dledger_core.rocketmq.remoting.responses import AppendReply, WireEntry
 
 
@@ -72,7 +71,7 @@ def test_bytes_bound_a_read_and_what_is_under_way() -> None:
 
 def test_terms_that_go_back_are_a_rewritten_log() -> None:
     node = Node([*entries(5, term=2), WireEntry(5, 1, 1, 0, b"")])
-    with pytest.raises(ProtocolError, match="terms go back"):
+    with pytest.raises(ProtocolError, match="terms decrease"):
         read(node, 0, 6)
 
 
@@ -80,7 +79,7 @@ def test_rows_leave_out_noops_and_probes() -> None:
     found = [
         WireEntry(0, 1, 1, 0, b"a"),
         WireEntry(1, 2, 2, 49, b""),
-        WireEntry(2, 2, 1, 97, PROBE_MARK + b"some uuid"),
+        WireEntry(2, 2, 1, 97, PROBE_PREFIX + b"some uuid"),
         WireEntry(3, 2, 1, 200, b""),
     ]
     rows = batch_of(found, records=False).to_pylist()

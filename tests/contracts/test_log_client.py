@@ -1,0 +1,340 @@
+"""Contract of LogClient, for each implementation: our nodes with and without asyncio, and Java's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, ClassVar
+
+import pytest
+import uvloop
+
+from dledger_core.client import LogClient, OptionalOperations
+from dledger_core.connect import AsyncClient, Client, JavaOptions
+from dledger_core.control import TransactionId
+from dledger_core.errors import (
+    BadRequestError,
+    ConfigError,
+    DLedgerError,
+    IndexOutOfRangeError,
+    UnreachableError,
+    UnsupportedError,
+)
+from dledger_core.net.protocol import Type
+from dledger_core.record import MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, Columns
+from tests.client.fake_group import FakeGroup
+from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
+
+KEY = TransactionId("query", 0, "run")
+OPTIONAL: dict[str, Callable[[Any], Any]] = {
+    "append_columns": lambda c: c.append_columns(Columns.from_bodies([b"x"])),
+    "append_attempt": lambda c: c.append_attempt([b"x"], transaction=KEY, attempt="a"),
+    "fetch_at": lambda c: c.fetch_at(0),
+    "offset_for_time": lambda c: c.offset_for_time(0),
+    "pin": lambda c: c.pin("reader", 0, 1.0),
+    "digest": lambda c: c.digest(0, 1, span=1),
+    "producer": lambda c: c.producer("p"),
+    "transaction": lambda c: c.transaction(KEY),
+    "commit_transaction": lambda c: c.commit_transaction(KEY, []),
+    "abort_transaction": lambda c: c.abort_transaction(KEY),
+    "wait_for_entries": lambda c: c.wait_for_entries({"default": -1}, wait_ms=0),
+    "describe": lambda c: c.describe("terms"),
+    "role_changes": lambda c: anext(c.role_changes()),
+}
+
+
+class Nodes:
+    """Scripted nodes of one protocol."""
+
+    name = "default"
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        self.group: Any = FakeGroup("n1")
+
+    @property
+    def peers(self) -> str:
+        return str(self.group.peers)
+
+    @property
+    def leader(self) -> str:
+        return str(self.group.leader)
+
+    def delete(self, first: int) -> None:
+        self.group.first = first
+
+    def hang(self) -> None:
+        for node in self.group:
+            for kind in Type:
+                node.script[kind] = ["ignore"] * 100
+
+    @property
+    def end(self) -> int:
+        return int(self.group.log.end)
+
+
+class JavaNodes(Nodes):
+    name = NAME
+    options: ClassVar[dict[str, Any]] = {
+        "protocol": "dledger-java",
+        "java": JavaOptions(safety_lag_ms=0, appends_in_flight=1),
+    }
+
+    def __init__(self) -> None:
+        self.group = RunningGroup()
+
+    @property
+    def leader(self) -> str:
+        return str(self.group.group.leader_id)
+
+    def delete(self, first: int) -> None:
+        self.group.group.first = first
+
+    def hang(self) -> None:
+        self.group.group.gate = asyncio.Event()
+
+    @property
+    def end(self) -> int:
+        return len(self.group.group.entries)
+
+
+class Awaited:
+    """A blocking client whose methods are awaited, each in a thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._client, name)
+        if name in ("tail", "role_changes"):
+            return lambda *args, **kwargs: self._items(operation(*args, **kwargs))
+        return lambda *args, **kwargs: asyncio.to_thread(operation, *args, **kwargs)
+
+    async def _items(self, items: Any) -> AsyncIterator[Any]:
+        while True:
+            yield await asyncio.to_thread(next, items)
+
+
+KINDS: dict[str, tuple[type[Nodes], Callable[..., Any]]] = {
+    "AsyncClient": (Nodes, AsyncClient),
+    "Client": (Nodes, lambda *args, **kwargs: Awaited(Client(*args, **kwargs))),
+    "AsyncClient of Java nodes": (JavaNodes, AsyncClient),
+    "Client of Java nodes": (JavaNodes, lambda *args, **kwargs: Awaited(Client(*args, **kwargs))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestLogClient:
+    def run(self, kind: str, test: Callable[[Nodes, Any], Awaitable[None]], **options: Any) -> None:
+        nodes, make = KINDS[kind][0](), KINDS[kind][1]
+
+        async def main() -> None:
+            async with asyncio.timeout(60), nodes.group:
+                client = make(nodes.peers, nodes.name, **nodes.options, **options)
+                try:
+                    await test(nodes, client)
+                finally:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await client.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+
+    def test_append_returns_indexes_that_read_returns(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            first = await client.append([b"a", b"", b"c" * 1000])
+            assert (first.last_index - first.first_index, first.indexes) == (2, ())
+            second = await client.append([b"d"])
+            assert second.first_index == second.last_index == first.last_index + 1
+            batch = await client.read(first.first_index, second.last_index + 1)
+            assert batch.schema == READ_SCHEMA
+            assert batch.column("body").to_pylist() == [b"a", b"", b"c" * 1000, b"d"]
+            assert batch.column("term").to_pylist() == [first.term] * 4
+            records = await client.records(first.first_index, second.last_index + 1)
+            assert records.batch.schema == RECORD_SCHEMA
+            assert records.batch.column("magic").to_pylist() == [MAGIC_DATA] * 4
+
+        self.run(kind, test)
+
+    def test_fetch_continues_at_next_index_below_max_bytes(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            end = (await client.append([b"%d" % i for i in range(50)])).last_index + 1
+            start, seen = end - 50, []
+            while start < end:
+                found = await client.fetch(start, end, max_bytes=500)
+                assert start < found.next_index <= end
+                start = found.next_index
+                seen += found.batch.column("body").to_pylist()
+            assert seen == [b"%d" % i for i in range(50)]
+            after = await client.fetch(end, end + 10)
+            assert (after.batch.num_rows, after.next_index) == (0, end)
+
+        self.run(kind, test)
+
+    def test_tail_yields_entries_as_they_arrive(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            start = (await client.append([b"a", b"b"])).first_index
+            seen: list[bytes] = []
+            async for batch in client.tail(start):
+                assert batch.num_rows
+                seen += batch.column("body").to_pylist()
+                if len(seen) == 2:
+                    await client.append([b"c"])
+                if len(seen) == 3:
+                    break
+            assert seen == [b"a", b"b", b"c"]
+
+        self.run(kind, test)
+
+    def test_get_returns_entry_or_range_of_log(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            index = (await client.append([b"a", b"b"])).first_index
+            entry = await client.get(index + 1)
+            assert (entry.index, entry.body) == (index + 1, b"b")
+            with pytest.raises(IndexOutOfRangeError) as caught:
+                await client.get(index + 2)
+            assert caught.value.values == {"index": index + 2, "first_index": 0, "last_index": index + 1}
+
+        self.run(kind, test)
+
+    def test_read_of_deleted_entries_names_first_index(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            start = (await client.append([b"%d" % i for i in range(20)])).first_index
+            nodes.delete(start + 7)
+            for call in (client.fetch(start, start + 20), client.read(start + 6, start + 20), client.get(start)):
+                with pytest.raises(IndexOutOfRangeError) as caught:
+                    await call
+                assert caught.value.values["first_index"] == start + 7
+            assert (await client.fetch(start + 7, start + 20)).batch.num_rows == 13
+
+        self.run(kind, test)
+
+    def test_bounds_wait_for_min_end(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            end = (await client.append([b"a"])).last_index + 1
+            assert (await client.bounds(min_end=end, wait_ms=10_000)).end == end
+            waiting = asyncio.ensure_future(client.bounds(min_end=end + 1, wait_ms=30_000))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            await client.append([b"b"])
+            assert (await waiting).end == end + 1
+            assert (await client.bounds(min_end=end + 99, wait_ms=1)).end == end + 1
+
+        self.run(kind, test)
+
+    def test_metadata_and_groups_describe_nodes(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            await client.append([b"a"])
+            found = await client.metadata()
+            assert found.leader_id == nodes.leader
+            assert [node.node_id for node in found.nodes] == ["n0", "n1", "n2"]
+            assert all(node.reachable for node in found.nodes)
+            assert next(node for node in found.nodes if node.role == "leader").last_index == nodes.end - 1
+            assert list(await client.groups()) == [nodes.name]
+
+        self.run(kind, test)
+
+    def test_append_follows_transferred_leadership(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            await client.append([b"a"])
+            target = "n2"
+            await client.transfer_leadership(target)
+            assert nodes.leader == target
+            await client.append([b"b"])
+            with pytest.raises(BadRequestError):
+                await client.transfer_leadership("n7")
+
+        self.run(kind, test)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda c: c.append([]),
+            lambda c: c.append(b"one"),
+            lambda c: c.append([b"x", None]),
+            lambda c: c.append([bytes(4 << 20)]),
+            lambda c: c.fetch(-1, 1),
+            lambda c: c.fetch(0, 1, max_bytes=0),
+            lambda c: c.fetch(0, 1, wait_ms=-1),
+            lambda c: c.fetch(0, 1, node="n7"),
+            lambda c: c.fetch(0, 1, consistency="eventual"),
+            lambda c: c.fetch(0, 1, isolation="serializable"),
+        ],
+        ids=["empty", "one body", "null", "large", "index", "bytes", "wait", "node", "consistency", "isolation"],
+    )
+    def test_bad_input_is_rejected_before_sending(self, kind: str, call: Callable[[Any], Any]) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            with pytest.raises(BadRequestError):
+                await call(client)
+            assert nodes.end == 0
+
+        self.run(kind, test)
+
+    def test_timeout_ends_call_of_hanging_nodes(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            await client.append([b"a"])
+            nodes.hang()
+            for call, is_unknown in ((client.append([b"x"]), True), (client.fetch(0, 1), None)):
+                began = time.monotonic()
+                with pytest.raises(DLedgerError) as caught:
+                    await call
+                assert time.monotonic() - began < 10
+                assert is_unknown is None or caught.value.outcome_unknown is is_unknown
+
+        self.run(kind, test, timeout_ms=500)
+
+    def test_unreachable_nodes_are_named(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            other = KINDS[kind][1]("n0-127.0.0.1:1", nodes.name, timeout_ms=500, **nodes.options)
+            for call in (other.append([b"x"]), other.metadata()):
+                with pytest.raises(UnreachableError) as caught:
+                    await call
+                assert "127.0.0.1:1" in caught.value.where
+            await other.close()
+
+        self.run(kind, test)
+
+    def test_closed_client_rejects_calls(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            await client.append([b"a"])
+            await client.close()
+            await client.close()
+            for name in ("metadata", "groups", "bounds"):
+                with pytest.raises(ConfigError):
+                    await getattr(client, name)()
+            with pytest.raises(ConfigError):
+                await client.append([b"x"])
+            assert nodes.end == 1
+
+        self.run(kind, test)
+
+    @pytest.mark.parametrize("name", OPTIONAL)
+    def test_optional_operation_works_or_is_unsupported(self, kind: str, name: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            await client.append([b"a"])
+            if isinstance(nodes, JavaNodes):
+                with pytest.raises(UnsupportedError) as caught:
+                    await OPTIONAL[name](client)
+                assert (caught.value.code, caught.value.values["operation"]) == (641, name)
+            else:
+                await OPTIONAL[name](client)
+
+        if kind.startswith("Client") and name == "append_columns":
+            pytest.skip("the blocking client has no append_columns")
+        self.run(kind, test)
+
+
+def test_optional_operations_are_all_tested() -> None:
+    assert {name for name in vars(OptionalOperations) if not name.startswith("_")} == set(OPTIONAL)
+
+
+@pytest.mark.parametrize("protocol", [LogClient, OptionalOperations])
+@pytest.mark.parametrize("face", [AsyncClient, Client])
+def test_clients_take_signatures_and_docstrings_from_protocols(face: type, protocol: type) -> None:
+    for name, method in vars(protocol).items():
+        if callable(method) and not name.startswith("_") and (face, name) != (Client, "append_columns"):
+            assert getattr(face, name).__doc__, name
+            if name not in ("close", "role_changes"):
+                assert getattr(face, name).__doc__ == method.__doc__
