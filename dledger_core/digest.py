@@ -71,7 +71,7 @@ def damaged_indexes(records: Records) -> list[int]:
         return []
     lengths = headers["length"].astype(np.int64)
     crcs = headers["crc"].astype(np.uint32)
-    foreign = (headers["mark"] == 0) & (crcs == 0)
+    foreign = (headers["flags"] == 0) & (crcs == 0)
     if not foreign.any() and checksum.first_mismatch(records.bodies, lengths, crcs) is None:
         return []
     actual = checksum.crc32_column(records.bodies, lengths)

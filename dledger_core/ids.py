@@ -3,13 +3,14 @@
 Each is a ``NewType``: mypy rejects a swap and nothing is paid at run time.
 """
 
-from typing import Final, NewType
+from typing import Final, NewType, TypeAlias
 
 __all__ = [
     "NO_INDEX",
     "NO_TERM",
     "GroupName",
     "Index",
+    "MemberId",
     "NodeId",
     "Position",
     "QueueOffset",
@@ -30,6 +31,9 @@ QueueOffset = NewType("QueueOffset", int)
 
 NodeId = NewType("NodeId", str)
 """Name of a server process, unique in its peers string; contains no ``-``."""
+
+MemberId: TypeAlias = NodeId
+"""A member of a group: whose votes and acknowledgements count. Equal to the node id while members are static."""
 
 GroupName = NewType("GroupName", str)
 """Name of one Raft group, which is one replicated log."""

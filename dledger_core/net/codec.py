@@ -19,7 +19,7 @@ from dledger_core.net.frame import Frame, encode_frame
 from dledger_core.net.protocol import Type
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import (
-    UNTOLD,
+    UNKNOWN_END,
     AppendEntries,
     AppendEntriesResponse,
     Heartbeat,
@@ -31,7 +31,7 @@ from dledger_core.raft.messages import (
     RequestVoteResponse,
     TimeoutNow,
 )
-from dledger_core.record import HEADER_BYTES, Columns, Payload, Records
+from dledger_core.record import HEADER_BYTES, Columns, Records, records_of
 
 __all__ = [
     "HEARTBEATS_MAX",
@@ -114,7 +114,7 @@ def parse_columns(payload: Buffer, n: int) -> Columns:
 def message_to_frame(group: str, message: Message) -> list[Buffer]:
     """Returns the frame of one message between replicas of ``group``.
 
-    The payloads of AppendEntries are ``record.Payload`` with ``records`` set.
+    The batches of AppendEntries have records.
     """
     header: dict[str, Any] = {"t": 0, "g": group, "s": message.sender, "to": message.target, "term": message.term}
     match message:
@@ -149,7 +149,7 @@ def message_to_frame(group: str, message: Message) -> list[Buffer]:
 
 
 def _append_entries_frame(header: dict[str, Any], message: AppendEntries) -> list[Buffer]:
-    runs = [_records_of(batch) for batch in message.batches]
+    runs = [records_of(batch) for batch in message.batches]
     payload = records_payload(runs)
     crc = 0
     for part in payload:
@@ -162,13 +162,6 @@ def _append_entries_frame(header: dict[str, Any], message: AppendEntries) -> lis
         "k": crc,
     }
     return encode_frame(header, *payload)
-
-
-def _records_of(batch: Batch) -> Records:
-    payload = batch.payload
-    if not isinstance(payload, Payload) or payload.records is None:
-        raise ProtocolError("a batch to send was not placed by the log", f"index {batch.first_index}")
-    return payload.records
 
 
 def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]]) -> list[Buffer]:
@@ -316,7 +309,7 @@ def _append_entries(frame: Frame, ends: _Ends, term: Term) -> Message:
         prev_term=Term(int_field(header, "pt")),
         commit_index=Index(int_field(header, "c")),
         batches=_batches(frame, runs, n),
-        last_index=Index(int_field(header, "l")) if "l" in header else UNTOLD,
+        last_index=Index(int_field(header, "l")) if "l" in header else UNKNOWN_END,
     )
 
 
@@ -336,7 +329,7 @@ def _batches(frame: Frame, runs: Sequence[Sequence[int]], n: int) -> tuple[Batch
     batches, at = [], 0
     for first, count, batch_term in runs:
         part = records.slice(at, at + count)
-        batches.append(Batch(Index(first), count, Term(batch_term), part.nbytes, Payload(records=part)))
+        batches.append(Batch(Index(first), count, Term(batch_term), part.nbytes, part))
         at += count
     return tuple(batches)
 

@@ -1,6 +1,6 @@
-"""The Raft algorithm alone: messages, ticks and proposals in, ``Ready`` out. No clock, chance, I/O or threads."""
+"""The Raft algorithm alone: messages, ticks and proposals in, ``Ready`` out. No clock, randomness, I/O or threads."""
 
-from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, TermRange
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, Payload, Proposal, TermRange
 from dledger_core.raft.chunks import SnapshotPayloads
 from dledger_core.raft.messages import (
     AppendEntries,
@@ -35,8 +35,10 @@ __all__ = [
     "LogRestart",
     "LogStore",
     "Message",
+    "Payload",
     "ProgressState",
     "ProgressStatus",
+    "Proposal",
     "RawNode",
     "ReadReady",
     "Ready",

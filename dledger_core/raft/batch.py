@@ -1,4 +1,4 @@
-"""What the core knows of entries: whole batches, and terms as runs."""
+"""Entries as the core sees them: proposed batches, placed batches, and the log that stores them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,65 @@ from typing import Final, Protocol
 
 from dledger_core.ids import Index, Term
 
-__all__ = ["BATCHES_MAX", "Batch", "LogStore", "TermRange"]
-
 BATCHES_MAX: Final = 4096
-"""Batches in one AppendEntries: however tiny they are, its header stays small (drivers refuse far longer ones)."""
+"""Batches in one AppendEntries, so that its header stays small however small the batches are."""
+
+
+class Proposal(Protocol):
+    """A proposed batch: it has no index, term or position yet; the store places it."""
+
+    @property
+    def count(self) -> int:
+        """Number of entries."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its records."""
+
+    @property
+    def configuration(self) -> bytes | None:
+        """Body of the configuration entry that starts it, or None."""
+
+
+class Payload(Protocol):
+    """The encoded entries of a placed batch; opaque to the core except for a configuration."""
+
+    @property
+    def configuration(self) -> bytes | None:
+        """Body of the configuration entry that starts the batch, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive entries of one append, of one term; moved and cut only whole.
+    """A placed batch: consecutive entries of one append and one term, moved and truncated only as a whole.
 
     Attributes:
         first_index: index of the first entry.
         count: number of entries, at least 1.
         term: term of all of them.
         nbytes: bytes of the payload, for flow control only.
-        payload: the driver's own object; the core passes it on and never looks inside. The NOOP of a
-            new leader is made by the factory that the driver gave.
+        payload: the encoded entries.
     """
 
     first_index: Index
     count: int
     term: Term
     nbytes: int
-    payload: object
+    payload: Payload
 
     @property
     def last_index(self) -> Index:
         """Index of the last entry."""
         return Index(self.first_index + self.count - 1)
+
+    @property
+    def configuration(self) -> bytes | None:
+        """Body of the configuration entry that starts the batch, or None.
+
+        A configuration takes effect when it is appended (thesis section 4.1), so the core must recognize one without
+        decoding the other entries.
+        """
+        return self.payload.configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +78,46 @@ class TermRange:
 
 
 class LogStore(Protocol):
-    """The durable log as the core sees it: read-only, synchronous.
+    """The store of one replica as the core sees it. All calls are synchronous.
 
-    Only what an earlier Ready asked to persist, and ``advance`` confirmed, is ever asked for.
+    The first four read the durable log: only entries that an earlier Ready contained and ``advance`` confirmed.
+
+    The last three repeat each change of the log in memory on the store, in order and before it reaches a Ready. The
+    store assigns positions with them and writes nothing. It sees changes at once, and not with the Ready, because a
+    batch needs its position before the first message that contains it.
     """
 
     def first_index(self) -> Index:
-        """Returns the index of the first entry held (0 for an empty, fresh log)."""
+        """Return the index of the first entry (0 for an empty, new log)."""
 
     def last_index(self) -> Index:
-        """Returns the index of the last durable entry, or first_index - 1."""
+        """Return the index of the last durable entry, or first_index - 1."""
 
     def term_ranges(self) -> Sequence[TermRange]:
-        """Returns the runs of all entries held, in order; read once, at start.
+        """Return the term ranges of all entries, in order; called once, at start.
 
-        A log whose prefix was deleted begins with the run of the entry before ``first_index`` if it is known.
+        A trimmed log starts with the range of the entry before ``first_index`` if its term is known.
         """
 
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
-        """Returns consecutive whole batches, the first one containing ``start``.
+        """Return consecutive complete batches, the first one containing ``start``.
 
         At least one batch; then as many as fit ``max_bytes``, at most ``BATCHES_MAX``.
         """
+
+    def place(self, proposal: Proposal, first_index: Index, term: Term) -> Batch:
+        """Give a proposal its index, term and position at the end of the log.
+
+        Raises:
+            BadRequestError: it exceeds a limit of the log; nothing changed.
+        """
+
+    def stage(self, batch: Batch) -> None:
+        """Add a leader's batch at the end of the log.
+
+        Raises:
+            CorruptRecordError: its records do not continue the log's positions.
+        """
+
+    def stage_truncate(self, index: Index) -> None:
+        """Remove the entries from ``index`` on."""

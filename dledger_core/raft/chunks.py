@@ -1,23 +1,25 @@
-"""What a reset carries, in pieces: the leader's side of one transfer, the member's, and the drivers' part in it."""
+"""A snapshot in chunks: both sides of one transfer, and the replica's part in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dledger_core.ids import Index, NodeId, Term
-
-__all__ = ["IncomingSnapshot", "OutgoingSnapshot", "SnapshotPayloads"]
+from dledger_core.ids import Index, MemberId, Term
 
 
 class SnapshotPayloads(Protocol):
-    """What a driver knows of a log that begins later: what it needs beside its entries. Called within the core."""
+    """The state of trimmed entries that a log which starts later still needs. Called within the core."""
 
     def pack(self, first_index: Index) -> bytes:
-        """Returns what is needed to begin at ``first_index``: of all that is committed before it, perhaps of more."""
+        """Return the state of all committed entries before ``first_index``, perhaps of later ones too."""
 
-    def unpack(self, first_index: Index, previous_term: Term, data: bytes) -> object:
-        """Returns the driver's own object for ``Ready.new_start``; raises ProtocolError if ``data`` is not usable."""
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> object:
+        """Restart the staged log at ``first_index``; return the replica's own object for ``Ready.restart``.
+
+        Raises:
+            ProtocolError: ``data`` is not usable; nothing changed.
+        """
 
 
 @dataclass(slots=True)
@@ -26,13 +28,13 @@ class OutgoingSnapshot:
 
     Attributes:
         number: distinguishes it from others of the same leader and term.
-        first_index: where the member is to begin.
+        first_index: index at which the follower restarts its log.
         previous_term: term of the entry before; NO_TERM if unknown.
-        data: what the driver packed.
-        offset: bytes that the member is known to have.
-        sent: the piece at ``offset`` is on its way.
-        ask_due: ask what has arrived.
-        asked: such a question is on its way.
+        data: the packed state.
+        offset: bytes that the follower is known to have.
+        sent: the chunk at ``offset`` is in flight.
+        ask_due: ask how much has arrived.
+        asked: such a query is in flight.
     """
 
     number: int
@@ -47,20 +49,20 @@ class OutgoingSnapshot:
 
 @dataclass(slots=True)
 class IncomingSnapshot:
-    """One transfer as the member sees it."""
+    """One transfer as the follower sees it."""
 
-    sender: NodeId
+    sender: MemberId
     term: Term
     number: int
     nbytes: int = 0
-    pieces: list[bytes] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
 
-    def is_of(self, sender: NodeId, term: Term, number: int) -> bool:
-        """Whether it is the one with this number."""
+    def belongs_to(self, sender: MemberId, term: Term, number: int) -> bool:
+        """Whether it is the transfer with this number."""
         return (self.sender, self.term, self.number) == (sender, term, number)
 
     def add(self, offset: int, data: bytes) -> None:
-        """Takes a piece if it is the next one."""
+        """Add a chunk if it is the next one."""
         if data and offset == self.nbytes:
-            self.pieces.append(bytes(data))
+            self.chunks.append(bytes(data))
             self.nbytes += len(data)

@@ -2,67 +2,61 @@
 
 from __future__ import annotations
 
-from dledger_core.ids import NO_TERM, NodeId, Term
+from dledger_core.ids import NO_TERM, MemberId, Term
 from dledger_core.raft import leadership
 from dledger_core.raft.messages import RequestVote, RequestVoteResponse, TimeoutNow
 from dledger_core.raft.quorum import VoteResult
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
-__all__ = [
-    "campaign",
-    "handle_request_vote",
-    "handle_request_vote_response",
-    "handle_timeout_now",
-    "maybe_count_self_vote",
-    "refuse_request_vote",
-    "shorten_election_timeout",
-    "tick_follower",
-]
-
 
 def tick_follower(state: RaftState) -> None:
-    """Counts one tick on a node that does not lead."""
+    """Count one tick on a member that does not lead."""
     state.election_elapsed += 1
-    if state.role is Role.LEARNER or not state.has_vote:
+    if state.role is Role.LEARNER or state.is_recovering:
         return
     if state.role is Role.CANDIDATE and not state.is_hard_state_durable:
-        # Nobody has been asked yet: on a slow disk a further campaign would only start the wait again.
+        # No request was sent yet: on a slow disk another campaign would only restart the wait.
         return
-    alone = state.role is Role.FOLLOWER and state.configuration.is_sole_voter(state.node_id)
+    alone = state.role is Role.FOLLOWER and state.configuration.is_sole_voter(state.member)
     if alone or state.election_elapsed >= state.election_timeout:
         campaign(state)
 
 
 def campaign(state: RaftState, *, transfer: bool = False) -> None:
-    """Starts a campaign: with a pre-vote, unless the old leader asked for it or nobody else votes."""
-    if state.role is Role.LEADER or not state.is_voter or not state.has_vote:
+    """Start a campaign: with a pre-vote, unless the leader requested it or there is no other voter.
+
+    A pre-vote (thesis section 9.6) changes no term, so a member that returns from a partition cannot depose a leader
+    that the others still follow.
+    """
+    if state.role is Role.LEADER or not state.is_voter or state.is_recovering:
         return
-    if transfer or state.configuration.is_sole_voter(state.node_id):
+    if transfer or state.configuration.is_sole_voter(state.member):
         _become_candidate(state, transfer=transfer)
     else:
         _become_pre_candidate(state)
 
 
 def shorten_election_timeout(state: RaftState) -> None:
-    """Waits no longer than a part of the shortest timeout, because the connection to the leader broke.
+    """Shorten the election timeout because the connection to the leader was lost.
 
-    A process that dies breaks all its connections at once, long before its silence is one. But a broken connection
-    proves nothing: others are asked first (pre-vote), and whoever still hears the leader refuses.
+    A process that exits closes all its connections at once, long before its election timeouts expire. A lost
+    connection alone proves nothing, so a pre-vote runs first; members with an active leader reject it.
     """
     state.leader_id = None
-    state.hurry_election()
+    state.shorten_election_timer()
 
 
 def handle_timeout_now(state: RaftState, message: TimeoutNow) -> None:
-    """Campaigns at once if the leader itself asks."""
+    """Campaign at once if the leader itself requests it."""
     if state.role is Role.FOLLOWER and message.sender == state.leader_id:
         campaign(state, transfer=True)
 
 
 def handle_request_vote(state: RaftState, message: RequestVote) -> None:
-    """Votes, or says whether it would; a pre-vote leaves term, vote and timer alone."""
+    """Vote, or respond to a pre-vote, which changes neither term nor vote nor timer."""
     candidate = message.sender
+    # A member that follows a leader of this term need not vote in it any longer: the election is decided.
     free = state.voted_for == candidate or (state.voted_for is None and state.leader_id is None)
     willing = free or (message.pre and message.term > state.term)
     granted = willing and _may_elect(state, message)
@@ -73,29 +67,31 @@ def handle_request_vote(state: RaftState, message: RequestVote) -> None:
     if granted:
         state.vote(candidate)
         state.election_elapsed = 0
+    # After the vote is durable: a vote that a crash makes a member forget can be given to two candidates of one term.
     state.send_persisted(_response(state, candidate, state.term, granted=granted, pre=False))
 
 
 def _may_elect(state: RaftState, message: RequestVote) -> bool:
-    """Whether the candidate holds everything that this node knows to be committed, or may have known."""
-    if state.has_vote:
+    """Whether the candidate has every entry that this member knows to be committed, or may have known."""
+    if not state.is_recovering:
         return state.log.is_up_to_date(message.last_index, message.last_term)
-    # In a group of two nothing is committed that the other one did not hold; what is known to be, it must still hold.
+    # In a group of two an entry is committed only if both have it. So the other member has every entry that this one
+    # may have forgotten, unless it lacks even an entry known to be committed.
     log = state.log
     known = (log.term_at(log.commit_index) or NO_TERM, log.commit_index)
     return len(state.configuration.voters) == 2 and (message.last_term, message.last_index) >= known
 
 
-def refuse_request_vote(state: RaftState, message: RequestVote) -> None:
-    """Answers a request of a lower term, so that its sender learns the higher one."""
+def reject_request_vote(state: RaftState, message: RequestVote) -> None:
+    """Reject a request of a lower term, so that its sender learns the higher one."""
     state.send_dependent(_response(state, message.sender, state.term, granted=False, pre=message.pre))
 
 
 def handle_request_vote_response(state: RaftState, message: RequestVoteResponse) -> None:
-    """Counts an answer of this campaign."""
+    """Count a response to this campaign."""
     if message.pre:
-        asked = state.term + 1 if message.granted else state.term
-        expected = state.role is Role.PRE_CANDIDATE and message.term == asked
+        requested = state.term + 1 if message.granted else state.term
+        expected = state.role is Role.PRE_CANDIDATE and message.term == requested
     else:
         expected = state.role is Role.CANDIDATE
     if expected:
@@ -104,9 +100,9 @@ def handle_request_vote_response(state: RaftState, message: RequestVoteResponse)
 
 
 def maybe_count_self_vote(state: RaftState) -> None:
-    """Counts a candidate's vote for itself once it is durable, like anybody else's."""
-    if state.role is Role.CANDIDATE and state.node_id not in state.votes and state.is_hard_state_durable:
-        state.votes[state.node_id] = True
+    """Count a candidate's vote for itself once it is durable, like the vote of any other member."""
+    if state.role is Role.CANDIDATE and state.member not in state.votes and state.is_hard_state_durable:
+        state.votes[state.member] = True
         _tally(state)
 
 
@@ -124,19 +120,20 @@ def _tally(state: RaftState) -> None:
 def _become_pre_candidate(state: RaftState) -> None:
     state.role = Role.PRE_CANDIDATE
     state.leader_id = None
-    state.votes = {state.node_id: True}
+    state.votes = {state.member: True}
     state.reset_election_timer()
     for request in _requests(state, Term(state.term + 1), pre=True, transfer=False):
         state.send(request)
 
 
 def _become_candidate(state: RaftState, *, transfer: bool) -> None:
-    state.enter_term(Term(state.term + 1), state.node_id)
+    state.enter_term(Term(state.term + 1), state.member)
     state.role = Role.CANDIDATE
     state.transfer_campaign = transfer
     state.leader_id = None
     state.votes = {}
     state.reset_election_timer()
+    # After term and self-vote are durable: otherwise a candidate that crashes could vote for another one in its term.
     for request in _requests(state, state.term, pre=False, transfer=transfer):
         state.send_persisted(request)
 
@@ -145,7 +142,7 @@ def _requests(state: RaftState, term: Term, *, pre: bool, transfer: bool) -> lis
     log = state.log
     return [
         RequestVote(
-            sender=state.node_id,
+            sender=state.member,
             target=member,
             term=term,
             last_index=log.last_index,
@@ -154,9 +151,9 @@ def _requests(state: RaftState, term: Term, *, pre: bool, transfer: bool) -> lis
             transfer=transfer,
         )
         for member in state.configuration.members
-        if member != state.node_id and member in state.configuration.voters
+        if member != state.member and state.configuration.is_voter(member)
     ]
 
 
-def _response(state: RaftState, target: NodeId, term: Term, *, granted: bool, pre: bool) -> RequestVoteResponse:
-    return RequestVoteResponse(sender=state.node_id, target=target, term=term, granted=granted, pre=pre)
+def _response(state: RaftState, target: MemberId, term: Term, *, granted: bool, pre: bool) -> RequestVoteResponse:
+    return RequestVoteResponse(sender=state.member, target=target, term=term, granted=granted, pre=pre)

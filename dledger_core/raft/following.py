@@ -1,30 +1,21 @@
-"""What a follower does with a leader's messages (Raft section 5.3)."""
+"""A follower's side of replication: a leader's messages and the responses to them (Raft section 5.3)."""
 
 from __future__ import annotations
 
 from dledger_core.errors import ProtocolError, invariant
-from dledger_core.ids import NO_INDEX, NO_TERM, Index, NodeId
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, MemberId
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
-__all__ = [
-    "accept",
-    "check_batches",
-    "follow",
-    "handle_append_entries",
-    "handle_heartbeat",
-    "refuse",
-    "refuse_append_entries",
-    "refuse_heartbeat",
-]
-
 
 def check_batches(message: AppendEntries) -> None:
-    """Raises ProtocolError unless the batches continue (prev_index, prev_term) and each other."""
+    """Raise ProtocolError unless the batches continue (prev_index, prev_term) and each other."""
     last_index, last_term = message.prev_index, message.prev_term
     if last_index < NO_INDEX:
-        raise ProtocolError("AppendEntries without a place", str(message.sender), values={"prev_index": last_index})
+        raise ProtocolError(
+            "AppendEntries has an impossible prev_index", str(message.sender), values={"prev_index": last_index}
+        )
     for batch in message.batches:
         well_formed = batch.first_index == last_index + 1 and batch.count >= 1
         if not (well_formed and last_term <= batch.term <= message.term):
@@ -37,14 +28,14 @@ def check_batches(message: AppendEntries) -> None:
 
 
 def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
-    """Takes the batches if the logs meet at prev_index, else says where they might."""
+    """Append the batches if the logs match at prev_index, else respond with a hint where they might."""
     follow(state, message.sender)
     log = state.log
     if not log.matches(message.prev_index, message.prev_term):
         hint_term, hint_first_index = log.conflict_hint(message.prev_index)
         state.send_dependent(
             AppendEntriesResponse(
-                sender=state.node_id,
+                sender=state.member,
                 target=message.sender,
                 term=state.term,
                 accepted=False,
@@ -57,18 +48,20 @@ def handle_append_entries(state: RaftState, message: AppendEntries) -> None:
         return
     log.merge(message.batches)
     matched = message.batches[-1].last_index if message.batches else message.prev_index
-    # Not min(commit, last_index): entries behind ``matched`` may be another leader's (pitfall 2).
+    # Not min(commit_index, last_index): this message has compared nothing after ``matched``, and entries there may be
+    # another leader's (Raft figure 2, receiver rule 5: "index of last new entry").
     log.commit_to(min(message.commit_index, matched))
     if matched >= message.last_index:
-        state.note_complete(matched)
+        state.record_complete(matched)
     accept(state, message.sender, max(matched, log.commit_index))
 
 
-def accept(state: RaftState, leader_id: NodeId, match_index: Index) -> None:
-    """Tells the leader, once all of it is durable, that the logs agree up to ``match_index``."""
+def accept(state: RaftState, leader_id: MemberId, match_index: Index) -> None:
+    """Report to the leader, once all of it is durable, that the logs match up to ``match_index``."""
+    # The leader commits by this response, and a committed entry must survive this member's crash.
     state.send_persisted(
         AppendEntriesResponse(
-            sender=state.node_id,
+            sender=state.member,
             target=leader_id,
             term=state.term,
             accepted=True,
@@ -81,26 +74,26 @@ def accept(state: RaftState, leader_id: NodeId, match_index: Index) -> None:
 
 
 def handle_heartbeat(state: RaftState, message: Heartbeat) -> None:
-    """Stays a follower and learns the commit index."""
+    """Stay a follower and learn the commit index."""
     follow(state, message.sender)
     log = state.log
-    # The leader names only what this node acknowledged. If it is not there, the disk broke its promise: commit
-    # nothing; the answer's last_index tells the leader to find out again what this node holds.
+    # The leader sends only indexes that this member acknowledged. If it lacks one, its disk lost a synced write: commit
+    # nothing. The response's last_index makes the leader probe again.
     if message.commit_index <= log.last_index:
         log.commit_to(message.commit_index)
     state.send_dependent(_heartbeat_response(state, message))
 
 
-def refuse_append_entries(state: RaftState, message: AppendEntries) -> None:
-    """Answers a leader of a lower term, so that it learns the higher one."""
-    refuse(state, message.sender, message.prev_index)
+def reject_append_entries(state: RaftState, message: AppendEntries) -> None:
+    """Reject a leader of a lower term, so that it learns the higher one."""
+    reject(state, message.sender, message.prev_index)
 
 
-def refuse(state: RaftState, sender: NodeId, prev_index: Index) -> None:
-    """Answers a leader of a lower term that asked whether the logs meet at ``prev_index``."""
+def reject(state: RaftState, sender: MemberId, prev_index: Index) -> None:
+    """Reject a leader of a lower term that asked whether the logs match at ``prev_index``."""
     state.send_dependent(
         AppendEntriesResponse(
-            sender=state.node_id,
+            sender=state.member,
             target=sender,
             term=state.term,
             accepted=False,
@@ -112,14 +105,14 @@ def refuse(state: RaftState, sender: NodeId, prev_index: Index) -> None:
     )
 
 
-def refuse_heartbeat(state: RaftState, message: Heartbeat) -> None:
-    """Answers a leader of a lower term, so that it learns the higher one."""
+def reject_heartbeat(state: RaftState, message: Heartbeat) -> None:
+    """Respond to a leader of a lower term, so that it learns the higher one."""
     state.send_dependent(_heartbeat_response(state, message))
 
 
 def _heartbeat_response(state: RaftState, message: Heartbeat) -> HeartbeatResponse:
     return HeartbeatResponse(
-        sender=state.node_id,
+        sender=state.member,
         target=message.sender,
         term=state.term,
         round=message.round,
@@ -127,8 +120,8 @@ def _heartbeat_response(state: RaftState, message: Heartbeat) -> HeartbeatRespon
     )
 
 
-def follow(state: RaftState, leader_id: NodeId) -> None:
-    """Takes the sender of a current-term leader's message for the leader."""
+def follow(state: RaftState, leader_id: MemberId) -> None:
+    """Follow the sender of a message that only the leader of this term sends."""
     invariant(
         state.role is not Role.LEADER and state.leader_id in (None, leader_id),
         "two leaders in one term",

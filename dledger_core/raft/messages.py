@@ -1,7 +1,7 @@
-"""Messages between the replicas of one group: one frozen dataclass each.
+"""Messages between the members of one group: one frozen dataclass each.
 
-Every message carries ``sender``, ``target`` and ``term``; the term is checked in one place (``Raft.step``).
-The group is not part of a message: the driver knows it. Field meanings follow the Raft paper (figure 2) and
+Every message carries ``sender``, ``target`` and ``term``; the term is checked in one place (``raft.step``).
+The group is not part of a message: the transport knows it. Field meanings follow the Raft paper (figure 2) and
 Ongaro's thesis (pre-vote §9.6, transfer §3.10, ReadIndex §6.4).
 """
 
@@ -10,40 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import Index, MemberId, Term
 from dledger_core.raft.batch import Batch
 
-__all__ = [
-    "UNTOLD",
-    "AppendEntries",
-    "AppendEntriesResponse",
-    "Heartbeat",
-    "HeartbeatResponse",
-    "InstallSnapshot",
-    "InstallSnapshotResponse",
-    "Message",
-    "RequestVote",
-    "RequestVoteResponse",
-    "TimeoutNow",
-]
-
-
-UNTOLD: Final = Index((1 << 63) - 1)
+UNKNOWN_END: Final = Index((1 << 63) - 1)
+"""``AppendEntries.last_index`` of a leader that does not report it: no follower ever matches that far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    sender: NodeId
-    target: NodeId
+    sender: MemberId
+    target: MemberId
     term: Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestVote(_Message):
-    """Asks for a vote; with ``pre`` only asks whether one would be given.
+    """Ask for a vote; with ``pre`` ask only whether one would be granted.
 
-    ``term`` is the term the sender campaigns in, so for a pre-vote one above its own. ``transfer`` marks a
-    campaign the old leader asked for: it passes vote stickiness.
+    ``term`` is the term of the campaign, so for a pre-vote one above the sender's. ``transfer`` marks a campaign that
+    the old leader requested: vote stickiness does not apply to it.
     """
 
     last_index: Index
@@ -54,7 +40,7 @@ class RequestVote(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestVoteResponse(_Message):
-    """Answers RequestVote. A granted pre-vote echoes the asked term; a refusal carries the voter's own."""
+    """Grant or reject a vote. A granted pre-vote echoes the requested term; a rejection carries the voter's own."""
 
     granted: bool
     pre: bool
@@ -65,23 +51,23 @@ class AppendEntries(_Message):
     """Batches that follow (prev_index, prev_term); none = a probe.
 
     ``batches`` are consecutive and start at ``prev_index + 1``. ``last_index`` is the leader's own: a follower that
-    matches so far holds all that the leader held. A leader of before this field never says that.
+    matches up to there has every entry of the leader.
     """
 
     prev_index: Index
     prev_term: Term
     commit_index: Index
     batches: tuple[Batch, ...]
-    last_index: Index = UNTOLD
+    last_index: Index = UNKNOWN_END
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendEntriesResponse(_Message):
-    """Answers AppendEntries.
+    """Accept or reject AppendEntries.
 
-    Accepted: ``match_index`` is the last index known to equal the leader's, durable here. Refused: ``match_index``
-    repeats the refused prev_index, and the hint names the follower's term at that place (or NO_TERM if its log is
-    shorter), the first index of that term's run, and its last index.
+    Accepted: ``match_index`` is the last index known to equal the leader's, durable here. Rejected: ``match_index``
+    repeats the rejected prev_index, and the hint is the follower's term there (NO_TERM if its log is shorter), the
+    first index of that term range, and its last index.
     """
 
     accepted: bool
@@ -93,10 +79,11 @@ class AppendEntriesResponse(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(_Message):
-    """Keeps followers from campaigning, carries the commit index and a ReadIndex round.
+    """Keep followers from campaigning; carries the commit index and a ReadIndex round.
 
-    The driver packs the heartbeats of all groups between two nodes into one frame. ``commit_index`` is never above
-    what this follower is known to match. ``round`` counts ReadIndex rounds; the response echoes it.
+    The transport packs the heartbeats of all groups between two nodes into one frame. ``commit_index`` never exceeds
+    the follower's match_index: a heartbeat compares no entry, so it can commit only matched ones. ``round`` counts
+    ReadIndex rounds; the response echoes it.
     """
 
     commit_index: Index
@@ -105,7 +92,7 @@ class Heartbeat(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatResponse(_Message):
-    """Answers Heartbeat with its round and the follower's last durable index."""
+    """Echo a heartbeat's round with the follower's last durable index."""
 
     round: int
     last_index: Index
@@ -118,11 +105,11 @@ class TimeoutNow(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallSnapshot(_Message):
-    """A piece of what a member needs to begin its log at ``first_index``, because the leader deleted what was before.
+    """A chunk of the state that a follower needs to restart its log at ``first_index``.
 
-    ``data`` lies at ``offset`` of ``total`` bytes; an empty piece asks how much has arrived. ``number`` tells transfers
-    of one leader and term apart. A member that holds (first_index - 1, previous_term) needs none of it, and answers as
-    it does when it has begun anew: with an accepting AppendEntriesResponse.
+    ``data`` is at ``offset`` of ``total`` bytes; an empty chunk asks how much has arrived. ``number`` distinguishes
+    transfers of one leader and term. A follower that contains (first_index - 1, previous_term) needs no snapshot, and
+    responds as it does after an install: with an accepting AppendEntriesResponse.
     """
 
     number: int
@@ -135,7 +122,7 @@ class InstallSnapshot(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallSnapshotResponse(_Message):
-    """Answers InstallSnapshot while pieces are missing: so many bytes have arrived."""
+    """Report how many bytes have arrived, while chunks are missing."""
 
     number: int
     offset: int

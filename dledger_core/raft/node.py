@@ -1,4 +1,4 @@
-"""RawNode: the core's face. Inputs go in, ``ready`` hands out what to do, ``advance`` confirms that it is durable."""
+"""RawNode: the interface of the core. Inputs go in, ``ready`` returns work, ``advance`` confirms that it is durable."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
-from dledger_core.ids import NO_INDEX, Index, NodeId, Term
+from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import election, leadership, raft, replication
-from dledger_core.raft.batch import Batch, LogStore
+from dledger_core.raft.batch import Batch, LogStore, Proposal
 from dledger_core.raft.chunks import SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
@@ -17,9 +17,7 @@ from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.progress import ProgressState
 from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.ready import HardState, Ready, Role, SoftState
-from dledger_core.raft.state import NoopPayload, RaftState
-
-__all__ = ["ProgressStatus", "RawNode", "Status"]
+from dledger_core.raft.state import Noop, RaftState
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class ProgressStatus:
     """A leader's view of one member.
 
     Attributes:
-        needs_snapshot: it needs entries that the leader has deleted, and is told to begin at the leader's first index.
+        needs_snapshot: it needs entries that the leader has deleted; the leader sends a snapshot.
     """
 
     match_index: Index
@@ -45,66 +43,72 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A replica at one moment; ``progress`` is empty unless it leads. A recovering voter has no vote."""
+    """A replica at one moment; ``progress`` is empty unless it leads."""
 
-    node_id: NodeId
+    node_id: MemberId
     role: Role
     term: Term
-    leader_id: NodeId | None
+    leader_id: MemberId | None
     first_index: Index
     last_index: Index
     durable_index: Index
     commit_index: Index
-    transferee: NodeId | None
+    transferee: MemberId | None
     is_recovering: bool
-    progress: dict[NodeId, ProgressStatus]
+    progress: dict[MemberId, ProgressStatus]
 
 
 class RawNode:
     """One replica of one group, without I/O, clock or threads; one event loop owns it.
 
-    A call that raises a DLedgerError leaves the state unchanged. InvariantViolationError means that a safety
-    property is broken: the replica must stop and must not be used again.
+    A call that raises a ProtocolError, BadRequestError, NotLeaderError or TransferringError leaves the state unchanged.
+    InvariantViolationError means that a safety property is broken: the replica must stop and must not be used again.
 
     Args:
-        node_id: this node.
+        member: this member.
         configuration: members of the group.
         config: settings, times in ticks.
-        store: the durable log; see ``LogStore``.
+        store: the log's store; see ``LogStore``.
         hard_state: term and vote as recovered from disk.
         commit_index: recovered lower bound.
-        random: the one source of chance.
-        noop_payload: makes (payload, nbytes) of the NOOP at an index.
-        snapshot_payloads: makes and reads what a log that begins later needs; without it nobody is reset.
-        recovering_above: this node lost the end of its log in that term or before, and may have forgotten what it
-            acknowledged: it has no vote until it holds a committed entry of a higher term. None = it kept all.
+        random: the only source of randomness.
+        noop: makes the no-op at an index.
+        snapshot_payloads: packs and installs snapshots; without it followers that need one wait.
+        recovering_above: this member lost the end of its log in that term or before, and may have forgotten entries
+            that it acknowledged: it is a recovering voter until it has a committed entry of a higher term.
+            None = it kept all.
     """
 
     def __init__(
         self,
         *,
-        node_id: NodeId,
+        member: MemberId,
         configuration: Configuration,
         config: RaftConfig,
         store: LogStore,
         hard_state: HardState,
         commit_index: Index,
         random: RandomSource,
-        noop_payload: NoopPayload,
+        noop: Noop,
         snapshot_payloads: SnapshotPayloads | None = None,
         recovering_above: Term | None = None,
     ) -> None:
         log = RaftLog(store, commit_index=commit_index, recent_bytes_max=config.recent_bytes_max)
-        invariant(log.last_term <= hard_state.term, "the log is ahead of the term", last_term=log.last_term)
+        invariant(
+            log.last_term <= hard_state.term,
+            "the log has a higher term than the hard state",
+            last_term=log.last_term,
+            term=hard_state.term,
+        )
         self._log = log
         self._state = RaftState(
-            node_id=node_id,
+            member=member,
             configuration=configuration,
             config=config,
             log=log,
             hard_state=hard_state,
             random=random,
-            noop_payload=noop_payload,
+            noop=noop,
             snapshot_payloads=snapshot_payloads,
             recovering_above=recovering_above,
         )
@@ -116,60 +120,61 @@ class RawNode:
         self._emitted_commit_index = log.commit_index
 
     def tick(self) -> None:
-        """Counts one tick."""
+        """Count one tick."""
         raft.tick(self._state, persisting=self._persisting > 0)
 
     def step(self, message: Message) -> None:
-        """Takes a message from another member; raises ProtocolError if it is malformed."""
+        """Process a message from another member; raise ProtocolError if it is malformed."""
         raft.step(self._state, message)
 
-    def propose(self, payload: object, count: int, nbytes: int) -> Batch:
-        """Appends ``count`` entries as one batch to the leader's log.
+    def propose(self, proposal: Proposal) -> Batch:
+        """Append a proposed batch to the leader's log; return it with its index, term and position.
 
         Raises:
             NotLeaderError: another node leads, or none.
-            TransferringError: leadership is being handed over.
+            TransferringError: leadership is being transferred.
+            BadRequestError: it exceeds a limit of the log.
         """
-        return leadership.propose(self._state, payload, count, nbytes)
+        return leadership.propose(self._state, proposal)
 
     def read_index(self, request_id: int) -> None:
-        """Asks for a linearizable read index; the answer comes in ``Ready.reads``. Raises NotLeaderError."""
+        """Request a linearizable read index, to be returned in ``Ready.reads``; raise NotLeaderError."""
         leadership.read_index(self._state, request_id)
 
-    def transfer_leadership(self, target: NodeId) -> None:
-        """Starts to hand leadership over. Raises NotLeaderError, or BadRequestError for a node that cannot lead."""
+    def transfer_leadership(self, target: MemberId) -> None:
+        """Start to transfer leadership; raise NotLeaderError, or BadRequestError for a member that cannot lead."""
         leadership.transfer_leadership(self._state, target)
 
     def campaign(self) -> None:
-        """Starts an election now; does nothing on a leader or a learner."""
+        """Start an election now; do nothing on a leader or a learner."""
         election.campaign(self._state)
 
     def step_down(self) -> None:
-        """Stops to lead or to campaign, in the same term."""
+        """Stop leading or campaigning, in the same term."""
         if self._state.role not in (Role.FOLLOWER, Role.LEARNER):
             self._state.become_follower(self._state.term, None)
 
-    def report_unreachable(self, node_id: NodeId) -> None:
-        """Takes note that the connection to a member broke: what was on its way may be lost, and it may be dead."""
-        if self._state.role is Role.FOLLOWER and node_id == self._state.leader_id:
+    def report_unreachable(self, member: MemberId) -> None:
+        """Record that the connection to a member was lost, perhaps with messages in flight."""
+        if self._state.role is Role.FOLLOWER and member == self._state.leader_id:
             election.shorten_election_timeout(self._state)
             return
-        progress = self._state.progress.get(node_id)
+        progress = self._state.progress.get(member)
         if progress is not None and progress.state is ProgressState.REPLICATE:
             progress.become_probe(Index(progress.match_index + 1))
             self._state.send_due = True
 
-    def compact(self, first_index: Index) -> None:
-        """Takes note that the store deleted all entries before ``first_index``."""
-        self._log.compact(first_index)
+    def trim(self, first_index: Index) -> None:
+        """Record that the store deleted all entries before ``first_index``."""
+        self._log.trim(first_index)
 
     def term_at(self, index: Index) -> Term | None:
-        """Returns the term of an entry, or None if the log does not hold it."""
+        """Return the term of an entry, or None if the log does not contain it."""
         return self._log.term_at(index) if index != NO_INDEX else None
 
     @property
     def first_index(self) -> Index:
-        """The first entry held, or to come."""
+        """The first entry of the log; of an empty one the next."""
         return self._log.first_index
 
     @property
@@ -179,7 +184,7 @@ class RawNode:
 
     @property
     def durable_index(self) -> Index:
-        """The last entry that is durable here and not waiting to be cut."""
+        """The last entry that is durable here and not about to be truncated."""
         return self._log.durable_index
 
     def pointers(self) -> LogPointers:
@@ -187,10 +192,10 @@ class RawNode:
         return self._log.pointers()
 
     def status(self) -> Status:
-        """Returns the replica's state for people and metrics."""
+        """Return the replica's state for status and metrics."""
         state, log = self._state, self._log
         return Status(
-            node_id=state.node_id,
+            node_id=state.member,
             role=state.role,
             term=state.term,
             leader_id=state.leader_id,
@@ -199,7 +204,7 @@ class RawNode:
             durable_index=log.durable_index,
             commit_index=log.commit_index,
             transferee=state.transferee,
-            is_recovering=not state.has_vote,
+            is_recovering=state.is_recovering,
             progress={
                 member: ProgressStatus(
                     progress.match_index,
@@ -214,59 +219,62 @@ class RawNode:
         )
 
     def has_ready(self) -> bool:
-        """Returns whether ``ready`` has something to hand out."""
+        """Whether ``ready`` would return anything."""
         state, log, hard, soft = self._state, self._log, self._emitted_hard_state, self._emitted_soft_state
         return bool(
             state.messages
             or state.persisted_messages
             or state.send_due
-            or state.new_start is not None
+            or state.restart is not None
+            or state.votes_again
             or log.commit_index > self._emitted_commit_index
             or log.has_output
             or state.term != hard.term
             or state.voted_for != hard.voted_for
             or state.role is not soft.role
             or state.leader_id != soft.leader_id
-            or state.reads.answers
-            or self._read_round_due()
+            or state.reads.results
+            or leadership.is_read_round_due(state)
         )
 
     def ready(self) -> Ready:
-        """Returns everything there is to do since the last call."""
+        """Return all output since the last call."""
         state, log = self._state, self._log
         if state.role is Role.LEADER:
             leadership.flush(state)
         state.send_due = False
         self._number += 1
         hard_state = self._take_hard_state()
-        new_start, state.new_start = state.new_start, None
-        if new_start is not None:
-            self._emitted_commit_index = max(self._emitted_commit_index, Index(new_start.first_index - 1))
+        restart, state.restart = state.restart, None
+        if restart is not None:
+            self._emitted_commit_index = max(self._emitted_commit_index, Index(restart.first_index - 1))
         truncate_from, batches = log.take_output(self._number)
         ready = Ready(
             number=self._number,
             hard_state=hard_state,
-            new_start=new_start,
+            restart=restart,
             truncate_from=truncate_from,
             batches=batches,
             messages=tuple(state.messages),
             persisted_messages=tuple(state.persisted_messages),
             committed=self._take_committed(),
-            reads=tuple(state.reads.answers),
+            reads=tuple(state.reads.results),
             soft_state=self._take_soft_state(),
+            votes_again=state.votes_again,
         )
+        state.votes_again = False
         state.messages.clear()
         state.persisted_messages.clear()
-        state.reads.answers.clear()
+        state.reads.results.clear()
         self._in_flight.append((self._number, ready.must_persist, hard_state))
         self._persisting += ready.must_persist
         return ready
 
     def advance(self, number: int) -> None:
-        """Takes note that all Readys up to ``number`` are durable and their persisted_messages sent."""
+        """Record that all Readys up to ``number`` are durable and their persisted_messages sent."""
         invariant(
             bool(self._in_flight) and self._in_flight[0][0] <= number <= self._number,
-            "advance without such a Ready in flight",
+            "advance without this Ready in flight",
             number=number,
             last_number=self._number,
         )
@@ -284,12 +292,7 @@ class RawNode:
                 replication.maybe_commit(state)
         else:
             election.maybe_count_self_vote(state)
-
-    def _read_round_due(self) -> bool:
-        reads = self._state.reads
-        return (
-            bool(reads.waiting) and not reads.in_round and self._log.term_at(self._log.commit_index) == self._state.term
-        )
+        state.update_recovery()
 
     def _take_hard_state(self) -> HardState | None:
         state, emitted = self._state, self._emitted_hard_state

@@ -1,4 +1,8 @@
-"""The leader's view of one other member: what it holds, what is on its way, how to go on."""
+"""The leader's view of one other member: matched entries, messages in flight, next step.
+
+The states are those of etcd/raft: probing sends one message per round trip until the logs match, because a window
+full of entries after a wrong ``next_index`` would be rejected as a whole.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,20 @@ from collections import deque
 from enum import Enum
 
 from dledger_core.config import RaftConfig
+from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index
 from dledger_core.raft.chunks import OutgoingSnapshot
-
-__all__ = ["Progress", "ProgressState"]
 
 
 class ProgressState(Enum):
     """How the leader sends to a member."""
 
     PROBE = "probe"
-    """One message at a time until the place where the logs meet is known."""
+    """One message at a time until it is known where the logs match."""
     REPLICATE = "replicate"
     """Several in flight."""
-    NEEDS_SNAPSHOT = "needs-reset"
-    """It needs entries that the leader no longer holds."""
+    NEEDS_SNAPSHOT = "needs-snapshot"
+    """The leader has deleted entries that it needs."""
 
 
 class Progress:
@@ -30,11 +33,11 @@ class Progress:
         match_index: last index known durable there and equal to the leader's.
         next_index: first index of the next AppendEntries.
         state: PROBE, REPLICATE or NEEDS_SNAPSHOT.
-        active: heard of since the last quorum check.
-        probe_sent: in PROBE, a message is out and unanswered.
-        check_due: send an empty AppendEntries at ``next_index`` that only asks whether the logs meet there: in
-            REPLICATE to find a loss at the end of what was sent, in PROBE to ask again without the payload.
-        outgoing: the reset under way.
+        active: sent a response since the last quorum check.
+        probe_sent: in PROBE, a message is in flight.
+        check_due: send an empty AppendEntries at ``next_index`` that only asks whether the logs match there: in
+            REPLICATE to find a loss at the end of the sent entries, in PROBE to ask again without the payload.
+        outgoing: the snapshot transfer in progress.
         acked_round: highest heartbeat round echoed.
     """
 
@@ -46,7 +49,6 @@ class Progress:
         "active",
         "check_due",
         "inflight_bytes",
-        "is_voter",
         "match_index",
         "next_index",
         "outgoing",
@@ -54,8 +56,7 @@ class Progress:
         "state",
     )
 
-    def __init__(self, next_index: Index, *, is_voter: bool) -> None:
-        self.is_voter = is_voter
+    def __init__(self, next_index: Index) -> None:
         self.match_index = NO_INDEX
         self.next_index = next_index
         self.state = ProgressState.PROBE
@@ -75,29 +76,30 @@ class Progress:
         return len(self._inflight)
 
     def is_full(self, config: RaftConfig) -> bool:
-        """Returns whether the window is used up; the last message may overshoot the bytes by its own size."""
+        """Whether the window is used up; the last message may exceed the bytes by its own size."""
         return len(self._inflight) >= config.inflight_messages_max or self.inflight_bytes >= config.inflight_bytes_max
 
     def sent(self, last_index: Index, nbytes: int) -> None:
-        """Takes note of an AppendEntries in REPLICATE that ends at ``last_index``."""
+        """Record an AppendEntries in REPLICATE that ends at ``last_index``."""
         self._inflight.append((last_index, nbytes))
         self.inflight_bytes += nbytes
         self.next_index = Index(last_index + 1)
+        self._check()
 
     def become_probe(self, next_index: Index) -> None:
-        """Goes on one message at a time from ``next_index``."""
+        """Continue with one message at a time from ``next_index``."""
         self.state = ProgressState.PROBE
         self.next_index = max(next_index, Index(self.match_index + 1))
         self.probe_sent = False
         self._clear_inflight()
 
     def become_needs_snapshot(self) -> None:
-        """Stops sending: the leader lacks what the member needs."""
+        """Stop replicating: the leader has deleted entries that this follower needs."""
         self.state = ProgressState.NEEDS_SNAPSHOT
         self._clear_inflight()
 
     def accepted(self, match_index: Index) -> bool:
-        """Takes note of an acknowledgement; returns whether ``match_index`` rose."""
+        """Record an acknowledgement; return whether ``match_index`` rose."""
         rose = match_index > self.match_index
         if rose:
             self.match_index = match_index
@@ -110,13 +112,14 @@ class Progress:
             self.next_index = Index(match_index + 1)
             self.check_due = False
             self.outgoing = None
+        self._check()
         return rose
 
-    def refused(self, prev_index: Index, next_index: Index) -> bool:
-        """Takes note of a refusal and of where to go on; returns whether there is something to send now.
+    def rejected(self, prev_index: Index, next_index: Index) -> bool:
+        """Record a rejection and where to continue; return whether there is something to send now.
 
-        One loss makes the follower refuse all that was in flight behind it: only the first refusal counts, the
-        rest are stale.
+        One loss makes the follower reject all later messages in flight: only the first rejection counts, the rest are
+        stale.
         """
         if self.state is ProgressState.REPLICATE:
             if prev_index <= self.match_index:
@@ -126,34 +129,35 @@ class Progress:
         if self.state is ProgressState.PROBE and prev_index == self.next_index - 1:
             before = self.next_index
             self.become_probe(next_index)
-            # Asking the same again at once would be answered the same; the next heartbeat asks again.
+            # The same question at once would get the same response; the next heartbeat asks again.
             self.probe_sent = self.next_index == before
             return not self.probe_sent
         return False
 
     def watch(self, heartbeat_round: int) -> None:
-        """Remembers what was known when a heartbeat left, unless an older one is still unanswered."""
+        """Remember match_index when a heartbeat is sent, unless an older one is still unanswered."""
         if self.acked_round >= self._watch_round:
             self._watch_round = heartbeat_round
             self._watch_match = self.match_index
 
-    def heard_heartbeat(self, heartbeat_round: int, last_index: Index, first_index: Index) -> bool:
-        """Takes note of a heartbeat's answer; returns whether there may be something to send.
+    def heartbeat_acked(self, heartbeat_round: int, last_index: Index, first_index: Index) -> bool:
+        """Record a heartbeat response; return whether there may be something to send.
 
         Args:
             heartbeat_round: the echoed round.
-            last_index: the member's last durable index when it answered.
-            first_index: first index that the leader still holds.
+            last_index: the member's last durable index when it responded.
+            first_index: the leader's first index.
         """
         watched = heartbeat_round >= self._watch_round > self.acked_round
         self.acked_round = max(self.acked_round, heartbeat_round)
         if watched and last_index < self._watch_match:
-            # It lost what it had acknowledged (a disk without its promise): trust nothing, find out again.
+            # The follower lost acknowledged entries (its disk ignored a sync): forget match_index and probe again.
             self.match_index = NO_INDEX
             self.become_probe(Index(last_index + 1))
             return True
         if self.state is ProgressState.REPLICATE:
-            # Nothing was acknowledged for a round trip: a message, an answer, or a slow disk. Ask, don't resend.
+            # No acknowledgement for a round trip: a lost message, a lost response or a slow disk. Ask before sending
+            # the entries again, because a slow disk would only get slower.
             self.check_due = watched and self.match_index == self._watch_match and bool(self._inflight)
             return self.check_due
         if self.state is ProgressState.NEEDS_SNAPSHOT:
@@ -172,3 +176,13 @@ class Progress:
         self._inflight.clear()
         self.inflight_bytes = 0
         self.check_due = False
+        self._check()
+
+    def _check(self) -> None:
+        invariant(
+            self.match_index < self.next_index and self.inflight_bytes >= 0,
+            "progress of a member is inconsistent",
+            match_index=self.match_index,
+            next_index=self.next_index,
+            inflight_bytes=self.inflight_bytes,
+        )

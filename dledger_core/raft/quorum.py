@@ -1,22 +1,21 @@
-"""Who counts, and how many are enough: the only place with quorum arithmetic."""
+"""Members that count, and how many are enough: the only module with quorum arithmetic.
+
+Votes, acknowledgements and echoes are counted by member, never by address or connection, and always through the
+configuration in force. So a change of members changes every quorum at one place and at one moment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
 
 from dledger_core.errors import ConfigError
-from dledger_core.ids import NodeId
-
-__all__ = ["Configuration", "VoteResult", "even_group_warning", "majority_value"]
-
-_Number = TypeVar("_Number", bound=int)
+from dledger_core.ids import MemberId
 
 
 class VoteResult(Enum):
-    """What a count of votes says so far."""
+    """Result of a campaign so far."""
 
     PENDING = "pending"
     WON = "won"
@@ -28,14 +27,14 @@ class Configuration:
     """The members of a group: voters count, learners only receive the log.
 
     Attributes:
-        voters: nodes whose votes and acknowledgements count; at least one.
-        learners: nodes that are sent the log and count nowhere.
-        members: all of them in sorted order, so that every run visits them alike.
+        voters: members whose votes and acknowledgements count; at least one.
+        learners: members that receive the log and do not count.
+        members: all of them in sorted order, so that every run iterates over them in the same order.
     """
 
-    voters: frozenset[NodeId]
-    learners: frozenset[NodeId] = frozenset()
-    members: tuple[NodeId, ...] = field(init=False, repr=False, compare=False)
+    voters: frozenset[MemberId]
+    learners: frozenset[MemberId] = frozenset()
+    members: tuple[MemberId, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.voters:
@@ -47,37 +46,39 @@ class Configuration:
 
     @property
     def majority(self) -> int:
-        """How many voters are enough."""
+        """Number of voters that is enough."""
         return len(self.voters) // 2 + 1
 
-    def is_sole_voter(self, node_id: NodeId) -> bool:
-        """Returns whether ``node_id`` alone is a majority."""
-        return len(self.voters) == 1 and node_id in self.voters
+    def is_voter(self, member: MemberId) -> bool:
+        """Whether the member's vote and acknowledgements count."""
+        return member in self.voters
 
-    def vote_result(self, votes: Mapping[NodeId, bool]) -> VoteResult:
-        """Returns the outcome of ``votes``; answers of others than voters do not count."""
-        granted = refused = 0
-        for voter in self.voters:
-            answer = votes.get(voter)
-            if answer is True:
-                granted += 1
-            elif answer is False:
-                refused += 1
+    def is_sole_voter(self, member: MemberId) -> bool:
+        """Whether ``member`` alone is a majority."""
+        return len(self.voters) == 1 and member in self.voters
+
+    def is_quorum(self, members: Set[MemberId]) -> bool:
+        """Whether ``members`` contain a majority of the voters."""
+        return len(members & self.voters) >= self.majority
+
+    def vote_result(self, votes: Mapping[MemberId, bool]) -> VoteResult:
+        """Return the result of ``votes``; those of learners and strangers do not count."""
+        granted = sum(votes.get(voter) is True for voter in self.voters)
+        rejected = sum(votes.get(voter) is False for voter in self.voters)
         if granted >= self.majority:
             return VoteResult.WON
-        if refused > len(self.voters) - self.majority:
+        if rejected > len(self.voters) - self.majority:
             return VoteResult.LOST
         return VoteResult.PENDING
 
-
-def majority_value(values: list[_Number]) -> _Number:
-    """Returns the largest number that a majority of ``values`` has reached; sorts ``values`` in place."""
-    values.sort()
-    return values[(len(values) - 1) // 2]
+    def majority_value(self, value_of: Callable[[MemberId], int]) -> int:
+        """Return the largest number that a majority of the voters has reached."""
+        values = sorted(map(value_of, self.voters))
+        return values[len(values) - self.majority]
 
 
 def even_group_warning(voters: int) -> str | None:
-    """Returns what to tell who runs an even number of voters: the last one costs and helps nothing."""
+    """Return a warning if the number of voters is even: the last one adds cost and no fault tolerance."""
     if voters % 2:
         return None
     failures = (voters - 1) // 2

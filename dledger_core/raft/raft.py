@@ -1,15 +1,14 @@
-"""The two inputs that time and the network give: ``tick`` and ``step``.
+"""The two inputs from time and the network: ``tick`` and ``step``.
 
-``step`` is the one place where terms are compared; handlers see messages of the current term only (and pre-votes,
-whose term is a question and not a fact).
+``step`` is the only function that compares terms (Raft section 5.1); handlers receive messages of the current term
+only, and pre-votes, whose term is a question and not a fact.
 """
 
 from __future__ import annotations
 
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import Index
-from dledger_core.raft import election, following, leadership
-from dledger_core.raft import snapshot_install as resetting
+from dledger_core.raft import election, following, leadership, snapshot_install
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,
@@ -25,11 +24,9 @@ from dledger_core.raft.messages import (
 from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
-__all__ = ["step", "tick"]
-
 
 def tick(state: RaftState, *, persisting: bool) -> None:
-    """Counts one tick; ``persisting`` says whether the disk has work it has not confirmed."""
+    """Count one tick; ``persisting`` tells whether a Ready is in flight to the disk."""
     state.persist_elapsed = state.persist_elapsed + 1 if persisting else 0
     if state.role is Role.LEADER:
         leadership.tick_leader(state)
@@ -38,32 +35,35 @@ def tick(state: RaftState, *, persisting: bool) -> None:
 
 
 def step(state: RaftState, message: Message) -> None:
-    """Takes a message from another member.
+    """Process a message from another member.
 
     Raises:
-        ProtocolError: it is malformed or not for this node; nothing changed.
+        ProtocolError: it is malformed or for another member; nothing changed.
     """
-    if message.target != state.node_id or message.sender == state.node_id:
-        raise ProtocolError("a message for another node", str(message.sender), values={"target": message.target})
+    if message.target != state.member or message.sender == state.member:
+        raise ProtocolError("the message is for another member", str(message.sender), values={"target": message.target})
     if isinstance(message, AppendEntries):
         following.check_batches(message)
     elif isinstance(message, InstallSnapshot):
-        resetting.check_snapshot(message)
+        snapshot_install.check_snapshot(message)
     if message.term < state.term:
-        _answer_stale(state, message)
+        _reject_stale(state, message)
     elif message.term == state.term or _enter_higher_term(state, message):
         _dispatch(state, message)
+        state.update_recovery()
 
 
 def _enter_higher_term(state: RaftState, message: Message) -> bool:
-    """Adopts a higher term where it is a fact; returns whether the message is to be handled."""
+    """Adopt a higher term where it is a fact; return whether to handle the message."""
     if isinstance(message, RequestVote):
+        # Vote stickiness (thesis section 4.2.3): a member that lost contact must not depose a leader that works. A
+        # transfer is exempt, because the leader itself requested it.
         if state.has_active_leader and not message.transfer:
             return False
         if not message.pre:
             state.become_follower(message.term, None)
     elif isinstance(message, RequestVoteResponse) and message.pre and message.granted:
-        pass
+        pass  # it echoes the term that this member would campaign in
     elif isinstance(message, AppendEntries | Heartbeat | InstallSnapshot):
         state.become_follower(message.term, message.sender)
     else:
@@ -71,16 +71,16 @@ def _enter_higher_term(state: RaftState, message: Message) -> bool:
     return True
 
 
-def _answer_stale(state: RaftState, message: Message) -> None:
-    """Tells the sender of a lower term the higher one; answers of a lower term mean nothing any more."""
+def _reject_stale(state: RaftState, message: Message) -> None:
+    """Send the higher term to the sender of a request; a response of a lower term has no meaning in this one."""
     if isinstance(message, RequestVote):
-        election.refuse_request_vote(state, message)
+        election.reject_request_vote(state, message)
     elif isinstance(message, AppendEntries):
-        following.refuse_append_entries(state, message)
+        following.reject_append_entries(state, message)
     elif isinstance(message, Heartbeat):
-        following.refuse_heartbeat(state, message)
+        following.reject_heartbeat(state, message)
     elif isinstance(message, InstallSnapshot):
-        following.refuse(state, message.sender, Index(message.first_index - 1))
+        following.reject(state, message.sender, Index(message.first_index - 1))
 
 
 def _dispatch(state: RaftState, message: Message) -> None:
@@ -94,9 +94,9 @@ def _dispatch(state: RaftState, message: Message) -> None:
         case HeartbeatResponse():
             leadership.handle_heartbeat_response(state, message)
         case InstallSnapshot():
-            resetting.handle_install_snapshot(state, message)
+            snapshot_install.handle_install_snapshot(state, message)
         case InstallSnapshotResponse():
-            resetting.handle_install_snapshot_response(state, message)
+            snapshot_install.handle_install_snapshot_response(state, message)
         case RequestVote():
             election.handle_request_vote(state, message)
         case RequestVoteResponse():

@@ -1,19 +1,17 @@
-"""The core's whole output: what to persist, what to send and when, what is committed."""
+"""The core's complete output: state and batches to persist, messages to send, entries that are committed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import Index, MemberId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.messages import Message
 
-__all__ = ["HardState", "LogRestart", "ReadReady", "Ready", "Role", "SoftState"]
-
 
 class Role(Enum):
-    """What a replica is in its group."""
+    """Role of a replica in its group."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -24,18 +22,18 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """Durable before any message that depends on it leaves."""
+    """Term and vote; durable before any message that depends on them is sent."""
 
     term: Term
-    voted_for: NodeId | None
+    voted_for: MemberId | None
 
 
 @dataclass(frozen=True, slots=True)
 class SoftState:
-    """What others may want to know; not durable."""
+    """Role, leader and term for subscribers; not durable."""
 
     role: Role
-    leader_id: NodeId | None
+    leader_id: MemberId | None
     term: Term
 
 
@@ -43,7 +41,7 @@ class SoftState:
 class ReadReady:
     """A ReadIndex request that is confirmed: reads up to ``index`` are linearizable.
 
-    ``index`` is None when leadership was lost first: ask again elsewhere.
+    ``index`` is None if leadership was lost first: ask the new leader.
     """
 
     request_id: int
@@ -52,12 +50,12 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class LogRestart:
-    """The whole log is to be discarded and begun anew.
+    """Discard the whole log and restart it at ``first_index`` (snapshot install).
 
     Attributes:
-        first_index: where it begins; everything before is committed.
+        first_index: the new first index; every entry before it is committed.
         previous_term: term of the entry before, or NO_TERM if unknown.
-        payload: what the driver's ``SnapshotPayloads.unpack`` returned.
+        payload: the object that ``SnapshotPayloads.install`` returned.
     """
 
     first_index: Index
@@ -67,38 +65,42 @@ class LogRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """One turn's output. Several may be in flight; they are persisted in order of ``number``.
+    """Output of one iteration. Several may be in flight; they are persisted in order of ``number``.
 
-    The driver, in this order:
+    The replica loop, in this order:
 
-    1. hands ``batches`` to the log (that assigns positions to a leader's own), then sends ``messages``;
-    2. on disk: writes ``hard_state``, begins anew at ``new_start``, cuts the log from ``truncate_from`` on,
+    1. sends ``messages``;
+    2. on disk: writes ``hard_state``, restarts the log as ``restart`` says, truncates it from ``truncate_from`` on,
        appends ``batches``, syncs once;
     3. sends ``persisted_messages`` and calls ``advance(number)``;
-    4. serves ``committed`` as soon as it is seen (it never covers entries that can be cut).
-       A majority holds them durably, this node's own disk perhaps not yet: a checkpoint of commit_index
-       must wait for this Ready, or be bounded by ``Status.durable_index``.
+    4. serves ``committed`` as soon as it receives it (it never covers entries that can be truncated).
+       A majority has them on disk, this node perhaps not yet: a checkpoint of commit_index waits for this Ready or is
+       limited by ``durable_index``.
 
-    ``advance(number)`` confirms all Readys up to ``number``.
+    ``messages`` need not wait for this disk: an AppendEntries makes no statement about the leader's own disk, which
+    counts as one acknowledgement like any other (thesis, section 10.2.1). ``persisted_messages`` are votes and
+    acknowledgements: each is a statement about this disk.
 
-    A Ready without anything to persist (``must_persist`` false) still goes through 3, after all earlier ones.
+    ``advance(number)`` confirms all Readys up to ``number``. A Ready without anything to persist (``must_persist`` is
+    false) still goes through 3, after all earlier ones.
 
     Attributes:
-        number: counts up by one.
+        number: increases by one.
         hard_state: to make durable, or None if unchanged.
-        new_start: discard the log first and begin it anew, or None.
-        truncate_from: cut all entries from this index on before appending, or None.
+        restart: discard the log first and restart it, or None.
+        truncate_from: truncate from this index on before appending, or None.
         batches: consecutive, to append and sync.
         messages: may leave at once.
         persisted_messages: only after this and all earlier Readys are durable.
         committed: half-open range [start, end) of newly committed indexes, or None.
-        reads: ReadIndex answers.
+        reads: results of ReadIndex requests.
         soft_state: new role, leader or term, or None if unchanged.
+        votes_again: the member is no longer a recovering voter; its marker may be removed.
     """
 
     number: int
     hard_state: HardState | None = None
-    new_start: LogRestart | None = None
+    restart: LogRestart | None = None
     truncate_from: Index | None = None
     batches: tuple[Batch, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -106,8 +108,9 @@ class Ready:
     committed: tuple[Index, Index] | None = None
     reads: tuple[ReadReady, ...] = ()
     soft_state: SoftState | None = None
+    votes_again: bool = False
 
     @property
     def must_persist(self) -> bool:
-        """Whether anything has to reach the disk before ``advance``."""
-        return bool(self.hard_state or self.batches or self.new_start or self.truncate_from is not None)
+        """Whether anything must reach the disk before ``advance``."""
+        return bool(self.hard_state or self.batches or self.restart or self.truncate_from is not None)

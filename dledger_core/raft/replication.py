@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dledger_core.errors import CorruptRecordError, invariant
-from dledger_core.ids import NO_TERM, Index, NodeId
-from dledger_core.raft import snapshot_install as resetting
-from dledger_core.raft.batch import Batch
+from dledger_core.ids import NO_TERM, Index, MemberId
+from dledger_core.raft import snapshot_install
+from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.messages import AppendEntries, AppendEntriesResponse
 from dledger_core.raft.progress import Progress, ProgressState
-from dledger_core.raft.quorum import majority_value
+from dledger_core.raft.ready import Role
 from dledger_core.raft.state import RaftState
 
-__all__ = ["append", "handle_accepted", "handle_refused", "maybe_commit", "send_appends"]
 
-
-def append(state: RaftState, payload: object, count: int, nbytes: int) -> Batch:
-    """Appends a batch of the leader's own to its log; it leaves with the next Ready."""
-    batch = Batch(Index(state.log.last_index + 1), count, state.term, nbytes, payload)
-    state.log.append(batch)
+def append(state: RaftState, proposal: Proposal) -> Batch:
+    """Append a batch of the leader's own to its log; it leaves with the next Ready."""
+    invariant(state.role is Role.LEADER, "only a leader appends entries of its own", role=state.role)
+    batch = state.log.propose(proposal, state.term)
     state.send_due = True
     return batch
 
 
 def send_appends(state: RaftState) -> None:
-    """Sends every member what its window has room for."""
+    """Send every member as much as its window allows."""
     state.send_due = False
     for member, progress in state.progress.items():
         if progress.state is ProgressState.PROBE:
@@ -32,54 +30,60 @@ def send_appends(state: RaftState) -> None:
         elif progress.state is ProgressState.REPLICATE:
             _fill_window(state, member, progress)
         if progress.state is ProgressState.NEEDS_SNAPSHOT:
-            resetting.send_snapshot(state, member, progress)
+            snapshot_install.send_snapshot(state, member, progress)
 
 
 def handle_accepted(state: RaftState, progress: Progress, message: AppendEntriesResponse) -> None:
-    """Takes note of what a member holds and commits what a majority holds."""
+    """Record which entries a member has and commit those that a majority has."""
     log = state.log
     invariant(
         message.match_index <= log.last_index,
-        "a member acknowledged entries beyond the leader's log",
+        "a member acknowledged entries past the end of the leader's log",
         member=message.sender,
         match_index=message.match_index,
         last_index=log.last_index,
     )
-    if progress.accepted(message.match_index) and progress.is_voter and message.match_index > log.commit_index:
+    rose = progress.accepted(message.match_index)
+    if rose and state.configuration.is_voter(message.sender) and message.match_index > log.commit_index:
         maybe_commit(state)
     if progress.next_index <= log.last_index:
         state.send_due = True
 
 
-def handle_refused(state: RaftState, progress: Progress, message: AppendEntriesResponse) -> None:
-    """Steps back to where the logs may meet: one run of terms per round trip, not one entry."""
+def handle_rejected(state: RaftState, progress: Progress, message: AppendEntriesResponse) -> None:
+    """Step back to where the logs may match: one term range per round trip, not one entry (Raft section 5.3).
+
+    If this log has the follower's term too, the logs may match at this log's last entry of it; if not, at no entry of
+    that term.
+    """
     if message.hint_term == NO_TERM:
         next_index = message.last_index + 1
     else:
         ours = state.log.last_index_of_term(message.hint_term)
         next_index = message.hint_first_index if ours is None or ours < message.hint_first_index else ours + 1
-    if progress.refused(message.match_index, Index(min(next_index, message.match_index))):
+    if progress.rejected(message.match_index, Index(min(next_index, message.match_index))):
         state.send_due = True
 
 
 def maybe_commit(state: RaftState) -> bool:
-    """Commits what a majority holds durably, if that reaches into this term; returns whether it rose.
+    """Commit entries that a majority has on disk, if the last one is of this term; return whether it rose.
 
-    An entry of an older term on a majority may still be overwritten (figure 8): it commits with the first entry
-    of this term behind it. The leader counts itself by what its own disk has confirmed.
+    An entry of an older term on a majority may still be overwritten (Raft figure 8): it commits with the first entry
+    of this term after it. The leader counts its own disk like any other member's: by confirmed writes.
     """
     log = state.log
-    matches = [progress.match_index for progress in state.progress.values() if progress.is_voter]
-    if state.is_voter:
-        matches.append(log.durable_index)
-    index = majority_value(matches)
+
+    def durable_at(member: MemberId) -> int:
+        return log.durable_index if member == state.member else state.progress[member].match_index
+
+    index = Index(state.configuration.majority_value(durable_at))
     if index <= log.commit_index or log.term_at(index) != state.term:
         return False
     return log.commit_to(index)
 
 
-def _send_probe(state: RaftState, member: NodeId, progress: Progress) -> None:
-    """Sends one message; with payload the first time, without when it is asked again."""
+def _send_probe(state: RaftState, member: MemberId, progress: Progress) -> None:
+    """Send one message; with payload the first time, without when it asks again."""
     empty = progress.check_due or progress.next_index > state.log.last_index
     progress.check_due = False
     batches = () if empty else _batches(state, progress)
@@ -91,7 +95,7 @@ def _send_probe(state: RaftState, member: NodeId, progress: Progress) -> None:
         progress.probe_sent = True
 
 
-def _fill_window(state: RaftState, member: NodeId, progress: Progress) -> None:
+def _fill_window(state: RaftState, member: MemberId, progress: Progress) -> None:
     config, log = state.config, state.log
     while progress.next_index <= log.last_index and not progress.is_full(config):
         batches = _batches(state, progress)
@@ -107,17 +111,17 @@ def _fill_window(state: RaftState, member: NodeId, progress: Progress) -> None:
 
 
 def _batches(state: RaftState, progress: Progress) -> tuple[Batch, ...] | None:
-    """Returns the next batches, the first one containing next_index; None if they are deleted or damaged."""
+    """Return the next batches, the first one containing next_index; None if they are deleted or damaged."""
     if progress.next_index < state.log.first_index:
         progress.become_needs_snapshot()
         return None
     try:
         return state.log.batches_from(progress.next_index, state.config.append_bytes_max)
-    except CorruptRecordError:  # whoever holds the log repairs it; the member gets them then, or from another leader
+    except CorruptRecordError:  # the store reports and repairs it; the member gets them later, or from another leader
         return None
 
 
-def _send(state: RaftState, member: NodeId, progress: Progress, batches: tuple[Batch, ...]) -> bool:
+def _send(state: RaftState, member: MemberId, progress: Progress, batches: tuple[Batch, ...]) -> bool:
     log = state.log
     prev_index = Index(progress.next_index - 1)
     prev_term = log.term_at(prev_index)
@@ -126,7 +130,7 @@ def _send(state: RaftState, member: NodeId, progress: Progress, batches: tuple[B
         return False
     state.send(
         AppendEntries(
-            sender=state.node_id,
+            sender=state.member,
             target=member,
             term=state.term,
             prev_index=prev_index,

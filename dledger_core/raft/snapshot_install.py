@@ -4,15 +4,15 @@ The state of the deleted entries that is still needed travels as opaque bytes (`
 chunk is in flight at a time, and the follower reports how much it has. Only responses advance the transfer; a heartbeat
 response makes the leader send a query (an empty chunk), never a chunk.
 
-The member gives up what it holds only if it does not hold the entry before the leader's first one. Then nothing it
-holds beyond that place is committed: with a committed entry it would hold all entries before it as well. And what is
-deleted was committed, so that no vote or acknowledgement of this member is broken.
+The follower discards its log only if it does not contain the entry before the leader's first one. Then no later entry
+of it is committed: with a committed entry it would contain all entries before it as well (Log Matching, Raft section
+5.3). And the deleted entries were committed, so no vote or acknowledgement of this member is broken.
 """
 
 from __future__ import annotations
 
 from dledger_core.errors import ProtocolError, invariant
-from dledger_core.ids import NO_TERM, Index, NodeId
+from dledger_core.ids import NO_TERM, Index, MemberId
 from dledger_core.raft import following
 from dledger_core.raft.chunks import IncomingSnapshot, OutgoingSnapshot
 from dledger_core.raft.messages import InstallSnapshot, InstallSnapshotResponse
@@ -20,22 +20,20 @@ from dledger_core.raft.progress import Progress
 from dledger_core.raft.ready import LogRestart
 from dledger_core.raft.state import RaftState
 
-__all__ = ["check_snapshot", "handle_install_snapshot", "handle_install_snapshot_response", "send_snapshot"]
-
 
 def check_snapshot(message: InstallSnapshot) -> None:
-    """Raises ProtocolError unless the piece lies inside what it is a piece of."""
+    """Raise ProtocolError unless the chunk fits into its snapshot."""
     fits = 0 <= message.offset <= message.total - len(message.data)
     if not fits or message.first_index < 1 or message.previous_term < NO_TERM:
         raise ProtocolError(
-            "a piece of a reset does not fit",
+            "a chunk does not fit into its snapshot",
             str(message.sender),
             values={"offset": message.offset, "total": message.total, "first_index": message.first_index},
         )
 
 
-def send_snapshot(state: RaftState, member: NodeId, progress: Progress) -> None:
-    """Sends the next piece, or asks for an answer that is missing; does nothing if neither is due."""
+def send_snapshot(state: RaftState, member: MemberId, progress: Progress) -> None:
+    """Send the next chunk, or a query for a missing response; do nothing if neither is due."""
     if state.snapshot_payloads is None:
         return
     first_index = state.log.first_index
@@ -43,18 +41,18 @@ def send_snapshot(state: RaftState, member: NodeId, progress: Progress) -> None:
     if outgoing is None or outgoing.first_index != first_index:
         state.snapshot_number += 1
         previous_term = state.log.term_at(Index(first_index - 1))
-        invariant(previous_term is not None, "a log does not know the term before it", first_index=first_index)
+        invariant(previous_term is not None, "a log lacks the term before it", first_index=first_index)
         assert previous_term is not None
         data = state.snapshot_payloads.pack(first_index)
         outgoing = progress.outgoing = OutgoingSnapshot(state.snapshot_number, first_index, previous_term, data)
     elif outgoing.sent and not outgoing.ask_due:
         return
-    piece = b"" if outgoing.sent else outgoing.data[outgoing.offset : outgoing.offset + state.config.append_bytes_max]
+    chunk = b"" if outgoing.sent else outgoing.data[outgoing.offset : outgoing.offset + state.config.append_bytes_max]
     outgoing.asked = outgoing.sent
     outgoing.sent, outgoing.ask_due = True, False
     state.send(
         InstallSnapshot(
-            sender=state.node_id,
+            sender=state.member,
             target=member,
             term=state.term,
             number=outgoing.number,
@@ -62,13 +60,13 @@ def send_snapshot(state: RaftState, member: NodeId, progress: Progress) -> None:
             previous_term=outgoing.previous_term,
             offset=outgoing.offset,
             total=len(outgoing.data),
-            data=piece,
+            data=chunk,
         )
     )
 
 
 def handle_install_snapshot_response(state: RaftState, message: InstallSnapshotResponse) -> None:
-    """Goes on with the transfer where the member is."""
+    """Continue the transfer at the follower's offset."""
     progress = state.progress.get(message.sender)
     if progress is None:
         return
@@ -77,14 +75,14 @@ def handle_install_snapshot_response(state: RaftState, message: InstallSnapshotR
     if outgoing is None or outgoing.number != message.number or not 0 <= message.offset <= len(outgoing.data):
         return
     if message.offset > outgoing.offset or outgoing.asked:
-        # Any other answer is a late one: acting on it would send a piece twice, and each of the two again.
+        # Any other response is a late one: acting on it would send a chunk twice, and each of the two again.
         outgoing.offset = message.offset
         outgoing.sent = outgoing.asked = False
         state.send_due = True
 
 
 def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
-    """Gathers pieces, and starts anew when all are there; a member that needs no reset says so."""
+    """Collect chunks and restart the log once all have arrived; accept at once if no snapshot is needed."""
     following.follow(state, message.sender)
     previous_index = Index(message.first_index - 1)
     if state.log.matches(previous_index, message.previous_term):
@@ -92,13 +90,13 @@ def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
         following.accept(state, message.sender, max(previous_index, state.log.commit_index))
         return
     incoming = state.incoming_snapshot
-    if incoming is None or not incoming.is_of(message.sender, message.term, message.number):
+    if incoming is None or not incoming.belongs_to(message.sender, message.term, message.number):
         incoming = state.incoming_snapshot = IncomingSnapshot(message.sender, message.term, message.number)
     incoming.add(message.offset, message.data)
     if incoming.nbytes < message.total:
         state.send_dependent(
             InstallSnapshotResponse(
-                sender=state.node_id,
+                sender=state.member,
                 target=message.sender,
                 term=state.term,
                 number=message.number,
@@ -108,9 +106,8 @@ def handle_install_snapshot(state: RaftState, message: InstallSnapshot) -> None:
         return
     state.incoming_snapshot = None
     if state.snapshot_payloads is None:
-        raise ProtocolError("this node cannot be reset", str(message.sender))
-    data = b"".join(incoming.pieces)
-    payload = state.snapshot_payloads.unpack(message.first_index, message.previous_term, data)
+        raise ProtocolError("this node cannot install snapshots", str(message.sender))
+    payload = state.snapshot_payloads.install(message.first_index, message.previous_term, b"".join(incoming.chunks))
     state.log.restart(message.first_index, message.previous_term)
-    state.new_start = LogRestart(message.first_index, message.previous_term, payload)
+    state.restart = LogRestart(message.first_index, message.previous_term, payload)
     following.accept(state, message.sender, previous_index)

@@ -1,4 +1,8 @@
-"""The state of one replica that all parts of the algorithm share, and the only code that changes term and vote."""
+"""The state of one replica that all parts of the algorithm share, and the only code that changes term and vote.
+
+A property only reads. Every change is a transition that ``step``, ``tick``, ``propose`` or ``advance`` makes, and that
+the next Ready shows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from typing import TypeAlias
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
-from dledger_core.ids import Index, NodeId, Term
+from dledger_core.ids import Index, MemberId, Term
+from dledger_core.raft.batch import Proposal
 from dledger_core.raft.chunks import IncomingSnapshot, SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
@@ -16,75 +21,79 @@ from dledger_core.raft.quorum import Configuration
 from dledger_core.raft.reads import ReadQueue
 from dledger_core.raft.ready import HardState, LogRestart, Role
 
-__all__ = ["NoopPayload", "RaftState"]
-
-NoopPayload: TypeAlias = Callable[[Index], tuple[object, int]]
+Noop: TypeAlias = Callable[[Index], Proposal]
+"""Makes the no-op of a new leader at an index."""
 
 
 class RaftState:
-    """Figure 2 of the Raft paper, plus what the extensions need.
+    """Figure 2 of the Raft paper, plus the state of the extensions.
 
     Attributes:
+        member: this member.
+        configuration: the configuration in force.
         term, voted_for: the hard state as of now; it may not be durable yet.
         durable_hard_state: the hard state that a confirmed Ready has persisted.
-        election_elapsed: ticks since this node heard a leader, voted or campaigned; on a leader since its last
-            quorum check.
-        persist_elapsed: ticks since the disk last finished something, while it has something to do.
-        votes: answers in this campaign, by voter: a repeated answer is not a second vote.
+        election_elapsed: ticks since the last leader message, vote or campaign; on a leader since its last quorum
+            check.
+        persist_elapsed: ticks since the disk last completed a Ready, while one is in flight.
+        votes: responses in this campaign, by member: a repeated response is not a second vote.
         progress: the other members, on a leader only.
         heartbeat_round: number of the last heartbeat broadcast in this term.
         send_due: there may be something to send to some member at the next Ready.
-        transfer_campaign: the last campaign was one that the leader itself asked for.
-        snapshot_payloads: the driver's part in resets; None = members that need one wait.
-        snapshot_number: number of the last transfer begun.
-        incoming_snapshot: what has arrived of a transfer to this node.
-        new_start: the log was begun anew, which the next Ready tells.
+        transfer_campaign: the last campaign was requested by the leader.
+        snapshot_payloads: the replica's part in snapshot installs; None = followers that need one wait.
+        snapshot_number: number of the last transfer started.
+        incoming_snapshot: the chunks of a transfer to this member.
+        restart: the log was restarted; the next Ready contains it.
         preferred_pause: quorum checks to wait before leadership is offered to a preferred node again.
-        recovering_above: this node has no vote before it holds a committed entry of a higher term, or all that a leader
-            of a higher term held; None = it has one.
+        recovering_above: this member is a recovering voter: it does not vote before it has a committed entry of a
+            higher term, or every entry of a leader of a higher term; None = it votes.
         complete_to: in such a term the log was equal to the leader's, which ended here.
+        votes_again: ``recovering_above`` was cleared since the last Ready.
     """
 
     def __init__(
         self,
         *,
-        node_id: NodeId,
+        member: MemberId,
         configuration: Configuration,
         config: RaftConfig,
         log: RaftLog,
         hard_state: HardState,
         random: RandomSource,
-        noop_payload: NoopPayload,
+        noop: Noop,
         snapshot_payloads: SnapshotPayloads | None = None,
         recovering_above: Term | None = None,
     ) -> None:
-        self.node_id = node_id
+        self.member = member
         self.configuration = configuration
         self.config = config
         self.log = log
         self.term: Term = hard_state.term
-        self.voted_for: NodeId | None = hard_state.voted_for
+        self.voted_for: MemberId | None = hard_state.voted_for
         self.durable_hard_state = hard_state
-        self.noop_payload = noop_payload
+        self.noop = noop
         self.snapshot_payloads = snapshot_payloads
         self.snapshot_number = 0
         self.incoming_snapshot: IncomingSnapshot | None = None
-        self.new_start: LogRestart | None = None
+        self.restart: LogRestart | None = None
         self.role = self._passive_role()
-        self.leader_id: NodeId | None = None
+        self.leader_id: MemberId | None = None
         self.election_elapsed = 0
         self.heartbeat_elapsed = 0
         self.persist_elapsed = 0
-        self.votes: dict[NodeId, bool] = {}
-        self.progress: dict[NodeId, Progress] = {}
+        self.votes: dict[MemberId, bool] = {}
+        self.progress: dict[MemberId, Progress] = {}
         self.reads = ReadQueue()
         self.heartbeat_round = 0
         self.send_due = False
-        self.transferee: NodeId | None = None
+        self.transferee: MemberId | None = None
         self.transfer_elapsed = 0
         self.transfer_campaign = False
         self.preferred_pause = 0
-        self.recovering_above = None if configuration.is_sole_voter(node_id) else recovering_above
+        # A sole voter has no peer that could know more of its log than it does.
+        self.recovering_above = None if configuration.is_sole_voter(member) else recovering_above
+        self.votes_again = False
         self.complete_to: Index | None = None
         self.messages: list[Message] = []
         self.persisted_messages: list[Message] = []
@@ -92,63 +101,81 @@ class RaftState:
         self.election_timeout = 0
         self.reset_election_timer()
         if self.recovering_above is not None and self.term <= self.recovering_above:
-            # Whoever it may have helped into office, and whatever was sent to it, is of the past from now on.
+            # A leader that this member may have elected, and entries it may have acknowledged, belong to terms up to
+            # ``recovering_above``. In a higher term neither its vote nor its acknowledgements are forgotten.
             self.enter_term(Term(self.recovering_above + 1), None)
+        self.update_recovery()
 
     @property
     def is_voter(self) -> bool:
-        """Whether this node may campaign."""
-        return self.node_id in self.configuration.voters
+        """Whether this member may campaign."""
+        return self.configuration.is_voter(self.member)
 
     @property
-    def has_vote(self) -> bool:
-        """Whether this node keeps all promises that it gave; see ``recovering_above``."""
-        if self.recovering_above is not None:
-            log = self.log
-            term = log.term_at(log.commit_index) if log.commit_index <= log.durable_index else None
-            committed = term is not None and term > self.recovering_above
-            # What a later leader has cut since was not committed.
-            complete = self.complete_to is not None and log.durable_index >= min(self.complete_to, log.last_index)
-            if committed or complete:
-                self.recovering_above = None
-        return self.recovering_above is None
+    def is_recovering(self) -> bool:
+        """Whether this member is a recovering voter; see ``recovering_above``."""
+        return self.recovering_above is not None
 
-    def note_complete(self, index: Index) -> None:
-        """Takes note that the log equals that of a leader, which ends at ``index``."""
+    def update_recovery(self) -> None:
+        """End the recovery of a voter that has every entry it may have acknowledged; part of ``step`` and ``advance``.
+
+        The leader of a term above ``recovering_above`` was elected without this member, by a majority of members that
+        forgot nothing. By Leader Completeness (Raft section 5.4.3) its log contained every entry that was committed
+        with this member's help. A committed entry of such a term comes after all of them, and a log that was equal to
+        that leader's contains them.
+        """
+        above = self.recovering_above
+        if above is None:
+            return
+        log = self.log
+        term = log.term_at(log.commit_index) if log.commit_index <= log.durable_index else None
+        committed = term is not None and term > above
+        # Entries that a later leader has truncated since were not committed.
+        complete = self.complete_to is not None and log.durable_index >= min(self.complete_to, log.last_index)
+        if committed or complete:
+            invariant(self.term > above, "a recovering voter votes in a term that it may have forgotten", term=above)
+            self.recovering_above = None
+            self.votes_again = True
+
+    def record_complete(self, index: Index) -> None:
+        """Record that the log equals that of a leader, which ends at ``index``."""
         if self.recovering_above is not None:
             self.complete_to = index
 
     @property
     def is_hard_state_durable(self) -> bool:
-        """Whether term and vote of this moment are on disk."""
+        """Whether the current term and vote are on disk."""
         durable = self.durable_hard_state
         return durable.term == self.term and durable.voted_for == self.voted_for
 
     @property
     def has_active_leader(self) -> bool:
-        """Whether a leader was heard so recently that other candidates are ignored (vote stickiness)."""
+        """Whether a leader was active within the minimum election timeout; if so, vote requests are ignored."""
         if self.role is Role.LEADER:
             return True
         return self.leader_id is not None and self.election_elapsed < self.config.election_ticks_min
 
     def reset_election_timer(self) -> None:
-        """Starts a new wait of random length."""
+        """Start a new election timeout of random length."""
         self.election_elapsed = 0
         self.election_timeout = self._random.randrange(self.config.election_ticks_min, self.config.election_ticks_max)
 
-    def hurry_election(self) -> None:
-        """Leaves about a quarter of the shortest wait: others shall notice too, and not all ask at once."""
+    def shorten_election_timer(self) -> None:
+        """Leave about a quarter of the minimum election timeout.
+
+        The rest is random, because all followers lose the connection to a crashed leader at the same moment.
+        """
         wait = 2 + self._random.randrange(0, 1 + self.config.election_ticks_min // 4)
         self.election_elapsed = max(self.election_elapsed, self.election_timeout - wait)
 
-    def enter_term(self, term: Term, voted_for: NodeId | None) -> None:
-        """Moves to a higher term; the vote of a term changes here and in ``vote`` only."""
-        invariant(term > self.term, "terms never go back", term=term, current=self.term)
+    def enter_term(self, term: Term, voted_for: MemberId | None) -> None:
+        """Move to a higher term; the vote of a term changes here and in ``vote`` only."""
+        invariant(term > self.term, "terms never decrease", term=term, current=self.term)
         self.term = term
         self.voted_for = voted_for
 
-    def vote(self, candidate: NodeId) -> None:
-        """Gives this term's one vote."""
+    def vote(self, candidate: MemberId) -> None:
+        """Give this term's one vote (Election Safety, Raft section 5.2)."""
         invariant(
             self.voted_for is None or self.voted_for == candidate,
             "one vote per term",
@@ -158,8 +185,8 @@ class RaftState:
         )
         self.voted_for = candidate
 
-    def become_follower(self, term: Term, leader_id: NodeId | None) -> None:
-        """Follows ``leader_id``, or nobody yet, in ``term``."""
+    def become_follower(self, term: Term, leader_id: MemberId | None) -> None:
+        """Follow ``leader_id``, or no leader yet, in ``term``."""
         if term > self.term:
             self.enter_term(term, None)
         if self.role is Role.LEADER:
@@ -172,15 +199,15 @@ class RaftState:
         self.votes = {}
 
     def send(self, message: Message) -> None:
-        """Queues a message that may leave at once."""
+        """Queue a message that may leave at once."""
         self.messages.append(message)
 
     def send_persisted(self, message: Message) -> None:
-        """Queues a message that leaves after all output so far is durable."""
+        """Queue a message that leaves after all output so far is durable."""
         self.persisted_messages.append(message)
 
     def send_dependent(self, message: Message) -> None:
-        """Queues a message that depends on term and vote, but on no entry of the log."""
+        """Queue a message that depends on term and vote, but on no entry of the log."""
         if self.is_hard_state_durable:
             self.messages.append(message)
         else:

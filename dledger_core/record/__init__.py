@@ -1,4 +1,4 @@
-"""Entries as columns, and their records as they lie on disk and travel between nodes.
+"""Entries as columns, and their records as stored on disk and sent between nodes.
 
 A record is DLedger's (generation B), all integers big-endian, with the fields Java leaves 0 put to use::
 
@@ -7,37 +7,36 @@ A record is DLedger's (generation B), all integers big-endian, with the fields J
             8   8   index
            16   8   term
            24   8   position   byte offset of this record in the group's data files
-           32   8   mark       bit 48 = last entry of its batch, bits 47-0 = append time in ms
+           32   8   flags      bit 48 = last entry of its batch, bits 47-0 = append time in ms
            40   4   crc        CRC-32 of the body
            44   4   length     body length
            48   n   body
 
-``Columns`` is what a producer sends (lengths, CRCs, bodies); ``Records`` is a run of encoded records plus their
-sizes; ``encode`` makes one from the other and ``to_arrow`` makes what readers get. No function here loops over
+``Columns`` is what a producer sends (lengths, CRCs, bodies); ``Records`` is a block of encoded records plus their
+sizes; ``encode`` makes one from the other and ``to_arrow`` makes the batches for readers. No function here loops over
 entries in Python, except ``encode`` for a handful of them, where numpy's fixed cost would be higher.
 
 The module is pure: no I/O, no clock. All functions are thread-safe.
 """
 
-from dledger_core.record.arrow import empty_batch, to_arrow
-from dledger_core.record.columns import Columns
+from dledger_core.record.arrow import Fetch, Isolation, data_entries, empty_batch, to_arrow
+from dledger_core.record.columns import Columns, ProposedBatch
 from dledger_core.record.descriptions import DESCRIPTIONS, description_batch, key_of
 from dledger_core.record.encoding import encode
-from dledger_core.record.fetch import Fetch, Isolation, data_entries
 from dledger_core.record.layout import (
     BATCH_END,
-    BLANK,
     HEADER,
     HEADER_BYTES,
-    HEADER_STRUCT,
     INDEX_RECORD,
     INDEX_RECORD_BYTES,
     MAGIC_BLANK,
     MAGIC_CONTROL,
     MAGIC_DATA,
     MAGIC_MEMBERSHIP,
+    PREFIX,
     READ_SCHEMA,
     RECORD_SCHEMA,
+    Header,
     append_time,
     append_times,
     ends_batch,
@@ -46,28 +45,28 @@ from dledger_core.record.layout import (
     segment_name,
 )
 from dledger_core.record.ranges import inside, merge_ranges
-from dledger_core.record.records import Payload, Records, index_records
+from dledger_core.record.records import Records, index_records, records_of
 from dledger_core.record.slices import slices_of
 
 __all__ = [
     "BATCH_END",
-    "BLANK",
     "DESCRIPTIONS",
     "HEADER",
     "HEADER_BYTES",
-    "HEADER_STRUCT",
     "INDEX_RECORD",
     "INDEX_RECORD_BYTES",
     "MAGIC_BLANK",
     "MAGIC_CONTROL",
     "MAGIC_DATA",
     "MAGIC_MEMBERSHIP",
+    "PREFIX",
     "READ_SCHEMA",
     "RECORD_SCHEMA",
     "Columns",
     "Fetch",
+    "Header",
     "Isolation",
-    "Payload",
+    "ProposedBatch",
     "Records",
     "append_time",
     "append_times",
@@ -82,6 +81,7 @@ __all__ = [
     "key_of",
     "merge_ranges",
     "place",
+    "records_of",
     "segment_name",
     "slices_of",
     "to_arrow",

@@ -1,24 +1,28 @@
-"""Records to the Arrow batches that readers receive. Arrays are made over the records' own memory, without a copy."""
+"""Records as the Arrow batches that readers receive, and the result of a read.
+
+Arrays are made over the records' own memory, without a copy.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dledger_core.record.layout import HEADER_BYTES, READ_SCHEMA, RECORD_SCHEMA, append_times
+from dledger_core.record.layout import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA, append_times
+from dledger_core.record.ranges import inside
 from dledger_core.record.records import Records
 from dledger_core.record.slices import slices_of
-
-__all__ = ["empty_batch", "to_arrow"]
 
 _YEAR_10000_MS: Final = 253_402_300_800_000
 
 
 def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, magic: bool = False) -> pa.RecordBatch:
-    """Returns checked records as a RecordBatch of READ_SCHEMA, or RECORD_SCHEMA with ``magic``.
+    """Return checked records as a RecordBatch of READ_SCHEMA, or RECORD_SCHEMA with ``magic``.
 
     Args:
         records: checked records.
@@ -36,7 +40,7 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
     np.cumsum(lengths, out=offsets[1:])
     body = pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
     millis = append_times(headers)
-    unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # no clock says so, but a damaged header may
+    unknown = (millis == 0) | (millis >= _YEAR_10000_MS)  # impossible for a clock, possible in a damaged header
     known = np.packbits(~unknown, bitorder="little") if unknown.any() else None
     arrays = [
         _column(headers["index"].astype(np.int64), pa.int64()),
@@ -51,11 +55,50 @@ def to_arrow(records: Records, keep: npt.NDArray[np.bool_] | None = None, *, mag
 
 
 def _column(values: npt.NDArray[Any], kind: pa.DataType, known: npt.NDArray[np.uint8] | None = None) -> pa.Array:
-    """Returns native, contiguous values as an array over the same memory; ``known`` has a bit for each that is one."""
+    """Return native, contiguous values as an array over the same memory; ``known`` has a bit for each that is one."""
     valid = None if known is None else pa.py_buffer(known)
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(values)])
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """Returns a batch without rows."""
+    """Return a batch without rows."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Entries of one read, and the ends of the log it came from.
+
+    Attributes:
+        batch: the entries; may end before the requested end.
+        next_index: index at which the next read continues, after the last entry examined, also if it was left out.
+        commit_index: commit index of the replica; -1 for a store that records none.
+        visible_end: end of what ``read_committed`` shows.
+        first_index: first index of the replica's log.
+    """
+
+    batch: pa.RecordBatch
+    next_index: int
+    commit_index: int
+    visible_end: int
+    first_index: int
+
+
+def data_entries(records: Records, first_index: int, skip: Sequence[Any] = ()) -> pa.RecordBatch:
+    """Return the data entries of checked records, with columns of READ_SCHEMA.
+
+    Args:
+        records: checked records.
+        first_index: index of the first one.
+        skip: index ranges [start, end) to leave out, sorted and disjoint.
+
+    Raises:
+        TypeError, ValueError, OverflowError: the ranges are not pairs of integers.
+    """
+    keep = records.headers["magic"] == MAGIC_DATA
+    if len(skip):
+        keep &= ~inside(np.arange(first_index, first_index + records.count), skip)
+    return to_arrow(records, keep) if keep.any() else empty_batch(READ_SCHEMA)

@@ -1,9 +1,9 @@
-"""Bodies of consecutive entries as a producer makes and sends them."""
+"""Bodies of consecutive entries as a producer sends them, and the batch that a leader proposes with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ import pyarrow as pa
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
-from dledger_core.record.layout import HEADER_BYTES
-
-__all__ = ["Columns"]
+from dledger_core.record.layout import HEADER_BYTES, MAGIC_CONTROL, MAGIC_MEMBERSHIP
 
 _U32 = npt.NDArray[np.uint32]
 
@@ -45,12 +43,12 @@ class Columns:
 
     @classmethod
     def empty(cls) -> Columns:
-        """Returns columns without entries."""
+        """Return columns without entries."""
         return cls(np.empty(0, np.uint32), np.empty(0, np.uint32), b"")
 
     @classmethod
     def join(cls, parts: Sequence[Columns]) -> Columns:
-        """Returns the entries of all parts in order; at least one part. A single one is returned as it is."""
+        """Return the entries of all parts in order; at least one part. A single one is returned as it is."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -61,7 +59,7 @@ class Columns:
 
     @classmethod
     def from_bodies(cls, bodies: Sequence[Buffer] | pa.Array | pa.ChunkedArray) -> Columns:
-        """Makes columns and computes the CRCs.
+        """Make columns and computes the CRCs.
 
         Args:
             bodies: a sequence of bytes, or an Arrow binary, large_binary, string or large_string array.
@@ -100,7 +98,49 @@ class Columns:
         return cls(lengths, checksum.crc32_column(blob, lengths), blob)
 
     def verify(self) -> None:
-        """Raises CorruptRecordError if a body does not match its CRC."""
+        """Raise CorruptRecordError if a body does not match its CRC."""
         wrong = checksum.first_mismatch(self.bodies, self.lengths, self.crcs)
         if wrong is not None:
             raise CorruptRecordError("a body does not match its CRC", f"entry {wrong} of the batch", "send it again")
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedBatch:
+    """A batch before it has an index, a term and a position (``raft.Proposal``); ``CommitLog.place`` encodes it.
+
+    Attributes:
+        columns: the data entries; empty if there is only a control entry.
+        control: body of the leading control entry, or None.
+        magic: its magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP.
+    """
+
+    columns: Columns = field(default_factory=Columns.empty)
+    control: bytes | None = None
+    magic: int = MAGIC_CONTROL
+
+    @property
+    def count(self) -> int:
+        """Number of entries, the control entry included."""
+        return self.columns.count + (self.control is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records."""
+        control = HEADER_BYTES + len(self.control) if self.control is not None else 0
+        return self.columns.record_bytes + control
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes of the largest body."""
+        largest = int(self.columns.lengths.max()) if self.columns.count else 0
+        return max(largest, len(self.control or b""))
+
+    @property
+    def last_body(self) -> int:
+        """Bytes of the last body."""
+        return int(self.columns.lengths[-1]) if self.columns.count else len(self.control or b"")
+
+    @property
+    def configuration(self) -> bytes | None:
+        """Body of the configuration entry that starts the batch, or None."""
+        return self.control if self.magic == MAGIC_MEMBERSHIP else None

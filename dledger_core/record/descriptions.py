@@ -1,6 +1,6 @@
-"""What a log says about itself as tables: their columns, and rows as lists that fit a message.
+"""Tables that describe a log: their columns, and rows as lists that fit into a message.
 
-A row begins with its key, by which the rows of a table are sorted. Times are ms since the epoch in a row, and None
+A row starts with its key, by which the rows of a table are sorted. Times are ms since the epoch in a row, and None
 where unknown.
 """
 
@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-
-__all__ = ["DESCRIPTIONS", "description_batch", "key_of"]
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
@@ -41,7 +39,7 @@ DESCRIPTIONS: Final[dict[str, pa.Schema]] = {
 }
 """Columns per table. Ranges of indexes are [first_index, end), those of producers [first_index, last_index].
 
-``terms`` has one row per run of a term, ``segments`` one per data file. ``producers`` has one row per producer (kind
+``terms`` has one row per term range, ``segments`` one per data file. ``producers`` has one row per producer (kind
 ``producer``: epoch, next sequence, range of its newest append) and per query that wrote transactions (kind ``query``:
 its newest run, the micro-batch after its newest committed one, and the range that this one spans).
 """
@@ -50,12 +48,12 @@ _KEY_WIDTH: Final = {"terms": 1, "segments": 1, "producers": 2}
 
 
 def key_of(table: str, row: Sequence[Any]) -> list[Any]:
-    """Returns the key of a row."""
+    """Return the key of a row."""
     return list(row[: _KEY_WIDTH[table]])
 
 
 def description_batch(table: str, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    """Returns rows as a batch of the table's columns.
+    """Return rows as a batch of the table's columns.
 
     Raises:
         pa.ArrowInvalid, pa.ArrowTypeError: they are not rows of this table.

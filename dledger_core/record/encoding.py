@@ -15,16 +15,14 @@ from dledger_core.record.layout import (
     BATCH_END,
     HEADER,
     HEADER_BYTES,
-    HEADER_STRUCT,
     MAGIC_CONTROL,
     MAGIC_DATA,
     append_time,
+    pack_header,
     place,
 )
 from dledger_core.record.records import Records
 from dledger_core.record.slices import slices_of
-
-__all__ = ["encode"]
 
 _SCALAR_COUNT_MAX = 12
 
@@ -43,20 +41,20 @@ def encode(
     control: bytes | None = None,
     magic: int = MAGIC_CONTROL,
 ) -> Records:
-    """Encodes one batch: an optional control entry, then the data entries.
+    """Encode one batch: an optional control entry, then the data entries.
 
     Args:
         columns: the data entries; may be empty if there is a control entry.
         first_index: index of the batch's first entry.
         term: term of all its entries.
-        position: end of the log; the first record may land in the next segment.
+        position: end of the log; the first record may start the next segment.
         timestamp_ms: append time, ms since the epoch.
         segment_bytes: size of a data file.
-        control: body of the control entry that leads the batch, or None.
+        control: body of the control entry that starts the batch, or None.
         magic: MAGIC_CONTROL or MAGIC_MEMBERSHIP, for ``control``.
 
     Returns:
-        The records, the last one marked as the end of its batch.
+        The records; the last one has the flag BATCH_END.
     """
     if control is None:
         lengths, crcs = columns.lengths, columns.crcs
@@ -84,19 +82,19 @@ def _encode_few(
     control: bytes | None,
     bodies: Buffer,
 ) -> bytes:
-    first_index, term, mark = fields
-    pieces: list[Buffer] = []
+    first_index, term, flags = fields
+    parts: list[Buffer] = []
     view, start, last = memoryview(bodies), 0, len(lengths) - 1
     for i, (at, length, crc) in enumerate(zip(positions.tolist(), lengths.tolist(), crcs.tolist(), strict=True)):
-        marked = mark | BATCH_END if i == last else mark
+        own_flags = flags | BATCH_END if i == last else flags
         magic = magics[0 if i == 0 else 1]
-        pieces.append(HEADER_STRUCT.pack(magic, length + HEADER_BYTES, first_index + i, term, at, marked, crc, length))
+        parts.append(pack_header(magic, length + HEADER_BYTES, first_index + i, term, at, own_flags, crc, length))
         if i == 0 and control is not None:
-            pieces.append(control)
+            parts.append(control)
         else:
-            pieces.append(view[start : start + length])
+            parts.append(view[start : start + length])
             start += length
-    return b"".join(pieces)
+    return b"".join(parts)
 
 
 def _encode_many(
@@ -108,7 +106,7 @@ def _encode_many(
     control: bytes | None,
     bodies: Buffer,
 ) -> Records:
-    first_index, term, mark = fields
+    first_index, term, flags = fields
     n = len(lengths)
     headers = np.empty(n, HEADER)
     headers["magic"] = magics[1]
@@ -117,15 +115,15 @@ def _encode_many(
     headers["index"] = np.arange(first_index, first_index + n)
     headers["term"] = term
     headers["position"] = positions
-    headers["mark"] = mark
-    headers["mark"][-1] = mark | BATCH_END
+    headers["flags"] = flags
+    headers["flags"][-1] = flags | BATCH_END
     headers["crc"] = crcs
     headers["length"] = lengths
     return Records(lengths + np.uint32(HEADER_BYTES), _joined(headers, lengths, control, bodies), headers)
 
 
 def _joined(headers: npt.NDArray[Any], lengths: _U32, control: bytes | None, bodies: Buffer) -> memoryview:
-    """Returns each header with its body behind it."""
+    """Return each header followed by its body."""
     lead = 0 if control is None else 1
     length = int(lengths[-1]) if len(lengths) > lead else 0
     if length and bool((lengths[lead:] == length).all()):
@@ -140,9 +138,9 @@ def _joined(headers: npt.NDArray[Any], lengths: _U32, control: bytes | None, bod
         rows[:, HEADER_BYTES:] = np.frombuffer(bodies, np.uint8).reshape(-1, length)
         return data.data
     n = len(lengths)
-    pieces = np.empty(2 * n, np.int64)
-    pieces[0::2] = HEADER_BYTES
-    pieces[1::2] = lengths
+    sizes = np.empty(2 * n, np.int64)
+    sizes[0::2] = HEADER_BYTES
+    sizes[1::2] = lengths
     which = np.empty(2 * n, np.int32)
     which[0::2], which[1::2] = 0, 1
     starts = np.empty(2 * n, np.int64)
@@ -154,4 +152,4 @@ def _joined(headers: npt.NDArray[Any], lengths: _U32, control: bytes | None, bod
         starts[3::2] -= lengths[0]
         which[1], starts[1] = 2, 0
         buffers.append(control)
-    return slices_of(buffers, pieces, which, starts)
+    return slices_of(buffers, sizes, which, starts)

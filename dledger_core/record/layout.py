@@ -1,35 +1,16 @@
-"""Byte layout of records and index records, magics, and where records are laid."""
+"""Byte layout of records and index rows, magics, and the positions of records in segments."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "BATCH_END",
-    "BLANK",
-    "HEADER",
-    "HEADER_BYTES",
-    "HEADER_STRUCT",
-    "INDEX_RECORD",
-    "INDEX_RECORD_BYTES",
-    "MAGIC_BLANK",
-    "MAGIC_CONTROL",
-    "MAGIC_DATA",
-    "MAGIC_MEMBERSHIP",
-    "READ_SCHEMA",
-    "RECORD_SCHEMA",
-    "append_time",
-    "append_times",
-    "ends_batch",
-    "is_segment_name",
-    "place",
-    "segment_name",
-]
+from dledger_core.checksum import Buffer
 
 MAGIC_BLANK: Final = -1
 MAGIC_DATA: Final = 1
@@ -38,7 +19,7 @@ MAGIC_MEMBERSHIP: Final = 3
 HEADER_BYTES: Final = 48
 INDEX_RECORD_BYTES: Final = 32
 BATCH_END: Final = 1 << 48
-"""Bit of the field ``mark``: the last entry of its batch."""
+"""Bit of the field ``flags``: the last entry of its batch."""
 _TIME_MASK: Final = BATCH_END - 1
 _NAME_DIGITS: Final = 20
 
@@ -49,15 +30,53 @@ HEADER: Final = np.dtype(
         ("index", ">i8"),
         ("term", ">i8"),
         ("position", ">i8"),
-        ("mark", ">u8"),
+        ("flags", ">u8"),
         ("crc", ">u4"),
         ("length", ">i4"),
     ]
 )
-HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
-"""HEADER for one record: magic, size, index, term, position, mark, crc, length."""
-BLANK: Final = struct.Struct(">ii")
-"""MAGIC_BLANK, and the bytes from there to the segment's end."""
+_HEADER_STRUCT: Final = struct.Struct(">iiqqqQIi")
+pack_header = _HEADER_STRUCT.pack
+"""Returns the bytes of one record's header: arguments in the order of ``Header``."""
+PREFIX: Final = struct.Struct(">ii")
+"""Magic and size: the first 8 bytes of a record, and all of a BLANK, whose size reaches to the segment's end."""
+
+
+@dataclass(slots=True)
+class Header:
+    """One record's header; ``HEADER`` has the same fields as columns."""
+
+    magic: int
+    size: int
+    index: int
+    term: int
+    position: int
+    flags: int
+    crc: int
+    length: int
+
+    @classmethod
+    def unpack(cls, data: Buffer, offset: int = 0) -> Header:
+        """Return the header at ``offset``, as its bytes read; ``data`` has at least HEADER_BYTES there."""
+        return cls(*_HEADER_STRUCT.unpack_from(data, offset))
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether magic, sizes, index and term have values that a record can have."""
+        return (
+            MAGIC_DATA <= self.magic <= MAGIC_MEMBERSHIP
+            and self.length >= 0
+            and self.size == HEADER_BYTES + self.length
+            and self.index >= 0
+            and self.term >= 0
+        )
+
+    @property
+    def time_ms(self) -> int:
+        """Append time, ms since the epoch; 0 if unknown."""
+        return append_time(self.flags)
+
+
 INDEX_RECORD: Final = np.dtype(
     [("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")]
 )
@@ -73,48 +92,48 @@ READ_SCHEMA: Final = pa.schema(
 RECORD_SCHEMA: Final = READ_SCHEMA.append(pa.field("magic", pa.int32()))
 
 
-def append_time(mark: int) -> int:
-    """Returns the append time in the field ``mark`` of one record, in ms since the epoch; 0 if unknown."""
-    return int(mark) & _TIME_MASK
+def append_time(flags: int) -> int:
+    """Return the append time in the field ``flags`` of one record, in ms since the epoch; 0 if unknown."""
+    return int(flags) & _TIME_MASK
 
 
 def append_times(headers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Returns the append time of each record, in ms since the epoch; 0 if unknown.
+    """Return the append time of each record, in ms since the epoch; 0 if unknown.
 
     Args:
         headers: dtype HEADER, shape (n,).
     """
-    return (headers["mark"] & np.uint64(_TIME_MASK)).astype(np.int64)
+    return (headers["flags"] & np.uint64(_TIME_MASK)).astype(np.int64)
 
 
 def ends_batch(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns which records are the last of their batch.
+    """Return which records are the last of their batch.
 
     Args:
         headers: dtype HEADER, shape (n,).
     """
-    found: npt.NDArray[np.bool_] = (headers["mark"] & np.uint64(BATCH_END)) != 0
+    found: npt.NDArray[np.bool_] = (headers["flags"] & np.uint64(BATCH_END)) != 0
     return found
 
 
 def segment_name(base: int) -> str:
-    """Returns the name of the file whose first byte has the offset ``base``: 20 decimal digits."""
+    """Return the name of the file whose first byte has the offset ``base``: 20 decimal digits."""
     return f"{base:0{_NAME_DIGITS}d}"
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether ``name`` is one that ``segment_name`` makes."""
+    """Whether ``name`` is the name of a segment."""
     return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDArray[np.int64]:
-    """Returns the position of each record when they are laid from ``position`` on.
+    """Return the position of each record if the first one is appended at ``position``.
 
-    DLedger's rule: a record goes to the next segment unless at least 8 bytes (a BLANK) remain behind it.
+    DLedger's rule: a record starts the next segment unless at least 8 bytes (a BLANK) remain after it.
 
     Args:
         sizes: shape (n,), bytes of each record; each at most ``segment_bytes - 8``.
-        position: where the first record may begin.
+        position: end of the log.
         segment_bytes: size of a data file.
     """
     sizes64 = sizes.astype(np.int64)

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["inside", "merge_ranges"]
-
 
 def inside(indexes: npt.NDArray[np.int64], ranges: Sequence[Any]) -> npt.NDArray[np.bool_]:
-    """Returns which of ``indexes`` are in one of the ``ranges`` [start, end), which are sorted and do not overlap.
+    """Return which of ``indexes`` are in one of the ``ranges`` [start, end), which are sorted and do not overlap.
 
     Raises:
         TypeError, ValueError, OverflowError: the ranges are not pairs of integers.
@@ -26,7 +24,7 @@ def inside(indexes: npt.NDArray[np.int64], ranges: Sequence[Any]) -> npt.NDArray
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns the ranges [start, end) sorted, with those that overlap or touch merged; empty ones are dropped."""
+    """Return the ranges [start, end) sorted, with those that overlap or touch merged; empty ones are dropped."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if start >= end:

@@ -1,4 +1,4 @@
-"""Runs of encoded records, and the content of a batch on its way through the core."""
+"""Blocks of encoded records: the bytes on disk and on the wire, checked and read column by column."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import numpy.typing as npt
 
 from dledger_core import checksum
 from dledger_core.checksum import Buffer
-from dledger_core.errors import CorruptRecordError
-from dledger_core.record.columns import Columns
-from dledger_core.record.layout import HEADER, HEADER_BYTES, INDEX_RECORD, MAGIC_CONTROL, MAGIC_DATA, MAGIC_MEMBERSHIP
+from dledger_core.errors import CorruptRecordError, invariant
+from dledger_core.raft.batch import Batch
+from dledger_core.record.layout import HEADER, HEADER_BYTES, INDEX_RECORD, MAGIC_DATA, MAGIC_MEMBERSHIP, Header
 from dledger_core.record.slices import slices_of
-
-__all__ = ["Payload", "Records", "index_records"]
 
 _I64 = npt.NDArray[np.int64]
 _U32 = npt.NDArray[np.uint32]
@@ -54,11 +52,28 @@ class Records:
 
     @property
     def starts(self) -> _I64:
-        """int64, shape (n,): where each record begins in ``data``."""
+        """int64, shape (n,): where each record starts in ``data``."""
         if self._starts is None:
             self._starts = np.zeros(len(self.sizes), np.int64)
             np.cumsum(self.sizes[:-1], out=self._starts[1:])
         return self._starts
+
+    @property
+    def first(self) -> Header:
+        """The header of the first record."""
+        return Header.unpack(self.data)
+
+    @property
+    def last(self) -> Header:
+        """The header of the last record."""
+        return Header.unpack(self.data, self.nbytes - int(self.sizes[-1]))
+
+    @property
+    def configuration(self) -> bytes | None:
+        """Body of the configuration entry that starts the block, or None."""
+        if not self.count or self.first.magic != MAGIC_MEMBERSHIP:
+            return None
+        return bytes(memoryview(self.data)[HEADER_BYTES : int(self.sizes[0])])
 
     def _equal_rows(self) -> _U8 | None:
         """The records after the first, which may be a control entry, as rows of bytes; None if their sizes differ.
@@ -101,20 +116,20 @@ class Records:
     def _gather_bodies(self) -> memoryview:
         rows = self._equal_rows()
         if rows is not None:
-            bodies, others = self._begun(rows)
+            bodies, others = self._body_memory(rows)
             others[:] = rows[:, HEADER_BYTES:]
             return bodies.data
         return slices_of([self.data], self.sizes.astype(np.int64) - HEADER_BYTES, 0, self.starts + HEADER_BYTES)
 
-    def _begun(self, rows: _U8) -> tuple[_U8, _U8]:
-        """Returns memory for all bodies with the first one in it, and the part of it that is for those of ``rows``."""
+    def _body_memory(self, rows: _U8) -> tuple[_U8, _U8]:
+        """Return memory for all bodies, filled with the first one, and its part for the bodies of ``rows``."""
         first = int(self.sizes[0]) - HEADER_BYTES
         bodies = np.empty(self.nbytes - HEADER_BYTES * self.count, np.uint8)
         bodies[:first] = np.frombuffer(self.data, np.uint8, first, HEADER_BYTES)
         return bodies, bodies[first:].reshape(len(rows), -1)
 
     def slice(self, start: int, stop: int) -> Records:
-        """Returns records ``start`` to ``stop`` (counted from 0 in this run), sharing memory."""
+        """Return records ``start`` to ``stop`` (counted from 0), sharing memory."""
         if start == 0 and stop == self.count:
             return self
         begin = int(self.starts[start]) if start < self.count else self.nbytes
@@ -122,13 +137,13 @@ class Records:
         return Records(self.sizes[start:stop], memoryview(self.data)[begin:end])
 
     def check(self, first_index: int, *, body_crc: bool = True, gather: bool = False) -> None:
-        """Checks that the bytes are whole records with contiguous indexes from ``first_index``.
+        """Check that the bytes are complete records with contiguous indexes from ``first_index``.
 
         Args:
             first_index: the index the first record must have.
-            body_crc: check each body against its CRC too; a CRC of 0 in a record whose mark is 0 (written by
+            body_crc: check each body against its CRC too; a CRC of 0 in a record whose flags are 0 (written by
                 Java) means "not verifiable" and passes.
-            gather: ``bodies`` will be asked for next: make them in the same pass where that saves one.
+            gather: ``bodies`` will be read next: gather them in the same pass where that saves one.
 
         Raises:
             CorruptRecordError: with the index of the first record that is wrong.
@@ -157,18 +172,18 @@ class Records:
             raise CorruptRecordError(reason, at, "", {"index": first_index + wrong})
 
     def first_bad_body(self, *, gather: bool = False) -> int | None:
-        """Returns the place in this run of the first body that does not match its CRC, or None.
+        """Return the row of the first body that does not match its CRC, or None.
 
-        A CRC of 0 in a record whose mark is 0 (written by Java) means "not verifiable" and passes.
+        A CRC of 0 in a record whose flags are 0 (written by Java) means "not verifiable" and passes.
         """
         headers = self.headers
         crcs = headers["crc"].astype(np.uint32)
         lengths = headers["length"].astype(np.int64)
-        foreign = (headers["mark"] == 0) & (crcs == 0)
+        foreign = (headers["flags"] == 0) & (crcs == 0)
         if not foreign.any():
             rows = self._equal_rows()
             if rows is not None:
-                bodies, others = self._begun(rows) if gather else (None, None)
+                bodies, others = self._body_memory(rows) if gather else (None, None)
                 first = checksum.crc32(memoryview(self.data)[HEADER_BYTES : int(self.sizes[0])])
                 if first == crcs[0] and checksum.match(rows[:, HEADER_BYTES:], crcs[1:], others):
                     if bodies is not None:
@@ -182,53 +197,16 @@ class Records:
         return int(wrong[0]) if len(wrong) else None
 
 
-class Payload:
-    """Content of one batch while it passes through the core: proposed columns, then placed records.
-
-    A leader's own batch starts as columns (plus a control entry) and gets its records when the log places it;
-    a batch from the network or the disk starts with records. Set once, by the log's ``stage``.
-
-    Attributes:
-        columns: the data entries, or None for a batch that came as records.
-        control: body of the leading control entry, or None.
-        magic: magic of the control entry.
-        records: the encoded batch once it has an index, a term and a position.
-    """
-
-    __slots__ = ("columns", "control", "magic", "records")
-
-    def __init__(
-        self,
-        columns: Columns | None = None,
-        *,
-        control: bytes | None = None,
-        magic: int = MAGIC_CONTROL,
-        records: Records | None = None,
-    ) -> None:
-        self.columns = columns
-        self.control = control
-        self.magic = magic
-        self.records = records
-
-    @property
-    def count(self) -> int:
-        """Number of entries, the control entry included."""
-        if self.records is not None:
-            return self.records.count
-        data = self.columns.count if self.columns is not None else 0
-        return data + (self.control is not None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the records."""
-        if self.records is not None:
-            return self.records.nbytes
-        data = self.columns.record_bytes if self.columns is not None else 0
-        return data + (HEADER_BYTES + len(self.control) if self.control is not None else 0)
+def records_of(batch: Batch) -> Records:
+    """Return the encoded records of a placed batch."""
+    records = batch.payload
+    invariant(isinstance(records, Records), "a batch has no records", index=batch.first_index)
+    assert isinstance(records, Records)
+    return records
 
 
 def index_records(records: Records) -> npt.NDArray[Any]:
-    """Returns the index file's records (dtype INDEX_RECORD) of ``records``."""
+    """Return the index file's records (dtype INDEX_RECORD) of ``records``."""
     headers = records.headers
     out = np.empty(records.count, INDEX_RECORD)
     for name in ("magic", "position", "size", "index", "term"):

@@ -1,4 +1,4 @@
-"""Gathers pieces of buffers into one, in one pass in C."""
+"""Gather slices of buffers into one buffer, in one pass in C."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["slices_of"]
-
 _INLINE_BYTES = 12
 _FEW = 16
-"""So many pieces are joined one by one sooner than Arrow is called."""
+"""Up to this many slices are joined faster in Python than by a call of Arrow."""
 
 _I64 = npt.NDArray[np.int64]
 
 
 def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -> memoryview:
-    """Returns the concatenation of pieces ``buffers[which[i]][starts[i]:starts[i] + lengths[i]]``.
+    """Return the concatenation of the slices ``buffers[which[i]][starts[i]:starts[i] + lengths[i]]``.
 
-    One pass in C, but for a few: the pieces become an Arrow ``binary_view`` that is cast to ``binary``. The caller has
-    checked that every piece lies inside its buffer; Arrow trusts the views.
+    One pass in C, except for a few: the slices become an Arrow ``binary_view`` that is cast to ``binary``. The caller
+    has checked that every slice is inside its buffer; Arrow trusts the views.
 
     Args:
         buffers: bytes-like objects, each below 2 GiB.
@@ -49,12 +47,12 @@ def slices_of(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -
 def _joined(buffers: Sequence[Any], lengths: _I64, which: Any, starts: _I64) -> memoryview:
     views = [memoryview(buffer) for buffer in buffers]
     of = which.tolist() if isinstance(which, np.ndarray) else [int(which)] * len(lengths)
-    pieces = zip(of, starts.tolist(), (starts + lengths).tolist(), strict=True)
-    return memoryview(b"".join([views[number][start:end] for number, start, end in pieces]))
+    slices = zip(of, starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return memoryview(b"".join([views[number][start:end] for number, start, end in slices]))
 
 
 def _inline(views: Any, short: Any, buffers: Sequence[Any], which: Any, starts: _I64) -> None:
-    """Puts pieces of up to 12 bytes into the views themselves, as Arrow's layout demands."""
+    """Put slices of up to 12 bytes into the views, as Arrow's layout requires."""
     inside = views.view(np.uint8).reshape(len(views), 16)
     for number, buffer in enumerate(buffers):
         rows = short if np.isscalar(which) else short[np.asarray(which)[short] == number]
@@ -64,6 +62,6 @@ def _inline(views: Any, short: Any, buffers: Sequence[Any], which: Any, starts: 
         if not len(rows) or not len(source):
             continue
         columns = np.arange(_INLINE_BYTES)
-        places = np.minimum(starts[rows, None] + columns, len(source) - 1)
+        offsets = np.minimum(starts[rows, None] + columns, len(source) - 1)
         keep = columns < views[rows, 0][:, None]
-        inside[rows, 4:] = np.where(keep, source[places], 0)
+        inside[rows, 4:] = np.where(keep, source[offsets], 0)

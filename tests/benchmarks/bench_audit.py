@@ -27,8 +27,8 @@ from blake3 import blake3
 from dledger_core import checksum
 from dledger_core.config import StorageConfig
 from dledger_core.ids import GroupName, Index, NodeId, Term
-from dledger_core.raft import Batch, HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.raft import HardState
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog
 
 BODY_BYTES = 1000
@@ -45,9 +45,7 @@ def write_store(path: Path, node: str, nbytes: int) -> None:
     chance = random.Random(1)  # the same entries in each store
     columns = Columns.from_bodies([chance.randbytes(BODY_BYTES) for _ in range(BATCH)])
     for first in range(0, nbytes // (BODY_BYTES + 48), BATCH):
-        payload = Payload(columns)
-        batch = Batch(Index(first), BATCH, Term(1), payload.nbytes, payload)
-        log.stage(batch, 1_700_000_000_000 + first)
+        batch = log.place(ProposedBatch(columns), Index(first), Term(1), 1_700_000_000_000 + first)
         log.persist(HardState(Term(1), None), None, [batch])
     log.close(log.last_index())
 

@@ -28,9 +28,8 @@ from pathlib import Path
 
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, Term
-from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog, open_store
 
 MIB = 1 << 20
@@ -64,10 +63,8 @@ def _write(path: Path, columns: Columns, batches: int, durability: str, took: di
     log = _open(path, durability)
     log.persist(HardState(Term(1), None), None, [])
     for number in range(batches):
-        payload = Payload(columns)
-        batch = Batch(Index(number * columns.count), columns.count, Term(1), payload.nbytes, payload)
         start = time.perf_counter()
-        log.stage(batch, 1)
+        batch = log.place(ProposedBatch(columns), Index(number * columns.count), Term(1), 1)
         staged = time.perf_counter()
         log.persist(None, None, [batch])
         took["stage"] += (staged - start) / 2  # both durabilities stage alike

@@ -23,6 +23,7 @@ from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.raft import messages as raft
+from dledger_core.raft.batch import Batch
 from dledger_core.record import Columns, Records, encode
 from dledger_core.rocketmq.message.layout import RECORD_BYTES_MIN
 from dledger_core.storage.files.checkpoint import Checkpoint, save_checkpoint
@@ -36,7 +37,6 @@ from tests.fuzz.targets.scanning import SEGMENT_BYTES
 from tests.rocketmq.golden import NAMES as GOLDEN_MESSAGES
 from tests.rocketmq.golden import messages
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import make_batch
 
 Seeds = Iterator[tuple[str, bytes]]
 STORES = Path(__file__).parents[1] / "storage" / "testdata"
@@ -56,9 +56,9 @@ def encoded(bodies: list[bytes], first: int = 0, term: int = 1, position: int = 
 def _batches() -> tuple:
     batches, first, position = [], 5, 96
     for bodies, term in (([b"a", b"bb" * 20], 2), ([b""], 3)):
-        batch = make_batch(first, bodies, term)
-        batch.payload.records = encoded(bodies, first, term, position)
-        first, position = first + batch.count, position + batch.payload.nbytes
+        records = encoded(bodies, first, term, position)
+        batch = Batch(Index(first), records.count, Term(term), records.nbytes, records)
+        first, position = first + batch.count, position + batch.nbytes
         batches.append(batch)
     return tuple(batches)
 

@@ -13,9 +13,8 @@ from dledger_core import control, open_store
 from dledger_core.cluster import free_ports
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.rocketmq.convert import ConvertRequest, convert
 from dledger_core.storage import CommitLog
 from tests.interop.java_dledger import Entry, JavaDLedger
@@ -55,16 +54,22 @@ def write_own(directory: Path, profile: str, entries_wanted: int = 400) -> Path:
         if profile == "B" and (leads or chance.random() < 0.2):
             fields = {"k": "producer", "p": "p", "e": 0, "s": int(log.last_index()) + 1, "n": len(bodies), "c": 0}
             body = b"" if leads else control.pack(fields)
-        payload = Payload(Columns.from_bodies(bodies), control=body)
-        batch = Batch(Index(log.last_index() + 1), payload.count, Term(term), payload.nbytes, payload)
-        log.stage(batch, 1_700_000_000_000 + int(log.last_index()))
+        batch = log.place(
+            ProposedBatch(Columns.from_bodies(bodies), control=body),
+            Index(log.last_index() + 1),
+            Term(term),
+            1_700_000_000_000 + int(log.last_index()),
+        )
         log.persist(HardState(Term(term), NodeId("n0")) if leads else None, None, [batch])
     cut = Index(log.last_index() - 20)
     log.stage_truncate(cut)
     log.persist(HardState(Term(term + 1), None), cut, [])
-    payload = Payload(Columns.from_bodies([b"behind the cut"]))
-    batch = Batch(Index(log.last_index() + 1), 1, Term(term + 1), payload.nbytes, payload)
-    log.stage(batch, 1_700_000_001_000)
+    batch = log.place(
+        ProposedBatch(Columns.from_bodies([b"behind the cut"])),
+        Index(log.last_index() + 1),
+        Term(term + 1),
+        1_700_000_001_000,
+    )
     log.persist(None, None, [batch])
     log.close(log.last_index())
     return path
@@ -152,9 +157,12 @@ def test_java_goes_on_and_we_read_it_back(java: JavaDLedger, tmp_path: Path, pro
     log = CommitLog.open(back, group="g", node_id="n0")
     assert log.hard_state.term >= found[-1].term
     assert log.last_index() == found[-1].index
-    payload = Payload(Columns.from_bodies([b"ours again"]))
-    batch = Batch(Index(log.last_index() + 1), 1, Term(log.hard_state.term + 1), payload.nbytes, payload)
-    log.stage(batch, 1)
+    batch = log.place(
+        ProposedBatch(Columns.from_bodies([b"ours again"])),
+        Index(log.last_index() + 1),
+        Term(log.hard_state.term + 1),
+        1,
+    )
     log.persist(HardState(batch.term, None), None, [batch])
     log.close()
     assert [entry.body for entry in entries(back)[len(ours) :]] == [*bodies, b"ours again"]

@@ -14,7 +14,7 @@ from dledger_core.net.frame import ARRAY_LENGTH_MAX, Frame, FrameDecoder
 from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
 from dledger_core.raft.batch import BATCHES_MAX, Batch
 from dledger_core.raft.messages import (
-    UNTOLD,
+    UNKNOWN_END,
     AppendEntries,
     AppendEntriesResponse,
     Heartbeat,
@@ -25,7 +25,7 @@ from dledger_core.raft.messages import (
     RequestVoteResponse,
     TimeoutNow,
 )
-from dledger_core.record import Columns, Payload, encode
+from dledger_core.record import Columns, encode
 
 indexes = st.integers(-1, (1 << 62))
 terms = st.integers(-1, 1 << 40)
@@ -138,7 +138,7 @@ def make_append(counts, first=5, term=3, body=b"some body"):
             timestamp_ms=1_700_000_000_000,
             segment_bytes=1 << 30,
         )
-        batches.append(Batch(index, count, batch_term, run.nbytes, Payload(columns, records=run)))
+        batches.append(Batch(index, count, batch_term, run.nbytes, run))
         index += count
     return AppendEntries(
         sender="n0",
@@ -166,9 +166,9 @@ def test_append_entries_round_trip(counts, first):
             theirs.term,
             theirs.nbytes,
         )
-        assert bytes(ours.payload.records.data) == bytes(theirs.payload.records.data)
-        assert ours.payload.records.sizes.tolist() == theirs.payload.records.sizes.tolist()
-        theirs.payload.records.check(ours.first_index)
+        assert bytes(ours.payload.data) == bytes(theirs.payload.data)
+        assert ours.payload.sizes.tolist() == theirs.payload.sizes.tolist()
+        theirs.payload.check(ours.first_index)
 
 
 def test_a_leader_of_before_does_not_say_where_its_log_ends():
@@ -176,13 +176,7 @@ def test_a_leader_of_before_does_not_say_where_its_log_ends():
     frame = received(codec.message_to_frame("g", message))
     assert codec.frame_to_message(frame)[1].last_index == 9
     del frame.header["l"]
-    assert codec.frame_to_message(frame)[1] == replace(message, last_index=UNTOLD)
-
-
-def test_a_batch_without_records_is_not_sent():
-    batch = Batch(5, 1, 3, 10, Payload(Columns.from_bodies([b"x"])))
-    with pytest.raises(ProtocolError, match="not placed"):
-        codec.message_to_frame("g", replace(make_append([]), batches=(batch,)))
+    assert codec.frame_to_message(frame)[1] == replace(message, last_index=UNKNOWN_END)
 
 
 def test_a_flipped_byte_in_the_payload_is_found():
@@ -309,4 +303,4 @@ def test_crc_of_the_payload_covers_sizes_and_records():
     message = make_append([2])
     frame = received(codec.message_to_frame("g", message))
     assert frame.header["k"] == crc32(frame.payload)
-    assert np.frombuffer(frame.payload, "<u4", 2).tolist() == message.batches[0].payload.records.sizes.tolist()
+    assert np.frombuffer(frame.payload, "<u4", 2).tolist() == message.batches[0].payload.sizes.tolist()

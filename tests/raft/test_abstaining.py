@@ -150,7 +150,7 @@ def test_it_acknowledges_what_it_is_sent_meanwhile() -> None:
     group = Group([abstaining(above=5), leader, late])
     group.elect(N1)
     group.drop = lambda message: N2 in (message.sender, message.target)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     assert leader.commit_index == leader.raw.last_index == 4
     group.tick(CONFIG.heartbeat_ticks)
@@ -176,7 +176,7 @@ def test_a_leader_that_still_counts_what_is_lost_is_deposed_by_the_first_answer(
     leader = group.elect(N1)
     others = {N2, N3, N4}
     group.drop = lambda message: bool(others & {message.sender, message.target})
-    leader.raw.propose("lost by N0", 1, 1)
+    leader.propose("lost by N0", 1, 1)
     group.deliver()
     held = leader.raw.last_index
     term = leader.term

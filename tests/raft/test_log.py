@@ -11,7 +11,7 @@ from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange
 from dledger_core.raft.log import RaftLog
-from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_HELD_MAX, RecentBatches
+from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_KEPT_MAX, RecentBatches
 from dledger_core.raft.term_ranges import TermRanges
 from tests.support.memory_store import MemoryStore, log_of
 
@@ -90,13 +90,13 @@ def test_merge(incoming: list[Batch], terms: list[int], truncate_from: int | Non
 
 def test_committed_entries_are_never_cut() -> None:
     log = log_with(1, 1, 1, commit_index=1)
-    with pytest.raises(InvariantViolationError, match="never cut"):
+    with pytest.raises(InvariantViolationError):
         log.merge((batch(1, 1, 2),))
     assert terms_of(log) == [1, 1, 1]
 
 
 def test_a_batch_held_in_part_is_a_broken_invariant() -> None:
-    with pytest.raises(InvariantViolationError, match="in part"):
+    with pytest.raises(InvariantViolationError):
         log_with(1, 1, 1).merge((batch(2, 3, 1),))
 
 
@@ -146,25 +146,25 @@ def test_a_stale_tail_of_the_store_is_not_sent() -> None:
 
 def test_compaction_keeps_the_term_before_the_first_entry() -> None:
     log = log_with(1, 1, 2, 2, 3, commit_index=4)
-    log.compact(Index(3))
+    log.trim(Index(3))
     assert (log.first_index, log.term_at(Index(2)), log.term_at(Index(1))) == (3, 2, None)
 
 
 def test_compaction_beyond_commit_is_a_broken_invariant() -> None:
-    with pytest.raises(InvariantViolationError, match="may be deleted"):
-        log_with(1, 1, 1, commit_index=0).compact(Index(2))
+    with pytest.raises(InvariantViolationError):
+        log_with(1, 1, 1, commit_index=0).trim(Index(2))
 
 
 def test_a_log_that_begins_late_knows_its_bounds() -> None:
     store = MemoryStore(log_of(1, 2, 2, 3))
-    store.compact(Index(2))
+    store.trim(Index(2))
     log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=BIG)
     assert (log.first_index, log.commit_index, log.term_at(Index(1)), log.last_term) == (2, 1, 2, 3)
 
 
 def test_runs_refuse_a_falling_term() -> None:
     runs = TermRanges([TermRange(Index(0), Term(3))])
-    with pytest.raises(InvariantViolationError, match="never go down"):
+    with pytest.raises(InvariantViolationError):
         runs.append(Index(1), Term(2))
 
 
@@ -202,12 +202,12 @@ def test_recent_batches_stay_bounded_and_keep_what_is_not_durable() -> None:
 def test_tiny_batches_in_memory_are_bounded_in_number() -> None:
     """Each is a handful of Python objects: the garbage collector would stop the node for longer and longer."""
     recent = RecentBatches(1 << 30)
-    for index in range(3 * BATCHES_HELD_MAX):
+    for index in range(3 * BATCHES_KEPT_MAX):
         recent.append(Batch(Index(index), 1, Term(1), 100, None))
-    recent.evict(Index(BATCHES_HELD_MAX - 1))
-    assert recent.first_index == BATCHES_HELD_MAX, "what is not durable stays"
-    recent.evict(Index(3 * BATCHES_HELD_MAX - 1))
-    assert len(recent) == BATCHES_HELD_MAX
+    recent.evict(Index(BATCHES_KEPT_MAX - 1))
+    assert recent.first_index == BATCHES_KEPT_MAX, "what is not durable stays"
+    recent.evict(Index(3 * BATCHES_KEPT_MAX - 1))
+    assert len(recent) == BATCHES_KEPT_MAX
 
 
 class LogMachine(RuleBasedStateMachine):

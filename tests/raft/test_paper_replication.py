@@ -51,7 +51,7 @@ def test_a_proposal_is_appended_and_sent_to_every_other_server() -> None:
     """5.3: the leader appends the command to its log, then issues AppendEntries in parallel to the other servers."""
     group = Group(3)
     leader = group.elect(N0)
-    proposed = leader.raw.propose("x", 3, 30)
+    proposed = leader.propose("x", 3, 30)
     assert (proposed.first_index, proposed.last_index, proposed.term) == (1, 3, 1)
     sent = only(leader.take(), AppendEntries)
     assert [(m.target, m.prev_index, m.prev_term, m.batches) for m in sent] == [
@@ -73,7 +73,7 @@ def test_an_entry_commits_once_a_majority_stores_it() -> None:
     group = Group(5)
     leader = group.elect(N0)
     group.drop = lambda message: message.target in (N2, N3, N4) and isinstance(message, AppendEntries)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     assert leader.commit_index == 0
     group.drop = lambda message: message.target in (N3, N4) and isinstance(message, AppendEntries)
@@ -86,7 +86,7 @@ def test_followers_learn_of_a_commit_within_one_heartbeat() -> None:
     """5.3: the leader includes the highest index it knows to be committed in future AppendEntries and heartbeats."""
     group = Group(3)
     leader = group.elect(N0)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     group.tick(CONFIG.heartbeat_ticks)
     assert {member.commit_index for member in group.members.values()} == {1}
@@ -96,7 +96,7 @@ def test_append_entries_carry_the_commit_index() -> None:
     group = Group(3)
     leader = group.elect(N0)
     for _ in range(2):
-        leader.raw.propose("x", 1, 1)
+        leader.propose("x", 1, 1)
         group.deliver()
     assert {group[node].commit_index for node in (N1, N2)} == {1}
 
@@ -115,7 +115,7 @@ def test_a_heartbeat_never_names_more_than_the_follower_matches() -> None:
     group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N2 and isinstance(message, AppendEntries)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     for _ in range(CONFIG.heartbeat_ticks):
         leader.raw.tick()
@@ -202,7 +202,7 @@ def test_a_leader_never_overwrites_or_deletes_its_own_entries() -> None:
     group = Group(3)
     leader = group.elect(N0)
     for at in range(20):
-        leader.raw.propose(f"x{at}", 2, 10)
+        leader.propose(f"x{at}", 2, 10)
         group.deliver()
     assert all(ready.truncate_from is None for ready in leader.readys)
 
@@ -221,7 +221,7 @@ def small(**values: int) -> RaftConfig:
 
 def test_proposals_of_one_turn_travel_in_one_message() -> None:
     _, leader = replicating()
-    batches = tuple(leader.raw.propose(f"x{at}", 2, 10) for at in range(5))
+    batches = tuple(leader.propose(f"x{at}", 2, 10) for at in range(5))
     sent = only(leader.take(), AppendEntries)
     assert [message.batches for message in sent] == [batches, batches]
 
@@ -229,7 +229,7 @@ def test_proposals_of_one_turn_travel_in_one_message() -> None:
 def test_messages_are_bounded_and_an_oversize_batch_travels_alone() -> None:
     _, leader = replicating(small(append_bytes_max=100))
     for nbytes in (60, 40, 1, 500, 30):
-        leader.raw.propose("x", 1, nbytes)
+        leader.propose("x", 1, nbytes)
     sent = [message for message in only(leader.take(), AppendEntries) if message.target == N1]
     assert [[held.nbytes for held in message.batches] for message in sent] == [[60, 40], [1], [500], [30]]
 
@@ -241,7 +241,7 @@ def test_messages_are_bounded_and_an_oversize_batch_travels_alone() -> None:
 def test_several_messages_are_in_flight_and_no_more_than_the_window(limits: dict[str, int], messages: int) -> None:
     _, leader = replicating(small(append_bytes_max=100, **limits))
     for _ in range(10):
-        leader.raw.propose("x", 1, 100)
+        leader.propose("x", 1, 100)
     sent = [message for message in only(leader.take(), AppendEntries) if message.target == N1]
     assert len(sent) == messages
     status = leader.raw.status().progress[N1]
@@ -251,7 +251,7 @@ def test_several_messages_are_in_flight_and_no_more_than_the_window(limits: dict
 def test_an_acknowledgement_opens_the_window() -> None:
     group, leader = replicating(small(append_bytes_max=100, inflight_messages_max=2))
     for _ in range(20):
-        leader.raw.propose("x", 1, 100)
+        leader.propose("x", 1, 100)
     group.deliver()
     assert group[N1].log_terms() == group[N0].log_terms() == [1] * 21
 
@@ -260,7 +260,7 @@ def test_a_lost_message_is_resent_from_where_the_follower_is() -> None:
     group, leader = replicating(small(append_bytes_max=10))
     sent: list[AppendEntries] = []
     for at in range(5):
-        leader.raw.propose(f"x{at}", 1, 10)
+        leader.propose(f"x{at}", 1, 10)
         sent += [message for message in only(leader.take(), AppendEntries) if message.target == N1]
     leader.persist()
     for message in (sent[0], sent[2], sent[3], sent[4]):
@@ -281,7 +281,7 @@ def test_a_lost_message_is_resent_from_where_the_follower_is() -> None:
 def test_the_loss_of_the_last_message_is_found_by_heartbeats_without_resending() -> None:
     group, leader = replicating()
     group.drop = lambda message: isinstance(message, AppendEntries) and bool(message.batches)
-    leader.raw.propose("x", 1, 1000)
+    leader.propose("x", 1, 1000)
     group.deliver()
     group.drop = lambda message: False
     group.delivered.clear()
@@ -294,7 +294,7 @@ def test_the_loss_of_the_last_message_is_found_by_heartbeats_without_resending()
 def test_a_lost_answer_is_asked_for_without_resending() -> None:
     group, leader = replicating(small(inflight_messages_max=1))
     group.drop = lambda message: isinstance(message, AppendEntriesResponse)
-    leader.raw.propose("x", 1, 1000)
+    leader.propose("x", 1, 1000)
     group.deliver()
     group.drop = lambda message: False
     group.delivered.clear()
@@ -306,7 +306,7 @@ def test_a_lost_answer_is_asked_for_without_resending() -> None:
 def test_a_slow_disk_is_no_loss() -> None:
     """While a follower's disk works, the leader asks now and then and never sends a payload twice."""
     group, leader = replicating()
-    leader.raw.propose("x", 1, 1000)
+    leader.propose("x", 1, 1000)
     group.deliver(leader.run())
     sent: list[AppendEntries] = []
     for _ in range(50):
@@ -327,13 +327,13 @@ def test_a_broken_connection_goes_back_to_one_probe() -> None:
     group, leader = replicating()
     group.drop = lambda message: message.target == N1
     for at in range(5):
-        leader.raw.propose(f"x{at}", 1, 1)
+        leader.propose(f"x{at}", 1, 1)
         group.deliver()
     leader.raw.report_unreachable(N1)
     probes = [message for message in only(leader.take(), AppendEntries) if message.target == N1]
     assert [(message.prev_index, len(message.batches)) for message in probes] == [(0, 5)]
     assert leader.raw.status().progress[N1].state is ProgressState.PROBE
-    leader.raw.propose("y", 1, 1)
+    leader.propose("y", 1, 1)
     assert not [message for message in only(leader.take(), AppendEntries) if message.target == N1]
 
 
@@ -343,7 +343,7 @@ def test_a_straggler_catches_up_from_memory_or_from_the_store(recent_bytes_max: 
     group, leader = replicating(config)
     group.drop = lambda message: N2 in (message.target, message.sender)
     for at in range(50):
-        leader.raw.propose(f"x{at}", 3, 40)
+        leader.propose(f"x{at}", 3, 40)
         group.deliver()
     group.drop = lambda message: False
     leader.raw.report_unreachable(N2)
@@ -354,9 +354,9 @@ def test_a_straggler_catches_up_from_memory_or_from_the_store(recent_bytes_max: 
 
 def test_what_could_not_be_read_is_sent_once_it_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     group, leader = replicating(small(recent_bytes_max=0, inflight_messages_max=1))
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     sent = leader.run()
-    leader.raw.propose("y", 1, 1)
+    leader.propose("y", 1, 1)
     assert not only(leader.run(), AppendEntries), "the window was not full"
 
     def damaged(start: Index, max_bytes: int) -> tuple[Batch, ...]:
@@ -374,7 +374,7 @@ def test_what_could_not_be_read_is_sent_once_it_is_repaired(monkeypatch: pytest.
 
 def test_sending_starts_at_a_batch_boundary_wherever_the_hint_points() -> None:
     _, leader = replicating()
-    leader.raw.propose("x", 10, 10)
+    leader.propose("x", 10, 10)
     leader.run()
     response = AppendEntriesResponse(
         sender=N1,
@@ -394,17 +394,17 @@ def test_a_follower_that_needs_deleted_entries_is_marked_and_does_no_harm() -> N
     group, leader = replicating()
     group.drop = lambda message: N2 in (message.target, message.sender)
     for at in range(5):
-        leader.raw.propose(f"x{at}", 1, 1)
+        leader.propose(f"x{at}", 1, 1)
         group.deliver()
     group[N2].store.batches.clear()
-    leader.store.compact(Index(3))
-    leader.raw.compact(Index(3))
+    leader.store.trim(Index(3))
+    leader.raw.trim(Index(3))
     assert leader.raw.status().first_index == 3
     leader.raw.report_unreachable(N2)
     group.drop = lambda message: False
     group.tick(5 * CONFIG.heartbeat_ticks)
     assert leader.raw.status().progress[N2].needs_snapshot
-    leader.raw.propose("y", 1, 1)
+    leader.propose("y", 1, 1)
     group.deliver()
     assert leader.commit_index == leader.raw.status().last_index
 
@@ -414,7 +414,7 @@ def test_learners_receive_the_log_and_count_nowhere() -> None:
     group = Group(members)
     leader = group.elect(N0)
     group.drop = lambda message: N1 in (message.target, message.sender)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     assert group[N2].log_terms() == [1, 1]
     assert leader.commit_index == 0
@@ -425,7 +425,7 @@ def test_a_member_that_lost_its_disk_in_the_same_term_is_filled_again() -> None:
     """Page-cache durability may forget what was acknowledged; the leader must not name what is not there."""
     group, leader = replicating()
     for at in range(3):
-        leader.raw.propose(f"x{at}", 1, 1)
+        leader.propose(f"x{at}", 1, 1)
         group.deliver()
     group.members[N2] = Member(N2, voters=NODES[:3], term=1)
     group.tick(6 * CONFIG.heartbeat_ticks)

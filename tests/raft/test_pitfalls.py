@@ -43,7 +43,7 @@ def test_01_an_old_term_does_not_commit_by_counting() -> None:
     group.tick(3 * CONFIG.heartbeat_ticks)
     assert [group[node].log_terms() for node in NODES] == [[1, 2]] * 5
     assert leader.commit_index == NO_INDEX
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     assert leader.commit_index == 2
 
@@ -62,10 +62,10 @@ def test_03_a_deposed_leaders_append_is_never_reported_at_the_same_index() -> No
     group = Group(3)
     old = group.elect(N0)
     group.drop = lambda message: N0 in (message.target, message.sender)
-    lost = old.raw.propose("lost", 1, 1)
+    lost = old.propose("lost", 1, 1)
     group.deliver()
     new = group.elect(N1)
-    new.raw.propose("kept", 1, 1)
+    new.propose("kept", 1, 1)
     group.deliver()
     group.drop = lambda message: False
     group.tick(2 * CONFIG.heartbeat_ticks)
@@ -81,7 +81,7 @@ def test_04_a_deposed_leader_appends_nothing() -> None:
     leader = group.elect(N0)
     leader.raw.step(Heartbeat(sender=N1, target=N0, term=Term(5), commit_index=NO_INDEX, round=1))
     with pytest.raises(NotLeaderError):
-        leader.raw.propose("x", 1, 1)
+        leader.propose("x", 1, 1)
     leader.run()
     assert leader.log_terms() == [1]
 
@@ -101,7 +101,7 @@ def test_05_truncation_only_on_a_conflict_and_never_below_commit() -> None:
     member.step(stale)
     assert member.log_terms() == [1, 1, 1]
     wrong = Batch(Index(1), 1, Term(2), 1, "other")
-    with pytest.raises(InvariantViolationError, match="never cut"):
+    with pytest.raises(InvariantViolationError):
         member.step(
             AppendEntries(
                 sender=N1,
@@ -131,7 +131,7 @@ def test_06_and_07_own_vote_and_own_entries_count_after_the_disk() -> None:
 def test_06_the_own_vote_counts_with_the_ready_that_held_it() -> None:
     member = Member(voters=[N0])
     member.tick(1)
-    member.raw.propose("x", 1, 1)
+    member.propose("x", 1, 1)
     member.take()
     member.raw.step_down()
     member.raw.tick()
@@ -182,13 +182,13 @@ def test_11_transfer_catches_the_target_up_and_moves_at_once() -> None:
     group = Group(3)
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1 and isinstance(message, AppendEntries)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     group.deliver()
     leader.raw.transfer_leadership(N1)
     group.deliver()
     assert only(group.delivered, TimeoutNow) == []
     with pytest.raises(TransferringError):
-        leader.raw.propose("y", 1, 1)
+        leader.propose("y", 1, 1)
     group.drop = lambda message: False
     group.tick(2 * CONFIG.heartbeat_ticks)
     assert (group[N1].role, group[N1].term, leader.role) == (Role.LEADER, 2, Role.FOLLOWER)
@@ -205,7 +205,7 @@ def test_11_transfer_is_given_up_after_an_election_timeout() -> None:
     group.deliver()
     group.tick(CONFIG.election_ticks_min)
     assert leader.raw.status().transferee is None
-    leader.raw.propose("y", 1, 1)
+    leader.propose("y", 1, 1)
     group.deliver()
     assert leader.commit_index == 1
 
@@ -218,9 +218,9 @@ def test_11_transfer_is_given_up_also_when_timeout_now_is_lost() -> None:
     group.deliver()
     group.tick(CONFIG.election_ticks_min - 1)
     with pytest.raises(TransferringError):
-        leader.raw.propose("one tick too early", 1, 1)
+        leader.propose("one tick too early", 1, 1)
     group.tick(1)
-    leader.raw.propose("y", 1, 1)
+    leader.propose("y", 1, 1)
     group.deliver()
     assert (leader.role, leader.commit_index) == (Role.LEADER, 1)
 
@@ -288,7 +288,7 @@ def test_11_a_target_that_is_behind_gets_timeout_now_only_when_its_log_is_comple
     leader = group.elect(N0)
     group.drop = lambda message: message.target == N1
     for body in "xyz":
-        leader.raw.propose(body, 1, 1)
+        leader.propose(body, 1, 1)
         group.deliver()
     last = leader.raw.status().last_index
     leader.raw.transfer_leadership(N1)
@@ -319,12 +319,12 @@ def test_11_after_a_transfer_that_was_given_up_nothing_moves_by_itself() -> None
     leader.raw.transfer_leadership(N1)
     group.deliver()
     with pytest.raises(TransferringError):
-        leader.raw.propose("refused", 1, 1)
+        leader.propose("refused", 1, 1)
     group.tick(CONFIG.election_ticks_min)
     group.drop = lambda message: False
     group.tick(10 * CONFIG.election_ticks_max)
     assert (leader.role, leader.term) == (Role.LEADER, 1)
-    leader.raw.propose("accepted", 1, 1)
+    leader.propose("accepted", 1, 1)
     group.deliver()
     assert leader.commit_index == 1
 
@@ -363,7 +363,7 @@ def test_12_a_deposed_leader_answers_with_none() -> None:
     leader.raw.read_index(7)
     group.deliver()
     leader.raw.read_index(8)
-    group.elect(N1).raw.propose("new", 1, 1)
+    group.elect(N1).propose("new", 1, 1)
     group.deliver()
     assert answers(group, N0) == []
     group.tick(3 * CONFIG.election_ticks_max)
@@ -395,7 +395,7 @@ def test_12_a_sole_voter_answers_at_once() -> None:
 def test_14_a_leader_whose_disk_hangs_steps_down() -> None:
     group = Group(3)
     leader = group.elect(N0)
-    leader.raw.propose("x", 1, 1)
+    leader.propose("x", 1, 1)
     for _ in range(CONFIG.election_ticks_max + CONFIG.election_ticks_min):
         leader.raw.tick()
         group.deliver(leader.take())
@@ -408,7 +408,7 @@ def test_14_a_slow_but_working_disk_keeps_the_lead() -> None:
     group = Group(3)
     leader = group.elect(N0)
     for tick in range(10 * CONFIG.election_ticks_max):
-        leader.raw.propose("x", 1, 1)
+        leader.propose("x", 1, 1)
         leader.raw.tick()
         group.deliver(leader.take())
         if tick % CONFIG.election_ticks_min == 0:
@@ -423,10 +423,10 @@ def test_15_deleting_what_a_follower_needs_marks_it_and_deletes_nothing_there() 
     leader = group.elect(N0)
     group.drop = lambda message: N2 in (message.target, message.sender)
     for at in range(5):
-        leader.raw.propose(f"x{at}", 1, 1)
+        leader.propose(f"x{at}", 1, 1)
         group.deliver()
-    leader.store.compact(Index(4))
-    leader.raw.compact(Index(4))
+    leader.store.trim(Index(4))
+    leader.raw.trim(Index(4))
     group.drop = lambda message: False
     leader.raw.report_unreachable(N2)
     group.tick(5 * CONFIG.heartbeat_ticks)

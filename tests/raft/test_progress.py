@@ -10,7 +10,7 @@ from dledger_core.raft.progress import Progress, ProgressState
 
 
 def replicating(match_index: int, *sent: int) -> Progress:
-    progress = Progress(Index(match_index + 1), is_voter=True)
+    progress = Progress(Index(match_index + 1))
     progress.accepted(Index(match_index))
     for last_index in sent:
         progress.sent(Index(last_index), 100)
@@ -18,7 +18,7 @@ def replicating(match_index: int, *sent: int) -> Progress:
 
 
 def test_starts_as_a_probe_and_replicates_after_the_first_acceptance() -> None:
-    progress = Progress(Index(8), is_voter=True)
+    progress = Progress(Index(8))
     assert progress.state is ProgressState.PROBE
     assert progress.accepted(Index(5))
     assert (progress.state, progress.match_index, progress.next_index) == (ProgressState.REPLICATE, 5, 6)
@@ -51,25 +51,25 @@ def test_the_window_is_bounded_in_messages_and_bytes(messages_max: int, bytes_ma
 
 def test_one_loss_is_one_step_back_however_many_refusals_follow() -> None:
     progress = replicating(5, 10, 20, 30)
-    assert progress.refused(Index(10), Index(6))
+    assert progress.rejected(Index(10), Index(6))
     assert (progress.state, progress.next_index) == (ProgressState.PROBE, 6)
     progress.probe_sent = True
-    assert not progress.refused(Index(20), Index(6))
+    assert not progress.rejected(Index(20), Index(6))
     assert progress.probe_sent
 
 
 def test_a_stale_refusal_at_or_below_match_is_ignored() -> None:
     progress = replicating(20, 30)
-    assert not progress.refused(Index(20), Index(6))
+    assert not progress.rejected(Index(20), Index(6))
     assert progress.state is ProgressState.REPLICATE
 
 
 def test_a_refusal_that_leads_nowhere_waits_for_the_next_heartbeat() -> None:
-    progress = Progress(Index(8), is_voter=True)
+    progress = Progress(Index(8))
     progress.probe_sent = True
-    assert not progress.refused(Index(7), Index(8))
+    assert not progress.rejected(Index(7), Index(8))
     assert progress.probe_sent
-    assert progress.heard_heartbeat(1, Index(7), Index(0))
+    assert progress.heartbeat_acked(1, Index(7), Index(0))
     assert not progress.probe_sent
     assert progress.check_due, "asked again without the payload"
 
@@ -77,22 +77,22 @@ def test_a_refusal_that_leads_nowhere_waits_for_the_next_heartbeat() -> None:
 def test_silence_for_a_round_trip_is_asked_about_once() -> None:
     progress = replicating(5, 10)
     progress.watch(1)
-    assert progress.heard_heartbeat(1, Index(5), Index(0))
+    assert progress.heartbeat_acked(1, Index(5), Index(0))
     progress.check_due = False
-    assert not progress.heard_heartbeat(1, Index(5), Index(0)), "the same round again"
+    assert not progress.heartbeat_acked(1, Index(5), Index(0)), "the same round again"
 
 
 def test_progress_within_the_round_trip_is_no_loss() -> None:
     progress = replicating(5, 10, 20)
     progress.watch(1)
     progress.accepted(Index(10))
-    assert not progress.heard_heartbeat(1, Index(5), Index(0))
+    assert not progress.heartbeat_acked(1, Index(5), Index(0))
 
 
 def test_a_member_that_lost_what_it_acknowledged_is_probed_again() -> None:
     progress = replicating(20, 30)
     progress.watch(1)
-    assert progress.heard_heartbeat(1, Index(7), Index(0))
+    assert progress.heartbeat_acked(1, Index(7), Index(0))
     assert (progress.state, progress.match_index, progress.next_index) == (ProgressState.PROBE, NO_INDEX, 8)
 
 
@@ -100,13 +100,13 @@ def test_an_old_answer_that_names_less_is_no_loss() -> None:
     progress = replicating(5, 20)
     progress.watch(1)
     progress.accepted(Index(20))
-    assert not progress.heard_heartbeat(1, Index(6), Index(0))
+    assert not progress.heartbeat_acked(1, Index(6), Index(0))
     assert progress.match_index == 20
 
 
 def test_a_reset_member_comes_back_once_its_log_reaches_ours() -> None:
-    progress = Progress(Index(3), is_voter=True)
+    progress = Progress(Index(3))
     progress.become_needs_snapshot()
-    assert not progress.heard_heartbeat(1, Index(8), Index(10))
-    assert progress.heard_heartbeat(2, Index(9), Index(10))
+    assert not progress.heartbeat_acked(1, Index(8), Index(10))
+    assert progress.heartbeat_acked(2, Index(9), Index(10))
     assert (progress.state, progress.next_index) == (ProgressState.PROBE, 10)

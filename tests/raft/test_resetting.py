@@ -31,10 +31,10 @@ def deleted_behind(group: Group, first_index: int = 4, entries: int = 6) -> Memb
     leader = group.elect(N0)
     group.drop = without_n2
     for at in range(entries):
-        leader.raw.propose(f"x{at}", 1, 1)
+        leader.propose(f"x{at}", 1, 1)
         group.deliver()
-    leader.store.compact(Index(first_index))
-    leader.raw.compact(Index(first_index))
+    leader.store.trim(Index(first_index))
+    leader.raw.trim(Index(first_index))
     leader.raw.report_unreachable(N2)
     group.drop = lambda _message: False
     group.delivered.clear()
@@ -73,7 +73,7 @@ def test_a_member_that_needs_deleted_entries_begins_at_the_leaders_first(nbytes:
     assert group[N2].log_terms() == leader.log_terms()
     assert group[N2].store.first_index() == 4
     assert not leader.raw.status().progress[N2].needs_snapshot
-    leader.raw.propose("more", 1, 1)
+    leader.propose("more", 1, 1)
     group.deliver()
     assert group[N2].store.last_index() == 7
 
@@ -84,7 +84,7 @@ def test_the_commit_of_what_a_reset_skipped_is_not_told() -> None:
     group.tick(4 * CONFIG.heartbeat_ticks)
     committed = [ready.committed for ready in group[N2].readys if ready.committed]
     assert committed[-1][1] == 7
-    start = next(at for at, ready in enumerate(group[N2].readys) if ready.new_start)
+    start = next(at for at, ready in enumerate(group[N2].readys) if ready.restart)
     later = [ready.committed for ready in group[N2].readys[start:] if ready.committed]
     assert later[0][0] == 4
 
@@ -141,8 +141,8 @@ def test_a_leader_that_deletes_more_meanwhile_begins_the_reset_again() -> None:
     leader = deleted_behind(group)
     group.drop = lambda message: isinstance(message, InstallSnapshot) and message.offset > 0
     group.tick(2 * CONFIG.heartbeat_ticks)
-    leader.store.compact(Index(6))
-    leader.raw.compact(Index(6))
+    leader.store.trim(Index(6))
+    leader.raw.trim(Index(6))
     group.drop = lambda _message: False
     group.tick(4 * CONFIG.heartbeat_ticks)
     assert group[N2].store.first_index() == 6
@@ -274,7 +274,7 @@ def test_a_leader_of_an_older_term_resets_nobody() -> None:
 def test_a_leader_of_a_newer_term_is_followed_and_the_term_is_durable_with_it() -> None:
     member = member_with(1, 1, 1)
     member.raw.step(snapshot_message(term=Term(5)))
-    (ready,) = [ready for ready in [member.raw.ready()] if ready.new_start]
+    (ready,) = [ready for ready in [member.raw.ready()] if ready.restart]
     assert ready.hard_state is not None
     assert (ready.hard_state.term, member.raw.status().leader_id) == (5, N1)
     assert [message.term for message in ready.persisted_messages] == [5]
@@ -304,6 +304,6 @@ def test_a_reset_member_can_lead() -> None:
     group.drop = lambda _message: False
     group.tick(4 * CONFIG.heartbeat_ticks)
     leader = group.elect(NodeId(N2))
-    leader.raw.propose("by n2", 1, 1)
+    leader.propose("by n2", 1, 1)
     group.tick(CONFIG.heartbeat_ticks)
     assert [member.commit_index for member in group.members.values()] == [8, 8, 8]

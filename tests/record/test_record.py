@@ -13,13 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger_core.errors import BadRequestError, CorruptRecordError
+from dledger_core.ids import Index, Term
+from dledger_core.raft import Batch
 from dledger_core.record import (
     BATCH_END,
     HEADER,
+    MAGIC_CONTROL,
+    MAGIC_MEMBERSHIP,
     READ_SCHEMA,
     RECORD_SCHEMA,
     Columns,
-    Payload,
+    ProposedBatch,
     Records,
     encode,
     encoding,
@@ -336,8 +340,23 @@ def test_columns_and_payload_sizes() -> None:
     columns = Columns.from_bodies([b"ab", b"c"])
     with pytest.raises(CorruptRecordError):
         Columns(columns.lengths, columns.crcs[::-1], columns.bodies).verify()
-    payload = Payload(columns, control=b"xyz")
-    assert (payload.count, payload.nbytes) == (3, 3 * 48 + 6)
-    assert (Payload(columns).count, Payload(control=b"").nbytes) == (2, 48)
-    records = some_records()
-    assert (Payload(records=records).count, Payload(records=records).nbytes) == (20, records.nbytes)
+    proposal = ProposedBatch(columns, control=b"xyz")
+    assert (proposal.count, proposal.nbytes, proposal.largest_body) == (3, 3 * 48 + 6, 3)
+    assert (ProposedBatch(columns).count, ProposedBatch(control=b"").nbytes) == (2, 48)
+
+
+@pytest.mark.parametrize(("magic", "configuration"), [(MAGIC_CONTROL, None), (MAGIC_MEMBERSHIP, b"xyz")])
+def test_batch_shows_its_configuration_before_and_after_placement(magic: int, configuration: bytes | None) -> None:
+    proposal = ProposedBatch(Columns.from_bodies([b"a"]), b"xyz", magic)
+    records = encode(
+        proposal.columns,
+        first_index=5,
+        term=2,
+        position=0,
+        timestamp_ms=1,
+        segment_bytes=4096,
+        control=b"xyz",
+        magic=magic,
+    )
+    assert proposal.configuration == configuration
+    assert Batch(Index(5), 2, Term(2), records.nbytes, records).configuration == configuration

@@ -23,7 +23,7 @@ from dledger_core.errors import (
 from dledger_core.ids import NO_TERM, NodeId
 from dledger_core.net.frame import ARRAY_LENGTH_MAX, encode_frame
 from dledger_core.net.protocol import HEADER_BYTES_MAX
-from dledger_core.record import MAGIC_CONTROL, Columns, Payload
+from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.appends import ID_BYTES_MAX, UNTIL_READY_MAX
 from dledger_core.server.services.budget import Budget
 from dledger_core.storage.write.trim import TablesSnapshot
@@ -120,7 +120,7 @@ def test_an_append_that_the_log_cannot_take_is_refused_alone(n0, ask):
 def test_what_the_log_refuses_at_the_last_moment_does_not_stop_the_replica(n0, ask):
     """``Replica.propose`` itself checks, whoever calls it."""
     with pytest.raises(BadRequestError):
-        n0.replica.propose(Payload(Columns.from_bodies([bytes(STORAGE.record_bytes_max)])))
+        n0.replica.propose(ProposedBatch(Columns.from_bodies([bytes(STORAGE.record_bytes_max)])))
     ask.plain(b"goes on")
     n0.run()
     n0.acknowledge()
@@ -167,7 +167,7 @@ def test_a_repeat_of_deleted_entries_says_that_the_term_is_unknown(tmp_path):
         n0.replica.save_checkpoint()
         n0.run()
         tables = TablesSnapshot.of(n0.replica.tables)
-        n0.replica.raft.compact(n0.log.delete_prefix(6, tables, n0.replica.commit_index))
+        n0.replica.raft.trim(n0.log.delete_prefix(6, tables, n0.replica.commit_index))
         assert n0.log.first_index() > 3
         ask.produced("p", 0, 0, b"a")
         assert (ask.ranges[0], ask.ranges[-1]) == ((2, 2), (2, 2))
@@ -468,7 +468,7 @@ def test_a_broken_invariant_while_proposing_stops_the_replica(tmp_path):
     with HandDriven(tmp_path / "s", voters=THREE) as n0:
         n0.lead()
         ask = Asker(n0)
-        n0.replica.raft._log._runs._terms[-1] = 99  # the log is ahead of the term now
+        n0.replica.raft._log._ranges._terms[-1] = 99  # the log is ahead of the term now
         ask.produced("p", 0, 0, b"a")
         assert ask.ranges == [ProposalDroppedError]
         assert [type(error) for error in n0.failures] == [InvariantViolationError]
@@ -486,9 +486,9 @@ def test_a_turn_that_breaks_an_invariant_hands_out_nothing(tmp_path):
         n0.lead()
         n0.run()
         ask = Asker(n0)
-        n0.replica.propose(Payload(Columns.from_bodies([b"ready to leave"])))
+        n0.replica.propose(ProposedBatch(Columns.from_bodies([b"ready to leave"])))
         ask.plain(b"gathered")
-        n0.replica.raft._log._runs._terms[-1] = 99
+        n0.replica.raft._log._ranges._terms[-1] = 99
         n0.sent.clear()
         n0.run()
         assert ask.ranges == [ProposalDroppedError]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, InvariantViolationError
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft import Batch, HardState, Ready
-from dledger_core.record import Columns, Payload
+from dledger_core.raft import HardState, Ready
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.replica.group_commit import DiskWriter, persist
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
@@ -39,10 +39,8 @@ class Readys:
             self.end = truncate_from
         batches = ()
         if bodies:
-            payload = Payload(Columns.from_bodies(bodies))
-            batch = Batch(Index(self.end), payload.count, Term(term), payload.nbytes, payload)
-            self.log.stage(batch, 1000)
-            self.end, batches = self.end + payload.count, (batch,)
+            batch = self.log.place(ProposedBatch(Columns.from_bodies(bodies)), Index(self.end), Term(term), 1000)
+            self.end, batches = self.end + batch.count, (batch,)
         hard_state = HardState(Term(hard_term), NodeId("n1")) if hard_term is not None else None
         cut = Index(truncate_from) if truncate_from is not None else None
         return Ready(number=self.number, hard_state=hard_state, truncate_from=cut, batches=batches)

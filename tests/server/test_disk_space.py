@@ -9,7 +9,7 @@ from dledger_core.errors import DiskFullError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
 from dledger_core.raft.batch import Batch
-from dledger_core.record import Columns, Payload, encode
+from dledger_core.record import Columns, encode
 from dledger_core.server.maintenance.disk_space import SMALL_BYTES, SpaceGuard
 from dledger_core.storage.files.file_system import DiskSpace, OsFiles
 from tests.support.faulty_files import FaultyFiles
@@ -161,7 +161,7 @@ def entries(node: Node, nbytes: int, first_index: int = 0, position: int = 0) ->
             control=None,
             magic=2,
         )
-        batches = (Batch(Index(first_index), 1, Term(1), records.nbytes, Payload(records=records)),)
+        batches = (Batch(Index(first_index), 1, Term(1), records.nbytes, records),)
     return AppendEntries(
         sender=NodeId("n1"),
         target=NodeId("n0"),

@@ -10,7 +10,7 @@ import pytest
 from dledger_core.errors import DiskFailedError, InvariantViolationError, ProposalDroppedError, invariant
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, Batch, Configuration
-from dledger_core.record import Columns, Payload, encode
+from dledger_core.record import Columns, ProposedBatch, encode
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.reads import ReadRequest, Reads
 from dledger_core.storage import CommitLog
@@ -64,7 +64,7 @@ class Follower:
             timestamp_ms=1000,
             segment_bytes=STORAGE.data_segment_bytes,
         )
-        return Batch(Index(first), records.count, Term(term), records.nbytes, Payload(records=records))
+        return Batch(Index(first), records.count, Term(term), records.nbytes, records)
 
     def append(self, leader, term, prev, batches, commit=-1):
         prev_index, prev_term = prev
@@ -125,7 +125,7 @@ def test_a_replica_runs_without_event_loop_thread_and_clock(tmp_path):
         n0.lead()
         n0.stalled = True
         n0.now_ms = 1_800_000_000_000
-        batch = n0.replica.propose(Payload(Columns.from_bodies([b"a", b"b"])))
+        batch = n0.replica.propose(ProposedBatch(Columns.from_bodies([b"a", b"b"])))
         n0.run()
         assert n0.replica.readable_end == 1, "its own disk has not written it and nobody else took it"
         n0.acknowledge()
@@ -159,15 +159,15 @@ def broken_by(kind, n0):
     """Makes the replica stop, and returns the class of the error that did it."""
     if kind == "disk":
         n0.files.fail_at = n0.files.operations + 1
-        n0.replica.propose(Payload(Columns.from_bodies([b"never durable"])))
+        n0.replica.propose(ProposedBatch(Columns.from_bodies([b"never durable"])))
         n0.run()
         return DiskFailedError
-    n0.replica.raft._log._runs._terms[-1] = 99  # the log is ahead of the term: as if memory was damaged
+    n0.replica.raft._log._ranges._terms[-1] = 99  # the log is ahead of the term: as if memory was damaged
     if kind == "turn":
         n0.replica._guard(lambda: invariant(False, "broken"))
     else:
         with pytest.raises(ProposalDroppedError):
-            n0.replica.propose(Payload(Columns.from_bodies([b"refused"])))
+            n0.replica.propose(ProposedBatch(Columns.from_bodies([b"refused"])))
     return InvariantViolationError
 
 
@@ -178,7 +178,7 @@ def test_a_replica_that_stopped_writes_and_sends_nothing_more(kind):
     n0.files = files
     n0.lead()
     n0.run()
-    n0.replica.propose(Payload(Columns.from_bodies([b"staged"])))
+    n0.replica.propose(ProposedBatch(Columns.from_bodies([b"staged"])))
     error = broken_by(kind, n0)
     assert [type(failure) for failure in n0.failures] == [error]
     n0.sent.clear()
@@ -218,7 +218,7 @@ def test_a_closed_replica_takes_nothing_in(tmp_path):
     n0.acknowledge_as_of(5)
     n0.run()
     with pytest.raises(ProposalDroppedError):
-        n0.replica.propose(Payload(Columns.from_bodies([b"late"])))
+        n0.replica.propose(ProposedBatch(Columns.from_bodies([b"late"])))
     with pytest.raises(ProposalDroppedError):
         n0.replica.ask_read_index(lambda _: None)
     with pytest.raises(ProposalDroppedError):

@@ -13,7 +13,7 @@ from dledger_core.control import Part, TransactionId
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, InstallSnapshot, Role
-from dledger_core.record import Columns, Payload, Records
+from dledger_core.record import Columns, ProposedBatch, Records
 from dledger_core.server.replica.snapshot import SnapshotInstalls
 from dledger_core.storage.tables.tables import LogTables
 from tests.support.faulty_files import FaultyFiles
@@ -54,13 +54,13 @@ def snapshot_of(n0: HandDriven, **changes: object) -> bytes:
 def test_what_is_packed_is_read_again(leader):
     first = delete(leader)
     resets = SnapshotInstalls(leader.log, lambda: leader.replica.tables)
-    found = resets.unpack(first, Term(1), resets.pack(first))
+    found = resets.install(first, Term(1), resets.pack(first))
     assert (found.start.first_index, found.start.position) == (first, 2 * SEGMENT)
     assert found.start.log_uuid == leader.replica.log_uuid
     assert found.tables.snapshot() == leader.replica.tables.snapshot() == found.start.tables.data
     assert found.tables.producers.get("p").next_sequence == 1
     assert found.start.behind is None
-    assert resets.unpack(first, Term(1), snapshot_of(leader, behind="0-64-seal")).start.behind == "0-64-seal"
+    assert resets.install(first, Term(1), snapshot_of(leader, behind="0-64-seal")).start.behind == "0-64-seal"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_what_does_not_fit_is_refused(leader, changes):
     delete(leader)
     resets = SnapshotInstalls(leader.log, lambda: leader.replica.tables)
     with pytest.raises(ProtocolError):
-        resets.unpack(Index(5), Term(1), snapshot_of(leader, **changes))
+        resets.install(Index(5), Term(1), snapshot_of(leader, **changes))
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80\x80", b"[1]", msgpack.packb([1])])
 def test_garbage_is_refused(leader, data):
     with pytest.raises(ProtocolError):
-        SnapshotInstalls(leader.log, lambda: leader.replica.tables).unpack(Index(5), Term(1), data)
+        SnapshotInstalls(leader.log, lambda: leader.replica.tables).install(Index(5), Term(1), data)
 
 
 def message(leader: HandDriven, follower: HandDriven) -> InstallSnapshot:
@@ -161,7 +161,7 @@ def leader_of_another_term(n0: HandDriven) -> int:
     n0.lead(commit=False)
     assert n0.replica.raft.status().role is Role.LEADER
     for _ in range(40):
-        n0.replica.propose(Payload(Columns.from_bodies([b"stale"])))
+        n0.replica.propose(ProposedBatch(Columns.from_bodies([b"stale"])))
         n0.run()
     return n0.log.last_index()
 
@@ -194,11 +194,9 @@ def test_a_batch_whose_beginning_is_deleted_here_is_taken_from_there_on(leader, 
 
 def padded(batch):
     """The records of a batch with one more before them, as a leader has them that deleted less."""
-    records = batch.payload.records
+    records = batch.payload
     one = int(records.sizes[0])
-    return Payload(
-        records=Records(np.concatenate([records.sizes[:1], records.sizes]), records.data[:one] + records.data)
-    )
+    return Records(np.concatenate([records.sizes[:1], records.sizes]), records.data[:one] + records.data)
 
 
 def test_a_disk_that_fails_in_a_reset_stops_the_replica(leader, tmp_path):

@@ -241,8 +241,8 @@ REPAIR_MUTATIONS: dict[str, Mutation] = {
     ),
     "a damaged head tells what may be deleted": (
         "storage/log_queries.py",
-        '    return head[2] if (int(row["position"]), int(row["index"])) == (base, head[2]) else None\n',
-        "    return head[2]\n",
+        '    return head.index if (int(row["position"]), int(row["index"])) == (base, head.index) else None\n',
+        "    return head.index\n",
     ),
     "a new start that was interrupted keeps a store from being repaired": (
         "storage/repair.py",
@@ -324,8 +324,8 @@ WHOLE_MUTATIONS: dict[str, Mutation] = {
     ),
     "a torn batch keeps its first entries": (
         "storage/recovery.py",
-        '    return np.flatnonzero(ends_batch(records.headers) | (records.headers["mark"] == 0))',
-        '    return np.flatnonzero(records.headers["mark"] >= 0)',
+        '    return np.flatnonzero(ends_batch(records.headers) | (records.headers["flags"] == 0))',
+        '    return np.flatnonzero(records.headers["flags"] >= 0)',
     ),
     "what recovery found is not synced": (
         "storage/recovery.py",

@@ -11,8 +11,8 @@ from typing import Any, Self
 from dledger_core import control
 from dledger_core.config import StorageConfig
 from dledger_core.ids import GroupName, Index, NodeId, Term
-from dledger_core.raft import Batch, HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.raft import HardState
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog
 
 _times = itertools.count(1_700_000_000_000, 1000)
@@ -52,9 +52,9 @@ class StoreWriter:
     def append(self, bodies: Sequence[bytes], *, noop: bool = False, entry: dict[str, Any] | None = None) -> None:
         """Appends one batch, led by a control entry if ``noop`` or if one is given."""
         led = control.pack(entry or {}) if noop or entry is not None else None
-        payload = Payload(Columns.from_bodies(bodies) if bodies else None, control=led)
-        batch = Batch(Index(self.end), payload.count, Term(self.term), payload.nbytes, payload)
-        self._log.stage(batch, next(_times))
+        batch = self._log.place(
+            ProposedBatch(Columns.from_bodies(bodies), led), Index(self.end), Term(self.term), next(_times)
+        )
         self._log.persist(HardState(Term(self.term), None), None, [batch])
         self._log.save_checkpoint(self._log.last_index())
 

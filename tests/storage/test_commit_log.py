@@ -28,10 +28,10 @@ from dledger_core.errors import (
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.raft.ready import HardState
-from dledger_core.record import BATCH_END, Columns, Payload, Records, append_times, segment_name
+from dledger_core.record import BATCH_END, Columns, ProposedBatch, Records, append_times, segment_name
 from dledger_core.storage import CommitLog, open_store
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, make_batch, open_log, read_all, received
+from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, open_log, place, read_all, received
 
 N0 = NodeId("n0")
 
@@ -78,7 +78,7 @@ def test_a_follower_writes_the_leaders_bytes() -> None:
     for number in range(30):
         batch = append(leader, [bytes([number])] * (number % 7 + 1), control=b"" if number % 5 == 0 else None)
         copy = received(batch)
-        follower.stage(copy, now_ms=0)
+        follower.stage(copy)
         follower.persist(None, None, [copy])
     assert follower.staged_end == leader.staged_end
     for name in leader._reader.data.bases:
@@ -86,24 +86,22 @@ def test_a_follower_writes_the_leaders_bytes() -> None:
         assert one == two
 
 
-@pytest.mark.parametrize("what", ["index", "term", "position", "mark"])
+@pytest.mark.parametrize("what", ["index", "term", "position", "flags"])
 def test_received_records_must_continue_the_log(what: str) -> None:
     log = open_log(FaultyFiles())
     append(log, [b"abc"] * 3)
     other = open_log(FaultyFiles())
     append(other, [b"abc"] * (4 if what == "position" else 3))
-    batch = make_batch(other.last_index() + 1, [b"def"] * 2)
-    other.stage(batch, 5)
-    wrong = received(batch)
-    headers = wrong.payload.records.headers.copy()
-    if what == "mark":
-        headers["mark"] |= np.uint64(BATCH_END)
+    wrong = received(place(other, other.last_index() + 1, [b"def"] * 2))
+    headers = wrong.payload.headers.copy()
+    if what == "flags":
+        headers["flags"] |= np.uint64(BATCH_END)
     elif what != "position":
         headers[what] += 1
     data = b"".join(header.tobytes() + b"def" for header in headers)
-    records = Records(wrong.payload.records.sizes, data)
+    records = Records(wrong.payload.sizes, data)
     with pytest.raises(CorruptRecordError):
-        log.stage(Batch(Index(3), 2, Term(1), len(data), Payload(records=records)), 5)
+        log.stage(Batch(Index(3), 2, Term(1), len(data), records))
     assert log.staged_end == 3 * 51
 
 
@@ -111,10 +109,9 @@ def test_stage_runs_ahead_of_the_disk_and_back() -> None:
     log = open_log(FaultyFiles())
     first = append(log, [b"a" * 100] * 3)
     end = log.staged_end
-    ahead = [make_batch(3, [b"b" * 50] * 2), make_batch(5, [b"c" * 50] * 2), make_batch(7, [b"d"])]
-    ends = []
-    for batch in ahead:
-        log.stage(batch, 2000)
+    ahead, ends = [], []
+    for at, bodies in ((3, [b"b" * 50] * 2), (5, [b"c" * 50] * 2), (7, [b"d"])):
+        ahead.append(place(log, at, bodies, now_ms=2000))
         ends.append(log.staged_end)
     assert log.last_index() == 2
     log.stage_truncate(Index(7))
@@ -123,15 +120,14 @@ def test_stage_runs_ahead_of_the_disk_and_back() -> None:
     assert log.staged_end == ends[0] - 98
     log.stage_truncate(Index(3))
     assert log.staged_end == end
-    replacement = make_batch(3, [b"e" * 10] * 4, term=2)
-    log.stage(replacement, 1500)
+    replacement = place(log, 3, [b"e" * 10] * 4, term=2, now_ms=1500)
     log.persist(None, None, ahead[:1])  # the writer was still at it
     log.persist(HardState(Term(2), None), Index(3), [replacement])
     assert read_all(log) == [(1, b"a" * 100)] * 3 + [(2, b"e" * 10)] * 4
     assert log.term_ranges() == [TermRange(Index(0), Term(1)), TermRange(Index(3), Term(2))]
     times = append_times(log.read(0, 9, 1 << 20).headers).tolist()
     assert times == [1000] * 3 + [1500] * 4
-    assert first.payload.records.count == 3
+    assert first.payload.count == 3
 
 
 def test_append_time_never_falls() -> None:
@@ -183,7 +179,7 @@ def test_batches_come_back_whole() -> None:
             (edges[place + i], shapes[place + i], 1 + (place + i) // 3) for i in range(len(batches))
         ]
         assert len(batches) == 1 or sum(b.nbytes for b in batches) <= 88 * 12
-        assert all(b.payload.records.count == b.count for b in batches)
+        assert all(b.payload.count == b.count for b in batches)
     with pytest.raises(IndexOutOfRangeError):
         log.read_batches(Index(edges[-1]), 1)
 
@@ -203,9 +199,7 @@ def test_a_long_batch_is_found_from_its_end() -> None:
 def test_a_read_returns_a_bounded_number_of_tiny_batches() -> None:
     sizes = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, preallocate_bytes=0)
     log = open_log(FaultyFiles(), config=sizes)
-    batches = [make_batch(index, [b""]) for index in range(BATCHES_MAX + 20)]
-    for batch in batches:
-        log.stage(batch, 1000)
+    batches = [place(log, index, [b""]) for index in range(BATCHES_MAX + 20)]
     log.persist(HardState(Term(1), N0), None, batches)
     assert [batch.first_index for batch in log.read_batches(Index(7), 8 << 20)] == [*range(7, 7 + BATCHES_MAX)]
 
@@ -225,7 +219,7 @@ def test_positions_and_sizes() -> None:
     log = open_log(FaultyFiles())
     batch = append(log, [b"a" * 1000] * 9)
     assert [log.position_of(i) for i in range(10)] == [
-        *batch.payload.records.headers["position"].tolist(),
+        *batch.payload.headers["position"].tolist(),
         log.staged_end,
     ]
     assert log.data_bytes == log.staged_end
@@ -238,8 +232,7 @@ def test_the_first_failure_is_the_last_write(kind: str) -> None:
     files = FaultyFiles()
     log = open_log(files)
     append(log, [b"a" * 1000] * 3)
-    batch = make_batch(3, [b"b" * 1000] * 4)
-    log.stage(batch, 5)
+    batch = place(log, 3, [b"b" * 1000] * 4)
     real = files.operation
 
     def operation(name: str, path: Path) -> None:
@@ -272,9 +265,7 @@ def test_one_sync_for_many_batches() -> None:
     files = FaultyFiles()
     log = open_log(files)
     append(log, [b"x"])
-    batches = [make_batch(1 + n, [bytes([n])]) for n in range(20)]
-    for batch in batches:
-        log.stage(batch, 5)
+    batches = [place(log, 1 + n, [bytes([n])]) for n in range(20)]
     files.log.clear()
     log.persist(None, None, batches)
     assert [kind for kind, _ in files.log] == ["write", "write", "sync"]
@@ -283,9 +274,7 @@ def test_one_sync_for_many_batches() -> None:
 def test_what_may_be_unsynced_is_bounded() -> None:
     files = FaultyFiles()
     log = open_log(files, config=dataclasses.replace(SMALL, unsynced_bytes_max=1000))
-    batches = [make_batch(n, [bytes(100)]) for n in range(20)]
-    for batch in batches:
-        log.stage(batch, 5)
+    batches = [place(log, n, [bytes(100)]) for n in range(20)]
     files.log.clear()
     log.persist(None, None, batches)
     assert [kind for kind, path in files.log if path.parent.name == "data"].count("sync") >= 6
@@ -336,33 +325,33 @@ def test_profile_a_is_what_java_writes() -> None:
     config = dataclasses.replace(SMALL, profile="A")
     log = open_log(files, config=config)
     batch = append(log, [b"Hello World", b"\x01"])
-    assert bytes(batch.payload.records.data)[:59] == bytes.fromhex(
+    assert bytes(batch.payload.data)[:59] == bytes.fromhex(
         "000000010000003b0000000000000000000000000000000100000000000000000000000000000000000000000000000b"
         "48656c6c6f20576f726c64"
     )
     append(log, [bytes([n]) for n in range(100)])
     assert [b.count for b in log.read_batches(Index(3), 49 * 2)] == [1, 1]
     with pytest.raises(BadRequestError):
-        log.check_payload(Payload(control=b""))
+        log.check_proposal(ProposedBatch(control=b""))
     log.close(5)
     log = open_log(files)  # the recorded profile wins
     assert (log.config.profile, log.last_index()) == ("A", 101)
     log.close()
 
 
-def test_payloads_that_do_not_fit() -> None:
+def test_place_rejects_batches_that_exceed_a_limit() -> None:
     log = open_log(FaultyFiles())
-    for payload in (
-        Payload(Columns.empty()),
-        Payload(Columns.from_bodies([b"x" * 4041])),
-        Payload(control=b"x" * 4041),
-        Payload(Columns.from_bodies([b"x" * 4000] * 2200)),
+    for proposal in (
+        ProposedBatch(),
+        ProposedBatch(Columns.from_bodies([b"x" * 4041])),
+        ProposedBatch(control=b"x" * 4041),
+        ProposedBatch(Columns.from_bodies([b"x" * 4000] * 2200)),
     ):
         with pytest.raises(BadRequestError):
-            log.check_payload(payload)
+            log.check_proposal(proposal)
         with pytest.raises(BadRequestError):
-            log.stage(Batch(Index(0), payload.count, Term(1), payload.nbytes, payload), 5)
-    log.check_payload(Payload(Columns.from_bodies([b"x" * 4040])))
+            log.place(proposal, Index(0), Term(1))
+    log.check_proposal(ProposedBatch(Columns.from_bodies([b"x" * 4040])))
     assert log.staged_end == 0
 
 
@@ -578,9 +567,8 @@ def test_reads_from_other_threads_while_the_log_grows_and_is_cut(tmp_path: Path)
     for thread in threads:
         thread.start()
     for number in range(30):
-        batch = make_batch(50, [bytes([number + 1]) * 200] * 40, term=1)
         log.stage_truncate(Index(50))
-        log.stage(batch, 5)
+        batch = place(log, 50, [bytes([number + 1]) * 200] * 40)
         log.persist(None, Index(50), [batch])
     stop.set()
     for thread in threads:

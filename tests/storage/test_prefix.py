@@ -20,7 +20,7 @@ from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import LogStart, TablesSnapshot
 from tests.support.faulty_files import Crash, FaultyFiles
-from tests.support.logs import NO_TABLES, STORE, append, make_batch, open_log, read_all
+from tests.support.logs import NO_TABLES, STORE, append, open_log, place, read_all
 
 TABLES, LOG_META = STORE / "meta" / "tables", STORE / "meta" / "log.json"
 VOTE = HardState(Term(2), NodeId("n0"))
@@ -254,11 +254,10 @@ def test_what_follows_a_new_start_goes_with_it() -> None:
     log = open_log(files)
     reader_end = log.last_index()
     log.stage_restart(start)
-    batch = make_batch(1000, [b"x" * 50] * 200, term=2)
-    log.stage(batch, 5)
+    place(log, 1000, [b"x" * 50] * 200, term=2)
     log.stage_truncate(Index(1000))  # before the disk knows of the new start
     assert log.staged_end == start.position
-    log.stage(batch := make_batch(1000, [b"y" * 50] * 200, term=2), 5)
+    batch = place(log, 1000, [b"y" * 50] * 200, term=2)
     assert log.last_index() == reader_end
     log.persist(None, None, [batch], start)
     assert (log.first_index(), log.last_index()) == (1000, 1199)

@@ -18,7 +18,7 @@ from dledger_core.raft.ready import HardState
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, open_store
 from tests.support.faulty_files import Crash, FaultyFiles
-from tests.support.logs import SMALL, STORE, append, make_batch, open_log, read_all
+from tests.support.logs import SMALL, STORE, append, open_log, place, read_all
 
 DATA, META = STORE / "data", STORE / "meta"
 
@@ -184,9 +184,8 @@ class LogMachine(RuleBasedStateMachine):
         staged = []
         for sizes in batches:
             entries = self.entries(sizes)
-            batch = make_batch(len(model), [body for _, body, _ in entries], self.term)
-            self.log.stage(batch, now_ms=self.term * 10)
-            staged.append(batch)
+            bodies = [body for _, body, _ in entries]
+            staged.append(place(self.log, len(model), bodies, self.term, now_ms=self.term * 10))
             model = model + entries
         return model, staged
 

@@ -236,7 +236,7 @@ def forged(at: int, **fields: int) -> Records:
         (lambda: forged(17, term=0), LAST),
         (lambda: forged(17, position=WHOLE.positions[17] + 1), LAST),
         (lambda: forged(17, crc=5), LAST),
-        (lambda: forged(17, crc=0, mark=0), LAST),
+        (lambda: forged(17, crc=0, flags=0), LAST),
         (lambda: forged(17, magic=2), LAST),
         (lambda: WHOLE.log.read(17, 18, 1), 16),
         (lambda: WHOLE.log.read(17, 19, 1 << 20), LAST),
@@ -611,7 +611,7 @@ def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
     log.close()
     log = open_log(files, config=CONFIG)
     assert log.recovering_mark.above == 5, "the core has not said that it may vote"
-    log.save_checkpoint(LAST + 1, votes=True)
+    log.end_recovery(LAST + 1)
     assert log.recovering_mark.above is None
     files.crash(0.0)
     assert recovering_above(files, Layout(STORE), Term(99)) is None

@@ -12,7 +12,7 @@ from dledger_core.ids import Term
 from dledger_core.raft import HardState
 from dledger_core.record import HEADER_BYTES, segment_name
 from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import STORE, append, make_batch, open_log
+from tests.support.logs import STORE, append, open_log, place
 
 DATA = STORE / "data" / segment_name(0)
 TIMES = [1, 0x18BCFE50000, 0x18C00000000, 0x18BCFE56800, 0x18BCFE568FF]
@@ -27,8 +27,7 @@ def test_a_torn_time_is_a_torn_tail(kind: str, now_ms: int) -> None:
     log.persist(HardState(Term(1), None), None, ())
     append(log, [b"before"], now_ms=1)
     bodies = {"NOOP": [], "empty body": [b""], "empty body last": [b"some", b""]}[kind]
-    batch = make_batch(1, bodies, control=b"" if kind == "NOOP" else None)
-    log.stage(batch, now_ms)
+    batch = place(log, 1, bodies, control=b"" if kind == "NOOP" else None, now_ms=now_ms)
     log.persist(None, None, [batch])
     end = int(log.staged_end)
     files.kill()
@@ -50,6 +49,6 @@ def test_the_time_still_never_falls() -> None:
     now_ms = 0x18BCFE50000
     for bodies in ([b"a"], [b""], [b"b"], [b""]):
         append(log, bodies, now_ms=now_ms)
-    times = [int(mark) & ((1 << 48) - 1) for mark in log.read(0, 4, 1 << 20).headers["mark"]]
+    times = [int(mark) & ((1 << 48) - 1) for mark in log.read(0, 4, 1 << 20).headers["flags"]]
     assert times == sorted(times)
     assert max(times) - now_ms <= 1

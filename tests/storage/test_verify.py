@@ -119,7 +119,7 @@ def test_a_torn_tail_is_a_warning() -> None:
     files, positions = store()
     log = open_log(files)
     copy = append(log, [b"z" * 80] * 2)
-    position = int(received(copy).payload.records.headers["position"][1])
+    position = int(received(copy).payload.headers["position"][1])
     files.content(STORE / "data" / segment_name(position - position % 4096))[position % 4096 + 60] ^= 1
     reader = open_store(STORE, files=files)
     assert reader.last_index == 59

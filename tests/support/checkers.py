@@ -96,8 +96,8 @@ class SafetyChecker:
 
     def on_ready(self, node: SimNode, ready: Ready) -> None:
         """A node hands out a Ready; its batches are in ``node.staged`` already."""
-        if ready.new_start is not None:
-            self._check_new_start(node, ready.new_start)
+        if ready.restart is not None:
+            self._check_new_start(node, ready.restart)
         if ready.truncate_from is not None:
             committed_before = ready.committed[0] - 1 if ready.committed else node.core._state.log.commit_index
             check(ready.truncate_from > committed_before, "a committed entry is cut", node.node_id, ready)

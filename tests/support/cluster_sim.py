@@ -23,7 +23,7 @@ from dledger_core.ids import NO_INDEX, Index, NodeId
 from dledger_core.raft import Batch, Configuration, Message, RawNode, Ready, Role, Status
 from tests.support.checkers import SafetyChecker, check
 from tests.support.group import Snapshots
-from tests.support.memory_store import MemoryStore, writes_of
+from tests.support.memory_store import MemoryStore, Proposal, writes_of
 from tests.support.network import Network, NetworkFaults, sometimes
 from tests.support.virtual_time import VirtualTime
 
@@ -157,14 +157,14 @@ class ClusterSim:
         node.proposed.clear()
         node.disk_free_at = node.stalled_until = self.time.now
         node.raw = RawNode(
-            node_id=node.node_id,
+            member=node.node_id,
             configuration=Configuration(frozenset(self.nodes)),
             config=self.mix.raft,
             store=node.disk,
             hard_state=node.disk.hard_state,
             commit_index=node.checkpoint,
             random=self.source,
-            noop_payload=self._noop_payload,
+            noop=self._noop,
             snapshot_payloads=self.resets,
         )
         self.checker.on_start(node)
@@ -210,7 +210,7 @@ class ClusterSim:
             ready = node.core.ready()
             self.counters["readys"] += 1
             self.counters["cuts"] += ready.truncate_from is not None
-            self.counters["resets"] += ready.new_start is not None
+            self.counters["resets"] += ready.restart is not None
             node.staged.apply(ready)
             self.checker.on_ready(node, ready)
             self._take_results(node, ready)
@@ -304,7 +304,7 @@ class ClusterSim:
         def propose() -> None:
             self._payloads += 1
             nbytes = self.source.choice((1, 20, 90, 400))
-            batch = node.core.propose(f"p{self._payloads}", self.source.randrange(1, 5), nbytes)
+            batch = node.core.propose(Proposal(f"p{self._payloads}", self.source.randrange(1, 5), nbytes))
             node.proposed[batch.first_index] = batch
 
         self._call(node, propose)
@@ -323,9 +323,9 @@ class ClusterSim:
 
         self._input(node, attempt)
 
-    def _noop_payload(self, index: Index) -> tuple[object, int]:
+    def _noop(self, index: Index) -> Proposal:
         self._payloads += 1
-        return f"noop{self._payloads}", 0
+        return Proposal(f"noop{self._payloads}", 1, 0)
 
     # Faults
 
@@ -377,10 +377,10 @@ class ClusterSim:
         first_index = max(Index(0), Index(first_index - self.source.choice((0, 20, 100))))
         if first_index > node.disk.first_index():
             self.counters["compactions"] += 1
-            kept = node.disk.compact(Index(first_index))
-            node.staged.compact(Index(first_index))
+            kept = node.disk.trim(Index(first_index))
+            node.staged.trim(Index(first_index))
             node.checkpoint = max(node.checkpoint, Index(kept - 1))
-            self._input(node, lambda: node.core.compact(kept))
+            self._input(node, lambda: node.core.trim(kept))
 
     def _stop_faults(self) -> None:
         self.faults_on = False

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from dledger_core.config import RaftConfig
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import NO_INDEX, Index, NodeId, Term
-from dledger_core.raft import Configuration, HardState, Message, RawNode, Ready, Role
-from tests.support.memory_store import MemoryStore
+from dledger_core.raft import Batch, Configuration, HardState, Message, RawNode, Ready, Role
+from tests.support.memory_store import MemoryStore, Proposal
 
 M = TypeVar("M")
 
@@ -24,8 +24,8 @@ CONFIG = RaftConfig(election_ticks_min=10, election_ticks_max=20, heartbeat_tick
 ROUNDS_MAX = 10_000
 
 
-def noop_payload(index: Index) -> tuple[object, int]:
-    return f"noop@{index}", 0
+def noop(index: Index) -> Proposal:
+    return Proposal(f"noop@{index}", 1, 0)
 
 
 class Snapshots:
@@ -37,7 +37,7 @@ class Snapshots:
     def pack(self, first_index: Index) -> bytes:
         return b"%d" % first_index + b"." * self.nbytes
 
-    def unpack(self, first_index: Index, previous_term: Term, data: bytes) -> object:
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> object:
         if data != self.pack(first_index):
             raise ProtocolError("the chunks of a snapshot do not fit", values={"data": data})
         return data
@@ -81,11 +81,11 @@ class Member:
         """Start the core from the disk; unpersisted output is lost."""
         self.unpersisted: deque[Ready] = deque()
         self.raw = RawNode(
-            node_id=self.node_id,
+            member=self.node_id,
             store=self.store,
             hard_state=self.store.hard_state,
             commit_index=Index(commit_index),
-            noop_payload=noop_payload,
+            noop=noop,
             **self._options,
         )
 
@@ -130,6 +130,10 @@ class Member:
             out += self.take()
             out += self.persist()
         return out
+
+    def propose(self, content: object, count: int = 1, nbytes: int = 1) -> Batch:
+        """Propose a batch."""
+        return self.raw.propose(Proposal(content, count, nbytes))
 
     def receive(self, message: Message) -> None:
         """Give the core one message."""

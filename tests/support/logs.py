@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, Payload, Records
+from dledger_core.record import Columns, ProposedBatch, Records, records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import TablesSnapshot
@@ -23,26 +24,32 @@ def open_log(files: object = None, directory: Path = STORE, config: StorageConfi
     return CommitLog.open(directory, group="g", node_id="n0", config=config, files=files)
 
 
-def make_batch(
-    first_index: int, bodies: Sequence[bytes], term: int = 1, *, control: bytes | None = None, magic: int = 2
+def place(
+    log: CommitLog,
+    first_index: int,
+    bodies: Sequence[bytes],
+    term: int = 1,
+    *,
+    control: bytes | None = None,
+    magic: int = 2,
+    now_ms: int = 1000,
 ) -> Batch:
-    payload = Payload(Columns.from_bodies(bodies), control=control, magic=magic)
-    return Batch(Index(first_index), payload.count, Term(term), payload.nbytes, payload)
+    """Give a leader's batch its place at the staged end."""
+    proposal = ProposedBatch(Columns.from_bodies(bodies), control, magic)
+    return log.place(proposal, Index(first_index), Term(term), now_ms)
 
 
 def received(batch: Batch) -> Batch:
-    """The same batch as a follower gets it."""
-    records = batch.payload.records
-    copy = Records(records.sizes.copy(), bytes(records.data))
-    return Batch(batch.first_index, batch.count, batch.term, batch.nbytes, Payload(records=copy))
+    """Return the same batch as a follower receives it."""
+    records = records_of(batch)
+    return replace(batch, payload=Records(records.sizes.copy(), bytes(records.data)))
 
 
 def append(
     log: CommitLog, bodies: Sequence[bytes], term: int = 1, *, control: bytes | None = None, now_ms: int = 1000
 ) -> Batch:
-    """Stages and persists one batch at the durable end."""
-    batch = make_batch(log.last_index() + 1, bodies, term, control=control)
-    log.stage(batch, now_ms)
+    """Place and persist one batch at the durable end."""
+    batch = place(log, log.last_index() + 1, bodies, term, control=control, now_ms=now_ms)
     state = log.hard_state
     log.persist(HardState(Term(term), NodeId("n0")) if state.term < term else None, None, [batch])
     return batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
@@ -12,6 +12,16 @@ from dledger_core.raft import Batch, HardState, LogRestart, Ready, TermRange
 
 WriteOp: TypeAlias = HardState | LogRestart | Index | Batch
 """One write in the order it reaches the disk: the hard state, a new start, a cut, a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A batch to propose to a core alone; ``content`` identifies it."""
+
+    content: object
+    count: int = 1
+    nbytes: int = 1
+    configuration: bytes | None = None
 
 
 class MemoryStore:
@@ -57,6 +67,15 @@ class MemoryStore:
                 break
             chosen.append(batch)
         return chosen
+
+    def place(self, proposal: Proposal, first_index: Index, term: Term) -> Batch:
+        return Batch(first_index, proposal.count, term, proposal.nbytes, proposal.content)
+
+    def stage(self, batch: Batch) -> None:
+        pass
+
+    def stage_truncate(self, index: Index) -> None:
+        pass
 
     def batch_at(self, index: Index) -> Batch | None:
         """Returns the batch that holds ``index``, or None."""
@@ -104,7 +123,7 @@ class MemoryStore:
         self._firsts.clear()
         self._first_index, self._prev_term = first_index, previous_term
 
-    def compact(self, first_index: Index) -> Index:
+    def trim(self, first_index: Index) -> Index:
         """Deletes whole batches before ``first_index``; returns the first index kept."""
         kept = bisect_right(self._firsts, first_index) - 1
         if kept > 0:
@@ -142,8 +161,8 @@ def writes_of(ready: Ready) -> Iterator[WriteOp]:
     """Yields a Ready's writes in the order in which they reach the disk."""
     if ready.hard_state is not None:
         yield ready.hard_state
-    if ready.new_start is not None:
-        yield ready.new_start
+    if ready.restart is not None:
+        yield ready.restart
     if ready.truncate_from is not None:
         yield ready.truncate_from
     yield from ready.batches
@@ -154,4 +173,4 @@ def log_of(*terms: int, payload: str = "old") -> list[Batch]:
     return [Batch(Index(at), 1, Term(term), 10, f"{payload}{term}.{at}") for at, term in enumerate(terms)]
 
 
-__all__ = ["NO_INDEX", "MemoryStore", "WriteOp", "log_of", "writes_of"]
+__all__ = ["NO_INDEX", "MemoryStore", "Proposal", "WriteOp", "log_of", "writes_of"]

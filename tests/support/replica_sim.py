@@ -222,7 +222,7 @@ class ReplicaSim:
         """A member has handled a Ready."""
         self.counters["readys"] += 1
         self.counters["cuts"] += ready.truncate_from is not None
-        if ready.new_start is not None:
+        if ready.restart is not None:
             self.counters["resets"] += 1
             self._crash_soon(member)
         self.checker.on_ready(member, ready)  # type: ignore[arg-type]

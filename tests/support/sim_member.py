@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from dledger_core.checksum import crc32
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft import Batch, Configuration, HardState, LogRestart, Ready, Status
-from dledger_core.record import Payload, Records
+from dledger_core.raft import Batch, Configuration, HardState, LogRestart, Proposal, Ready, Status
+from dledger_core.record import Records, records_of
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
@@ -48,9 +48,7 @@ def fingerprint(records: Records) -> tuple[int, ...]:
 
 def shadow_of(batch: Batch) -> Batch:
     """Returns the batch with its fingerprint in the place of its bytes."""
-    assert isinstance(batch.payload, Payload)
-    assert batch.payload.records is not None
-    return replace(batch, payload=fingerprint(batch.payload.records), nbytes=0)
+    return replace(batch, payload=fingerprint(records_of(batch)), nbytes=0)
 
 
 class WatchedLog(CommitLog):
@@ -58,8 +56,13 @@ class WatchedLog(CommitLog):
 
     member: SimMember
 
-    def stage(self, batch: Batch, now_ms: int) -> None:
-        super().stage(batch, now_ms)
+    def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
+        batch = super().place(proposal, first_index, term, now_ms)
+        self.member.staged.write(shadow_of(batch))
+        return batch
+
+    def stage(self, batch: Batch) -> None:
+        super().stage(batch)
         self.member.staged.write(shadow_of(batch))
 
     def stage_truncate(self, index: Index) -> None:

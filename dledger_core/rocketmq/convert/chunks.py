@@ -119,7 +119,7 @@ def chunk_of(records: Records, after: Cursor, crcs: npt.NDArray[Any]) -> Piece:
         after,
         headers["magic"].astype(np.int32),
         headers["term"].astype(np.int64),
-        headers["mark"].astype(np.uint64),
+        headers["flags"].astype(np.uint64),
         crcs,
         headers["position"].astype(np.int64),
         headers["length"].astype(np.int64),

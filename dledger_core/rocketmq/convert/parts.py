@@ -164,7 +164,7 @@ def _crcs(records: Records) -> npt.NDArray[np.uint32]:
     """Returns the CRC-32 of each body; reading has checked those that are recorded."""
     headers = records.headers
     recorded = headers["crc"].astype(np.uint32)
-    if bool((headers["mark"] != 0).all()):
+    if bool((headers["flags"] != 0).all()):
         return recorded
     return crc32_column(records.bodies, headers["length"].astype(np.int64))
 

@@ -299,7 +299,7 @@ def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None
         return reader, meta, False
     java = open_store(store, files=_WithoutMeta())
     behind = int(reader.last_index) + 1
-    if java.last_index >= behind and int(java.records(behind, behind + 1, 1).headers["mark"][0]) == 0:
+    if java.last_index >= behind and int(java.records(behind, behind + 1, 1).headers["flags"][0]) == 0:
         reader.close()
         return java, meta, True
     java.close()

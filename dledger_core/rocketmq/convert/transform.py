@@ -124,7 +124,7 @@ def _encode(
     headers["position"] = positions
     headers["length"] = kept.lengths
     if plan.profile == "B":
-        headers["mark"] = kept.marks
+        headers["flags"] = kept.marks
         headers["crc"] = crcs
     lengths = np.empty(2 * n, np.int64)
     lengths[0::2], lengths[1::2] = HEADER_BYTES, kept.lengths

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.checksum import Buffer
-from dledger_core.record import BLANK, INDEX_RECORD_BYTES, MAGIC_BLANK, Records, index_records
+from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, Records, index_records
 from dledger_core.storage.check.recovery import cut_tail
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.index_file import IndexFile
@@ -102,7 +102,7 @@ class StoreWriter:
         for first, stop in itertools.pairwise([0, *breaks.tolist(), records.count]):
             begin, after = int(positions[first]), int(ends[stop - 1])
             if begin != at:
-                self._put(at, BLANK.pack(MAGIC_BLANK, begin - at))
+                self._put(at, PREFIX.pack(MAGIC_BLANK, begin - at))
             self._put(begin, view[offset : offset + after - begin])
             offset += after - begin
             at = after

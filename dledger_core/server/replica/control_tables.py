@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from dledger_core.errors import invariant
 from dledger_core.ids import Index
 from dledger_core.raft import Batch
-from dledger_core.record import HEADER_BYTES, HEADER_STRUCT, MAGIC_CONTROL, Payload, append_time
+from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables
 
@@ -40,15 +39,11 @@ class Controls:
 
     def note(self, batch: Batch) -> None:
         """Remembers the control entry that leads a staged batch, if one does."""
-        payload = batch.payload
-        invariant(isinstance(payload, Payload) and payload.records is not None, "a staged batch has no records")
-        assert isinstance(payload, Payload)
-        assert payload.records is not None
-        view = memoryview(payload.records.data)
-        magic, size, index, _, _, mark, _, _ = HEADER_STRUCT.unpack_from(view)
-        if magic == MAGIC_CONTROL:
-            time_ms = append_time(mark)
-            self._waiting.append(_Control(Index(index), time_ms, bytes(view[HEADER_BYTES:size])))
+        records = records_of(batch)
+        header = records.first
+        if header.magic == MAGIC_CONTROL:
+            body = bytes(memoryview(records.data)[HEADER_BYTES : header.size])
+            self._waiting.append(_Control(Index(header.index), header.time_ms, body))
 
     def truncate(self, index: Index) -> None:
         """Forgets entries from ``index`` on."""

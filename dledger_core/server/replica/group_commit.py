@@ -119,7 +119,7 @@ def _merge(readys: list[Ready]) -> list[_Write]:
     for ready in readys:
         if not ready.must_persist:
             continue
-        if not writes or ready.truncate_from is not None or ready.new_start is not None:
+        if not writes or ready.truncate_from is not None or ready.restart is not None:
             writes.append((ready.hard_state, ready.truncate_from, list(ready.batches), _start_of(ready)))
             continue
         hard_state, truncate_from, batches, reset = writes[-1]
@@ -129,8 +129,8 @@ def _merge(readys: list[Ready]) -> list[_Write]:
 
 
 def _start_of(ready: Ready) -> LogStart | None:
-    if ready.new_start is None:
+    if ready.restart is None:
         return None
-    new_log = ready.new_start.payload
+    new_log = ready.restart.payload
     assert isinstance(new_log, NewLog)
     return new_log.start

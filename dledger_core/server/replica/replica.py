@@ -18,7 +18,7 @@ from dledger_core.config import RaftConfig
 from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError
 from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Batch, Configuration, LogRestart, Message, RawNode, Ready, Role, SoftState
-from dledger_core.record import HEADER_BYTES, Payload
+from dledger_core.record import ProposedBatch
 from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.server.replica.control_tables import Controls
 from dledger_core.server.replica.environment import Environment, event_loop_environment
@@ -72,6 +72,7 @@ class Replica:
         self._send = send
         self._on_failed = on_failed
         self._environment = environment = environment or event_loop_environment()
+        log.clock_ms = environment.now_ms
         self._controls = Controls(log)
         self._scheduled = False
         self._failed = False
@@ -87,14 +88,14 @@ class Replica:
         self.on_role: list[Callable[[SoftState], None]] = []
         self._leading_from: Index | None = None
         self.raft = RawNode(
-            node_id=node_id,
+            member=node_id,
             configuration=configuration,
             config=config,
             store=log,
             hard_state=log.hard_state,
             commit_index=log.commit_index,
             random=environment.random,
-            noop_payload=self._noop_payload,
+            noop=self._noop,
             snapshot_payloads=SnapshotInstalls(log, lambda: self.tables),
             recovering_above=log.recovering_mark.above,
         )
@@ -117,12 +118,12 @@ class Replica:
         """Whether control entries may be written."""
         return self.log.config.profile == "B"
 
-    def _noop_payload(self, first_index: Index) -> tuple[object, int]:
+    def _noop(self, first_index: Index) -> ProposedBatch:
         # A converted log has an identity that none of its entries tells yet.
         uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
         told = uuid is None or self.tables.log_uuid is not None
         body = b"" if told else control.pack({"k": "log", "u": uuid})
-        return Payload(control=body), HEADER_BYTES + len(body)
+        return ProposedBatch(control=body)
 
     def _new_uuid(self) -> str:
         return uuid.UUID(int=self._environment.random.getrandbits(128), version=4).hex
@@ -149,10 +150,9 @@ class Replica:
         if refused:
             raise refused[0]
 
-    def propose(self, payload: Payload) -> Batch:
-        """Appends a batch as leader; raises BadRequestError if it does not fit the log, else as the core does."""
-        self.log.check_payload(payload)
-        return self._ask(lambda: self.raft.propose(payload, payload.count, payload.nbytes))
+    def propose(self, proposal: ProposedBatch) -> Batch:
+        """Append a batch as leader; raise BadRequestError if it exceeds a limit of the log, else as the core does."""
+        return self._ask(lambda: self.raft.propose(proposal))
 
     def transfer_leadership(self, target: NodeId) -> None:
         """Starts to hand leadership to another voter; raises as the core does."""
@@ -216,14 +216,11 @@ class Replica:
             self._handle(self.raft.ready())
 
     def _handle(self, ready: Ready) -> None:
-        if ready.new_start is not None:
-            self._begin_anew(ready.new_start)
+        if ready.restart is not None:
+            self._begin_anew(ready.restart)
         if ready.truncate_from is not None:
-            self.log.stage_truncate(ready.truncate_from)
             self._controls.truncate(ready.truncate_from)
-        now_ms = self._environment.now_ms()
         for batch in ready.batches:
-            self.log.stage(batch, now_ms)
             self._controls.note(batch)
         for message in ready.messages:
             self._send(self.group, message)
@@ -233,6 +230,8 @@ class Replica:
             self._finish(ready)
         if ready.committed is not None:
             self._committed(Index(ready.committed[1] - 1))
+        if ready.votes_again:
+            self._disk.run(partial(self.log.end_recovery, self.commit_index))
         if ready.soft_state is not None:
             self._role_changed(ready.soft_state)
         for read in ready.reads:
@@ -250,7 +249,6 @@ class Replica:
             self.node_id,
             new_start.first_index,
         )
-        self.log.stage_restart(new_log.start)
         self._controls.restart(new_log.tables)
         self._tables_saved_at = 0
         self._committed(Index(new_start.first_index - 1))
@@ -370,7 +368,7 @@ class Replica:
         """
         if index < self.readable_end and self.log.first_index() < index:
             tables = TablesSnapshot.of(self.tables)
-            self._guard(lambda: self.raft.compact(index))
+            self._guard(lambda: self.raft.trim(index))
             commit_index = self.commit_index
 
             def delete() -> None:
@@ -384,7 +382,7 @@ class Replica:
 
     def save_checkpoint(self) -> None:
         """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
-        self._disk.run(partial(self.log.save_checkpoint, self.commit_index, votes=not self.raft.status().is_recovering))
+        self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes
             self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))

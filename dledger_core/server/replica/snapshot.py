@@ -16,7 +16,7 @@ import msgpack
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import Index, Position, Term
 from dledger_core.raft import AppendEntries, Batch, Message
-from dledger_core.record import Payload
+from dledger_core.record import records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import LogStart, TablesSnapshot
@@ -36,11 +36,8 @@ def without_deleted(message: Message, first_index: Index) -> Message:
         return message
     for at, batch in enumerate(message.batches):
         if batch.first_index < first_index <= batch.last_index:
-            payload = batch.payload
-            assert isinstance(payload, Payload)
-            assert payload.records is not None
-            records = payload.records.slice(first_index - batch.first_index, batch.count)
-            rest = Batch(first_index, records.count, batch.term, records.nbytes, Payload(records=records))
+            records = records_of(batch).slice(first_index - batch.first_index, batch.count)
+            rest = Batch(first_index, records.count, batch.term, records.nbytes, records)
             previous, batches = Index(first_index - 1), (rest, *message.batches[at + 1 :])
             return replace(message, prev_index=previous, prev_term=batch.term, batches=batches)
     return message
@@ -79,7 +76,7 @@ class SnapshotInstalls:
         }
         return bytes(msgpack.packb(fields))
 
-    def unpack(self, first_index: Index, previous_term: Term, data: bytes) -> NewLog:
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> NewLog:
         """See ``SnapshotPayloads``."""
         fields = _fields(data)
         position, packed, log_uuid = fields.get("position"), fields.get("tables"), fields.get("log")
@@ -107,6 +104,7 @@ class SnapshotInstalls:
             behind=behind,
             tables=TablesSnapshot(tables.applied_index, packed),
         )
+        self._log.stage_restart(start)
         return NewLog(start, tables)
 
 

@@ -26,7 +26,7 @@ from dledger_core.errors import (
 )
 from dledger_core.ids import NO_TERM, Index
 from dledger_core.raft import Role, SoftState
-from dledger_core.record import Columns, Payload
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.replica.in_flight import Appended, ProducerKey, ProducersInFlight, Reply, Waiting
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.budget import Budget
@@ -72,7 +72,7 @@ class Appends:
     def append(self, columns: Columns, reply: Reply) -> None:
         """Appends bodies that belong to nobody; ``columns`` are verified."""
         self._replica.space.check()
-        reply = self._admit(Payload(columns), reply)
+        reply = self._admit(ProposedBatch(columns), reply)
         self._plain.append((columns, reply))
         self._plain_bytes += columns.record_bytes
         self._replica.schedule()
@@ -84,7 +84,7 @@ class Appends:
         crc = control.column_crc(columns.crcs)
         self._replica.space.check()
         fields = {"p": key.producer_id, "e": key.epoch, "s": key.sequence, "n": columns.count, "c": crc}
-        payload = Payload(columns, control=control.pack({"k": "producer"} | fields))
+        payload = ProposedBatch(columns, control=control.pack({"k": "producer"} | fields))
         reply = self._admit(payload, reply)
         self._when_ready(lambda: self._produce(payload, key, crc, reply), reply)
 
@@ -94,7 +94,7 @@ class Appends:
         _check_ids({"attempt": attempt})
         self._replica.space.check()
         fields = {"a": attempt, "n": columns.count, "c": control.column_crc(columns.crcs)}
-        payload = Payload(columns, control=control.pack(_transaction_fields("attempt", transaction) | fields))
+        payload = ProposedBatch(columns, control=control.pack(_transaction_fields("attempt", transaction) | fields))
         reply = self._admit(payload, reply)
 
         def propose() -> None:
@@ -111,7 +111,7 @@ class Appends:
         fields = _transaction_fields("commit", transaction) | {"parts": [list(part) for part in parts]}
         if input_id:
             fields["i"] = input_id
-        payload = Payload(control=control.pack(fields))
+        payload = ProposedBatch(control=control.pack(fields))
         reply = self._admit(payload, reply)
 
         def propose() -> None:
@@ -142,7 +142,7 @@ class Appends:
     def abort(self, transaction: TransactionId, reply: Reply) -> None:
         """Aborts a transaction unless it is over; attempts in flight are caught too. Never raises: timers call it."""
         try:
-            payload = Payload(control=control.pack(_transaction_fields("abort", transaction)))
+            payload = ProposedBatch(control=control.pack(_transaction_fields("abort", transaction)))
             admitted = self._admit(payload, reply)
         except DLedgerError as error:
             reply(error)
@@ -162,13 +162,13 @@ class Appends:
         reply = self._admit(None, reply)
         self._when_ready(lambda: reply(self._now()), reply)
 
-    def _admit(self, payload: Payload | None, reply: Reply) -> Reply:
+    def _admit(self, payload: ProposedBatch | None, reply: Reply) -> Reply:
         """Checks a request and takes its bytes from the budget; the returned reply gives them back, then replies."""
         if not self._replica.is_leader:
             raise self._replica.not_leader()
         nbytes = 0
         if payload is not None:
-            self._replica.log.check_payload(payload)
+            self._replica.log.check_proposal(payload)
             nbytes = payload.nbytes
         self._budget.take(nbytes)
 
@@ -222,7 +222,7 @@ class Appends:
         except DLedgerError as refused:
             reply(refused)
 
-    def _produce(self, payload: Payload, key: ProducerKey, crc: int, reply: Reply) -> None:
+    def _produce(self, payload: ProposedBatch, key: ProducerKey, crc: int, reply: Reply) -> None:
         found = self._producers.decide(key, crc)
         if found is None:
             self._producers.add(key, crc, self._propose(payload, [(payload.count - 1, reply)], key))
@@ -246,13 +246,13 @@ class Appends:
             self._plain_bytes -= nbytes
             pieces = [(columns.count, reply) for columns, reply in requests]
             try:
-                self._propose(Payload(Columns.join([columns for columns, _ in requests])), pieces)
+                self._propose(ProposedBatch(Columns.join([columns for columns, _ in requests])), pieces)
             except DLedgerError as error:
                 for _, reply in pieces:
                     reply(error)
 
     def _propose(
-        self, payload: Payload, pieces: list[tuple[int, Reply]], producer: ProducerKey | None = None
+        self, payload: ProposedBatch, pieces: list[tuple[int, Reply]], producer: ProducerKey | None = None
     ) -> Waiting:
         batch = self._replica.propose(payload)
         first_data = Index(batch.first_index + (payload.control is not None))

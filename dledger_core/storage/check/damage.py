@@ -159,7 +159,7 @@ class _Search:
     def _is_record(self, index: int, position: int) -> bool:
         with contextlib.suppress(CorruptRecordError):
             header = self.reader.header_at(position)
-            return header is not None and header[2] == index
+            return header is not None and header.index == index
         return False
 
     def _next_known(self, index: int, position: int) -> Cursor | None:
@@ -178,8 +178,8 @@ class _Search:
             if base > position:
                 with contextlib.suppress(CorruptRecordError):
                     header = self.reader.header_at(base)
-                    if header is not None and index <= header[2] < self.end:
-                        return Cursor(base, header[2])
+                    if header is not None and index <= header.index < self.end:
+                        return Cursor(base, header.index)
         return None
 
 
@@ -229,7 +229,7 @@ def damage_near(
     for at in range(min(near, end[0]) - 1, max(first[0], near - _ROWS_PER_STEP) - 1, -1):
         row = index.read(at, at + 1)[0]
         header = reader.header_at(int(row["position"]))
-        if header is not None and row.tolist() == (header[0], int(row["position"]), header[1], at, header[3]):
+        if header is not None and row.tolist() == (header.magic, int(row["position"]), header.size, at, header.term):
             cursor = Cursor(int(row["position"]), at)
             break
     try:

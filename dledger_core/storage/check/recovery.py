@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import HEADER_BYTES, INDEX_RECORD_BYTES, Records, append_time, ends_batch, index_records
+from dledger_core.record import (
+    HEADER_BYTES,
+    INDEX_RECORD_BYTES,
+    Header,
+    Records,
+    append_time,
+    ends_batch,
+    index_records,
+)
 from dledger_core.storage.check.scan import Cursor, Run, Scanner, Stop, StopKind
 from dledger_core.storage.files.checkpoint import Checkpoint
 from dledger_core.storage.files.index_file import IndexFile, agreement
@@ -53,7 +61,7 @@ class LogEnd:
 
 def batch_ends(records: Records) -> npt.NDArray[np.int64]:
     """Returns the places in ``records`` of the last entries of batches; without a mark each entry is its own batch."""
-    return np.flatnonzero(ends_batch(records.headers) | (records.headers["mark"] == 0))
+    return np.flatnonzero(ends_batch(records.headers) | (records.headers["flags"] == 0))
 
 
 def _whole_ends(records: Records) -> npt.NDArray[np.int64]:
@@ -63,7 +71,7 @@ def _whole_ends(records: Records) -> npt.NDArray[np.int64]:
     the place of its last byte, and the leader that made the record saw to it that this byte is none.
     """
     ends = batch_ends(records)
-    marks = records.headers["mark"][ends].astype(np.uint64)
+    marks = records.headers["flags"][ends].astype(np.uint64)
     torn: npt.NDArray[np.bool_] = (
         (records.sizes[ends] == HEADER_BYTES) & (marks != 0) & ((marks & np.uint64(0xFF)) == 0)
     )
@@ -166,12 +174,13 @@ class _Recovery:
         base = self.data.bases[0]
         if base == self.meta.first_position:
             header = self.reader.header_at(base)
-            if header is not None and header[2] != self.meta.first_index and self._believed(base, header, checkpoint):
+            other = header is not None and header.index != self.meta.first_index
+            if header is not None and other and self._believed(base, header, checkpoint):
                 raise CorruptRecordError(
-                    f"the first record has index {header[2]}, but meta/log.json says {self.meta.first_index}",
+                    f"the first record has index {header.index}, but meta/log.json says {self.meta.first_index}",
                     str(self.data.path(base)),
                     "find out which of the two is damaged; restore it, or repair from a peer",
-                    {"index": header[2], "first_index": self.meta.first_index, "position": base},
+                    {"index": header.index, "first_index": self.meta.first_index, "position": base},
                 )
             return Cursor(base, self.meta.first_index)
         found = self.reader.first_record()
@@ -179,7 +188,7 @@ class _Recovery:
             return Cursor(base, None)
         return Cursor(found[1], found[0])
 
-    def _believed(self, position: int, header: tuple[int, ...], checkpoint: Checkpoint | None) -> bool:
+    def _believed(self, position: int, header: Header, checkpoint: Checkpoint | None) -> bool:
         """Whether a first record that contradicts ``meta/log.json`` may be right; else ``_check_heads`` names it."""
         vouched = checkpoint is not None and checkpoint.durable_index >= self.meta.first_index
         return not vouched or self._row_knows(position, header)
@@ -196,7 +205,7 @@ class _Recovery:
             record = self._durable_record(last)
             if record is not None:
                 header = record.headers[0]
-                time = append_time(header["mark"])
+                time = append_time(header["flags"])
                 return LogEnd(first, last, checkpoint.position, int(header["term"]), time)
         return self._walk_to(checkpoint, first, known)
 
@@ -219,7 +228,7 @@ class _Recovery:
         """Finds what is wrong in the last trusted segment: the index (rewritten) or the data (damage)."""
         run = self._reindex(known, checkpoint.position, checkpoint)
         last = run.records.headers[checkpoint.durable_index - run.first_index]
-        time = append_time(last["mark"])
+        time = append_time(last["flags"])
         return LogEnd(first, checkpoint.durable_index, checkpoint.position, int(last["term"]), time)
 
     def _check_heads(self, checkpoint: Checkpoint, known: Cursor) -> Cursor:
@@ -244,14 +253,14 @@ class _Recovery:
                 self._reindex(known, min(base + self.data.segment_bytes, checkpoint.position), checkpoint)
                 header = self.reader.header_at(at)
             if header is not None:
-                known = Cursor(at, header[2])
+                known = Cursor(at, header.index)
         return known
 
-    def _row_knows(self, position: int, header: tuple[int, ...]) -> bool:
+    def _row_knows(self, position: int, header: Header) -> bool:
         """Whether the row of the index that a header names says the same as the header."""
-        magic, size, index, term = header[:4]
+        index = header.index
         row = self.index.read(index, index + 1)[0] if index <= _INDEX_MAX else None
-        return row is not None and row.tolist() == (magic, position, size, index, term)
+        return row is not None and row.tolist() == (header.magic, position, header.size, index, header.term)
 
     def _reindex(self, known: Cursor, upto: int, checkpoint: Checkpoint) -> Run:
         """Corrects rows of durable records, from a known one to position ``upto``; returns the run that reaches it.
@@ -306,7 +315,7 @@ class _Recovery:
                 at = int(ends[-1])
                 header = run.records.headers[at]
                 position = run.position + int(run.records.starts[at]) + int(run.records.sizes[at])
-                time = append_time(header["mark"])
+                time = append_time(header["flags"])
                 end = LogEnd(end.first_index, run.first_index + at, position, int(header["term"]), time)
         stop = scanner.stop
         bad = stop.cursor.position if stop is not None else end.position

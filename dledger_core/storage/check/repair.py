@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +19,10 @@ from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError, DiskFailedError, StoreMismatchError
 from dledger_core.ids import NO_TERM, Index, Position, Term
 from dledger_core.record import (
-    BLANK,
     HEADER_BYTES,
     INDEX_RECORD_BYTES,
     MAGIC_BLANK,
+    PREFIX,
     Records,
     append_times,
     index_records,
@@ -132,16 +133,16 @@ def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: 
         return None
     row = index.read(at, at + 1)[0]
     header = reader.header_at(int(row["position"]) if position is None else position)
-    return header[3] if header is not None and header[2] == at and header[3] == int(row["term"]) else None
+    return header.term if header is not None and header.index == at and header.term == int(row["term"]) else None
 
 
 def _cross_check_all(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:
     """A row that contradicts a fetched record must be what is damaged: the record here is the fetched one then."""
     rows = index.read(damage.start, damage.start + records.count)
     for at in np.flatnonzero(contradiction(rows, index_records(records))).tolist():
-        theirs = records.headers[at]
-        ours = reader.header_at(int(theirs["position"]))
-        if ours is None or ours[:5] != tuple(theirs.tolist()[:5]):
+        fetched = records.slice(at, at + 1).first
+        found = reader.header_at(fetched.position)
+        if found is None or replace(found, flags=0, crc=0) != replace(fetched, flags=0, crc=0):
             raise _misfit(
                 damage, "term and magic are neither those of the record here nor of its row", damage.start + at
             )
@@ -173,8 +174,8 @@ def _write_records(data: Segments, position: int, records: Records) -> set[int]:
 def _write_blank(data: Segments, position: int) -> None:
     """Writes the BLANK that fills a segment from ``position`` on, and zeros behind it."""
     stop = data.base_of(position) + data.segment_bytes
-    data.write(position, [BLANK.pack(MAGIC_BLANK, stop - position)])
-    data.zero(position + BLANK.size, stop)
+    data.write(position, [PREFIX.pack(MAGIC_BLANK, stop - position)])
+    data.zero(position + PREFIX.size, stop)
 
 
 class StoreRepair:

@@ -7,7 +7,6 @@ the records are then checked column-wise, so what comes out never depends on the
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from dledger_core.record import (
     MAGIC_BLANK,
     MAGIC_DATA,
     MAGIC_MEMBERSHIP,
+    PREFIX,
     Records,
     append_times,
 )
@@ -33,7 +33,6 @@ __all__ = ["Cursor", "Rules", "Run", "Scanner", "Stop", "StopKind"]
 _BUFFER_BYTES: Final = RECORD_BYTES_MAX  # so that any whole record fits
 _WALK_COUNT_MAX: Final = 1 << 15
 _HINT_COUNT_FIRST: Final = 256
-_PREFIX = struct.Struct(">ii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class Scanner:
         """Yields runs of valid records; ends where ``stop`` says."""
         while self._data.holds(self.cursor.position):
             buffer, held = self._fill()
-            magic, size = _PREFIX.unpack_from(buffer) if len(buffer) >= 8 else (0, 0)
+            magic, size = PREFIX.unpack_from(buffer) if len(buffer) >= 8 else (0, 0)
             if magic == MAGIC_BLANK:
                 if not self._skip_blank(size):
                     break
@@ -189,7 +188,7 @@ class Scanner:
             self._hint_count = max(_HINT_COUNT_FIRST, len(buffer) * len(hinted) // int(hinted.sum()) + 1)
             return hinted
         sizes: list[int] = []
-        at, end, unpack = 0, len(buffer), _PREFIX.unpack_from
+        at, end, unpack = 0, len(buffer), PREFIX.unpack_from
         while at + HEADER_BYTES <= end and len(sizes) < _WALK_COUNT_MAX:
             magic, size = unpack(buffer, at)
             if not (MAGIC_DATA <= magic <= MAGIC_MEMBERSHIP and size >= HEADER_BYTES and at + size <= end):
@@ -235,7 +234,7 @@ class Scanner:
                 records = records.slice(0, good)
         if records.nbytes > held:
             headers = records.headers
-            invented = (records.starts + records.sizes > held) & (headers["mark"] == 0) & (headers["crc"] == 0)
+            invented = (records.starts + records.sizes > held) & (headers["flags"] == 0) & (headers["crc"] == 0)
             if bool(invented.any()):
                 kind, good = StopKind.CUT, int(np.argmax(invented))
                 records = records.slice(0, good)

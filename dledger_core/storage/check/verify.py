@@ -87,12 +87,12 @@ def record_behind(reader: RecordReader, index: IndexSource, stop: Stop, at: int)
     candidates += [(at + row, int(rows["position"][row])) for row in known.tolist()]
     for expected, place in candidates:
         header = reader.header_at(place)
-        if header is not None and header[2] == expected:
-            return Cursor(place, expected, header[3])
+        if header is not None and header.index == expected:
+            return Cursor(place, expected, header.term)
     for base in reader.data.bases:
         header = reader.header_at(base) if base > position else None
-        if header is not None and header[2] > at:
-            return Cursor(base, header[2], header[3])
+        if header is not None and header.index > at:
+            return Cursor(base, header.index, header.term)
     return None
 
 
@@ -154,7 +154,7 @@ class _Verifier:
             wrong += [(base, size) for base in data.bases[-1:] if (size := data.size_of(base)) < whole]
         for base, size in wrong:
             header = self.reader.header_at(base)
-            index = first_index if header is None else header[2]
+            index = first_index if header is None else header.index
             message = f"the file has {size} bytes instead of {whole}"
             self._report("CORRUPT", index, index, base + min(size, whole - 1), message)
 
@@ -241,18 +241,18 @@ class _Verifier:
             return None
         rows = self.index.read(index, index + 2)
         own = (int(rows[0]["index"]), int(rows[0]["position"]), int(rows[0]["size"]))
-        behind = self.reader.header_at(cursor.position + header[1])
-        if own == (index, cursor.position, header[1]) and (behind is None or behind[2] != header[2] + 1):
+        behind = self.reader.header_at(cursor.position + header.size)
+        if own == (index, cursor.position, header.size) and (behind is None or behind.index != header.index + 1):
             self._report("CORRUPT", index, index + 1, cursor.position, StopKind.INDEX.value)
-            return Cursor(cursor.position + header[1], index + 1, cursor.term)
-        for at in (cursor.position + header[1], int(rows[1]["position"])):
+            return Cursor(cursor.position + header.size, index + 1, cursor.term)
+        for at in (cursor.position + header.size, int(rows[1]["position"])):
             following = self.reader.header_at(at) if at > cursor.position else None
-            if following is not None and following[2] == index + 1:
+            if following is not None and following.index == index + 1:
                 self._report("CORRUPT", index, index + 1, cursor.position, StopKind.INDEX.value)
                 return Cursor(at, index + 1, cursor.term)
-        if header[2] > index:
-            self._report("INDEX_GAP", index, header[2], cursor.position, "entries are missing")
-            return Cursor(cursor.position, header[2], cursor.term)
+        if header.index > index:
+            self._report("INDEX_GAP", index, header.index, cursor.position, "entries are missing")
+            return Cursor(cursor.position, header.index, cursor.term)
         return None
 
     def _blame_record_before(self, index: int) -> bool:
@@ -262,9 +262,9 @@ class _Verifier:
             return True
         row = self.index.read(index - 1, index)[0] if index else None
         header = self.reader.header_at(int(row["position"])) if row is not None else None
-        if row is None or header is None or not (header[2] == int(row["index"]) == index - 1):
+        if row is None or header is None or not (header.index == int(row["index"]) == index - 1):
             return False
-        if int(row["term"]) >= header[3]:
+        if int(row["term"]) >= header.term:
             return False
         message = "the record's term fits neither the index nor what follows"
         self._report("CORRUPT", index - 1, index, int(row["position"]), message)

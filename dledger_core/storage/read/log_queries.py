@@ -16,7 +16,7 @@ from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch
-from dledger_core.record import HEADER_BYTES, HEADER_STRUCT, MAGIC_CONTROL, MAGIC_DATA, Payload, Records, append_time
+from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, Header, Records, append_time
 from dledger_core.storage.check.recovery import batch_ends
 from dledger_core.storage.read.record_reader import RecordReader
 
@@ -58,8 +58,7 @@ def read_batches(reader: RecordReader, start: int, first_index: int, end: int, m
     terms = records.headers["term"][ends].tolist()
     for last, term in zip(ends.tolist(), terms, strict=True):
         piece = records.slice(first, last + 1)
-        payload = Payload(records=piece)
-        batches.append(Batch(Index(begin + first), piece.count, Term(term), piece.nbytes, payload))
+        batches.append(Batch(Index(begin + first), piece.count, Term(term), piece.nbytes, piece))
         first = last + 1
     return batches
 
@@ -122,8 +121,8 @@ def _known_head(reader: RecordReader, base: int) -> int | None:
     head = reader.header_at(base)
     if head is None:
         return None
-    row = reader.index.read(head[2], head[2] + 1)[0]
-    return head[2] if (int(row["position"]), int(row["index"])) == (base, head[2]) else None
+    row = reader.index.read(head.index, head.index + 1)[0]
+    return head.index if (int(row["position"]), int(row["index"])) == (base, head.index) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
     facts = []
     for first, stop in pairwise([*heads, end]):
         last = reader.header_at(int(reader.index.read(stop - 1, stop)[0]["position"]))
-        time_ms = append_time(last[5]) if last is not None and last[2] == stop - 1 else 0
+        time_ms = last.time_ms if last is not None and last.index == stop - 1 else 0
         facts.append(SegmentFacts(Index(first), time_ms, reader.data.segment_bytes))
     if facts:
         row = reader.index.read(end - 1, end)[0]
@@ -179,7 +178,7 @@ def _scanned_control_entries(reader: RecordReader, start: int, end: int) -> Iter
         for at in np.flatnonzero(records.headers["magic"] == MAGIC_CONTROL).tolist():
             one = records.slice(at, at + 1)
             one.check(start + at)
-            yield Index(start + at), append_time(one.headers["mark"][0]), bytes(one.bodies)
+            yield Index(start + at), append_time(one.headers["flags"][0]), bytes(one.bodies)
         start += records.count
 
 
@@ -188,15 +187,15 @@ def _other_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int
     position, size = int(row["position"]), int(row["size"])
     data = reader.data.read(position, size) if size >= HEADER_BYTES and reader.data.holds(position) else b""
     if len(data) == size and size >= HEADER_BYTES:
-        magic, length, found, _, at, mark, crc, _ = HEADER_STRUCT.unpack_from(data)
+        header = Header.unpack(data)
         body = data[HEADER_BYTES:]
-        known = mark != 0 or crc != 0
-        whole = not known or checksum.crc32(body) == crc
-        if whole and (magic, found, at, length) == (row["magic"], index, position, size):
-            return Index(index), append_time(mark), magic, body
+        intact = (header.flags == 0 and header.crc == 0) or checksum.crc32(body) == header.crc
+        place = (header.magic, header.index, header.position, header.size)
+        if intact and place == (row["magic"], index, position, size):
+            return Index(index), header.time_ms, header.magic, body
     records = reader.read(index, index + 1, 1)  # raises if the data is damaged; else only the index row is
     header = records.headers[0]
-    return Index(index), append_time(header["mark"]), int(header["magic"]), bytes(records.bodies)
+    return Index(index), append_time(header["flags"]), int(header["magic"]), bytes(records.bodies)
 
 
 def place_of(reader: RecordReader, index: int) -> tuple[int, int, int]:
@@ -208,10 +207,10 @@ def place_of(reader: RecordReader, index: int) -> tuple[int, int, int]:
     row = reader.index.read(index, index + 1)[0]
     position, size = int(row["position"]), int(row["size"])
     header = reader.header_at(position)
-    if header is not None and header[1:3] == (size, index):
-        return position, size, append_time(header[5])
+    if header is not None and (header.size, header.index) == (size, index):
+        return position, size, header.time_ms
     found = reader.read(index, index + 1, 1, body_crc=False).headers[0]
-    return int(found["position"]), int(found["size"]), append_time(found["mark"])
+    return int(found["position"]), int(found["size"]), append_time(found["flags"])
 
 
 def index_at_time(reader: RecordReader, first_index: int, end: int, timestamp_ms: int) -> int:

@@ -15,12 +15,10 @@ import numpy.typing as npt
 
 from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError
 from dledger_core.record import (
-    BLANK,
     HEADER_BYTES,
-    HEADER_STRUCT,
     MAGIC_BLANK,
-    MAGIC_DATA,
-    MAGIC_MEMBERSHIP,
+    PREFIX,
+    Header,
     Records,
     index_records,
 )
@@ -188,8 +186,8 @@ class RecordReader:
         ends = positions + records.sizes
         for row in np.flatnonzero(ends != np.append(positions[1:], following)).tolist():
             end, data = int(ends[row]), self.data
-            blank = BLANK.pack(MAGIC_BLANK, data.base_of(end) + data.segment_bytes - end)
-            if data.read(end, BLANK.size) != blank:
+            blank = PREFIX.pack(MAGIC_BLANK, data.base_of(end) + data.segment_bytes - end)
+            if data.read(end, PREFIX.size) != blank:
                 raise corrupt(data, Stop(StopKind.HEADER, Cursor(end, int(headers["index"][row]))))
 
     def cross_check(self, run: Run) -> None:
@@ -208,7 +206,7 @@ class RecordReader:
         """Returns a place at or before record ``start`` from which to walk."""
         row = self.index.read(start, start + 1)[0]
         header = self.header_at(int(row["position"]))
-        if header is not None and header[2] == start:
+        if header is not None and header.index == start:
             return Cursor(int(row["position"]), start)
         return self.segment_head(start)
 
@@ -217,25 +215,23 @@ class RecordReader:
         bases = self.data.bases
         for base in reversed(bases):
             head = self.header_at(base)
-            if head is not None and head[2] <= start:
-                return Cursor(base, head[2])
+            if head is not None and head.index <= start:
+                return Cursor(base, head.index)
         if not bases:
             raise CorruptRecordError(
                 "the record cannot be found", str(self.data.directory), "repair the store from a peer", {"index": start}
             )
         return Cursor(bases[0])
 
-    def header_at(self, position: int) -> tuple[int, ...] | None:
-        """Returns the header of a well-formed record at ``position``, or None."""
+    def header_at(self, position: int) -> Header | None:
+        """Return the header of a well-formed record at ``position``, or None."""
         if position < 0 or not self.data.holds(position):
             return None
         prefix = self.data.read(position, HEADER_BYTES)
         if len(prefix) < HEADER_BYTES:
             return None
-        header: tuple[int, ...] = HEADER_STRUCT.unpack(prefix)
-        magic, size, index, term, at, _, _, length = header
-        whole = MAGIC_DATA <= magic <= MAGIC_MEMBERSHIP and size == HEADER_BYTES + length and length >= 0
-        if not whole or index < 0 or term < 0 or (self.rules.position_checked and at != position):
+        header = Header.unpack(prefix)
+        if not header.is_well_formed or (self.rules.position_checked and header.position != position):
             return None
         return header
 
@@ -244,7 +240,7 @@ class RecordReader:
         row = self.index.read(index, index + 1)[0]
         if int(row["index"]) == index and int(row["size"]) >= HEADER_BYTES:
             header = self.header_at(int(row["position"])) if index < self.rules.cross_checked_to else None
-            if header is None or header[2] != index or header[3] == int(row["term"]):
+            if header is None or header.index != index or header.term == int(row["term"]):
                 return int(row["term"])
         return int(self.read(index, index + 1, 1, body_crc=False).headers["term"][0])
 
@@ -259,4 +255,4 @@ class RecordReader:
             jump = self.rules.blank == "jump" or not 8 <= length <= self.data.segment_bytes
             position += self.data.segment_bytes if jump else length
         header = self.header_at(position)
-        return None if header is None else (header[2], position)
+        return None if header is None else (header.index, position)

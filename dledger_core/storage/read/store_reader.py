@@ -251,7 +251,11 @@ class StoreReader:
             return False
         row = since._index.read(since.last_index, since.last_index + 1)[0]
         header = self._reader.header_at(int(row["position"]))
-        return header is not None and header[1:4] == (int(row["size"]), int(row["index"]), int(row["term"]))
+        return header is not None and (header.size, header.index, header.term) == (
+            int(row["size"]),
+            int(row["index"]),
+            int(row["term"]),
+        )
 
     def _seen_end(self) -> Cursor:
         """Returns the place up to which the files held all this view knows; behind it rows are in memory."""
@@ -308,10 +312,10 @@ class StoreReader:
             for base in reversed(data.bases[: max(len(data.bases) - _TAIL_SEGMENTS + 1, 1)]):
                 header = self._reader.header_at(base)
                 if header is not None:
-                    row = self._disk_index.read(header[2], header[2] + 1)[0]
+                    row = self._disk_index.read(header.index, header.index + 1)[0]
                     same = (int(row["position"]), int(row["size"]), int(row["index"]), int(row["term"]))
-                    if same == (base, header[1], header[2], header[3]):
-                        return Cursor(base, header[2])
+                    if same == (base, header.size, header.index, header.term):
+                        return Cursor(base, header.index)
         return Cursor(data.bases[0] if data.bases else 0)
 
     def term_ranges(self) -> list[TermRange]:

@@ -16,11 +16,10 @@ import numpy as np
 from dledger_core.checksum import Buffer
 from dledger_core.errors import invariant
 from dledger_core.raft.batch import Batch
-from dledger_core.record import BLANK, INDEX_RECORD_BYTES, MAGIC_BLANK, Records, index_records, place
+from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, Records, index_records, place, records_of
 from dledger_core.storage.check.recovery import cut_tail
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.write.staging import records_of
 
 __all__ = ["Appender", "bounded"]
 
@@ -82,7 +81,7 @@ class Appender:
             at = int(positions[first])
             length = int(positions[stop - 1] + sizes[stop - 1]) - at
             if at != self.position:
-                blank = BLANK.pack(MAGIC_BLANK, at - self.position)
+                blank = PREFIX.pack(MAGIC_BLANK, at - self.position)
                 self._join(writes, self.position, blank)
             self._join(writes, at, view[offset : offset + length])
             offset += length

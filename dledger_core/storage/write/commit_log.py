@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
-from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position
-from dledger_core.raft.batch import Batch
+from dledger_core.ids import NO_INDEX, NO_TERM, Index, Position, Term
+from dledger_core.raft.batch import Batch, Proposal
 from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.ready import HardState
-from dledger_core.record import INDEX_RECORD_BYTES, Payload, Records
+from dledger_core.record import INDEX_RECORD_BYTES, ProposedBatch, Records
 from dledger_core.storage.check.damage import Damage, write_wrong_rows
 from dledger_core.storage.check.recovery import LogEnd, recover
 from dledger_core.storage.check.repair import write_back
@@ -44,17 +45,22 @@ from dledger_core.storage.read.record_reader import RecordReader, own_rules
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.appender import Appender, bounded
 from dledger_core.storage.write.durable_log import DurableLog
-from dledger_core.storage.write.staging import StagedEnd, Staging, admitting, check_payload
+from dledger_core.storage.write.staging import StagedEnd, Staging, check_proposal, with_java_entries
 from dledger_core.storage.write.trim import LogStart, TablesSnapshot, end_interrupted, load_tables, remove_everything
 
 __all__ = ["CommitLog"]
 
 
 class CommitLog(DurableLog):
-    """One replica's durable log; made by ``open``."""
+    """One replica's durable log; made by ``open``.
+
+    Attributes:
+        clock_ms: returns the append time of a new batch, ms since the epoch.
+    """
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, config: StorageConfig, lock: File) -> None:
         self.config: Final = config
+        self.clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._files = files
         self._layout = layout
         self._meta = meta
@@ -165,9 +171,9 @@ class CommitLog(DurableLog):
         position = self._appender.position
         return Position(position), self._files.space(self._layout.root)
 
-    def check_payload(self, payload: Payload) -> None:
-        """Raises BadRequestError if the log could not take the payload; to be asked before proposing it."""
-        check_payload(payload, self.config)
+    def check_proposal(self, proposal: ProposedBatch) -> None:
+        """Raise BadRequestError if the batch exceeds a limit of the log."""
+        check_proposal(proposal, self.config)
 
     def pointers(self, core: LogPointers) -> LogPointers:
         """Return the core's log pointers with those of the files added."""
@@ -188,13 +194,23 @@ class CommitLog(DurableLog):
         """Where the last staged record ends."""
         return self._staging.end
 
-    def stage(self, batch: Batch, now_ms: int) -> None:
-        """Gives a batch its place behind the staged end, without I/O.
+    def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
+        """Encode a leader's batch at the staged end, without I/O, with an append time that never decreases.
 
-        A leader's payload is encoded (``payload.records``), with an append time that never falls. Records that came
-        from elsewhere must continue the staged end exactly, else CorruptRecordError.
+        Raises:
+            BadRequestError: it exceeds a limit; nothing changed.
         """
-        self._staging.stage(batch, now_ms)
+        invariant(isinstance(proposal, ProposedBatch), "the store cannot encode this proposal", kind=type(proposal))
+        assert isinstance(proposal, ProposedBatch)
+        return self._staging.place(proposal, first_index, term, self.clock_ms() if now_ms is None else now_ms)
+
+    def stage(self, batch: Batch) -> None:
+        """Add a leader's batch at the staged end, without I/O.
+
+        Raises:
+            CorruptRecordError: its records do not continue the staged end exactly.
+        """
+        self._staging.stage(batch)
 
     def stage_truncate(self, index: Index) -> None:
         """Moves the staged end back to before entry ``index``."""
@@ -226,7 +242,7 @@ class CommitLog(DurableLog):
             if truncate_from is not None:
                 self._truncate(truncate_from)
             if batches:
-                self._save_meta(admitting(self._meta, batches))
+                self._save_meta(with_java_entries(self._meta, batches))
                 self._append(batches)
 
     def _append(self, batches: Sequence[Batch]) -> None:
@@ -255,13 +271,17 @@ class CommitLog(DurableLog):
             self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
         self._appender.cut(end.position, index, last + 1)
 
-    def save_checkpoint(self, commit_index: int, *, votes: bool = False) -> None:
-        """Records what is durable and committed, and that the node ``votes`` again. Raises like ``persist``."""
+    def save_checkpoint(self, commit_index: int) -> None:
+        """Record the durable and the committed end. Raises like ``persist``."""
         with self._writing():
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
             self._write_checkpoint()
-            if votes:
-                self.recovering_mark.end()
+
+    def end_recovery(self, commit_index: int) -> None:
+        """Remove the marker of a recovering voter (``Ready.votes_again``). Raises like ``persist``."""
+        self.save_checkpoint(commit_index)
+        with self._writing():
+            self.recovering_mark.end()
 
     def _write_checkpoint(self) -> None:
         self._appender.sync()

@@ -15,7 +15,7 @@ from dledger_core.errors import DLedgerError, ProtocolError, error_from_wire
 from dledger_core.net import codec
 from dledger_core.net.frame import Frame, FrameDecoder
 from dledger_core.raft.messages import AppendEntries
-from dledger_core.record import Columns, Payload, encode, to_arrow
+from dledger_core.record import Columns, encode, to_arrow
 from dledger_core.server.services import service
 from dledger_core.server.services.reads import ReadRequest
 from dledger_core.storage.write.staging import StagedEnd, Staging
@@ -64,16 +64,16 @@ def _resent(group: str, message: Any) -> tuple[bytes, str, Any]:
 
 def _stage(message: AppendEntries) -> None:
     """What came through is handed to the log, which may refuse it, but not fall over it."""
-    first = message.batches[0].payload.records
+    first = message.batches[0].payload
     expect(first is not None, "a batch without records")
     position = int(first.headers["position"][0])
     end = StagedEnd(message.prev_index + 1, position, 0)
     staging = Staging(StorageConfig(data_segment_bytes=4096), end, lambda _: end)
     for batch in message.batches:
-        records = batch.payload.records
+        records = batch.payload
         expect(records.count == batch.count, "a batch's count is wrong")
         expect(bool((records.headers["term"] == batch.term).all()), "a batch's term is wrong")
-        staging.stage(batch, 1)
+        staging.stage(batch)
     staging.truncate(message.batches[-1].last_index)
 
 
@@ -165,7 +165,7 @@ def run_records(data: bytes) -> None:
     table.validate(full=True)
     expect(table.num_rows == count, "rows were lost")
     expect(b"".join(table.column("body").to_pylist()) == columns_of(records.data, records.sizes), "bodies differ")
-    Payload(records=records.slice(0, count // 2))
+    records.slice(0, count // 2)
     expect(Columns.from_bodies(table.column("body").to_pylist()).count == count, "columns were lost")
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, NodeId, Term
-from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog, open_store
 from tests.rocketmq.convert.stores import STORES, converted, entries, files_of, manifest, snapshot, store_of, unpacked
 
@@ -74,9 +73,12 @@ def test_the_log_goes_on(golden: Path, tmp_path: Path, name: str, node: str, pro
     assert (log.config.profile, log.last_index()) == (profile, report.last_index)
     term = Term(report.term + 1)
     for number in range(3):
-        payload = Payload(Columns.from_bodies([b"new %d" % number, b"x" * 900]))
-        batch = Batch(Index(log.last_index() + 1), 2, term, payload.nbytes, payload)
-        log.stage(batch, 1000)
+        batch = log.place(
+            ProposedBatch(Columns.from_bodies([b"new %d" % number, b"x" * 900])),
+            Index(log.last_index() + 1),
+            term,
+            1000,
+        )
         log.persist(HardState(term, NodeId(node)), None, [batch])
     log.close()
     found = entries(path)
@@ -110,7 +112,7 @@ def test_a_follower_takes_what_java_wrote_from_its_leader(golden: Path, tmp_path
     while follower.last_index() < leader.last_index():
         batches = leader.read_batches(Index(follower.last_index() + 1), 20_000)
         for batch in batches:
-            follower.stage(batch, 1000)
+            follower.stage(batch)
         follower.persist(None, None, batches)
     follower.close(100)
     leader.close()

@@ -14,9 +14,8 @@ from dledger_core.config import StorageConfig
 from dledger_core.control import column_crc
 from dledger_core.errors import ConfigError
 from dledger_core.ids import Index, Term
-from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog, open_store
 from tests.rocketmq.convert.stores import converted, entries, snapshot
@@ -108,10 +107,8 @@ class OwnLog:
         body = None
         if fields:
             body = b"" if fields.get("k") == "noop" else control.pack(fields | {"c": column_crc(columns.crcs)})
-        payload = Payload(columns, control=body)
         first = self.log.last_index() + 1
-        batch = Batch(Index(first), payload.count, Term(1), payload.nbytes, payload)
-        self.log.stage(batch, 5000 + first)
+        batch = self.log.place(ProposedBatch(columns, control=body), Index(first), Term(1), 5000 + first)
         self.log.persist(None, None, [batch])
         return first
 
@@ -197,9 +194,9 @@ def test_broker_messages_keep_their_queue_offsets_through_our_log(tmp_path: Path
     topic, queue = topic_of(messages(REUSED))
     fresh = encode_messages(topic, [queue] * 3, [b"a", b"b", b"c"]).to_pylist()
     for bodies, body in (([], b""), (fresh, None)):
-        payload = Payload(Columns.from_bodies(bodies), control=body)
-        batch = Batch(Index(log.last_index() + 1), payload.count, term, payload.nbytes, payload)
-        log.stage(batch, 1)
+        batch = log.place(
+            ProposedBatch(Columns.from_bodies(bodies), control=body), Index(log.last_index() + 1), term, 1
+        )
         log.persist(None, None, [batch])
     log.close()
     converted(tmp_path / "ours", tmp_path / "back", profile="A")

@@ -15,9 +15,8 @@ import pytest
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DLedgerError, StoreIncompleteError, StoreMismatchError
 from dledger_core.ids import Index, Term
-from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, Payload
+from dledger_core.record import Columns, ProposedBatch
 from dledger_core.rocketmq.convert import ConvertRequest, Step, convert
 from dledger_core.storage import CommitLog, open_store
 from tests.rocketmq.convert.stores import PEERS, converted, entries, request, store_of, unpacked
@@ -90,9 +89,9 @@ def big_store(directory: Path, mebibytes: int) -> Path:
     log = CommitLog.open(path, group="g", node_id="n0", config=config)
     log.persist(HardState(Term(1), None), None, [])
     for number in range(mebibytes):
-        payload = Payload(Columns.from_bodies([bytes([number]) * 1000] * 1000))
-        batch = Batch(Index(log.last_index() + 1), 1000, Term(1), payload.nbytes, payload)
-        log.stage(batch, 1)
+        batch = log.place(
+            ProposedBatch(Columns.from_bodies([bytes([number]) * 1000] * 1000)), Index(log.last_index() + 1), Term(1), 1
+        )
         log.persist(None, None, [batch])
     log.close()
     return path
@@ -157,9 +156,7 @@ def test_a_source_that_changed_is_copied_from_the_beginning(tmp_path: Path) -> N
         convert(wanted, files=files)
     files.kill()
     log = CommitLog.open(source, group="g", node_id="n0")
-    payload = Payload(Columns.from_bodies([b"later"]))
-    batch = Batch(Index(log.last_index() + 1), 1, Term(1), payload.nbytes, payload)
-    log.stage(batch, 1)
+    batch = log.place(ProposedBatch(Columns.from_bodies([b"later"])), Index(log.last_index() + 1), Term(1), 1)
     log.persist(None, None, [batch])
     log.close()
     report = convert(wanted, files=files)
