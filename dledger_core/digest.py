@@ -18,7 +18,7 @@ from dledger_core.record import Records
 __all__ = ["RangeDigest", "RangeHasher", "damaged_indexes"]
 
 _CONTENT = np.dtype([("index", "<i8"), ("term", "<i8"), ("magic", "<i4"), ("length", "<i4")])
-_LAYOUT = np.dtype([("position", "<i8"), ("mark", "<u8"), ("crc", "<u4")])
+_LAYOUT = np.dtype([("position", "<i8"), ("flags", "<u8"), ("crc", "<u4")])
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class _Comparison:
             "term": piece.terms,
             "magic": piece.magics,
             "size": piece.lengths + HEADER_BYTES,
-            "mark": piece.marks if self._plan.profile == "B" else 0,
+            "flags": piece.marks if self._plan.profile == "B" else 0,
         }
         if self._plan.keeps_positions:
             wanted["position"] = piece.positions
