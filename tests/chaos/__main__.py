@@ -1,7 +1,7 @@
 """Chaos against real processes on loopback.
 
 python -m tests.chaos --minutes 5                 rounds of at most five minutes, each with a new seed
-python -m tests.chaos --minutes 60 --record       the same, resumable, each round a line of CAMPAIGN.jsonl
+python -m tests.chaos --minutes 60 --record       the same, resumable, each round a line of SOAK.jsonl
 python -m tests.chaos failover --kills 50         how long appends stand still when the leader is killed
 python -m tests.chaos saturated --minutes 10      whether there are elections while other work takes both cores
 """
@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.campaign import run_campaign
 from tests.chaos.failover import run_failover
 from tests.chaos.saturated import run_saturated
+from tests.chaos.soak import run_soak
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long faults strike, or others work, in all")
     parser.add_argument("--seed", type=int, help="the first round's seed; the next rounds count on from it")
     parser.add_argument("--out", type=Path, help="where a failed round stays (default: a new temporary folder)")
-    parser.add_argument("--record", action="store_true", help="append to CAMPAIGN.jsonl and go on where it stopped")
+    parser.add_argument("--record", action="store_true", help="append to SOAK.jsonl and go on where it stopped")
     parser.add_argument("--kills", type=int, default=50, help="failover: how often the leader is killed")
     parser.add_argument("--limit-ms", type=float, default=1000.0, help="failover: more than this is a failure")
     options = parser.parse_args()
@@ -39,7 +39,7 @@ def main() -> int:
             return run_failover(options.kills, options.limit_ms, out / "failover")
         if options.command == "saturated":
             return run_saturated(options.minutes, out / "saturated")
-        return run_campaign(options.minutes, options.seed, out, to_record=options.record)
+        return run_soak(options.minutes, options.seed, out, to_record=options.record)
     finally:
         if not any(out.iterdir()) and options.out is None:
             out.rmdir()

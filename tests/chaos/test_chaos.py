@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.campaign import CHECKOUT
+from tests.support.soak_record import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -19,10 +19,10 @@ SEED = 20
 STOP_S = 180
 
 
-def test_a_short_run_breaks_no_promise(tmp_path: Path) -> None:
+def test_short_chaos_run_keeps_every_guarantee(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.chaos", "--minutes", str(MINUTES), "--seed", str(SEED), "--out", tmp_path]
     # The command ends its nodes and its mount itself, so it is asked to stop and not killed.
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
             printed, _ = run.communicate(timeout=600)
         except subprocess.TimeoutExpired:
@@ -30,4 +30,4 @@ def test_a_short_run_breaks_no_promise(tmp_path: Path) -> None:
             printed, _ = run.communicate(timeout=STOP_S)
     assert run.returncode == 0, printed
     assert "verdict" in printed
-    assert os.listdir(tmp_path) == [], "a good round leaves nothing"
+    assert os.listdir(tmp_path) == [], "a successful round leaves no file"

@@ -1,33 +1,82 @@
-"""Runs seeds of the simulation and prints what happened in them.
+"""Run seeds of the simulation and print the counts of what happened in them.
 
-python -m tests.sim --seeds 0..99             a whole group: replicas, stores, clients
-python -m tests.sim --seeds 0..99 --core      the Raft core alone, faster
-python -m tests.sim --campaign 10000000       go on until this many events ran on the committed code, and record it
-python -m tests.sim --mutations               remove guards one by one: is each noticed?
+python -m tests.sim --seeds 0..99                     complete replicas, their stores and clients
+python -m tests.sim --seeds 0..99 --core              the Raft core alone, faster
+python -m tests.sim --seeds 7..7 --faults 3,17        a part of a seed's schedule, as a shrunk failure names it
+python -m tests.sim --soak 10000000                   run on until the record has this many events of the committed code
+python -m tests.sim --mutations                       remove guards one by one: does a seed or a test fail?
+
+The first seed that fails is shrunk to a small schedule of faults.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import multiprocessing
 import statistics
 import sys
 import time
 from collections import Counter
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from tests.sim import campaign
-from tests.sim.seeds import run_seeds
+from tests.sim.member import CoreMember
+from tests.sim.replica_member import ReplicaMember
+from tests.sim.shrink import shrink
+from tests.sim.simulator import Simulator, replay_command, run_seed
+from tests.support.soak_record import SoakRecord
 
+RECORD = Path(__file__).with_name("SOAK.jsonl")
 FAULTS = (
     *("crashes", "crashes in a write", "disk errors", "disk stalls", "partitions", "stalls", "clock jumps"),
     *("bits flipped", "sectors lost", "sectors misdirected", "rows flipped", "rows lost", "marks refused"),
-    *("lost", "duplicated", "cut off", "requests twice", "runs replaced", "transfers"),
+    *("ends lost", "lost", "duplicated", "isolated", "requests twice", "runs replaced", "transfers"),
 )
 SEEDS_PER_LINE = 500
 
 
+def run_one(core: bool, numbers: list[int] | None, seed: int) -> tuple[int, Counter[str], str]:
+    """Run one seed; the text is the failure, or empty."""
+    logging.disable(logging.CRITICAL)
+    kind: type[Any] = CoreMember if core else ReplicaMember
+    faults = None if numbers is None else [Simulator(seed, kind).faults[number] for number in numbers]
+    try:
+        return seed, run_seed(seed, kind, faults), ""
+    except Exception as error:  # noqa: BLE001 - printed with the command that replays it
+        return seed, Counter(), f"{type(error).__name__}: {error}\n{'; '.join(getattr(error, '__notes__', ()))}"
+
+
+def run_seeds(
+    seeds: Iterable[int], *, core: bool, jobs: int, numbers: list[int] | None = None, shrunk: bool = True
+) -> Iterator[tuple[int, Counter[str]]]:
+    """Yield (seed, counts); end the program at the first seed that fails."""
+    run = partial(run_one, core, numbers)
+    with multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
+        for seed, counters, failure in pool.imap(run, seeds) if pool else map(run, seeds):
+            if failure:
+                sys.stderr.write(f"seed {seed} failed: {failure}\n")
+                if shrunk:
+                    show_shrunk(seed, core=core)
+                sys.exit(1)
+            yield seed, counters
+
+
+def show_shrunk(seed: int, *, core: bool) -> None:
+    kind: type[Any] = CoreMember if core else ReplicaMember
+    faults = Simulator(seed, kind).faults
+    numbers = shrink(seed, kind)
+    sys.stderr.write(f"minimal schedule: {len(numbers)} of {len(faults)} faults\n")
+    for number in numbers:
+        sys.stderr.write(f"  at {faults[number].at:5} {faults[number].kind}\n")
+    sys.stderr.write(f"replay: {replay_command(seed, kind)} --faults {','.join(map(str, numbers)) or 'none'}\n")
+
+
 def summary(runs: list[Counter[str]], seconds: float) -> dict[str, float]:
-    """Returns medians per seed and the speed."""
+    """Return medians per seed and the time."""
     return {
         "events (median)": statistics.median(run["events"] for run in runs),
         "elections (median)": statistics.median(run["elections"] for run in runs),
@@ -46,59 +95,70 @@ def show(runs: list[Counter[str]], seconds: float) -> None:
     sys.stdout.write(f"{'events per second':>24} {totals['events'] / seconds:>14,.0f}\n")
 
 
-def run_campaign(events: int, jobs: int) -> None:
-    """Runs new seeds until the record holds ``events`` events for the committed code."""
-    changed = campaign.uncommitted()
-    if changed:
-        sys.exit(f"commit first, or the record would not say what ran:\n{changed}")
-    version = campaign.code_version()
-    done = campaign.valid_lines(version)
-    total, first = sum(line["events"] for line in done), max((line["last_seed"] for line in done), default=-1) + 1
+def soak(events: int, jobs: int) -> None:
+    """Run new seeds until the record has ``events`` events of the committed code."""
+    record = SoakRecord(RECORD)
+    if changed := record.uncommitted():
+        sys.exit(f"commit first, because the record names a commit:\n{changed}")
+    done = record.rows()
+    total, first = sum(row["events"] for row in done), max((row["last_seed"] for row in done), default=-1) + 1
     while total < events:
         started, last = time.perf_counter(), first + SEEDS_PER_LINE - 1
         runs = [counters for _, counters in run_seeds(range(first, last + 1), core=False, jobs=jobs)]
-        seconds = time.perf_counter() - started
         counts: Counter[str] = sum(runs, Counter())
         total += counts["events"]
-        campaign.append_line(
-            {
-                "commit": campaign.git("rev-parse", "HEAD"),
-                "code": version,
-                "at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "first_seed": first,
-                "last_seed": last,
-                "events": counts["events"],
-                "violations": 0,
-                **summary(runs, seconds),
-                "counts": dict(sorted(counts.items())),
-            }
+        record.add(
+            first_seed=first,
+            last_seed=last,
+            events=counts["events"],
+            violations=0,
+            **summary(runs, time.perf_counter() - started),
+            counts=dict(sorted(counts.items())),
         )
         sys.stderr.write(f"seeds {first}..{last}: {total:,} of {events:,} events, no violation\n")
         first = last + 1
+
+
+def show_traces(seeds: Iterable[int], kind: type[Any]) -> None:
+    logging.disable(logging.CRITICAL)
+    for seed in seeds:
+        sim = Simulator(seed, kind, traced=True)
+        counters = sim.run()
+        assert sim.trace is not None
+        sys.stdout.write(f"{seed} {sim.trace.hexdigest()} {sorted(counters.items())}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.sim", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", default="0..99", help="first and last seed, both run: 0..99")
+    parser.add_argument("--seeds", default="0..99", help="first and last seed, inclusive [default: 0..99]")
     parser.add_argument("--core", action="store_true", help="the Raft core alone, on a disk that is a list")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--campaign", type=int, metavar="EVENTS", help="record runs until there are so many events")
-    parser.add_argument("--mutations", action="store_true", help="remove each guard in turn and say whether it shows")
+    parser.add_argument("--jobs", type=int, default=1, help="processes [default: 1]")
+    parser.add_argument("--faults", metavar="NUMBERS", help="only these faults of the schedule, separated by commas")
+    parser.add_argument("--trace", action="store_true", help="print a hash of all events of each seed")
+    parser.add_argument("--no-shrink", action="store_true", help="do not shrink a seed that fails")
+    parser.add_argument("--soak", type=int, metavar="EVENTS", help="record runs until the record has this many events")
+    parser.add_argument("--mutations", action="store_true", help="remove each guard in turn and report which show")
     options = parser.parse_args()
     if options.mutations:
         from tests.sim import mutations
 
         sys.exit(mutations.main(options.jobs))
-    if options.campaign:
-        run_campaign(options.campaign, options.jobs)
+    if options.soak:
+        soak(options.soak, options.jobs)
         return
     first, _, last = options.seeds.partition("..")
-    started = time.perf_counter()
     seeds = range(int(first), int(last or first) + 1)
-    runs = [counters for _, counters in run_seeds(seeds, core=options.core, jobs=options.jobs)]
-    show(runs, time.perf_counter() - started)
+    if options.trace:
+        show_traces(seeds, CoreMember if options.core else ReplicaMember)
+        return
+    started = time.perf_counter()
+    chosen = options.faults and options.faults.replace("none", "").split(",")
+    numbers = None if chosen is None else [int(number) for number in chosen if number]
+    shrunk = not options.no_shrink and numbers is None
+    runs = run_seeds(seeds, core=options.core, jobs=options.jobs, numbers=numbers, shrunk=shrunk)
+    show([counters for _, counters in runs], time.perf_counter() - started)
 
 
 if __name__ == "__main__":

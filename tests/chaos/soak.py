@@ -1,19 +1,16 @@
-"""Rounds of chaos: start, let things go wrong, heal, judge, tell; and the record of rounds that counts."""
+"""Rounds of chaos: start a cluster, inject faults, heal, check the history, report; and soak runs of many rounds."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from rich.console import Console
@@ -28,14 +25,12 @@ from tests.chaos.history import Append, Operation, Recorder, hash_of
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.proxy import LoopThread, Network
 from tests.chaos.workload import Workload
+from tests.support.soak_record import SoakRecord
 
-CHECKOUT: Final = Path(__file__).resolve().parents[2]
-CAMPAIGN: Final = Path(__file__).with_name("CAMPAIGN.jsonl")
+RECORD: Final = Path(__file__).with_name("SOAK.jsonl")
 ROUND_MINUTES_MAX: Final = 5.0
 SHOWN_MAX: Final = 4
 """Violations of a kind that are printed; the file has more."""
-VOIDING: Final = ("dledger_core/raft", "dledger_core/storage", "dledger_core/server")
-"""A change to one of these voids the lines of the campaign made before."""
 OPTIONS: Final = {
     "data_segment_bytes": 1 << 20,
     "index_segment_bytes": 128 << 10,
@@ -218,77 +213,47 @@ def show(found: Round, console: Console) -> None:
         console.print(f"replay: {found.replay}", markup=False, soft_wrap=True)
 
 
-# --- the record -------------------------------------------------------------------------------------------------------
+# --- soak runs --------------------------------------------------------------------------------------------------------
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(CHECKOUT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def record(found: Round, record: SoakRecord) -> None:
+    """Append a round's line."""
+    record.add(
+        seed=found.seed,
+        minutes=found.minutes,
+        operations=dict(sorted(found.verdict.counts.items())),
+        faults=dict(sorted(found.faults.items())),
+        elections=found.elections,
+        longest_gap_s=round(found.longest_gap_s, 2),
+        slowest_recovery_s=round(found.slowest_recovery_s, 2),
+        violations=len(found.verdict.violations),
+        verdict="ok" if found.ok else "violated",
+    )
 
 
-def code_version() -> str:
-    """Returns what identifies the code that a line of the campaign vouches for."""
-    return "-".join(_git("rev-parse", f"HEAD:{folder}")[:10] for folder in VOIDING)
-
-
-def changed_files() -> str:
-    """Returns what of the package differs from the commit."""
-    return _git("status", "--porcelain", "--", "dledger_core")
-
-
-def recorded(path: Path = CAMPAIGN) -> list[dict[str, Any]]:
-    """Returns the lines that hold for the present code."""
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    version = code_version()
-    return [row for row in rows if row["code"] == version]
-
-
-def record(found: Round, path: Path = CAMPAIGN) -> None:
-    """Appends a round's line."""
-    row = {
-        "commit": _git("rev-parse", "--short=12", "HEAD"),
-        "code": code_version(),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": found.seed,
-        "minutes": found.minutes,
-        "operations": dict(sorted(found.verdict.counts.items())),
-        "faults": dict(sorted(found.faults.items())),
-        "elections": found.elections,
-        "longest_gap_s": round(found.longest_gap_s, 2),
-        "slowest_recovery_s": round(found.slowest_recovery_s, 2),
-        "violations": len(found.verdict.violations),
-        "verdict": "ok" if found.ok else "violated",
-    }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def run_campaign(minutes: float, seed: int | None, out: Path, *, to_record: bool) -> int:
-    """Runs rounds until so many minutes are done; recorded ones count, unless a seed is given.
+def run_soak(minutes: float, seed: int | None, out: Path, *, to_record: bool) -> int:
+    """Run rounds until ``minutes`` are done; recorded ones count, unless a seed is given.
 
     Returns:
         The process's exit code.
     """
     console = Console(width=110, highlight=False)
-    if to_record and changed_files():
-        sys.stderr.write(f"commit first, the record names a commit:\n{changed_files()}\n")
+    rows = SoakRecord(RECORD)
+    if to_record and (changed := rows.uncommitted()):
+        sys.stderr.write(f"commit first, because the record names a commit:\n{changed}\n")
         return 3
-    done = recorded() if to_record and seed is None else []
+    done = rows.rows() if to_record and seed is None else []
     left = minutes - sum(row["minutes"] for row in done if row["verdict"] == "ok")
     if done:
-        console.print(
-            f"{len(done)} rounds are recorded for this code; {max(left, 0):g} of {minutes:g} minutes are left"
-        )
+        console.print(f"{len(done)} rounds of this code are recorded; {max(left, 0):g} of {minutes:g} minutes are left")
     first = seed if seed is not None else 1 + max((row["seed"] for row in done), default=random.randrange(1 << 30))
-    for number in range(first, first + 100_000):
+    for number in itertools.count(first):
         if left <= 1e-9:
-            return 0
+            break
         found = run_round(number, min(left, ROUND_MINUTES_MAX), out / f"seed-{number}")
         show(found, console)
         if to_record:
-            record(found)
+            record(found, rows)
         if not found.ok:
             return 1
         shutil.rmtree(found.directory)

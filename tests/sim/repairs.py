@@ -1,0 +1,237 @@
+"""Repairs in the simulation: the server's own ones, in simulated time over simulated disks and links.
+
+A quarantined store is repaired before its member participates (``QuarantinedStores``), damage that a read finds in a
+running member is repaired at the same time as its other work (``LiveRepairs``), and every log is read from time to time
+(``Scrub``). A member's response to a repair comes late, and not at all while that member is down, stalled or isolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from dledger_core.config import Peer
+from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError, UnreachableError
+from dledger_core.record import Records
+from dledger_core.server.config import ServerConfig
+from dledger_core.server.maintenance.repair import QuarantinedStores, open_sound
+from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.replica.replica import Replica
+from dledger_core.storage import CommitLog
+from dledger_core.storage.check.repair import StoreRepair
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.verification import verification_reason
+from tests.sim.safety import check
+from tests.sim.virtual_time import Resume, Wait, run_task
+from tests.support.faulty_files import Crash
+
+if TYPE_CHECKING:
+    from tests.sim.replica_member import ReplicaMember
+
+T = TypeVar("T")
+
+UNITS_PER_S = 100
+RESPONSE_UNITS = 100
+SCRUB_BYTES_PER_S = 20_000
+
+
+class SimSource:
+    """Another member as a source of records; see ``Source``."""
+
+    def __init__(self, member: ReplicaMember, peer: Peer) -> None:
+        self.peer = peer
+        self._member = member
+        self._other: ReplicaMember = member.sim.members[peer.node_id]
+
+    async def open(self, group: str, log_uuid: str | None) -> None:
+        del group, log_uuid
+        await self._ask(lambda: None)
+
+    async def read(self, group: str, start: int, end: int) -> tuple[Records, int]:
+        """Respond as ``Reads`` does for isolation ``records``."""
+        del group
+
+        def respond() -> tuple[Records, int]:
+            log, readable_end = self._other.log, self._other.replica.readable_end
+            stop = min(end, readable_end)
+            if start < log.first_index():
+                raise IndexOutOfRangeError(f"{start} is below the first index", "", "")
+            if start >= stop:
+                return log.inspect(log.first_index(), log.first_index() + 1, 1).slice(0, 0), stop - 1
+            return log.inspect(start, stop, self._member.sim.mix.fetch_bytes), readable_end - 1
+
+        return await self._ask(respond)
+
+    async def close(self) -> None:
+        """Nothing."""
+
+    async def _ask(self, respond: Callable[[], T]) -> T:
+        """Ask the other member; its response comes late, or not at all."""
+        sim, other = self._member.sim, self._other
+        link = (self._member.node_id, other.node_id)
+
+        def begin(resume: Resume) -> None:
+            def arrive() -> None:
+                if other.stalled_until > sim.time.now:
+                    sim.time.after(other.stalled_until - sim.time.now, arrive)
+                    return
+                lost = {link, link[::-1]} & sim.network.isolated or sim.chance(sim.network.faults.loss)
+                if not other.up or lost:
+                    sim.counters["fetches failed"] += 1
+                    error = UnreachableError("no response in time", other.node_id)
+                    sim.time.after(RESPONSE_UNITS, lambda: resume(None, error))
+                    return
+                outcome: tuple[object, BaseException | None]
+                try:
+                    outcome = (respond(), None)
+                except DLedgerError as error:
+                    sim.counters["fetches refused"] += 1
+                    outcome = (None, error)
+                sim.time.after(1 + delay, lambda: resume(*outcome))
+
+            delay = sim.source.randrange(1 + sim.network.faults.delay_max)
+            sim.time.after(1 + delay, arrive)
+
+        found: T = await Wait(begin)
+        return found
+
+
+class SimRepairEnvironment:
+    """``RepairEnvironment`` of one life of a member."""
+
+    def __init__(self, member: ReplicaMember) -> None:
+        self._member = member
+        self._sim = member.sim
+
+    def now(self) -> float:
+        return self._sim.time.now / UNITS_PER_S
+
+    async def sleep(self, seconds: float) -> None:
+        await self._pause(max(1, int(seconds * UNITS_PER_S)))
+
+    async def beside(self, function: Callable[[], T]) -> T:
+        await self._pause(self._sim.source.randrange(1, 10))
+        return function()
+
+    async def on_disk(self, replica: Replica, job: Callable[[], T]) -> T:
+        def begin(resume: Resume) -> None:
+            def work() -> None:
+                outcome: tuple[T | None, BaseException | None]
+                try:
+                    outcome = (job(), None)
+                except CorruptRecordError as error:
+                    outcome = (None, error)
+                self._sim.time.after(1, lambda: resume(*outcome))
+
+            self._member.crash_soon()
+            replica.run_on_disk(work)
+
+        result: T = await Wait(begin)
+        return result
+
+    async def progress(self, replica: Replica, timeout_s: float) -> None:
+        del replica
+        await self.sleep(min(timeout_s, 0.05))
+
+    def source(self, peer: Peer) -> SimSource:
+        return SimSource(self._member, peer)
+
+    async def _pause(self, units: int) -> None:
+        await Wait(lambda resume: self._sim.time.after(units, lambda: resume(None, None)))
+
+
+class MemberRepairs:
+    """All repairs of one life of a member; ``busy`` while one is in progress."""
+
+    def __init__(self, member: ReplicaMember, log_type: type[CommitLog]) -> None:
+        self.busy = False
+        self._member = member
+        self._sim = member.sim
+        self._life = member.life
+        self._log_type = log_type
+        self._environment = SimRepairEnvironment(member)
+        self._damaged: set[int] = set()
+
+    def open(self, host: Callable[[CommitLog], None]) -> None:
+        """Pass the store's log to ``host``: at once if it is intact, otherwise after its repair."""
+        member, sim, files = self._member, self._sim, self._member.files
+        config = self._config()
+        (group,) = config.groups
+        try:
+            log = open_sound(config, group, files, self._log_type)
+        except CorruptRecordError as error:
+            stores = QuarantinedStores(config, _never, _never, self._environment, files, self._log_type)
+            marked = verification_reason(files, Layout(member.path)) is not None
+            repairable = stores.can_help(group, error) and (marked or member.is_damaged)
+            check(repairable, "a store is damaged without a fault", member.node_id, error)
+            sim.counters["quarantined starts" if marked else "damaged starts"] += 1
+            self.busy = True
+            member.crash_soon()
+            if sim.chance(sim.mix.rates["disk_error"]) and sim.faults_on:
+                member.files.fail_at = member.files.operations + sim.source.randrange(1, 24)
+            self._run(stores.repaired(group, error), partial(self._opened, host))
+        else:
+            host(log)
+
+    def watch(self) -> None:
+        """Repair the damage that reads find from now on, and start to read in the background."""
+        replica, sim = self._member.replica, self._sim
+        peers = [peer for peer in self._config().peers if peer.node_id != self._member.node_id]
+        repairs = LiveRepairs(peers, self._environment)
+        scrub = Scrub(lambda: (), SCRUB_BYTES_PER_S, 0.0, self._environment)
+        led = [False]
+
+        def repaired(_: object) -> None:
+            self.busy = False
+            sim.counters["leaders replaced"] += led[0] and not replica.is_leader
+
+        def begin() -> None:
+            if self._member.life == self._life and not self.busy:
+                self.busy, led[0] = True, replica.is_leader
+                sim.counters["live repairs"] += 1
+                self._run(repairs.mend(replica, self._damaged), repaired)
+
+        def found(index: int) -> None:
+            self._damaged.add(index)
+            sim.time.after(0, begin)
+
+        def read_all() -> None:
+            self._run(scrub.read_all(replica), lambda _: self._member.later(sim.mix.scrub_interval, read_all))
+
+        replica.log.on_damage = found
+        self._member.later(sim.source.randrange(1, sim.mix.scrub_interval), read_all)
+
+    def _config(self) -> ServerConfig:
+        member, sim = self._member, self._sim
+        peers = tuple(Peer(node_id, "sim", 1 + at) for at, node_id in enumerate(sim.members))
+        groups, root = (member.path.parent.name,), member.path.parents[1]
+        return ServerConfig(self_id=member.node_id, peers=peers, groups=groups, directory=root, storage=sim.mix.storage)
+
+    def _run(self, work: object, on_end: Callable[[object], None]) -> None:
+        def end(result: object, error: BaseException | None) -> None:
+            if error is None:
+                on_end(result)
+            elif isinstance(error, Crash):
+                self._member.die("crashes in a repair")
+            else:
+                self._member.failed(error)
+
+        run_task(work, lambda: self._member.life == self._life, end)  # type: ignore[arg-type]
+
+    def _opened(self, host: Callable[[CommitLog], None], log: object) -> None:
+        self.busy = False
+        assert isinstance(log, CommitLog)
+        self._sim.counters["repaired starts"] += 1
+        host(log)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("the simulation hosts logs itself")
+
+
+def check_intact(member: ReplicaMember) -> None:
+    """Check that a member's store has no damage and needs no verification."""
+    with StoreRepair.open(member.path, files=member.files, config=member.sim.mix.storage, write=False) as store:
+        check(store.verification_reason is None, "a store needs verification in the end", member.node_id)
+        check(store.find() == [], "a store is damaged in the end", member.node_id, store.find())

@@ -1,0 +1,566 @@
+"""A complete replica as a member of the simulation: the real Replica, Appends, CommitLog and repairs.
+
+Next to the real log each member keeps a shadow of it: the batches that were staged and those that were made durable.
+The safety checker judges the shadow. At every start the recovered log is compared with it, so a log that loses, invents
+or changes anything fails the moment it opens.
+
+Messages travel as the bytes of their frames. The disk is ``FaultyFiles``: after a power loss, any subset of the sectors
+of unsynced writes survives; a process may end in the middle of any file operation; a write or sync may fail, and then
+its data is lost, or stays in the page cache of a machine whose process alone ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, ClassVar
+
+from dledger_core.checksum import crc32
+from dledger_core.errors import ConfigError, CorruptRecordError, DiskFailedError, DLedgerError, NotLeaderError
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.net import codec
+from dledger_core.net.frame import FrameDecoder
+from dledger_core.net.protocol import FRAME_BYTES_MAX
+from dledger_core.raft import (
+    AppendEntries,
+    Batch,
+    Configuration,
+    HardState,
+    LogPointers,
+    LogRestart,
+    Message,
+    Proposal,
+    RawNode,
+    Ready,
+)
+from dledger_core.record import HEADER_BYTES, Records, records_of
+from dledger_core.server.replica.environment import Environment
+from dledger_core.server.replica.group_commit import persist
+from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.appends import Appended, Appends
+from dledger_core.server.services.budget import Budget
+from dledger_core.storage import CommitLog
+from dledger_core.storage.write.trim import LogStart, TablesSnapshot
+from tests.sim.clients import History, SimClient, all_clients, check_history
+from tests.sim.damage import Damages
+from tests.sim.member import TICK, Member
+from tests.sim.repairs import MemberRepairs, check_intact
+from tests.sim.safety import check
+from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.sim.simulator import Simulator
+
+GROUP = "g"
+INFLIGHT_BYTES_MAX = 20_000
+CHECKPOINT_TICKS = 100
+
+
+def entries_of(records: Records) -> Iterator[bytes]:
+    """Yield the bytes of each record."""
+    data = memoryview(records.data)
+    return (bytes(data[start:stop]) for start, stop in pairwise(accumulate(records.sizes.tolist(), initial=0)))
+
+
+def fingerprint(records: Records) -> tuple[int, ...]:
+    """Return a checksum of each record."""
+    return tuple(map(crc32, entries_of(records)))
+
+
+def shadow_of(batch: Batch) -> Batch:
+    """Return the batch with its fingerprint as payload."""
+    return replace(batch, payload=fingerprint(records_of(batch)), nbytes=0)
+
+
+def restart_of(start: LogStart) -> LogRestart:
+    return LogRestart(start.first_index, start.previous_term, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """The writes of a member's disk in progress: a crash leaves any part of them done."""
+
+    hard_state: HardState | None = None
+    restart: LogStart | None = None
+    truncate_from: Index | None = None
+    batches: Sequence[Batch] = ()
+    trimmed_to: int = 0
+
+
+class WatchedLog(CommitLog):
+    """A CommitLog whose writes are repeated on the member's shadow."""
+
+    member: ReplicaMember
+
+    def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
+        batch = super().place(proposal, first_index, term, now_ms)
+        self.member.staged.write(shadow_of(batch))
+        return batch
+
+    def stage(self, batch: Batch) -> None:
+        super().stage(batch)
+        self.member.staged.write(shadow_of(batch))
+
+    def stage_truncate(self, index: Index) -> None:
+        super().stage_truncate(index)
+        self.member.staged.write(Index(index))
+
+    def stage_restart(self, start: LogStart) -> None:
+        super().stage_restart(start)
+        self.member.staged.write(restart_of(start))
+
+    def persist(
+        self,
+        hard_state: HardState | None,
+        truncate_from: Index | None,
+        batches: Sequence[Batch],
+        reset: LogStart | None = None,
+    ) -> None:
+        member = self.member
+        member.writing = Writing(hard_state, reset, truncate_from, batches)
+        super().persist(hard_state, truncate_from, batches, reset)
+        member.writing = Writing()
+        restart = restart_of(reset) if reset is not None else None
+        for write in (hard_state, restart, truncate_from, *map(shadow_of, batches)):
+            if write is not None:
+                member.disk.write(write)
+
+    def read(self, start: int, end: int, max_bytes: int) -> Records:
+        return self._served(start, super().read(start, end, max_bytes))
+
+    def inspect(self, start: int, end: int, max_bytes: int) -> Records:
+        return self._served(start, super().inspect(start, end, max_bytes))
+
+    def _served(self, start: int, records: Records) -> Records:
+        """Check that the committed ones of the records that a read returned are the ones that were committed."""
+        if "member" in vars(self) and self.member.up:
+            end = min(start + records.count, self.member.replica.readable_end)
+            if start < end:
+                found = fingerprint(records.slice(0, end - start))
+                known = self.member.sim.checker.payloads(start, end)
+                check(found == known, "a read served uncommitted content", self.member.node_id, start, found, known)
+        return records
+
+    def rewrite_rows(self, records: Records, first_index: int) -> None:
+        self.member.sim.counters["rows rewritten"] += not self.rows_fit(records, first_index)
+        super().rewrite_rows(records, first_index)
+
+    def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+        member = self.member
+        member.world.keep_deleted(self, index)
+        member.writing = Writing(trimmed_to=index)
+        first_index = super().delete_prefix(index, tables, commit_index)
+        member.writing = Writing()
+        member.disk.delete_before(first_index)
+        return first_index
+
+
+class SimDisk:
+    """``DiskWriter`` in simulated time: jobs wait, several are written with one sync, their report comes later."""
+
+    def __init__(
+        self,
+        member: ReplicaMember,
+        log: CommitLog,
+        on_persisted: Callable[[list[Ready]], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._member = member
+        self._log = log
+        self._on_persisted = on_persisted
+        self._on_failed = on_failed
+        self._jobs: deque[Ready | Callable[[], None]] = deque()
+        self._unreported = 0
+        self._working = False
+
+    @property
+    def busy(self) -> bool:
+        return self._unreported > 0
+
+    def submit(self, ready: Ready) -> None:
+        self._unreported += 1
+        self.run(ready)
+
+    def run(self, job: Ready | Callable[[], None]) -> None:
+        self._jobs.append(job)
+        if not self._working:
+            self._work_later()
+
+    def close(self) -> None:
+        """Nothing: simulated processes never stop in an orderly way."""
+
+    def _work_later(self) -> None:
+        self._working = True
+        self._member.later(self._member.sim.disk_delay(), self._work)
+
+    def _work(self) -> None:
+        member, sim = self._member, self._member.sim
+        count = len(self._jobs) if sim.chance(0.7) else sim.source.randrange(1, len(self._jobs) + 1)
+        jobs = [self._jobs.popleft() for _ in range(count)]
+        readys = [job for job in jobs if isinstance(job, Ready)]
+        try:
+            persist(self._log, readys)
+            for job in jobs:
+                if not isinstance(job, Ready):
+                    job()
+        except Crash:
+            member.die("crashes in a write")
+        except DLedgerError as error:
+            self._log.refuse_writes(error)
+            member.input(partial(self._on_failed, error))
+        else:
+            delay = sim.source.choice((0, 0, 1, 5)) if sim.faults_on else 0
+            member.later(delay, lambda: self._report(readys))
+
+    def _report(self, readys: list[Ready]) -> None:
+        self._unreported -= len(readys)
+        self._member.input(lambda: self._on_persisted(readys))
+        self._working = False
+        if self._jobs:
+            self._work_later()
+
+
+class SimReplica(Replica):
+    """A Replica that shows each Ready to the checker after it was handled."""
+
+    member: ReplicaMember
+
+    def delete_prefix(self, index: Index) -> None:
+        super().delete_prefix(index)
+        if not self._failed:
+            self.member.staged.delete_before(self.raft.first_index)
+
+    def _handle(self, ready: Ready) -> None:
+        super()._handle(ready)
+        if not self._failed:
+            self.member.handled(ready)
+
+
+class ReplicaMember(Member):
+    """See the module. ``log``, ``replica`` and ``appends`` are those of the current process."""
+
+    fault_kinds: ClassVar = ("transfer", "clock_jump", "disk_error", "trim", "damage", "lose_end")
+    log: WatchedLog
+    replica: SimReplica
+    appends: Appends
+    repairs: MemberRepairs
+
+    def __init__(self, sim: Simulator, node_id: NodeId, seed: int) -> None:
+        super().__init__(sim, node_id)
+        self.files = FaultyFiles(seed)
+        self.writing = Writing()
+        self.clock_offset = 0
+        self.lost_after: Index | None = None
+        """The last entry that survived the loss of the end of this log; None again once a start has shown it."""
+        self.lose_end_next: Random | None = None
+        self.path = Path("/store") / GROUP / f"dledger-{node_id}"
+
+    @property
+    def world(self) -> World:
+        return World.of(self.sim)
+
+    @classmethod
+    def clients(cls, sim: Simulator) -> list[SimClient]:
+        return all_clients(sim, World.of(sim).history)
+
+    @property
+    def core(self) -> RawNode:
+        return self.replica.raft
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.world.damages.on(self)
+
+    @property
+    def first_index_max(self) -> int:
+        """The highest index at which the log may start, whatever part of the writes in progress is done."""
+        restart = self.writing.restart
+        starts = (self.disk.first_index(), self.staged.first_index(), self.writing.trimmed_to)
+        return max(*starts, restart.first_index if restart is not None else 0)
+
+    def pointers(self) -> LogPointers:
+        replica = self.replica
+        pointers = self.log.pointers(replica.raft.pointers())
+        return replace(pointers, readable_end=replica.readable_end, visible_end=replica.visible_end)
+
+    @property
+    def readable_end(self) -> int:
+        return self.replica.readable_end
+
+    def tick(self) -> None:
+        self.replica.tick()
+
+    def receive(self, message: object) -> None:
+        decoder = self.world.decoder
+        decoder.receive_data(message)
+        frame = decoder.next_frame()
+        assert frame is not None
+        self.replica.step(codec.frame_to_message(frame)[1])
+
+    def unreachable(self, peer: NodeId) -> None:
+        self.replica.report_unreachable(peer)
+
+    def now_ms(self) -> int:
+        """Return the machine's own clock."""
+        return 1_700_000_000_000 + self.sim.time.now + self.clock_offset
+
+    # The process.
+
+    def start(self) -> None:
+        """Start the process; it repairs its store first where that is needed."""
+        self.life += 1
+        self.stalled_until = self.sim.time.now
+        self.running = True
+        self.repairs = MemberRepairs(self, WatchedLog)
+        self.repairs.open(self.host)
+
+    def host(self, log: CommitLog) -> None:
+        """Compare an opened store with the shadow, and start the replica."""
+        assert isinstance(log, WatchedLog)
+        self.log = log
+        log.member = self
+        self._compare_recovered()
+        self.staged = self.disk.copy()
+        self.up = True
+        iteration_delay = self.world.iteration_delay
+        self.replica = SimReplica(
+            group=GROUP,
+            node_id=self.node_id,
+            configuration=Configuration(frozenset(self.sim.members)),
+            config=self.sim.mix.raft,
+            log=log,
+            send=lambda _, message: self._send(message),
+            on_failed=self.failed,
+            environment=Environment(
+                now_ms=self.now_ms,
+                call_soon=lambda action: self.later(
+                    iteration_delay if self.sim.faults_on else 0, lambda: self.input(action)
+                ),
+                open_disk=lambda log, on_persisted, on_failed: SimDisk(self, log, on_persisted, on_failed),
+                random=self.sim.source,
+            ),
+        )
+        self.replica.member = self
+        self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
+        self.repairs.watch()
+        self.joined()
+        self.world.compare_tables(self)
+        self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        self.input(self.replica.save_checkpoint)
+        self.later(CHECKPOINT_TICKS * TICK, self._checkpoint)
+
+    def _compare_recovered(self) -> None:
+        log, before, writing = self.log, self.disk, self.writing
+        found: list[Batch] = []
+        at = log.first_index()
+        while at <= log.last_index():
+            batches = log.read_batches(at, 1 << 20)
+            check(bool(batches), "a log does not return its entries", self.node_id, at)
+            found += map(shadow_of, batches)
+            at = Index(found[-1].last_index + 1)
+        allowed = {before.hard_state, writing.hard_state} - {None}
+        check(log.hard_state in allowed, "a hard state was lost or invented", self.node_id, log.hard_state, allowed)
+        first_index = log.first_index()
+        prev_term = self._compare_start(first_index)
+        truncated = [
+            b for b in before.batches if writing.truncate_from is not None and b.first_index >= writing.truncate_from
+        ]
+        kept = before.batches[: len(before.batches) - len(truncated)]
+        if self.lost_after is not None:
+            covered = [batch for batch in kept if batch.last_index <= self.lost_after]
+            check(len(found) >= len(covered), "a repair restored too little", self.node_id, found, covered)
+            check(log.recovering_mark.above is not None, "a node votes that lost the end of its log", self.node_id)
+            kept, self.lost_after = kept[: len(found)], None
+            self.world.isolate_leader()
+        check(found[: len(kept)] == kept, "the log lost durable entries", self.node_id, found, kept)
+        rest, new = found[len(kept) :], list(map(shadow_of, writing.batches))
+        known = rest in (truncated[: len(rest)], new[: len(rest)])
+        check(known, "the log contains entries that were never written", self.node_id, rest, truncated, new)
+        self.writing = Writing()
+        self.disk = MemoryStore(found, hard_state=log.hard_state, first_index=first_index, prev_term=prev_term)
+
+    def _compare_start(self, first_index: Index) -> Term:
+        """Compare the start of the log with the shadow, which starts there afterwards; return the term before it."""
+        before, restart = self.disk, self.writing.restart
+        if restart is not None and first_index == restart.first_index:
+            self.sim.counters["snapshots survived"] += 1
+            before.write(restart_of(restart))
+        known = before.first_index() <= first_index <= max(before.first_index(), self.writing.trimmed_to)
+        check(known, "the log starts elsewhere", self.node_id, before.first_index(), first_index, self.writing)
+        before.delete_before(first_index)
+        return before.term_at(Index(first_index - 1))
+
+    def die(self, how: str, *, power: bool | None = None) -> None:
+        """End the process; with ``power`` the machine too, so that unsynced writes survive in any subset."""
+        self.sim.counters[how] += 1
+        self.sim.counters["repairs interrupted"] += self.repairs.busy
+        self.sim.note("die", self.node_id, how)
+        self.up = self.running = False
+        self.life += 1
+        self.calm()
+        if self.sim.chance(0.7) if power is None else power:
+            self.sim.counters["power losses"] += 1
+            self.files.crash(self.sim.source.choice((0.0, 0.5, 0.9, 1.0)))
+        else:
+            self.files.kill()
+        if self.lose_end_next is not None:
+            self.world.damages.lose_end(self, self.lose_end_next)
+            self.lose_end_next = None
+        self.sim.on_down(self)
+
+    def die_in_write(self) -> bool:
+        strikes = self.up and self.sim.strikes("write_crash")
+        if strikes:
+            self.files.crash_at = self.files.operations + self.sim.source.randrange(1, 12)
+        return strikes
+
+    def crash_soon(self) -> None:
+        """Perhaps let the process end in the middle of the file operations that it is about to do."""
+        if self.sim.strikes("write_crash"):
+            self.files.crash_at = self.files.operations + self.sim.source.randrange(1, 24)
+
+    def calm(self) -> None:
+        self.files.crash_at = self.files.fail_at = None
+        self.files.fail_more = 0
+
+    def failed(self, error: BaseException) -> None:
+        """End a process that gave up: after a disk error, or on damage; wrong for any other reason."""
+        if not self.running:
+            return
+        if isinstance(error, CorruptRecordError) and self.world.damages.on(self):
+            self.die("stops on damage", power=False)
+        elif isinstance(error, DiskFailedError | ConfigError):
+            # Mostly the machine ends too; otherwise the page cache has data that a failed sync left not durable.
+            self.die("disk errors", power=not self.sim.strikes("process_only"))
+        else:
+            raise error
+
+    def handled(self, ready: Ready) -> None:
+        """Check a Ready after the replica handled it."""
+        if ready.restart is not None:
+            self.crash_soon()
+        self.sim.on_ready(self, replace(ready, batches=tuple(map(shadow_of, ready.batches)), reads=()))
+        if ready.committed is not None and self.sim.chance(0.1):
+            self.world.compare_tables(self)
+
+    def _send(self, message: Message) -> None:
+        shown = message
+        if isinstance(message, AppendEntries):
+            shown = replace(message, batches=tuple(map(shadow_of, message.batches)))
+        self.sim.checker.on_send(self, shown)
+        self.sim.send(message, b"".join(codec.message_to_frame(GROUP, message)))
+
+    # Faults of complete replicas.
+
+    def transfer(self, random: Random) -> None:
+        target = random.choice(tuple(self.sim.members))
+        if self.replica.is_leader:
+            self.sim.counters["transfers"] += 1
+
+            def transfer() -> None:
+                with contextlib.suppress(NotLeaderError):  # it stepped down, and has not reported it yet
+                    self.replica.transfer_leadership(target)
+
+            self.input(transfer)
+
+    def clock_jump(self, random: Random) -> None:
+        self.sim.counters["clock jumps"] += 1
+        self.clock_offset += random.choice((-3_600_000, -500, 500, 3_600_000))
+
+    def disk_error(self, random: Random) -> None:
+        """Let one of the next writes or syncs fail; perhaps the disk then rejects all others, also a marker file."""
+        if self.files.fail_at is None:
+            self.files.fail_at = self.files.operations + random.randrange(1, 30)
+            if self.sim.strikes("mark_refused"):
+                self.sim.counters["marks refused"] += 1
+                self.files.fail_more = 10
+
+    def trim(self, random: Random) -> None:
+        """Delete as much as retention ever might, also entries that another member still needs."""
+        replica = self.replica
+        end = self.world.damages.deletable_end(min(replica.visible_end, replica.readable_end))
+        starts = [segment.first_index for segment in self.log.segment_facts() if segment.first_index <= end]
+        if len(starts) > 1:
+            index = random.choice((starts[-1], random.choice(starts[1:])))
+            self.input(lambda: replica.delete_prefix(index))
+            self.crash_soon()
+
+    def damage(self, random: Random) -> None:
+        self.world.damages.strike(random)
+
+    def lose_end(self, random: Random) -> None:
+        """Crash, and lose the end of the log."""
+        self.lose_end_next = random
+        if not self.die_in_write():
+            self.die("crashes")
+
+    def check_end(self) -> None:
+        self.world.compare_tables(self)
+        check_intact(self)
+        check(self.log.failure is None, "a store is damaged", self.node_id, self.log.failure)
+        if self is self.world.longest():
+            check_history(self.world.history, self, self.world.deleted)
+            outcomes = [operation.outcome for operation in self.world.history.operations]
+            self.sim.counters["operations"] = len(outcomes)
+            self.sim.counters["acknowledged"] = sum(isinstance(outcome, Appended) for outcome in outcomes)
+
+
+class World:
+    """The state of a run that its complete replicas share."""
+
+    @staticmethod
+    def of(sim: Simulator) -> World:
+        """Return the world of a simulator."""
+        if not hasattr(sim, "world"):
+            sim.world = World(sim)  # type: ignore[attr-defined]
+        return sim.world  # type: ignore[attr-defined,no-any-return]
+
+    def __init__(self, sim: Simulator) -> None:
+        self._sim = sim
+        self.damages = Damages(sim)
+        self.history = History()
+        self.decoder = FrameDecoder(FRAME_BYTES_MAX)
+        self.deleted: dict[int, tuple[int, bytes]] = {}
+        """Trimmed entries: index → (magic, body)."""
+        # One delay for all iterations of a run, so that they keep their order.
+        self.iteration_delay = sim.source.choice((0, 0, 1, 5))
+        self._tables: dict[Index, int] = {}
+
+    def compare_tables(self, member: ReplicaMember) -> None:
+        self._sim.counters["tables compared"] += 1
+        tables = member.replica.tables
+        found = crc32(tables.snapshot())
+        known = self._tables.setdefault(tables.applied_index, found)
+        check(found == known, "tables differ at the same index", member.node_id, tables.applied_index)
+
+    def keep_deleted(self, log: CommitLog, end: int) -> None:
+        """Record the entries that a member is about to delete."""
+        self._sim.counters["deletions"] += 1
+        at = log.first_index()
+        while at < end:
+            records = log.read(at, end, 1 << 20)
+            for magic, entry in zip(records.headers["magic"].tolist(), entries_of(records), strict=True):
+                known = self.deleted.setdefault(at, (magic, entry[HEADER_BYTES:]))
+                same = known == (magic, entry[HEADER_BYTES:])
+                check(same, "two members delete different entries", at, known)
+                at = Index(at + 1)
+
+    def isolate_leader(self) -> None:
+        """Perhaps isolate the leader, so that a member that lost the end of its log would have to elect another."""
+        if self._sim.faults_on and self._sim.chance(0.6):
+            for leader in [member.node_id for member in self._sim.members.values() if member.leads]:
+                self._sim.counters["leaders isolated"] += 1
+                self._sim.network.partition("isolate", leader, self._sim.source)
+
+    def longest(self) -> ReplicaMember:
+        """Return a member whose log starts first: a leader may have sent others to where it was about to trim."""
+        return min(self._sim.members.values(), key=lambda member: member.log.first_index())

@@ -1,0 +1,82 @@
+"""Seeds through a simulated group, of Raft cores alone and of complete replicas (see ``simulator``)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.sim.member import CoreMember
+from tests.sim.replica_member import ReplicaMember
+from tests.sim.shrink import minimal
+from tests.sim.simulator import run_seed
+from tests.support.soak_record import ROOT
+
+HAPPENED: dict[type[Any], tuple[str, ...]] = {
+    CoreMember: (
+        *("elections", "crashes", "partitions", "lost", "duplicated", "truncations", "acknowledged", "reads"),
+        *("trims", "stalls", "disk stalls", "snapshots installed", "writes lost"),
+    ),
+    ReplicaMember: (
+        *("elections", "crashes", "power losses", "disk errors", "partitions", "lost", "truncations", "acknowledged"),
+        *("appends repeated", "transactions committed", "runs replaced", "tables compared", "reads", "deletions"),
+        *("quarantined starts", "damaged starts", "repaired starts", "live repairs", "crashes in a repair"),
+        *("repaired: bits flipped", "repaired: rows flipped", "fetches failed", "ends lost"),
+    ),
+}
+"""In enough seeds each of these happens; a simulation in which nothing happens proves nothing."""
+CHUNKS = {CoreMember: 60, ReplicaMember: 20}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Replicas log each failure of their disks; here these are expected."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("member_type", [CoreMember, ReplicaMember])
+def test_seed_zero_is_safe_and_live(member_type: type[Any]) -> None:
+    run_seed(0, member_type)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("chunk", range(3))
+@pytest.mark.parametrize("member_type", [CoreMember, ReplicaMember])
+def test_seeds_are_safe_and_live(member_type: type[Any], chunk: int) -> None:
+    size = CHUNKS[member_type]
+    totals: Counter[str] = Counter()
+    for seed in range(chunk * size, (chunk + 1) * size):
+        totals += run_seed(seed, member_type)
+    assert {name for name in HAPPENED[member_type] if not totals[name]} == set()
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("core", [True, False], ids=["core", "replica"])
+def test_trace_is_equal_for_different_hash_seeds(core: bool) -> None:
+    command = [sys.executable, "-m", "tests.sim", "--trace", "--seeds", "3..4", *["--core"] * core]
+    runs = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in (1, 2)
+    ]
+    first, second = (run.communicate()[0] for run in runs)
+    assert len(first.splitlines()) == 2
+    assert first == second
+
+
+@pytest.mark.parametrize("needed", [(), (3,), (0, 17), (5, 6, 7, 40), tuple(range(50))])
+def test_minimal_returns_exactly_the_needed_items(needed: tuple[int, ...]) -> None:
+    assert minimal(range(50), lambda items: set(needed) <= set(items)) == list(needed)
