@@ -16,7 +16,7 @@ from dledger_core.cli.options import examples, format_option
 from dledger_core.cli.output import Format, show_facts
 from dledger_core.cli.progress import say
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
-from dledger_core.rocketmq.remoting.service import remoting_port
+from dledger_core.rocketmq.remoting.port import remoting_port
 from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
 from dledger_core.server import NodeServer, run
 

@@ -5,10 +5,8 @@
 ``end_of`` where the log of a store ends, ``ClassicCommitLog`` reads a classic CommitLog.
 """
 
-from dledger_core.rocketmq.message.chunks import decode_chunks
-from dledger_core.rocketmq.message.decode import consume_queue_columns, decode_messages
+from dledger_core.rocketmq.message.decode import consume_queue_columns, decode_chunks, decode_messages
 from dledger_core.rocketmq.message.encode import encode_messages
-from dledger_core.rocketmq.message.field_names import field_at
 from dledger_core.rocketmq.message.layout import (
     CONSUME_QUEUE_SCHEMA,
     DELAY_LEVELS_MS,
@@ -19,14 +17,23 @@ from dledger_core.rocketmq.message.layout import (
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
 )
-from dledger_core.rocketmq.message.tags import java_hash, tags_code
+from dledger_core.rocketmq.message.properties import java_hash, tags_code
+from dledger_core.rocketmq.message.records import field_at
 from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog, CommitLogFile, FileStop, commit_log_files
+from dledger_core.rocketmq.store.consume_queue import (
+    PREFILL,
+    UNIT,
+    UNIT_BYTES,
+    QueueStatistics,
+    broker_end_of,
+    consumer_lag,
+    decode_units,
+    encode_units,
+    queue_statistics,
+)
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY, Location, locate
 from dledger_core.rocketmq.store.log_end import LogEnd, end_of
-from dledger_core.rocketmq.store.queue_offsets import broker_end_of
-from dledger_core.rocketmq.store.statistics import QueueStatistics, consumer_lag, queue_statistics
-from dledger_core.rocketmq.store.units import PREFILL, UNIT, UNIT_BYTES, decode_units, encode_units
 
 __all__ = [
     "COMMITLOG_DIRECTORY",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import decode_messages, encode_messages
-from dledger_core.rocketmq.store.statistics import QueueStatistics, consumer_lag, queue_statistics
+from dledger_core.rocketmq.store.consume_queue import QueueStatistics, consumer_lag, queue_statistics
 from tests.rocketmq.golden import MIXED, REUSED, THREE, extract, messages, oracle
 
 
@@ -97,7 +97,7 @@ def test_it_is_what_counting_one_by_one_gives(given_: list[tuple[str, int, str |
 
 
 def test_partial_results_are_merged_before_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dledger_core.rocketmq.store.statistics as module
+    import dledger_core.rocketmq.store.consume_queue as module
 
     whole = queue_statistics(batches(list(messages(THREE).values()), 1000))
     monkeypatch.setattr(module, "_MERGE_ROWS", 10)

@@ -14,8 +14,7 @@ from dledger_core.client.routing.retry import Timeouts
 from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
 from dledger_core.rocketmq.client import JavaClient
-from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest
-from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply
+from dledger_core.rocketmq.remoting.messages import AppendRequest, AppendResponse, GetRequest, GetResponse
 from tests.support.server_group import STORAGE, ServerGroup, eventually, run
 
 NOW = JavaOptions(safety_lag_ms=0)
@@ -60,12 +59,12 @@ def test_what_is_acknowledged_can_be_read_at_once(tmp_path: Path) -> None:
             log = group.hosted(leader).replica.log
             for number in range(300):
                 request = AppendRequest(group="default", remote_id=leader, bodies=(b"%d" % number,), is_batch=True)
-                reply = await java.nodes.ask(request, AppendReply, 10)
+                response = await java.nodes.ask(request, AppendResponse, 10)
                 read = await java.nodes.ask(
-                    GetRequest(group="default", remote_id=leader, index=reply.index), GetReply, 10
+                    GetRequest(group="default", remote_id=leader, index=response.index), GetResponse, 10
                 )
                 assert [entry.body for entry in read.entries] == [b"%d" % number]
-                assert reply.position == read.entries[0].position == log.position_of(reply.index)
+                assert response.position == read.entries[0].position == log.position_of(response.index)
 
     run(test())
 
@@ -87,12 +86,12 @@ def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
         async with ServerGroup(tmp_path, nodes=1) as group, raw_client(group) as java:
             leader = await group.leader()
             request = AppendRequest(group="default", remote_id=leader, bodies=(b"a", b"bc"), is_batch=True)
-            reply = await java.nodes.ask(request, AppendReply, 10)
+            response = await java.nodes.ask(request, AppendResponse, 10)
             log = group.hosted(leader).replica.log
-            assert reply.position == log.position_of(reply.index)
-            assert (reply.term, reply.leader_id) == (group.hosted(leader).replica.raft.status().term, leader)
-            assert (await java.get(reply.index)).body == b"bc"
-            assert (await java.get(reply.index - 1)).body == b"a"
+            assert response.position == log.position_of(response.index)
+            assert (response.term, response.leader_id) == (group.hosted(leader).replica.raft.status().term, leader)
+            assert (await java.get(response.index)).body == b"bc"
+            assert (await java.get(response.index - 1)).body == b"a"
 
     run(test())
 
@@ -104,11 +103,11 @@ def test_redirect_transfer_and_what_is_not_there(tmp_path: Path) -> None:
             [follower, _] = await group.followers()
             get = GetRequest(group="default", remote_id=follower, index=0)
             with pytest.raises(NotLeaderError) as caught:
-                await raw.nodes.ask(get, GetReply, 10)
+                await raw.nodes.ask(get, GetResponse, 10)
             assert caught.value.leader_id == leader
             for index in (-1, 1 << 40):
                 with pytest.raises(IndexOutOfRangeError):
-                    await raw.nodes.ask(replace(get, remote_id=leader, index=index), GetReply, 10)
+                    await raw.nodes.ask(replace(get, remote_id=leader, index=index), GetResponse, 10)
             await java.append([b"x"])
             await java.transfer_leadership(follower)
             assert await eventually(lambda: group.hosted(follower).replica.is_leader)

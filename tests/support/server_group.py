@@ -19,7 +19,7 @@ from dledger_core.net import codec
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from dledger_core.rocketmq.remoting.service import remoting_port
+from dledger_core.rocketmq.remoting.port import remoting_port
 from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.node import NodeServer

@@ -37,8 +37,16 @@ from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch
 from dledger_core.rocketmq.client.log_end import OBSERVE_S, JavaBounds, LogEnd
 from dledger_core.rocketmq.client.nodes import JavaNodes
 from dledger_core.rocketmq.remoting.codes import ResponseCode
-from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest, TransferRequest
-from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, WireEntry
+from dledger_core.rocketmq.remoting.messages import (
+    AppendRequest,
+    AppendResponse,
+    GetRequest,
+    GetResponse,
+    MetadataResponse,
+    Response,
+    TransferRequest,
+    WireEntry,
+)
 
 _T = TypeVar("_T")
 _SERVED_MAX: Final = 256
@@ -111,13 +119,13 @@ class JavaClient:
         await self.nodes.connect_leader()
         return await append_all(self._append_one, listed, self._appends_in_flight)
 
-    async def _append_one(self, body: bytes) -> AppendReply:
+    async def _append_one(self, body: bytes) -> AppendResponse:
         def make(node_id: str) -> AppendRequest:
             return AppendRequest(group=self.group, remote_id=node_id, bodies=(body,))
 
-        return await self.nodes.to_leader(make, AppendReply, timeout_s=self._timeouts.request_s, idempotent=False)
+        return await self.nodes.to_leader(make, AppendResponse, timeout_s=self._timeouts.request_s, idempotent=False)
 
-    async def _append_probe(self) -> AppendReply:
+    async def _append_probe(self) -> AppendResponse:
         return await self._append_one(PROBE_PREFIX + uuid.uuid4().hex.encode())
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -126,11 +134,11 @@ class JavaClient:
         def make(node_id: str) -> GetRequest:
             return GetRequest(group=self.group, remote_id=node_id, index=index)
 
-        reply = await self.nodes.to_leader(make, GetReply, timeout_s=self._timeouts.request_s, idempotent=True)
-        if len(reply.entries) != 1 or reply.entries[0].index != index:
-            values = {"index": index, "found": [entry.index for entry in reply.entries]}
+        response = await self.nodes.to_leader(make, GetResponse, timeout_s=self._timeouts.request_s, idempotent=True)
+        if len(response.entries) != 1 or response.entries[0].index != index:
+            values = {"index": index, "found": [entry.index for entry in response.entries]}
             raise ProtocolError("the response contains another entry than requested", "", "", values)
-        return reply.entries[0]
+        return response.entries[0]
 
     async def _retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await with_retries(attempt, self._timeouts, connected=self.nodes.connected)
@@ -295,7 +303,7 @@ class JavaClient:
         for term in range(max(0, last.term), max(0, last.term) + _TERMS_MAX):
             request = TransferRequest(**base, transferee_id=node_id, term=term)
             try:
-                await self.nodes.ask(request, Reply, max(self._timeouts.request_s, _TRANSFER_S))
+                await self.nodes.ask(request, Response, max(self._timeouts.request_s, _TRANSFER_S))
             except DLedgerError as error:
                 if error.values.get("code") != ResponseCode.INCONSISTENT_TERM:
                     raise
@@ -315,7 +323,7 @@ def _check(start: int, max_bytes: int, wait_ms: int, *, node: str | None, consis
 
 
 def _metadata_of(
-    peers: tuple[Peer, ...], responses: Mapping[str, MetadataReply | DLedgerError], log: LogEnd | None
+    peers: tuple[Peer, ...], responses: Mapping[str, MetadataResponse | DLedgerError], log: LogEnd | None
 ) -> Metadata:
     """Return the leader, the ends of its log and the reachable nodes; Java exposes no more about the others."""
     named = [response.leader_id for response in responses.values() if not isinstance(response, DLedgerError)]

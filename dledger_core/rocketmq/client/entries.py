@@ -13,9 +13,9 @@ import pyarrow as pa
 from dledger_core.client.results import AppendResult
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, ProtocolError
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, READ_SCHEMA, RECORD_SCHEMA
-from dledger_core.rocketmq.remoting.responses import AppendReply, WireEntry
+from dledger_core.rocketmq.remoting.messages import AppendResponse, WireEntry
 
-AppendOne: TypeAlias = Callable[[bytes], Awaitable[AppendReply]]
+AppendOne: TypeAlias = Callable[[bytes], Awaitable[AppendResponse]]
 Get: TypeAlias = Callable[[int], Awaitable[WireEntry]]
 PROBE_PREFIX: Final = b"dledger-commit-probe \xd6\x1f\x8c\x03\x9a\xe4\x42\x57\x00 "
 """First bytes of a probe entry's body; reads skip such entries."""
@@ -57,11 +57,11 @@ async def _work(append_one: AppendOne, bodies: Sequence[bytes], rows: Iterator[i
         if done.failures:
             return
         try:
-            reply = await append_one(bodies[row])
+            response = await append_one(bodies[row])
         except DLedgerError as error:
             done.failures.append(error)
             return
-        done.indexes[row], done.terms[row] = reply.index, reply.term
+        done.indexes[row], done.terms[row] = response.index, response.term
 
 
 def _with_count(error: DLedgerError, done: Sequence[int], bodies: int) -> DLedgerError:

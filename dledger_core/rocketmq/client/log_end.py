@@ -19,7 +19,7 @@ from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.client.entries import Get, is_probe
 from dledger_core.rocketmq.client.nodes import JavaNodes
 from dledger_core.rocketmq.remoting.codes import ResponseCode
-from dledger_core.rocketmq.remoting.responses import AppendReply
+from dledger_core.rocketmq.remoting.messages import AppendResponse
 
 Probe: TypeAlias = Callable[[int], Awaitable[int | None]]
 """Returns the term of the entry at an index, None if the log does not contain it."""
@@ -178,7 +178,7 @@ class JavaBounds:
         self,
         nodes: JavaNodes,
         get: Get,
-        append_probe: Callable[[], Awaitable[AppendReply]],
+        append_probe: Callable[[], Awaitable[AppendResponse]],
         *,
         safety_lag_ms: int,
         commit_probe: bool,
@@ -262,10 +262,10 @@ class JavaBounds:
         """Append a probe if there are new entries to serve; probes of other readers do not count."""
         if self._commit_index >= 0 and await self._only_probes(self._probed_end, end):
             return
-        reply = await self._append_probe()
-        self._commit_index = max(self._commit_index, reply.index)
-        self._tracker.proved(reply.index)
-        self._probed_end = self._end = reply.index + 1
+        response = await self._append_probe()
+        self._commit_index = max(self._commit_index, response.index)
+        self._tracker.proved(response.index)
+        self._probed_end = self._end = response.index + 1
 
     async def _only_probes(self, start: int, end: int) -> bool:
         if end - start > _PROBES_SKIPPED_MAX:

@@ -24,10 +24,16 @@ from dledger_core.errors import (
     UnreachableError,
 )
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
-from dledger_core.rocketmq.remoting.requests import MetadataRequest, Request, encode_request
-from dledger_core.rocketmq.remoting.responses import MetadataReply, Reply, decode_reply
+from dledger_core.rocketmq.remoting.messages import (
+    MetadataRequest,
+    MetadataResponse,
+    Request,
+    Response,
+    decode_response,
+    encode_request,
+)
 
-_R = TypeVar("_R", bound=Reply)
+_R = TypeVar("_R", bound=Response)
 CONNECT_TIMEOUT_S: Final = 3.0
 ASK_TIMEOUT_S: Final = 1.0
 _OPAQUE_MAX: Final = (1 << 31) - 1
@@ -84,11 +90,11 @@ class JavaChannel(asyncio.Protocol):
         finally:
             timer.cancel()
             self._waiting.pop(number, None)
-        reply = decode_reply(kind, frame, self.peer.address)
-        failure = reply.failure(self.peer.address)
+        response = decode_response(kind, frame, self.peer.address)
+        failure = response.failure(self.peer.address)
         if failure is not None:
             raise failure
-        return reply
+        return response
 
     def _expire(self, future: asyncio.Future[RemotingFrame], timeout_s: float) -> None:
         if not future.done():
@@ -115,7 +121,7 @@ class JavaChannel(asyncio.Protocol):
         try:
             self._decoder.receive_data(data)
             while (frame := self._decoder.next_frame()) is not None:
-                future = self._waiting.get(frame.opaque) if frame.is_reply else None
+                future = self._waiting.get(frame.opaque) if frame.is_response else None
                 if future is not None and not future.done():
                     future.set_result(frame)
         except ProtocolError as error:
@@ -164,9 +170,9 @@ class JavaNodes:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         channel = await self._channel(request.remote_id, min(CONNECT_TIMEOUT_S, timeout_s))
-        reply = await channel.call(request, kind, max(0.001, deadline - loop.time()))
+        response = await channel.call(request, kind, max(0.001, deadline - loop.time()))
         self.connected = True
-        return reply
+        return response
 
     async def _channel(self, node_id: str, timeout_s: float) -> JavaChannel:
         channel = self._channels.get(node_id)
@@ -263,15 +269,15 @@ class JavaNodes:
         remedy = "check that they run and the peers string"
         return UnreachableError(f"no node of group {self.group} responded", addresses, remedy)
 
-    async def metadata(self, node_id: str) -> MetadataReply | DLedgerError:
+    async def metadata(self, node_id: str) -> MetadataResponse | DLedgerError:
         """Ask one node for the leader, for at most a second."""
         request = MetadataRequest(group=self.group, remote_id=node_id)
         try:
-            return await self.ask(request, MetadataReply, ASK_TIMEOUT_S)
+            return await self.ask(request, MetadataResponse, ASK_TIMEOUT_S)
         except DLedgerError as error:
             return error
 
-    async def ask_all(self) -> dict[str, MetadataReply | DLedgerError]:
+    async def ask_all(self) -> dict[str, MetadataResponse | DLedgerError]:
         """Ask every node for the leader; raise UnreachableError or UnknownGroupError if all fail."""
         found = dict(zip(self.peers, await asyncio.gather(*map(self.metadata, self.peers)), strict=True))
         failures = [response for response in found.values() if isinstance(response, DLedgerError)]

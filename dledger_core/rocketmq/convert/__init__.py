@@ -4,8 +4,8 @@ A source is only read. A destination is marked as incomplete until every entry w
 can open it before, and an interrupted conversion goes on where it stopped.
 """
 
-from dledger_core.rocketmq.convert.continuing import OldLog, begin_behind, read_old_log
-from dledger_core.rocketmq.convert.request import ConvertRequest, Report, Step, store_directory
+from dledger_core.rocketmq.convert.plan import ConvertRequest, Report, Step, store_directory
+from dledger_core.rocketmq.convert.prefix import OldLog, begin_behind, read_old_log
 from dledger_core.rocketmq.convert.run import convert
 
 __all__ = [

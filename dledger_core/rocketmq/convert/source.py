@@ -1,8 +1,12 @@
-"""Finds out what a directory holds and opens it for reading: nothing in a source is ever written, not even a lock."""
+"""The source of a conversion: opened, checked, and known to have no writer."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,11 +14,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
+from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError, StoreMismatchError
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import broker_end_of, end_of, locate
-from dledger_core.rocketmq.convert.busy import check_broker_idle, check_node_idle
 from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, Part
 from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.storage.files.file_system import Files, OsFiles
@@ -29,7 +32,45 @@ from dledger_core.storage.read.visibility import Outcomes
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.write.trim import load_tables
 
-__all__ = ["Kind", "Source", "open_source"]
+_FLOCK: Final = "hhqqi"
+"""Linux's struct flock: type, whence, start, length, pid."""
+
+
+def check_node_idle(layout: Layout) -> None:
+    """Raises StoreBusyError if a node of ours has the store open."""
+    try:
+        fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreBusyError("a node has the store open", str(layout.root), "stop the node first") from None
+    finally:
+        os.close(fd)
+
+
+def check_broker_idle(directory: Path) -> None:
+    """Raises StoreBusyError if a RocketMQ broker runs on the directory that holds its store or CommitLog.
+
+    A broker locks the first byte of its file ``lock`` while it runs; Linux tells without taking a lock.
+    """
+    path = directory / "lock"
+    if sys.platform != "linux" or not path.is_file():
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    except OSError:  # a file system without such locks
+        return
+    finally:
+        os.close(fd)
+    if kind != fcntl.F_UNLCK:
+        raise StoreBusyError(
+            "a RocketMQ broker runs on this store", str(directory), "stop the broker first", {"pid": pid}
+        )
+
 
 _NOT_CONVERTED: Final = "the CommitLog was not converted: its files stay as they are, and belong before what came out"
 

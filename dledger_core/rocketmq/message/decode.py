@@ -1,12 +1,13 @@
 """Message records to Arrow columns, whole batches at a time.
 
-A body that is no message record never raises: its row is null except for the column ``error``. A message whose body
-cannot be decompressed keeps its other columns and says so in ``error`` too.
+A body that is not a message record never raises: its row is null except for the column ``error``. A message whose body
+cannot be decompressed keeps its other columns and has the reason in ``error`` too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -18,14 +19,64 @@ from dledger_core.errors import BadRequestError
 from dledger_core.record import slices_of
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_chunks, rows_of, text_column
-from dledger_core.rocketmq.message.compression import BODY_BYTES_MAX, CompressionError, TooManyBytesError, decompress
 from dledger_core.rocketmq.message.hosts import message_ids, read_hosts
 from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
-from dledger_core.rocketmq.message.properties import Pairs, parse_properties
+from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java_hash, parse_properties
 from dledger_core.rocketmq.message.records import Located, locate
-from dledger_core.rocketmq.message.tags import delivery_times, java_hash
 
-__all__ = ["consume_queue_columns", "decode_messages"]
+BODY_BYTES_MAX: Final = 64 << 20
+"""A body that grows beyond this is not decompressed: a few bytes can claim gigabytes."""
+
+_ZLIB: Final = (0, 3)
+_FRAMED: Final = {1: "lz4", 2: "zstd"}
+
+
+class TooManyBytesError(BadRequestError):
+    """The bodies together are larger than the caller allows: decode fewer at a time."""
+
+
+class CompressionError(ValueError):
+    """The body cannot be decompressed."""
+
+
+def decompress(body: memoryview, kind: int, limit: int = BODY_BYTES_MAX) -> bytes:
+    """Returns the decompressed body.
+
+    Args:
+        body: the stored bytes.
+        kind: RocketMQ's compression type: 0 and 3 zlib, 1 LZ4 frames, 2 zstd.
+        limit: most bytes to return.
+
+    Raises:
+        CompressionError: unknown type, damaged, incomplete or too large.
+    """
+    if kind in _ZLIB:
+        return _inflate(body, limit)
+    codec = _FRAMED.get(kind)
+    if codec is None:
+        raise CompressionError(f"unknown compression type {kind}")
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+            out: bytes = stream.read(limit + 1)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise CompressionError(f"{codec}: {error}") from None
+    if len(out) > limit:
+        raise CompressionError(f"{codec}: more than {limit} bytes")
+    return out
+
+
+def _inflate(body: memoryview, limit: int) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        out = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise CompressionError(f"zlib: {error}") from None
+    if len(out) > limit:
+        raise CompressionError(f"zlib: more than {limit} bytes")
+    if not inflater.eof:
+        raise CompressionError("zlib: it is incomplete")
+    return out
+
 
 _BATCH_BYTES_MAX: Final = 1 << 30
 _YEAR_10000_MS: Final = 253_402_300_800_000
@@ -268,3 +319,31 @@ def _timestamps(millis: IntArray) -> pa.Array:
     if sane.all():
         return pa.array(millis * 1000).view(_TIMESTAMP)
     return pa.array(np.where(sane, millis, 0) * 1000, mask=~sane).view(_TIMESTAMP)
+
+
+def decode_chunks(
+    batch: pa.RecordBatch, columns: Sequence[str], *, opened_bytes_max: int
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Decodes the column ``body`` of a batch, in pieces whose bodies stay below a bound.
+
+    Args:
+        batch: rows with a column ``body``, each a message record as a broker stores it.
+        columns: as in ``decode_messages``.
+        opened_bytes_max: what the decompressed bodies of a piece may grow to; a single body may be larger.
+
+    Yields:
+        A slice of the batch, and as many rows of messages; together the slices are the batch, in order.
+
+    Raises:
+        BadRequestError: as ``decode_messages``.
+    """
+    rest = [batch]
+    while rest:
+        piece = rest.pop()
+        try:
+            found = decode_messages(piece.column("body"), columns, opened_bytes_max=opened_bytes_max)
+        except TooManyBytesError:
+            half = piece.num_rows // 2
+            rest += [piece.slice(half), piece.slice(0, half)]
+            continue
+        yield piece, found

@@ -54,14 +54,14 @@ _LANGUAGES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingFrame:
-    """One request or reply.
+    """One request or response.
 
     Attributes:
-        code: what is asked; in a reply 200 for everything that was handled.
-        opaque: number of the request, repeated in its reply.
-        flag: bit 0 = reply, bit 1 = no reply wanted.
+        code: what is asked; in a response 200 for everything that was handled.
+        opaque: number of the request, repeated in its response.
+        flag: bit 0 = response, bit 1 = no response wanted.
         body: DLedger's JSON.
-        remark: what went wrong, in a reply without a usable body.
+        remark: what went wrong, in a response without a usable body.
         fields: name and value of extension fields.
         language: who speaks.
         version: of the speaker.
@@ -79,7 +79,7 @@ class RemotingFrame:
     serialize_type: int = JSON
 
     @property
-    def is_reply(self) -> bool:
+    def is_response(self) -> bool:
         """Whether it answers a request."""
         return bool(self.flag & _REPLY_FLAG)
 
@@ -88,8 +88,8 @@ class RemotingFrame:
         """Whether nobody waits for an answer."""
         return bool(self.flag & _ONEWAY_FLAG)
 
-    def reply(self, code: int, body: bytes = b"", remark: str | None = None) -> RemotingFrame:
-        """Returns the reply to this request, with a header of the same type."""
+    def response(self, code: int, body: bytes = b"", remark: str | None = None) -> RemotingFrame:
+        """Returns the response to this request, with a header of the same type."""
         return RemotingFrame(
             code=code,
             opaque=self.opaque,

@@ -7,8 +7,14 @@ import contextlib
 
 from dledger_core.errors import DLedgerError, ProtocolError
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
-from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, decode_reply
-from dledger_core.rocketmq.remoting.session import RemotingSession
+from dledger_core.rocketmq.remoting.messages import (
+    AppendResponse,
+    GetResponse,
+    MetadataResponse,
+    Response,
+    decode_response,
+)
+from dledger_core.rocketmq.remoting.port import RemotingSession
 from tests.fuzz.finding import expect, memory_below
 from tests.rocketmq.remoting.fake_nodes import FakeGroup, FakeNode
 
@@ -44,13 +50,16 @@ def _answered(stream: bytes) -> None:
             return
         for frame in frames[:FRAMES_MAX]:
             try:
-                answer = await session.answer(frame)
+                answer = await session.respond(frame)
             except ProtocolError:
                 return
             expect(bool(answer) != frame.is_oneway, "a request without its answer", code=frame.code)
             if answer:
-                [reply], refused = _frames(answer, len(answer))
-                expect(reply.is_reply and reply.opaque == frame.opaque and not refused, "an answer to another request")
+                [response], refused = _frames(answer, len(answer))
+                expect(
+                    response.is_response and response.opaque == frame.opaque and not refused,
+                    "an answer to another request",
+                )
 
     asyncio.run(main())
 
@@ -62,9 +71,9 @@ def run_remoting(data: bytes) -> None:
         for chunk in (1, 7):
             expect(_frames(data, chunk) == (frames, refused), "chunks change what is decoded", chunk=chunk)
         for frame in frames:
-            for kind in (Reply, MetadataReply, AppendReply, GetReply):
+            for kind in (Response, MetadataResponse, AppendResponse, GetResponse):
                 with contextlib.suppress(DLedgerError):
-                    decode_reply(kind, frame, "n1")
+                    decode_response(kind, frame, "n1")
             with contextlib.suppress(ProtocolError, UnicodeEncodeError):  # half a surrogate pair has no UTF-8
                 str(frame.remark).encode()
                 "".join([*frame.fields, *frame.fields.values(), frame.language]).encode()

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.rocketmq import consume_queue_columns, decode_messages
-from dledger_core.rocketmq.message.compression import BODY_BYTES_MAX
+from dledger_core.rocketmq.message.decode import BODY_BYTES_MAX
 from dledger_core.rocketmq.message.properties import parse_properties
 from dledger_core.rocketmq.store.commit_log import walk
 from tests.fuzz.finding import expect, memory_below

@@ -10,7 +10,7 @@ import pytest
 from dledger_core.connect import JavaOptions
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, ProtocolError, RequestTimedOutError
 from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch_of, read_entries
-from dledger_core.rocketmq.remoting.responses import AppendReply, WireEntry
+from dledger_core.rocketmq.remoting.messages import AppendResponse, WireEntry
 
 
 class Node:
@@ -96,13 +96,13 @@ class Leader:
         self.bodies: list[bytes] = []
         self._first, self._order, self._fails = first, order, fails
 
-    async def append(self, body: bytes) -> AppendReply:
+    async def append(self, body: bytes) -> AppendResponse:
         place = len(self.bodies)
         self.bodies.append(body)
         await asyncio.sleep(0)
         if place in self._fails:
             raise RequestTimedOutError("no answer", "n0")
-        return AppendReply(index=self._first + (self._order[place] if self._order else place), term=3)
+        return AppendResponse(index=self._first + (self._order[place] if self._order else place), term=3)
 
 
 def append(leader: Leader, count: int, in_flight: int) -> Any:

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError
 from dledger_core.net.transport import Hello, Server, serve
-from dledger_core.rocketmq.remoting.connection import RemotingConnection
-from dledger_core.rocketmq.remoting.responses import WireEntry
-from dledger_core.rocketmq.remoting.session import Appended, GroupState
+from dledger_core.rocketmq.remoting.messages import WireEntry
+from dledger_core.rocketmq.remoting.port import Appended, GroupState, RemotingConnection, RemotingLimits
 
 _Result = TypeVar("_Result")
 NAME = "g-1"
@@ -80,7 +79,7 @@ class FakeNode:
         self._name, self._service = name, FakeService(group, node_id)
         self.large = 0
 
-    async def beside(self, work: Callable[[], _Result]) -> _Result:
+    async def run_blocking(self, work: Callable[[], _Result]) -> _Result:
         self.large += 1
         return work()
 
@@ -101,7 +100,8 @@ class Nothing:
 class RunningGroup:
     """Three nodes with a port each; an async context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: float) -> None:
+        self.limits = RemotingLimits(**limits)  # type: ignore[arg-type]
         self.group = FakeGroup({})
         self.servers: dict[str, Server] = {}
 
@@ -117,7 +117,7 @@ class RunningGroup:
                 0,
                 accept=lambda _: HELLO,
                 handler_for=lambda _: Nothing(),
-                foreign=lambda node=node: RemotingConnection(node),  # type: ignore[misc]
+                foreign=lambda node=node: RemotingConnection(node, self.limits),  # type: ignore[misc]
             )
             self.servers[node_id] = server
             self.group.peers[node_id] = f"127.0.0.1:{server.port}"

@@ -15,24 +15,22 @@ from dledger_core import errors
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
 from dledger_core.rocketmq.remoting.codes import RequestCode, ResponseCode, code_of, error_of, header_error
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
-from dledger_core.rocketmq.remoting.requests import (
+from dledger_core.rocketmq.remoting.messages import (
     AppendRequest,
+    AppendResponse,
     GetRequest,
+    GetResponse,
     MetadataRequest,
+    MetadataResponse,
     PeerRequest,
     Request,
+    Response,
     TransferRequest,
-    decode_request,
-    encode_request,
-)
-from dledger_core.rocketmq.remoting.responses import (
-    AppendReply,
-    GetReply,
-    MetadataReply,
-    Reply,
     WireEntry,
-    decode_reply,
-    encode_reply,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
 )
 from tests.rocketmq.remoting.record_frames import BODY, VERSIONS, recorded
 
@@ -51,14 +49,14 @@ REQUESTS = {
     "push": PeerRequest(**PEER, kind=RequestCode.PUSH),
 }
 PEERS = {"n0": "localhost:20911", "n1": "localhost:20912"}
-REPLIES: dict[str, Reply] = {
-    "metadata": MetadataReply(group="g-1", leader_id="n1", peers=PEERS),
-    "metadata-no-leader": MetadataReply(group="g-1", peers=PEERS),
-    "append": AppendReply(group="g-1", leader_id="n1", term=3, index=9, position=900),
-    "append-not-leader": AppendReply(code=404, group="g-1", remote_id="n1", leader_id="n2"),
-    "get": GetReply(group="g-1", entries=(WireEntry(9, 3, 1, 900, BODY),)),
-    "get-out-of-range": GetReply(code=410, group="g-1", remote_id="n1", leader_id="n1"),
-    "transfer": Reply(term=4),
+REPLIES: dict[str, Response] = {
+    "metadata": MetadataResponse(group="g-1", leader_id="n1", peers=PEERS),
+    "metadata-no-leader": MetadataResponse(group="g-1", peers=PEERS),
+    "append": AppendResponse(group="g-1", leader_id="n1", term=3, index=9, position=900),
+    "append-not-leader": AppendResponse(code=404, group="g-1", remote_id="n1", leader_id="n2"),
+    "get": GetResponse(group="g-1", entries=(WireEntry(9, 3, 1, 900, BODY),)),
+    "get-out-of-range": GetResponse(code=410, group="g-1", remote_id="n1", leader_id="n1"),
+    "transfer": Response(term=4),
 }
 
 
@@ -93,8 +91,8 @@ def test_java_s_requests(version: str, header: str, name: str) -> None:
 @pytest.mark.parametrize("name", REPLIES)
 def test_java_s_replies(version: str, header: str, name: str) -> None:
     frame, wanted = java_s(version, f"{header}/{name}"), REPLIES[name]
-    assert decode_reply(type(wanted), frame, "n1") == wanted
-    assert encode_reply(wanted) == frame.body
+    assert decode_response(type(wanted), frame, "n1") == wanted
+    assert encode_response(wanted) == frame.body
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -130,11 +128,11 @@ requests: st.SearchStrategy[Request] = st.one_of(
 )
 entries = st.builds(WireEntry, longs, longs, longs, longs, bodies, longs, longs, longs)
 reply_base = {"code": longs, "group": st.none() | words, "remote_id": st.none() | words, "leader_id": st.none() | words}
-replies: st.SearchStrategy[Reply] = st.one_of(
-    st.builds(Reply, **reply_base, term=longs),
-    st.builds(MetadataReply, **reply_base, peers=st.dictionaries(words, words, max_size=3)),
-    st.builds(AppendReply, **reply_base, index=longs, position=longs),
-    st.builds(GetReply, **reply_base, entries=st.lists(entries, max_size=2).map(tuple)),
+responses: st.SearchStrategy[Response] = st.one_of(
+    st.builds(Response, **reply_base, term=longs),
+    st.builds(MetadataResponse, **reply_base, peers=st.dictionaries(words, words, max_size=3)),
+    st.builds(AppendResponse, **reply_base, index=longs, position=longs),
+    st.builds(GetResponse, **reply_base, entries=st.lists(entries, max_size=2).map(tuple)),
 )
 
 
@@ -143,10 +141,10 @@ def test_requests_round_trip(request: Request) -> None:
     assert decode_request(over_the_wire(encode_request(request, 7))) == request
 
 
-@given(replies)
-def test_replies_round_trip(reply: Reply) -> None:
-    frame = over_the_wire(RemotingFrame(code=1, opaque=7).reply(200, encode_reply(reply)))
-    assert decode_reply(type(reply), frame, "n1") == reply
+@given(responses)
+def test_replies_round_trip(response: Response) -> None:
+    frame = over_the_wire(RemotingFrame(code=1, opaque=7).response(200, encode_response(response)))
+    assert decode_response(type(response), frame, "n1") == response
 
 
 json_values = st.recursive(
@@ -181,9 +179,9 @@ def test_garbage_in_a_body_is_a_request_or_an_error_of_ours(code: RequestCode, c
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     with contextlib.suppress(ProtocolError, BadRequestError):
         decode_request(RemotingFrame(code=code, opaque=1, body=body))
-    for kind in (Reply, MetadataReply, AppendReply, GetReply):
+    for kind in (Response, MetadataResponse, AppendResponse, GetResponse):
         with contextlib.suppress(ProtocolError):
-            decode_reply(kind, RemotingFrame(code=200, opaque=1, body=body), "n1")
+            decode_response(kind, RemotingFrame(code=200, opaque=1, body=body), "n1")
 
 
 def append_frame(body: bytes) -> RemotingFrame:
@@ -201,7 +199,7 @@ def test_bytes_as_numbers_are_understood(body: bytes) -> None:
     assert request == AppendRequest(group="g", remote_id="", bodies=(body,))
     entry = f'{{"body":{numbers(body)},"bodyCrc":0,"index":7,"magic":1,"pos":99,"size":{len(body) + 48},"term":2}}'
     frame = RemotingFrame(code=200, opaque=1, body=f'{{"code":200,"entries":[{entry}]}}'.encode())
-    assert decode_reply(GetReply, frame, "n1").entries == (WireEntry(7, 2, 1, 99, body),)
+    assert decode_response(GetResponse, frame, "n1").entries == (WireEntry(7, 2, 1, 99, body),)
 
 
 def test_more_numbers_than_an_entry_has_bytes_are_refused_unread() -> None:
@@ -262,7 +260,7 @@ def test_a_request_that_carries_no_entries_has_a_small_bound() -> None:
 def test_an_entry_whose_size_lies_is_refused() -> None:
     body = json.dumps({"entries": [WireEntry(1, 1, 1, 1, b"abc").to_fields() | {"size": 50}]}).encode()
     with pytest.raises(ProtocolError, match="size"):
-        decode_reply(GetReply, RemotingFrame(code=200, opaque=1, body=body), "n1")
+        decode_response(GetResponse, RemotingFrame(code=200, opaque=1, body=body), "n1")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +284,7 @@ def test_an_entry_whose_size_lies_is_refused() -> None:
     ],
 )
 def test_what_a_code_means(code: int, kind: type[DLedgerError], again: bool, unknown: bool) -> None:
-    error = Reply(code=code, leader_id="n2").failure("n1")
+    error = Response(code=code, leader_id="n2").failure("n1")
     assert type(error) is kind
     assert (error.retriable, error.outcome_unknown) == (again, unknown)
     if isinstance(error, errors.NotLeaderError):
@@ -294,7 +292,7 @@ def test_what_a_code_means(code: int, kind: type[DLedgerError], again: bool, unk
 
 
 def test_success_is_no_error() -> None:
-    assert Reply().failure("n1") is None
+    assert Response().failure("n1") is None
 
 
 def test_what_a_header_s_code_means() -> None:
@@ -302,7 +300,7 @@ def test_what_a_header_s_code_means() -> None:
     assert isinstance(header_error(3, "no", "n1"), errors.BadRequestError)
     assert header_error(1, None, "n1").outcome_unknown
     with pytest.raises(errors.BusyError):
-        decode_reply(Reply, RemotingFrame(code=2, opaque=1, flag=1, remark="busy"), "n1")
+        decode_response(Response, RemotingFrame(code=2, opaque=1, flag=1, remark="busy"), "n1")
 
 
 def every_error(kind: type[DLedgerError] = DLedgerError) -> list[type[DLedgerError]]:

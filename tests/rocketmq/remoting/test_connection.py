@@ -18,10 +18,15 @@ from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import ConfigError, IndexOutOfRangeError, StoreMismatchError, UnreachableError
 from dledger_core.net.transport import Hello, connect, serve
 from dledger_core.rocketmq.client import JavaClient
-from dledger_core.rocketmq.remoting import connection as remoting_connection
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
-from dledger_core.rocketmq.remoting.requests import AppendRequest, GetRequest, MetadataRequest, encode_request
-from dledger_core.rocketmq.remoting.responses import GetReply, decode_reply
+from dledger_core.rocketmq.remoting.messages import (
+    AppendRequest,
+    GetRequest,
+    GetResponse,
+    MetadataRequest,
+    decode_response,
+    encode_request,
+)
 from tests.rocketmq.remoting.fake_nodes import HELLO, NAME, Nothing, RunningGroup
 
 
@@ -30,16 +35,16 @@ def client_of(running: RunningGroup) -> AsyncClient:
     return AsyncClient(running.peers, NAME, protocol="dledger-java", java=java, timeout_ms=5000)
 
 
-def run(test: Callable[[RunningGroup], Awaitable[None]], loop: Any = uvloop.new_event_loop) -> None:
+def run(test: Callable[[RunningGroup], Awaitable[None]], loop: Any = uvloop.new_event_loop, **limits: float) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60), RunningGroup() as running:
+        async with asyncio.timeout(60), RunningGroup(**limits) as running:
             await test(running)
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(main())
 
 
-async def replies(reader: asyncio.StreamReader, count: int) -> list[RemotingFrame]:
+async def responses(reader: asyncio.StreamReader, count: int) -> list[RemotingFrame]:
     decoder, found = FrameDecoder(), []
     while len(found) < count:
         data = await reader.read(1 << 16)
@@ -87,7 +92,7 @@ def test_a_request_byte_by_byte() -> None:
             for byte in encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1)):
                 writer.write(bytes([byte]))
                 await writer.drain()
-            [frame] = await replies(reader, 1)
+            [frame] = await responses(reader, 1)
             assert b'"leaderId":"n0"' in frame.body
 
     run(test)
@@ -100,9 +105,9 @@ def test_answers_come_as_they_are_ready() -> None:
             append = AppendRequest(group=NAME, remote_id="n0", bodies=(b"x",))
             writer.write(encode_frame(encode_request(append, 1)))
             writer.write(encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 2)))
-            assert [frame.opaque for frame in await replies(reader, 1)] == [2]
+            assert [frame.opaque for frame in await responses(reader, 1)] == [2]
             running.group.gate.set()
-            assert [frame.opaque for frame in await replies(reader, 1)] == [1]
+            assert [frame.opaque for frame in await responses(reader, 1)] == [1]
 
     run(test)
 
@@ -130,50 +135,43 @@ def test_malformed_input_closes_that_connection_only(data: bytes) -> None:
     run(test)
 
 
-def test_who_asks_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_connection, "FIRST_REQUEST_S", 0.05)
-
+def test_who_asks_nothing_is_not_kept() -> None:
     async def test(running: RunningGroup) -> None:
         async with running.raw() as (reader, writer):
             writer.write(b"\0")
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
-    run(test)
+    run(test, first_request_s=0.05)
 
 
-def test_who_sends_half_a_request_is_not_kept_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held for the rest of it is memory, up to 16 MiB for each connection."""
-    monkeypatch.setattr(remoting_connection, "HALF_REQUEST_S", 0.2)
-
+def test_who_sends_half_a_request_is_not_kept_either() -> None:
     async def test(running: RunningGroup) -> None:
         whole = encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1))
         async with running.raw() as (reader, writer), running.raw() as (patient, other):
             for sender, sent in ((writer, whole + whole[:9]), (other, whole + whole[:9])):
                 sender.write(sent)
             other.write(whole[9:])
-            assert len(await replies(patient, 2)) == 2
-            [answer] = await replies(reader, 1)
+            assert len(await responses(patient, 2)) == 2
+            [answer] = await responses(reader, 1)
             assert answer.opaque == 1
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             other.write(whole)
-            assert len(await replies(patient, 1)) == 1
+            assert len(await responses(patient, 1)) == 1
 
-    run(test)
+    run(test, rest_of_request_s=0.2)
 
 
-def test_more_requests_than_are_served_at_once_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_connection, "REQUESTS_MAX", 4)
-
+def test_more_requests_than_are_served_at_once_are_all_answered() -> None:
     async def test(running: RunningGroup) -> None:
         async with running.raw() as (reader, writer):
             asked = [AppendRequest(group=NAME, remote_id="n0", bodies=(b"%d" % n,)) for n in range(3000)]
             writer.write(b"".join(encode_frame(encode_request(r, n)) for n, r in enumerate(asked)))
-            assert sorted(frame.opaque for frame in await replies(reader, 3000)) == list(range(3000))
+            assert sorted(frame.opaque for frame in await responses(reader, 3000)) == list(range(3000))
         assert len(running.group.entries) == 3000
 
-    run(test)
+    run(test, requests=4)
 
 
 @pytest.mark.slow
@@ -187,8 +185,8 @@ def test_a_client_that_does_not_take_its_answers_is_not_read_from() -> None:
             await asyncio.sleep(0.2)
             [link] = running.servers["n0"]._all
             assert link.write_buffer_bytes < 32 << 20  # 200 answers would be 280 MB
-            found = await replies(reader, 200)
-            assert {len(decode_reply(GetReply, frame, "").entries[0].body) for frame in found} == {1 << 20}
+            found = await responses(reader, 200)
+            assert {len(decode_response(GetResponse, frame, "").entries[0].body) for frame in found} == {1 << 20}
 
     run(test)
 

@@ -39,7 +39,7 @@ def decoded(data: bytes, piece: int | None = None) -> list[RemotingFrame]:
 def test_java_s_frames(version: str, name: str, data: bytes) -> None:
     [frame] = decoded(data)
     kind, _, what = name.partition("/")
-    assert frame.is_reply == kind.startswith("response")
+    assert frame.is_response == kind.startswith("response")
     assert frame.serialize_type == (BINARY if kind.endswith("binary") else JSON)
     assert (frame.language, frame.version, frame.is_oneway) == ("JAVA", 0, False)
     if what == "user-define":
@@ -47,7 +47,7 @@ def test_java_s_frames(version: str, name: str, data: bytes) -> None:
         assert frame.fields == {"requestTypeCode": "17", "café": "x" * 70}
     elif what == "not-supported":
         assert (frame.code, frame.opaque, frame.remark) == (3, 300, " request type 10 not supported")
-    elif frame.is_reply:
+    elif frame.is_response:
         assert frame.code == 200
     else:
         wanted = {"append-empty": "append", "append-null": "append", "append-batch": "append"}.get(what, what)

@@ -13,17 +13,21 @@ from dledger_core import errors
 from dledger_core.errors import ProtocolError
 from dledger_core.rocketmq.remoting.codes import RequestCode
 from dledger_core.rocketmq.remoting.frame import BINARY, FrameDecoder, RemotingFrame, encode_frame
-from dledger_core.rocketmq.remoting.requests import (
+from dledger_core.rocketmq.remoting.messages import (
     AppendRequest,
+    AppendResponse,
     GetRequest,
+    GetResponse,
     MetadataRequest,
+    MetadataResponse,
     PeerRequest,
     Request,
+    Response,
     TransferRequest,
+    decode_response,
     encode_request,
 )
-from dledger_core.rocketmq.remoting.responses import AppendReply, GetReply, MetadataReply, Reply, decode_reply
-from dledger_core.rocketmq.remoting.session import RemotingSession
+from dledger_core.rocketmq.remoting.port import RemotingSession
 from tests.rocketmq.remoting.fake_nodes import FakeGroup, FakeNode
 from tests.rocketmq.remoting.record_frames import BODY, VERSIONS, recorded
 
@@ -41,7 +45,7 @@ def exchange(group: FakeGroup, *frames: bytes | RemotingFrame, node: str = "n1")
     data = b"".join(frame if isinstance(frame, bytes) else encode_frame(frame) for frame in frames)
 
     async def answers() -> bytes:
-        return b"".join([await session.answer(frame) for frame in session.receive_data(data)])
+        return b"".join([await session.respond(frame) for frame in session.receive_data(data)])
 
     decoder, found = FrameDecoder(), []
     decoder.receive_data(asyncio.run(answers()))
@@ -50,10 +54,10 @@ def exchange(group: FakeGroup, *frames: bytes | RemotingFrame, node: str = "n1")
     return found
 
 
-def ask(group: FakeGroup, request: Request, kind: type[Reply], node: str = "n1") -> Any:
+def ask(group: FakeGroup, request: Request, kind: type[Response], node: str = "n1") -> Any:
     [answer] = exchange(group, encode_request(request, 5), node=node)
-    assert (answer.opaque, answer.is_reply) == (5, True)
-    return decode_reply(kind, answer, node)
+    assert (answer.opaque, answer.is_response) == (5, True)
+    return decode_response(kind, answer, node)
 
 
 BASE: dict[str, Any] = {"group": "g-1", "remote_id": "n1"}
@@ -66,13 +70,13 @@ def test_java_s_own_requests(group: FakeGroup, version: str, header: str) -> Non
     names = ["metadata", "append", "append-empty", "append-batch", "append-null", "get"]
     found = exchange(group, *(frames[f"{header}/{name}"] for name in names))
     assert {frame.serialize_type for frame in found} == {BINARY if "binary" in header else 0}
-    metadata = decode_reply(MetadataReply, found[0], "n1")
+    metadata = decode_response(MetadataResponse, found[0], "n1")
     assert (metadata.leader_id, metadata.peers, metadata.group) == ("n1", PEERS, "g-1")
-    appends = [decode_reply(AppendReply, frame, "n1") for frame in found[1:5]]
-    assert [(reply.code, reply.index) for reply in appends] == [(200, 0), (200, 1), (200, 4), (411, -1)]
+    appends = [decode_response(AppendResponse, frame, "n1") for frame in found[1:5]]
+    assert [(response.code, response.index) for response in appends] == [(200, 0), (200, 1), (200, 4), (411, -1)]
     assert (appends[2].position, appends[2].term, appends[2].leader_id) == (group.entries[4].position, 3, "n1")
     assert [entry.body for entry in group.entries] == [BODY, b"", b"one", b"", BODY]
-    assert decode_reply(GetReply, found[5], "n1").code == 410
+    assert decode_response(GetResponse, found[5], "n1").code == 410
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -92,7 +96,7 @@ def test_what_java_peers_ask_each_other_is_refused(
 def test_an_entry_is_served_as_it_lies(group: FakeGroup) -> None:
     group.write(b"first")
     control = group.write(b"", magic=2)
-    [entry] = ask(group, GetRequest(**BASE, index=1), GetReply).entries
+    [entry] = ask(group, GetRequest(**BASE, index=1), GetResponse).entries
     assert entry == control
 
 
@@ -109,7 +113,7 @@ def test_what_takes_long_is_done_beside(group: FakeGroup, nbytes: int, large: in
 
     async def answers() -> list[bytes]:
         frames = session.receive_data(b"".join(encode_frame(encode_request(one, 1)) for one in requests))
-        return [await session.answer(frame) for frame in frames]
+        return [await session.respond(frame) for frame in frames]
 
     assert [len(answer) > nbytes for answer in asyncio.run(answers())] == [False, True, True]
     assert node.large == large
@@ -130,32 +134,32 @@ REQUESTS = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: f"{type(r).__name__}-{getattr(r, 'kind', '')}")
 def test_another_node_s_and_another_group_s_requests(group: FakeGroup, request_: Request) -> None:
-    assert ask(group, replace(request_, remote_id="n9"), Reply).code == 401
-    assert ask(group, replace(request_, group="other"), Reply).code == 400
-    assert ask(group, replace(request_, remote_id="n9", group="other"), Reply).code == 401
+    assert ask(group, replace(request_, remote_id="n9"), Response).code == 401
+    assert ask(group, replace(request_, group="other"), Response).code == 400
+    assert ask(group, replace(request_, remote_id="n9", group="other"), Response).code == 401
     assert group.entries == []
 
 
 @pytest.mark.parametrize("request_", REQUESTS[1:3], ids=["append", "get"])
 def test_a_node_that_does_not_lead_names_the_leader(group: FakeGroup, request_: Request) -> None:
-    reply = ask(group, replace(request_, remote_id="n0"), Reply, node="n0")
-    assert (reply.code, reply.leader_id, reply.remote_id) == (404, "n1", "n0")
+    response = ask(group, replace(request_, remote_id="n0"), Response, node="n0")
+    assert (response.code, response.leader_id, response.remote_id) == (404, "n1", "n0")
     group.leader_id = None
-    reply = ask(group, replace(request_, remote_id="n0"), Reply, node="n0")
-    assert (reply.code, reply.leader_id) == (404, None)
+    response = ask(group, replace(request_, remote_id="n0"), Response, node="n0")
+    assert (response.code, response.leader_id) == (404, None)
 
 
 def test_metadata_without_a_leader(group: FakeGroup) -> None:
     group.leader_id = None
-    reply = ask(group, MetadataRequest(**BASE), MetadataReply)
-    assert (reply.code, reply.leader_id, reply.peers) == (200, None, PEERS)
+    response = ask(group, MetadataRequest(**BASE), MetadataResponse)
+    assert (response.code, response.leader_id, response.peers) == (200, None, PEERS)
 
 
 def test_an_index_that_was_deleted_and_one_that_is_not_there_yet(group: FakeGroup) -> None:
     for number in range(5):
         group.write(b"%d" % number)
     group.first = 2
-    codes = [ask(group, GetRequest(**BASE, index=index), GetReply).code for index in (-1, 0, 1, 2, 4, 5, 1 << 62)]
+    codes = [ask(group, GetRequest(**BASE, index=index), GetResponse).code for index in (-1, 0, 1, 2, 4, 5, 1 << 62)]
     assert codes == [419, 419, 419, 200, 200, 410, 410]
 
 
@@ -173,8 +177,8 @@ def test_an_index_that_was_deleted_and_one_that_is_not_there_yet(group: FakeGrou
 )
 def test_transfer(group: FakeGroup, changes: dict[str, Any], code: int) -> None:
     request = TransferRequest(**BASE, transfer_id="n1", transferee_id="n2", term=3)
-    reply = ask(group, replace(request, **changes), Reply)
-    assert reply.code == code
+    response = ask(group, replace(request, **changes), Response)
+    assert response.code == code
     assert (group.leader_id, group.term) == (("n2", 4) if code == 200 else ("n1", 3))
 
 
@@ -195,7 +199,7 @@ def test_transfer(group: FakeGroup, changes: dict[str, Any], code: int) -> None:
 )
 def test_what_the_node_raises_becomes_a_code(group: FakeGroup, error: Exception, code: int) -> None:
     group.raises = [error]
-    assert ask(group, AppendRequest(**BASE, bodies=(b"x",)), AppendReply).code == code
+    assert ask(group, AppendRequest(**BASE, bodies=(b"x",)), AppendResponse).code == code
 
 
 def test_requests_of_rocketmq_clients_are_told_that_they_are_not_supported(group: FakeGroup) -> None:
@@ -210,7 +214,7 @@ def test_nobody_answers_a_oneway_request_or_a_reply(group: FakeGroup) -> None:
 
 
 def test_an_empty_batch_is_refused(group: FakeGroup) -> None:
-    assert ask(group, AppendRequest(**BASE, bodies=(), is_batch=True), AppendReply).code == 420
+    assert ask(group, AppendRequest(**BASE, bodies=(), is_batch=True), AppendResponse).code == 420
 
 
 def test_a_malformed_body_ends_the_connection(group: FakeGroup) -> None:

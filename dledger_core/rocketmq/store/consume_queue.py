@@ -1,6 +1,10 @@
-"""What the queues of a broker hold, counted from its log: messages, bytes, first and last, per time, per tag.
+"""Consume queues: their units on disk, the source of queue offsets, and statistics of a log's queues.
 
-Whole batches at a time; memory is that of the answer, whatever the log's size.
+A unit takes 20 bytes, all integers big-endian::
+
+    0   8  physical offset of the message (entry position + 48)
+    8   4  size of the message record
+    12  8  tags code
 """
 
 from __future__ import annotations
@@ -13,14 +17,65 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dledger_core.errors import ConfigError
+from dledger_core.errors import ConfigError, CorruptRecordError
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.message.layout import TRANSACTION_COMMIT, TRANSACTION_MASK
+from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, TRANSACTION_COMMIT, TRANSACTION_MASK
+from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.read.store_reader import StoreReader
 
-__all__ = ["QueueStatistics", "consumer_lag", "queue_statistics"]
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+"""One slot of a consume queue file."""
+UNIT_BYTES: Final = UNIT.itemsize
+PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
+"""RocketMQ's content of the slots before a queue's first unit."""
+
+
+def encode_units(physical_offsets: Any, sizes: Any, tags_codes: Any) -> bytes:
+    """Returns the units of one queue, slot by slot, 20 bytes each.
+
+    Args:
+        physical_offsets: integers, shape (n,); the entry's position + 48.
+        sizes: integers, shape (n,); bytes of the message record.
+        tags_codes: integers, shape (n,).
+    """
+    units = np.empty(len(sizes), UNIT)
+    units["physical_offset"] = physical_offsets
+    units["size"] = sizes
+    units["tags_code"] = tags_codes
+    return units.tobytes()
+
+
+def decode_units(data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
+    """Returns the complete units in ``data``, dtype UNIT, shape (n,); a last, partial one is left out."""
+    return np.frombuffer(data, UNIT, len(data) // UNIT_BYTES)
+
+
+def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
+    """Returns below which index a broker gave the queue offsets; None: it gave all.
+
+    One that goes on with a store that was converted back does not know our records of it; but unlike what servers of
+    ours append, each of its messages says where it lies.
+
+    Args:
+        reader: of the store.
+        meta: what the store records of itself, if it is one of ours.
+    """
+    if meta is None:
+        return None
+    behind = max(meta.broker_end_index, int(reader.first_index))
+    if meta.profile == "B" or behind > reader.last_index:
+        return meta.broker_end_index
+    try:
+        entry = reader.read(behind, behind + 1, max_bytes=1)
+    except CorruptRecordError:  # whoever reads the log will say so
+        return meta.broker_end_index
+    said = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
+    return None if said == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
+
 
 _COLUMNS: Final = ("topic", "queue_id", "queue_offset", "tags", "store_size", "store_timestamp", "sys_flag")
 _QUEUE: Final = ("topic", "queue_id")

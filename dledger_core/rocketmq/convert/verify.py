@@ -1,4 +1,4 @@
-"""The second pass: reads source and destination again and compares every entry, trusting nothing of the first."""
+"""The second pass: read source and destination again and compare every entry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dledger_core.checksum import crc32_column
 from dledger_core.digest import RangeHasher
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import HEADER_BYTES, Records, slices_of
-from dledger_core.rocketmq.convert.chunks import Cursor, Piece
+from dledger_core.rocketmq.convert.copy import StoreWriter, broker_numbered, may_move
 from dledger_core.rocketmq.convert.messages import (
     CRC_DIGITS,
     PHYSICAL_OFFSET_AT,
@@ -21,16 +21,11 @@ from dledger_core.rocketmq.convert.messages import (
     located_in,
     own_crc_rows,
 )
-from dledger_core.rocketmq.convert.parts import queues_behind
-from dledger_core.rocketmq.convert.plan import Plan
-from dledger_core.rocketmq.convert.progress import Progress
-from dledger_core.rocketmq.convert.transform import broker_numbered, may_move
-from dledger_core.rocketmq.convert.writer import StoreWriter
+from dledger_core.rocketmq.convert.parts import Cursor, Piece, queues_behind
+from dledger_core.rocketmq.convert.plan import Plan, Progress
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.storage.check.scan import Cursor as ScanCursor
 from dledger_core.storage.check.scan import Rules, Scanner
-
-__all__ = ["compare_all", "read_source"]
 
 
 def read_source(plan: Plan, cursor: Cursor) -> Iterator[Piece]:

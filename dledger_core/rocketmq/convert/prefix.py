@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, StoreMismatchError
-from dledger_core.rocketmq.convert.busy import check_broker_idle
+from dledger_core.rocketmq.convert.source import check_broker_idle
 from dledger_core.rocketmq.store.commit_log import (
     BLANK_MAGIC,
     CommitLogFile,
