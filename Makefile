@@ -11,13 +11,14 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint jars bench clean
+.PHONY: help demo test check lint jars bench soak clean
 
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
 	@echo 'make test    all checks and all tests, as CI runs them'
 	@echo 'make check   the quick part: format, lint, types, imports, unit tests; under a minute'
-	@echo 'make bench   append throughput of three nodes on this machine'
+	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
+	@echo 'make soak    long runs: simulation with mutations, chaos, fuzzing; about two hours (MINUTES=60)'
 	@echo 'make clean   remove caches and build outputs; .venv stays'
 
 # Made again only when pyproject.toml is newer than the stamp, so that a second run starts at once and works offline.
@@ -39,7 +40,7 @@ jars: $(READY)
 # Checks take one core, and fetching jars waits for the network: on a fresh clone they run side by side.
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 lint jars
-	@.ci/java .ci/scratch $(BIN)/python -m pytest $(WORKERS) --reruns 2 --reruns-delay 2 --rerun-show-tracebacks \
+	@.ci/java .ci/scratch $(BIN)/python -m pytest $(WORKERS) --reruns 1 --reruns-delay 2 --rerun-show-tracebacks \
 		--durations=30 --durations-min=4 $(ARGS)
 
 check: lint
@@ -47,6 +48,16 @@ check: lint
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.bench_storage
+
+# Every run continues its record (SOAK.jsonl), or starts from seeds that no earlier run had.
+MINUTES := 60
+FUZZ_TARGETS = $(notdir $(wildcard tests/fuzz/corpus/*))
+soak: $(READY)
+	@$(BIN)/python -m pytest -q --soak -m soak
+	@$(BIN)/python -m tests.sim --soak 10000000 --jobs 2
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --record
+	@for target in $(FUZZ_TARGETS); do $(BIN)/python -m tests.fuzz $$target --seconds $(MINUTES) || exit 1; done
 
 clean:
 	@rm -rf build dist dledger.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \

@@ -1,7 +1,6 @@
-"""What holds for every test run: no skip under CI, at least one passed test, no process left behind.
+"""Rules of every test run: retries by mark, no skip under CI, at least one passed test, no process or handler left.
 
-A run on several workers (``--dist loadfile``) gives a worker whole files, so that the tests of a file share its
-fixtures.
+A run on several workers (``--dist loadfile``) gives a worker complete files, so the tests of a file share its fixtures.
 """
 
 from __future__ import annotations
@@ -15,37 +14,44 @@ import hypothesis
 import psutil
 import pytest
 
-OF_PROCESSES = ("integration", "spark", "notebook")
-LONG = (*OF_PROCESSES, "sim", "slow")
+RETRIED = ("integration", "spark", "notebook")
+"""Marks of tests of real processes or real Spark: a machine that stalls for seconds fails them."""
+LONG = (*RETRIED, "sim", "slow")
 LEFT_S = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     ci = os.environ.get("CI", "").lower() in {"1", "true"}
     group = parser.getgroup("dledger")
     group.addoption("--no-skips", action="store_true", default=ci, help="a skipped test fails (default under CI=true)")
+    group.addoption("--soak", action="store_true", help="select the tests marked soak too, which take long")
 
 
 def pytest_configure() -> None:
-    # A shell's background job ignores Ctrl-C, and so would all processes that the tests start and interrupt.
+    # A shell's background job ignores Ctrl-C, and so would every process that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    hypothesis.settings.register_profile("patient", deadline=None)  # a busy machine is no reason to fail
-    hypothesis.settings.load_profile("patient")
+    hypothesis.settings.register_profile("no deadline", deadline=None)  # a busy machine must not fail a test
+    hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the long files first, so that no worker is left with one at the end.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out soak runs, start the long files first, and allow ``--reruns`` for the marks in ``RETRIED`` only.
 
-    Only tests of processes are tried again (``--reruns``): a machine that stalls for seconds fails them. Chaos is not:
-    there, a second try would hide a broken promise.
+    Unit, contract, property and simulation tests are never retried, because a retry hides a race. Neither is chaos: a
+    second run would hide a violated guarantee.
     """
+    if not config.getoption("--soak"):
+        left_out = {item for item in items if marked(item, ("soak",))}
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     long = {item.path for item in items if marked(item, LONG)}
     items.sort(key=lambda item: (item.path not in spark, item.path not in long))
     for item in items:
-        if not marked(item, OF_PROCESSES) or item.path.parent.name == "chaos":
+        if not marked(item, RETRIED) or item.path.parent.name == "chaos":
             item.add_marker(pytest.mark.flaky(reruns=0))
 
 
@@ -55,7 +61,7 @@ def marked(item: pytest.Item, names: tuple[str, ...]) -> bool:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The Spark session of a worker, with Delta; two tasks at a time, each tried up to three times."""
+    """The Spark session of a worker, with Delta; two tasks at a time, at most three attempts each."""
     from jobs._session import spark_session
 
     settings = {"spark.master": "local[2,3]", "spark.sql.shuffle.partitions": "2"}
@@ -70,6 +76,16 @@ def no_process_left() -> Iterator[None]:
     yield
     _, left = psutil.wait_procs(children() - before, LEFT_S)
     assert not left, f"still running: {left}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def signal_handlers_restored() -> Iterator[None]:
+    """Restore the signal handlers after each file, so that none of them changes the tests of the next file."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
 
 
 def children() -> set[psutil.Process]:
@@ -108,3 +124,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if not reporter.getreports("passed"):
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List every retry: each may be a race."""
+    retries = terminalreporter.getreports("rerun")
+    if retries:
+        terminalreporter.section(f"retries: {len(retries)}")
+        for report in retries:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            terminalreporter.write_line(f"{report.nodeid}: {crash.message.splitlines()[0] if crash else report.when}")

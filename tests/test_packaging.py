@@ -1,4 +1,4 @@
-"""What a wheel holds, and that PySpark's discovery module is found under its own name."""
+"""The content of the wheel, and PySpark's discovery module under its own name."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_discovery_module_is_importable_where_the_project_is_installed() -> None:
+def test_discovery_module_is_importable_from_installation() -> None:
     spec = importlib.util.find_spec("pyspark_dledger")
     assert spec is not None, "run .ci/venv"
     assert Path(str(spec.origin)).resolve() == ROOT / "spark_connector/discovery/__init__.py"
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_the_packages_and_the_discovery_module(tmp_path: Path) -> None:
+def test_wheel_contains_packages_and_discovery_module(tmp_path: Path) -> None:
     # Built from a copy: setuptools would leave build/ and *.egg-info in the checkout.
     source = tmp_path / "source"
     source.mkdir()

@@ -39,7 +39,7 @@ FOREIGN: Final = {
     "_ensure_initialized", "_instantiatedSession", "_instantiatedContext", "_activeSession", "_active_spark_context",
     "_stackTrace", "_get_object_id", "_java_obj",
 }  # fmt: skip
-"""Private names of the other projects that are well known; some of ours are called alike, in other files."""
+"""Well-known private names of the other projects; this project has some of the same names, in other files."""
 PRIVATE_TEXT: Final = re.compile(rf"\.(?:{'|'.join(sorted(FOREIGN, key=len, reverse=True))})\b")
 NAMED_TUPLES: Final = frozenset({"_asdict", "_replace", "_fields", "_make"})
 PYTHON: Final = frozenset({("os", "_exit")})

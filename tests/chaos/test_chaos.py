@@ -14,7 +14,7 @@ from tests.support.soak_record import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-MINUTES = 0.6
+MINUTES = 0.5
 SEED = 20
 STOP_S = 180
 

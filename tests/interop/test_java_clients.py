@@ -9,7 +9,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from tests.interop.java_dledger import JavaDLedger
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -18,7 +18,7 @@ GROUP = "default"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(**PATIENT) as running:
+    with LocalCluster(**SLOW_ELECTIONS) as running:
         yield running
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from dledger_core import Client, LocalCluster, open_store
 from jobs.audit_replicas import command
-from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
+from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes; each test uses a group of its own."""
     directory = tmp_path_factory.mktemp("audit")
     with LocalCluster(
-        3, directory, groups=("equal", "flipped", "down"), data_segment_bytes=1 << 17, **PATIENT
+        3, directory, groups=("equal", "flipped", "down"), data_segment_bytes=1 << 17, **SLOW_ELECTIONS
     ) as running:
         yield running
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dledger_core import DELTA_VERSION, Client, LocalCluster, find_java
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, data_segment_bytes=1 << 20, **PATIENT) as running:
+    with LocalCluster(3, data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         with Client(running.peers) as client:
             client.append([b"one", b"two"])
         yield running

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from jobs.ingest import command
-from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NEEDED = ["--peers", "n0-127.0.0.1:1", "--table", "table", "--checkpoint", "checkpoint"]
@@ -76,7 +76,7 @@ def test_peers_out_of_reach_are_reported_before_a_jvm_starts(
 def cluster() -> Iterator[Any]:
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20, **PATIENT) as running:
+    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 
@@ -162,7 +162,7 @@ def test_stream_that_ends_early_is_continued_by_next_run(
     from dledger_core import LocalCluster
 
     table, nodes = tmp_path / "table", ("n0", "n1", "n2")
-    with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20, **PATIENT) as cluster:
+    with LocalCluster(3, groups=("a",), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as cluster:
         append(cluster, "a", *(b"%05d" % number for number in range(4000)))
         arguments = ["--peers", cluster.peers, "--groups", "a", "--table", str(table)]
         limits = ["--trigger", "0.5 seconds", "--max-offsets-per-trigger", "50", "--retry-for", "2"]

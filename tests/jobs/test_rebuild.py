@@ -22,8 +22,8 @@ from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import INDEX_BYTES, write_broker_store
 from tests.rocketmq import golden
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 
 def entries(bodies: list[bytes], group: str = "default", first: int = 0) -> pa.RecordBatch:
@@ -302,7 +302,7 @@ def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsy
     old = [(at, body) for at, body in golden.messages(golden.MIXED).items() if at < 2 * 131_072]
     last = decode_messages(pa.array([body for _, body in old]), ["topic", "queue_id", "queue_offset"]).to_pylist()[-1]
     fingerprint = str(read_old_log(classic).fingerprint)
-    options = {"commitlog": str(classic), "fingerprint": fingerprint, **PATIENT}
+    options = {"commitlog": str(classic), "fingerprint": fingerprint, **SLOW_ELECTIONS}
     with LocalCluster(1, tmp_path / "nodes", **options) as cluster, Client(cluster.peers) as client:
         client.append(encode_messages(last["topic"], last["queue_id"], [b"x", b"y"]))
     store, table = tmp_path / "nodes" / "default" / "dledger-n0", tmp_path / "table"
@@ -325,7 +325,7 @@ def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsy
 def test_the_logs_of_a_cluster(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Our own logs: offsets are assigned per group, topic and queue in index order; other entries have none."""
     table = tmp_path / "table"
-    with LocalCluster(groups=("a", "b"), **PATIENT) as cluster:
+    with LocalCluster(groups=("a", "b"), **SLOW_ELECTIONS) as cluster:
         for group in ("a", "b"):
             with Client(cluster.peers, group) as client:
                 client.append([b"no message", *encode_messages("T", [0, 1, 0], [b"x", b"y", b"z"]).to_pylist()])

@@ -23,8 +23,8 @@ from jobs._rebuild.slots import place
 from jobs._rebuild.stream import TableStream, advanced
 from jobs._rebuild.table import Ends
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = [
     pytest.mark.spark,
@@ -108,7 +108,7 @@ def test_signal_stops_the_job_and_the_next_run_completes_it(
 def test_runs_add_up_to_a_full_rebuild(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Between the runs entries are added; the last run first does a micro-batch again that was written already."""
     table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
-    with LocalCluster(**PATIENT) as cluster, Client(cluster.peers) as client:
+    with LocalCluster(**SLOW_ELECTIONS) as cluster, Client(cluster.peers) as client:
         common = ("--peers", cluster.peers, "--checkpoint", str(checkpoint))
         append: Callable[[list[int]], Any] = lambda ids: client.append(  # noqa: E731
             [b"no message", *encode_messages("T", ids, [b"x"] * len(ids)).to_pylist()]

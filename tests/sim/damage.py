@@ -6,7 +6,7 @@ checkpoint covers (a bad record after it counts as a torn tail), and that no mem
 flags of a record have no cross-check, so they are never damaged alone.
 
 The end of a log is lost from an entry that the checkpoint covers up to the last one, while its member is down, as after
-a restore of old files. The covered entries come back from the other members. The acknowledged entries after them are
+a restore of earlier files. The covered entries come back from other members. The acknowledged entries after them are
 lost undetectably; a majority has every committed one, so at least one other member does.
 """
 

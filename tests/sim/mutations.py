@@ -538,7 +538,7 @@ def run_python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def failing_seed(directory: Path, mutation: Mutation, options: Sequence[str] = ("--no-shrink",)) -> str:
-    """Return what the simulation of a mutated copy prints when a seed fails, or "" if all pass."""
+    """Return the output of the simulation of a mutated copy if a seed fails, otherwise ""."""
     core = ["--core"] if mutation.found_by == "core" else []
     likely = LIKELY_SEEDS.get(mutation.name, 0)
     for seeds in (f"{likely}..{likely}", "0..299" if core else "0..149"):

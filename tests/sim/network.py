@@ -19,7 +19,7 @@ Link = tuple[NodeId, NodeId]
 
 @dataclass(frozen=True, slots=True)
 class NetworkFaults:
-    """What the network does to a message."""
+    """The probabilities of each fault of a message, and its delays."""
 
     loss: float = 0.0
     duplication: float = 0.0

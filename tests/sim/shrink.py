@@ -15,7 +15,7 @@ SHRINK_S = 60.0
 
 
 def failure_of(seed: int, member_type: type[Any], faults: Sequence[Fault] | None = None) -> str:
-    """Run a seed; return what failed, without the values of the run, or an empty string."""
+    """Run a seed; return its failure without the values of the run, or an empty string."""
     try:
         Simulator(seed, member_type, faults=faults).run()
     except Exception as error:  # noqa: BLE001 - any failure counts

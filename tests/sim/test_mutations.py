@@ -25,8 +25,7 @@ def attempts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.sim
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", mutations.NAMED)
 def test_mutation_is_noticed(name: str, attempts: dict[str, Future[str]]) -> None:
     assert attempts[name].result(), f"no seed and no test fails: {name}"

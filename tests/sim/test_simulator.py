@@ -48,7 +48,7 @@ def test_seed_zero_is_safe_and_live(member_type: type[Any]) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("chunk", range(3))
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.soak) for chunk in range(1, 5))])
 @pytest.mark.parametrize("member_type", [CoreMember, ReplicaMember])
 def test_seeds_are_safe_and_live(member_type: type[Any], chunk: int) -> None:
     size = CHUNKS[member_type]

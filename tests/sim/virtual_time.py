@@ -24,7 +24,7 @@ class VirtualTime:
         heapq.heappush(self._heap, (self.now + delay, self._sequence, action))
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Runs events until ``done`` says so; it is asked before each."""
+        """Runs events until ``done``, which is called before each, returns True."""
         while not done():
             self.now, _, action = heapq.heappop(self._heap)
             self.events += 1
@@ -32,7 +32,7 @@ class VirtualTime:
 
 
 class Wait:
-    """What a coroutine awaits that ``run_task`` runs: ``begin`` gets what resumes it, with a value or an error."""
+    """The only awaitable of a coroutine in ``run_task``: ``begin`` gets the function that resumes it."""
 
     def __init__(self, begin: Callable[[Resume], None]) -> None:
         self.begin = begin
@@ -50,7 +50,7 @@ def run_task(
 
     Args:
         coroutine: awaits nothing but ``Wait``.
-        alive: asked before each step; once it says no, the coroutine is closed and ``on_end`` is not called.
+        alive: asked before each step; once it returns False, the coroutine is closed and ``on_end`` is not called.
         on_end: gets the result, or the error.
     """
 
@@ -62,7 +62,7 @@ def run_task(
             wait = coroutine.send(value) if error is None else coroutine.throw(error)
         except StopIteration as end:
             on_end(end.value, None)
-        except Exception as failure:  # noqa: BLE001 - whoever began it knows which errors there may be
+        except Exception as failure:  # noqa: BLE001 - ``on_end`` knows which errors are expected
             on_end(None, failure)
         else:
             wait.begin(step)

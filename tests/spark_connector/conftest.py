@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.spark_connector.store_writer import StoreWriter
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 GROUPS = tuple(f"g{number}" for number in range(32))
 
@@ -28,7 +28,7 @@ def cluster() -> Iterator[Any]:
     """Three nodes that host all of GROUPS."""
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, **PATIENT) as running:
+    with LocalCluster(3, groups=GROUPS, data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 

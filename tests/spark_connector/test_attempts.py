@@ -22,7 +22,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.writing.attempts import AttemptMessage, write_attempt
 from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
 from spark_connector.writing.rows import SinkShape
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ BY_COLUMN = SinkShape(None, message=False)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(3, groups=("default", "other"), data_segment_bytes=1 << 20, **PATIENT) as running:
+    with LocalCluster(3, groups=("default", "other"), data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         yield running
 
 

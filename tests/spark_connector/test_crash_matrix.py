@@ -24,7 +24,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster
 from tests.spark_connector.dying_source import FOLDER, newest
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -194,7 +194,7 @@ class Driver:
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     groups = (*SOURCES, *SOURCES.values(), "d")
     small: dict[str, Any] = {"data_segment_bytes": 64 << 10, "index_segment_bytes": 32 << 10, "retain_bytes": 512 << 10}
-    with LocalCluster(3, groups=groups, **small, **PATIENT) as cluster:
+    with LocalCluster(3, groups=groups, **small, **SLOW_ELECTIONS) as cluster:
         yield History(cluster, tmp_path_factory.mktemp("matrix"))
 
 

@@ -14,7 +14,7 @@ from dledger_core import Client
 from dledger_core.client.routing.channel import Channel
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerStreamReader
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = pytest.mark.integration
 ALL = ReadAllAvailable()
@@ -25,7 +25,7 @@ SEEN_WITHIN_S = 0.2
 def cluster() -> Iterator[Any]:
     from dledger_core import LocalCluster
 
-    with LocalCluster(3, groups=("a", "b", "c"), **PATIENT) as running:
+    with LocalCluster(3, groups=("a", "b", "c"), **SLOW_ELECTIONS) as running:
         for group in "abc":
             with Client(running.peers, group) as client:
                 client.append([b"first"])
@@ -72,7 +72,7 @@ def test_a_stream_of_very_many_groups_asks_no_more_and_sees_each(monkeypatch: py
     from dledger_core import LocalCluster
 
     groups = [f"g{number:02}" for number in range(80)]
-    with LocalCluster(1, groups=tuple(groups), **PATIENT) as cluster:
+    with LocalCluster(1, groups=tuple(groups), **SLOW_ELECTIONS) as cluster:
         reader, at = idle_reader(cluster, ",".join(groups))
         asked = count_requests(monkeypatch)
         began = time.monotonic()

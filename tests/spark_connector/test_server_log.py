@@ -15,7 +15,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tables import TableReader
 from tests.spark_connector.reading_as_executor import indexes
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = pytest.mark.integration
 COUNT = 5000
@@ -29,7 +29,7 @@ def everything() -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("default", "large"), **PATIENT) as running:
+    with LocalCluster(3, groups=("default", "large"), **SLOW_ELECTIONS) as running:
         with Client(running.peers) as client:
             written.append(client.append([b"x" * 100] * COUNT).first_index)
         with Client(running.peers, "large") as client:

@@ -21,7 +21,7 @@ from spark_connector.reading.tables import TableReader
 from spark_connector.source import DLedgerDataSource
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 TABLES = ("groups", "nodes", "terms", "segments", "producers")
 JAVA = Path(__file__).parents[1] / "storage" / "testdata" / "dledger-0.3.1.2-three.tar.gz"
@@ -38,7 +38,9 @@ def rows(table: str, **options: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with LocalCluster(3, groups=("a", "b"), data_segment_bytes=1 << 16, preallocate_bytes=0, **PATIENT) as running:
+    with LocalCluster(
+        3, groups=("a", "b"), data_segment_bytes=1 << 16, preallocate_bytes=0, **SLOW_ELECTIONS
+    ) as running:
         with Client(running.peers, "a") as client:
             for number in range(5):
                 client.append([bytes(30_000)], producer_id="p", sequence=number)

@@ -1,10 +1,10 @@
 """A file system in memory that loses, tears and fails writes, for ``dledger_core.storage``'s seam.
 
-What is written is only maybe durable until ``datasync``; what is created or removed only until ``sync_dir``. ``crash``
-decides at random, sector by sector, what of it survives, and makes every open file useless; ``kill`` ends the program
-but not the machine, so that the page cache stays. ``fail_at`` makes an operation raise EIO, and ``fail_more`` as many
-behind it; as on Linux, pages whose sync failed are clean afterwards: they can be read, and no later sync makes them
-durable. ``crash_at`` stops the program in the middle of an operation, possibly half done.
+A write is durable only after ``datasync``, a new or removed name only after ``sync_dir``. ``crash`` draws, sector by
+sector, which of the other writes survive, and makes every open file useless; ``kill`` ends the program but not the
+machine, so the page cache stays. ``fail_at`` makes an operation raise EIO, and ``fail_more`` as many after it; as on
+Linux, pages whose sync failed are clean afterwards: they can be read, and no later sync makes them durable.
+``crash_at`` stops the program in the middle of an operation, possibly half done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECTOR = 512
 
 
 class Crash(Exception):  # noqa: N818
-    """The program stopped here."""
+    """The program stops here."""
 
 
 class Inode:
@@ -162,7 +162,7 @@ class FaultyFiles:
             raise Crash(kind, path)
 
     def crash(self, keep: float) -> None:
-        """The machine lost power; each sector of what was not synced survives with probability ``keep``."""
+        """Lose power; each sector of an unsynced write survives with probability ``keep``."""
         for directory, pending in self.pending_names.items():
             kept = {0: 0, 1: len(pending)}.get(keep, self.chance.randrange(len(pending) + 1))
             for path, inode in pending[:kept]:
@@ -176,12 +176,12 @@ class FaultyFiles:
         self.locks.clear()
 
     def kill(self) -> None:
-        """The program ended, the machine did not: what was written is still there, synced or not."""
+        """End the program but not the machine: every write stays, synced or not."""
         self.generation += 1
         self.locks.clear()
 
     def clone(self) -> FaultyFiles:
-        """Returns a copy that nobody has open."""
+        """Return a copy without open files."""
         twins: dict[int, Inode] = {}
 
         def twin_of(inode: Inode) -> Inode:

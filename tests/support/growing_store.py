@@ -9,8 +9,6 @@ from typing import Any
 from dledger_core.record import INDEX_RECORD_BYTES
 from dledger_core.storage import StoreReader, open_store
 
-__all__ = ["GrowingStore", "everything"]
-
 
 def everything(reader: StoreReader) -> list[dict[str, Any]]:
     """All entries of a store."""

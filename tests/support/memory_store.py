@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
+from dledger_core.ids import NO_TERM, Index, Term
 from dledger_core.raft import Batch, HardState, LogRestart, Ready, TermRange
 
 WriteOp: TypeAlias = HardState | LogRestart | Index | Batch
@@ -171,6 +171,3 @@ def writes_of(ready: Ready) -> Iterator[WriteOp]:
 def log_of(*terms: int, payload: str = "old") -> list[Batch]:
     """Returns a log with one single-entry batch per term given: ``log_of(1, 1, 2)``."""
     return [Batch(Index(at), 1, Term(term), 10, f"{payload}{term}.{at}") for at, term in enumerate(terms)]
-
-
-__all__ = ["NO_INDEX", "MemoryStore", "Proposal", "WriteOp", "log_of", "writes_of"]

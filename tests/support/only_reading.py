@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["only_reading"]
-
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = {
     "os.rename",
@@ -42,7 +40,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 @cache
 def _install() -> None:
-    sys.addaudithook(_hook)  # stays for ever
+    sys.addaudithook(_hook)  # an audit hook cannot be removed
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Waiting for what another process is about to do."""
+"""Wait for a change in another process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["soon"]
-
 
 def soon(condition: Callable[[], Any], timeout_s: float = 120.0, *, every_s: float = 0.02) -> Any:
-    """Returns what ``condition`` says as soon as that is true; fails the test where it never is."""
+    """Return the value of ``condition`` once it is true; fail the test after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
-        assert time.monotonic() < deadline, "this never became true"
+        assert time.monotonic() < deadline, "the condition stayed false"
         time.sleep(every_s)
     return value

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["collect_garbage", "jvm_pid"]
-
 
 def jvm_pid(spark: Any) -> int:
-    """Returns the process id of the JVM, which with a local master runs the tasks too."""
+    """Return the process id of the JVM, which with a local master runs the tasks too."""
     return int(_call(spark, "java.lang.ProcessHandle", "current"))
 
 
 def collect_garbage(spark: Any) -> None:
-    """Runs the JVM's garbage collector."""
+    """Run the JVM's garbage collector."""
     _call(spark, "java.lang.System", "gc")
 
 

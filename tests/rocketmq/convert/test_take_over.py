@@ -10,7 +10,7 @@ import pytest
 
 from dledger_core import Client, LocalCluster, open_store
 from tests.rocketmq.convert.stores import converted, entries, manifest, store_of, unpacked
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def shared_by_two(logs: list[list[tuple[int, int, int, str]]]) -> list[tuple[int
 )
 def test_three_converted_copies_become_a_group(tmp_path: Path, name: str, profile: str) -> None:
     folder = unpacked(name, tmp_path)
-    cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), profile=profile, **PATIENT)
+    cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), profile=profile, **SLOW_ELECTIONS)
     logs, terms = [], []
     for node in cluster.node_ids:
         source, _ = store_of(folder, node)
@@ -76,7 +76,7 @@ def test_three_converted_copies_become_a_group(tmp_path: Path, name: str, profil
 def test_a_node_without_a_store_joins_the_group_that_took_over(tmp_path: Path) -> None:
     folder = unpacked("dledger-0.3.1.2-three", tmp_path)
     sizes = {"data_segment_bytes": 65536, "index_segment_bytes": 4096}
-    cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), **sizes, **PATIENT)
+    cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), **sizes, **SLOW_ELECTIONS)
     for node in ("n0", "n1"):
         source, _ = store_of(folder, node)
         converted(source, cluster.store_path(node, "g"), self_id=node, peers=cluster.peers)
