@@ -11,12 +11,13 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint jars bench soak clean
+.PHONY: help demo test check lint jars snapshots bench soak clean
 
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
 	@echo 'make test    all checks and all tests, as CI runs them'
 	@echo 'make check   the quick part: format, lint, types, imports, unit tests; under a minute'
+	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
 	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
 	@echo 'make soak    long runs: simulation with mutations, chaos, fuzzing; about two hours (MINUTES=60)'
 	@echo 'make clean   remove caches and build outputs; .venv stays'
@@ -45,6 +46,10 @@ test: $(READY)
 
 check: lint
 	@.ci/java $(BIN)/python -m pytest -q $(WORKERS) -m '$(QUICK)' $(ARGS)
+
+# Review the difference with git afterwards.
+snapshots: $(READY)
+	@DLEDGER_SNAPSHOTS=accept $(BIN)/python -m pytest -q tests/cli/test_snapshots.py
 
 bench: $(READY)
 	@$(BIN)/dledger perf append $(ARGS)

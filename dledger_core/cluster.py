@@ -1,4 +1,4 @@
-"""A real cluster on loopback: one process per node, for trying, tests and demos."""
+"""A real cluster on loopback, one process per node, for first steps, tests and demos."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from dledger_core.ids import NodeId
 __all__ = ["LocalCluster", "free_ports"]
 
 _PORTS: Final = range(10_000, 32_768)
-"""Linux gives higher ones to outgoing connections."""
+"""Linux assigns higher ports to outgoing connections."""
 _PREFERRED_S: Final = 5.0
 START_S: Final = 120.0
-"""How long to wait for a leader: where many processes start at once, the first election takes its time."""
+"""Timeout of the first election, which is slow if many processes start at once."""
 
 
 class LocalCluster:
-    """Three (or more) ``dledger serve`` processes on free loopback ports.
+    """A cluster of ``dledger serve`` processes on free loopback ports.
 
     A context manager: entering starts the nodes and waits for a leader of every group, leaving stops them and
-    removes the directory if it was a temporary one. The nodes also stop when this process dies. Methods may be
-    called from any thread, but not at the same time.
+    removes the directory if it is temporary. The nodes also stop when this process exits. Methods may be called from
+    any thread, but not concurrently.
 
     Args:
         nodes: number of nodes.
-        directory: where stores and logs go; None = a temporary folder.
+        directory: root of the stores and logs; None = a temporary directory.
         groups: names of the groups.
         server_options: options of ``dledger serve``, with underscores: ``data_segment_bytes=1 << 20``.
 
     Raises:
-        ConfigError: an option is wrong, or a node does not start; the message ends with what it printed.
+        ConfigError: an option is wrong, or a node does not start; the message ends with the node's last output.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LocalCluster:
         **server_options: Any,
     ) -> None:
         if nodes < 1:
-            raise ConfigError("a cluster has at least one node", "nodes", "use 3")
+            raise ConfigError(f"nodes must be above 0, got {nodes}", "", "use 3")
         self._groups = parse_groups(",".join(groups))
         self._options = server_options
         self._temporary = directory is None
@@ -82,19 +82,19 @@ class LocalCluster:
 
     @property
     def directory(self) -> Path:
-        """Where stores and the nodes' logs lie."""
+        """Root of the stores and of the nodes' logs."""
         return self._directory
 
     def store_path(self, node_id: str, group: str = "default") -> Path:
-        """Returns the store directory of a node's group."""
+        """Return the store directory of a node's group."""
         return self._directory / group / f"dledger-{node_id}"
 
     def log_path(self, node_id: str) -> Path:
-        """Returns the file that holds what the node printed."""
+        """Return the file with the node's output."""
         return self._directory / f"{node_id}.log"
 
     def pid(self, node_id: str) -> int:
-        """Returns the process id of a running node."""
+        """Return the process id of a running node."""
         return self._process(node_id).pid
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class LocalCluster:
         self.close()
 
     def start(self, timeout_s: float = START_S) -> None:
-        """Starts all nodes and waits until every group has a leader, a preferred one if it comes soon."""
+        """Start all nodes and wait for a leader of every group, a preferred one if it is elected soon."""
         try:
             for peer in self._peers:
                 self._spawn(peer)
@@ -120,7 +120,7 @@ class LocalCluster:
             raise
 
     def close(self) -> None:
-        """Stops all nodes; a temporary directory is removed."""
+        """Stop all nodes and remove a temporary directory."""
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -131,10 +131,10 @@ class LocalCluster:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def leader(self, group: str = "default", timeout_s: float = START_S) -> str:
-        """Returns the id of the group's leader; waits for one.
+        """Return the id of the group's leader; wait for one if necessary.
 
         Raises:
-            NoLeaderError: none within ``timeout_s``.
+            NoLeaderError: no leader within ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         with Client(self.peers, group, timeout_ms=2000) as client:
@@ -146,11 +146,11 @@ class LocalCluster:
                     if metadata.leader_id is not None and metadata.leader_id in known:
                         return metadata.leader_id
                 if time.monotonic() > deadline:
-                    raise NoLeaderError(f"group {group} has no leader", str(self._directory), "look at the nodes' logs")
+                    raise NoLeaderError(f"group {group} has no leader", str(self._directory), "check the nodes' logs")
                 time.sleep(0.05)
 
     def _await_preferred(self, group: str) -> None:
-        """Waits until leadership need not move any more, so that whoever asks for the leader now can rely on it."""
+        """Wait until the preferred node leads, so that the leader does not change soon after the start."""
         deadline = time.monotonic() + _PREFERRED_S
         with Client(self.peers, group, timeout_ms=2000) as client:
             while time.monotonic() < deadline:
@@ -161,28 +161,28 @@ class LocalCluster:
                 time.sleep(0.05)
 
     def kill(self, node_id: str) -> None:
-        """Ends a node with SIGKILL."""
+        """Kill a node with SIGKILL."""
         process = self._process(node_id)
         process.kill()
         self._reap(node_id)
 
     def stop(self, node_id: str) -> None:
-        """Ends a node in an orderly way, a frozen one too."""
+        """Stop a node with SIGTERM, also a paused one."""
         process = self._process(node_id)
         process.send_signal(signal.SIGCONT)
         process.terminate()
         self._reap(node_id)
 
     def pause(self, node_id: str) -> None:
-        """Freezes a node (SIGSTOP)."""
+        """Pause a node (SIGSTOP)."""
         self._process(node_id).send_signal(signal.SIGSTOP)
 
     def resume(self, node_id: str) -> None:
-        """Lets a frozen node go on."""
+        """Resume a paused node (SIGCONT)."""
         self._process(node_id).send_signal(signal.SIGCONT)
 
     def restart(self, node_id: str) -> None:
-        """Starts a node again that was killed or stopped; a running one is stopped first."""
+        """Restart a node that was killed or stopped; a running node is stopped first."""
         if node_id in self._processes:
             self.stop(node_id)
         self._spawn(next(peer for peer in self._peers if peer.node_id == node_id))
@@ -209,7 +209,7 @@ class LocalCluster:
         process = self._processes.get(node_id)
         if process is None:
             known = ", ".join(self.node_ids)
-            raise ConfigError(f"node {node_id} does not run", "node_id", f"the nodes are {known}")
+            raise ConfigError(f"node {node_id!r} is not running", "", f"use one of {known}")
         return process
 
     def _reap(self, node_id: str) -> None:
@@ -229,15 +229,14 @@ class LocalCluster:
                 raise ConfigError(
                     f"node {node_id} ended with exit code {process.returncode}: {printed[-1] if printed else ''}",
                     str(self.log_path(node_id)),
-                    "see there",
+                    "check this file",
                 )
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns so many different ports on which nothing listens now; another process may take them at any time.
+    """Return ``count`` different free ports; another process may take them at any time.
 
-    They lie below those that the system gives to outgoing connections: one of these could take a node's port while the
-    node is down, or before it has started.
+    They are below the range for outgoing connections, so that no connection takes the port of a stopped node.
     """
     found: list[int] = []
     while len(found) < count:

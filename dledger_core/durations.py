@@ -1,4 +1,4 @@
-"""Durations as people write them, in options of commands, jobs and the Spark connector."""
+"""The text format of durations in options of commands, jobs and the Spark connector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of Spark and Java that were tried together, and the search for an installed Java."""
+"""Versions of Spark and Java that are tested together, and the search for an installed Java."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_java() -> Path:
     """Return the home of a Java 17 or 21: JAVA_HOME, then ``java`` on PATH, then the homes below ``SYSTEM_JAVA``.
 
     Raises:
-        ConfigError: none fits; its values name the ones that were found.
+        ConfigError: no supported Java is installed; the values name the installed ones.
     """
     found: dict[str, Any] = {}
     for home in _java_homes():
@@ -35,8 +35,8 @@ def find_java() -> Path:
         if version is not None:
             found[str(home)] = version
     raise ConfigError(
-        "Java 17 or 21 is needed",
-        "JAVA_HOME and PATH",
+        "no Java 17 or 21 found in JAVA_HOME, PATH and /usr/lib/jvm",
+        "",
         "install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or point JAVA_HOME at it",
         found,
     )

@@ -1,4 +1,4 @@
-"""Every error that users and drivers see, as one tree.
+"""All errors that users and programs receive, as one tree.
 
 ::
 
@@ -9,11 +9,11 @@
     |  |- NotLeaderError              retriable; leader_id
     |  |- ProposalDroppedError        retriable; nothing was appended
     |  |- LeadershipLostError         outcome_unknown
-    |  |- TransferringError           retriable; leadership is being handed over
+    |  |- TransferringError           retriable; leadership is being transferred
     |  '- UnknownGroupError
     |- ProducerError
     |  |- FencedError                 a newer epoch or run exists
-    |  |- ProducerUnknownError        sequence > 0 of a producer the log does not know
+    |  |- ProducerUnknownError        sequence > 0 of a producer that is not in the log
     |  |- SequenceGapError            a sequence was skipped
     |  |- SequenceConflictError       a repeated sequence with other content
     |  '- TransactionError            aborted, or committed with other content
@@ -21,23 +21,23 @@
     |  |- CorruptRecordError          path, position: damaged bytes, never served
     |  |- StoreMismatchError          another group's, node's or log's store; exit code 3
     |  |- StoreBusyError              another process holds the store; exit code 3
-    |  |- StoreIncompleteError        a conversion into the store has not come to its end; exit code 3
+    |  |- StoreIncompleteError        a conversion into the store is not finished; exit code 3
     |  |- DiskFailedError             the first write or sync error stops the node
     |  '- DiskFullError               retriable
-    |- ProtocolError                  the other side sent what it may not; connection is closed
+    |- ProtocolError                  the other side sent invalid data; the connection is closed
     '- ClientError
        |- NoLeaderError               retriable
-       |- UnreachableError            retriable; no peer answered
+       |- UnreachableError            retriable; no peer responded
        |- RequestTimedOutError        outcome_unknown
        |- BusyError                   retriable; retry_after_ms
        |- BehindError                 retriable; the replica has not reached min_commit
        |- IndexOutOfRangeError        first_index, last_index
        '- BadRequestError             the request itself is wrong
 
-    InvariantViolationError (AssertionError)   NOT a DLedgerError: no retry loop can swallow it
+    InvariantViolationError (AssertionError)   not a DLedgerError, so that no retry loop hides it
 
-An error says *what* is wrong, *where*, with which *values*, and what to do (*remedy*). All of it lives in
-``args``, so errors pickle (Spark workers) and cross the wire (``to_wire`` / ``error_from_wire``).
+An error has a statement (*what*), a file, address or group (*where*), *values*, and an action (*remedy*). All are in
+``args``, so errors can be pickled (Spark workers) and sent (``to_wire``, ``error_from_wire``).
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ __all__ = [
 
 
 class DLedgerError(Exception):
-    """Base of all errors; ``str(error)`` is one line for people.
+    """Base of all errors; ``str(error)`` is one line.
 
     Args:
-        what: what is wrong, without a trailing period.
-        where: file, address or option it is about; may be empty.
-        remedy: what to do next; may be empty.
-        values: numbers and names worth showing, msgpack-able; read back as ``error.values["name"]``.
+        what: complete statement of the failure with the offending value, without a trailing period.
+        where: file, address or group; may be empty. The name of an option belongs to ``what``.
+        remedy: action for the user; may be empty.
+        values: numbers and names for programs, which msgpack can encode.
     """
 
     code: ClassVar[int] = 500
@@ -103,22 +103,22 @@ class DLedgerError(Exception):
 
     @property
     def what(self) -> str:
-        """What is wrong."""
+        """Statement of the failure."""
         return str(self.args[0])
 
     @property
     def where(self) -> str:
-        """File, address or option the error is about."""
+        """File, address or group of the failure; may be empty."""
         return str(self.args[1])
 
     @property
     def remedy(self) -> str:
-        """What to do next."""
+        """Action for the user; may be empty."""
         return str(self.args[2])
 
     @property
     def values(self) -> dict[str, Any]:
-        """Numbers and names behind the message."""
+        """Numbers and names of the message."""
         values: dict[str, Any] = self.args[3]
         return values
 
@@ -132,7 +132,7 @@ class DLedgerError(Exception):
         return f"{text}; {self.remedy}" if self.remedy else text
 
     def to_wire(self) -> dict[str, Any]:
-        """Returns the msgpack map that ``error_from_wire`` turns back into this error."""
+        """Return the msgpack map that ``error_from_wire`` turns back into this error."""
         return {
             "code": self.code,
             "what": self.what,
@@ -143,7 +143,7 @@ class DLedgerError(Exception):
 
 
 class ConfigError(DLedgerError, ValueError):
-    """A setting is wrong; nothing was started or written."""
+    """Wrong setting; nothing was started or written."""
 
     code = 640
     name = "CONFIG"
@@ -164,7 +164,7 @@ class UnsupportedError(ConfigError):
 
 
 class RaftError(DLedgerError):
-    """The group cannot do it now."""
+    """The group cannot execute the request now."""
 
 
 class NotLeaderError(RaftError):
@@ -176,7 +176,7 @@ class NotLeaderError(RaftError):
 
     @property
     def leader_id(self) -> str | None:
-        """The leader as far as the answering node knows."""
+        """Leader known to the responding node, or None."""
         return self.values.get("leader_id")
 
 
@@ -197,7 +197,7 @@ class LeadershipLostError(RaftError):
 
 
 class TransferringError(RaftError):
-    """Leadership is being handed over; appends are refused for the moment."""
+    """Leadership is being transferred; appends are rejected until then."""
 
     code = 506
     name = "LEADER_TRANSFERRING"
@@ -212,7 +212,7 @@ class UnknownGroupError(RaftError):
 
 
 class ProducerError(DLedgerError):
-    """The producer or transaction table refuses the append; nothing was appended."""
+    """The producer or transaction table rejects the append; nothing was appended."""
 
 
 class FencedError(ProducerError):
@@ -223,7 +223,7 @@ class FencedError(ProducerError):
 
 
 class ProducerUnknownError(ProducerError):
-    """The log knows nothing of a producer that continues at a sequence above 0."""
+    """A producer that is not in the log continues at a sequence above 0."""
 
     code = 602
     name = "PRODUCER_UNKNOWN"
@@ -251,7 +251,7 @@ class TransactionError(ProducerError):
 
 
 class StorageError(DLedgerError):
-    """The store cannot serve or take data."""
+    """The store cannot read or write data."""
 
     code = 414
     name = "DISK_ERROR"
@@ -259,7 +259,7 @@ class StorageError(DLedgerError):
 
 
 class CorruptRecordError(StorageError):
-    """Damaged bytes below what was durable; never served, never cut."""
+    """Damaged records below the durable index; never served, never truncated."""
 
     code = 620
     name = "CORRUPT"
@@ -282,7 +282,7 @@ class StoreBusyError(StorageError):
 
 
 class StoreIncompleteError(StorageError):
-    """A conversion into the store has not come to its end."""
+    """A conversion into the store is not finished."""
 
     code = 624
     name = "STORE_INCOMPLETE"
@@ -290,14 +290,14 @@ class StoreIncompleteError(StorageError):
 
 
 class DiskFailedError(StorageError):
-    """A write or sync failed; the node stops and the store is suspect."""
+    """A write or sync failed; the node stops and the store needs verification."""
 
     code = 623
     name = "DISK_FAILED"
 
 
 class DiskFullError(StorageError):
-    """The disk is nearly full; appends are refused, reads go on."""
+    """The disk is nearly full; appends are rejected, reads continue."""
 
     code = 415
     name = "DISK_FULL"
@@ -312,7 +312,7 @@ class ProtocolError(DLedgerError):
 
 
 class ClientError(DLedgerError):
-    """A request failed on its way."""
+    """A request failed."""
 
 
 class NoLeaderError(ClientError):
@@ -324,7 +324,7 @@ class NoLeaderError(ClientError):
 
 
 class UnreachableError(ClientError):
-    """No peer answered."""
+    """No peer responded."""
 
     code = 651
     name = "UNREACHABLE"
@@ -332,7 +332,7 @@ class UnreachableError(ClientError):
 
 
 class RequestTimedOutError(ClientError):
-    """No answer in time: the request may or may not have taken effect."""
+    """No response in time: the request may or may not have taken effect."""
 
     code = 502
     name = "TIMED_OUT"
@@ -363,18 +363,18 @@ class IndexOutOfRangeError(ClientError):
 
 
 class BadRequestError(ClientError, ValueError):
-    """The request itself is wrong, for example a body above the bound."""
+    """The request itself is wrong, for example a body above the limit."""
 
     code = 411
     name = "BAD_REQUEST"
 
 
 class InvariantViolationError(AssertionError):
-    """A safety property is broken: the replica stops at once."""
+    """A safety property is violated: the replica stops at once."""
 
 
 def invariant(condition: bool, message: str, **values: Any) -> None:
-    """Raises InvariantViolationError unless ``condition``; not stripped by ``python -O``."""
+    """Raise InvariantViolationError unless ``condition``; not stripped by ``python -O``."""
     if not condition:
         shown = " ".join(f"{key}={value}" for key, value in values.items())
         raise InvariantViolationError(f"{message} ({shown})" if shown else message)
@@ -393,7 +393,7 @@ _BY_CODE = _tree(DLedgerError)
 
 
 def error_from_wire(fields: dict[str, Any]) -> DLedgerError:
-    """Returns the error that ``to_wire`` described; an unknown code becomes a plain DLedgerError."""
+    """Return the error that ``to_wire`` encoded; an unknown code becomes a plain DLedgerError."""
     code = fields.get("code")
     kind = _BY_CODE.get(code, DLedgerError) if isinstance(code, int) else DLedgerError
     values = fields.get("values")

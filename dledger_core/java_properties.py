@@ -17,10 +17,10 @@ _KEY_END: Final = re.compile(r"(?<!\\)(?:\\\\)*([=:\t\f ])")
 
 
 class MalformedError(ValueError):
-    """An escape for a character without four hexadecimal digits; ``line`` says where."""
+    """A Unicode escape without four hexadecimal digits, in line ``line``."""
 
     def __init__(self, line: int, text: str) -> None:
-        super().__init__(f"\\u{text} is no character")
+        super().__init__(f"\\u{text} is not a character")
         self.line = line
 
 
@@ -29,9 +29,9 @@ class Property:
     """One pair.
 
     Attributes:
-        line: number of the line where it begins, from 1.
+        line: number of its first line, from 1.
         key: the name.
-        value: the text; blanks at its end are kept, as Java keeps them.
+        value: the text; trailing blanks stay, as in Java.
     """
 
     line: int
@@ -40,10 +40,10 @@ class Property:
 
 
 def read_java_properties(data: bytes) -> list[Property]:
-    """Returns all pairs in order; where a key occurs again, Java goes by the last one.
+    """Return all pairs in order; if a key is repeated, Java uses the last one.
 
     Raises:
-        MalformedError: an escape that Java refuses.
+        MalformedError: an escape that Java rejects.
     """
     found = []
     for number, line in _logical_lines(data.decode("latin-1")):
@@ -53,7 +53,7 @@ def read_java_properties(data: bytes) -> list[Property]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields lines that say something, continued ones joined, with the number of the first."""
+    """Yield lines that are neither empty nor comments, continued ones joined, with the number of the first."""
     begun, joined = 0, ""
     for number, raw in enumerate(_LINE_END.split(text), 1):
         line = raw.lstrip(_BLANKS)
@@ -91,4 +91,4 @@ def _unescaped(number: int, text: str) -> str:
         return chr(int(code, 16))
 
     units = _ESCAPE.sub(replaced, text)
-    return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # pairs of units are one character
+    return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # a surrogate pair is one character

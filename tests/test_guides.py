@@ -52,7 +52,11 @@ def test_each_guarantee_names_tests_that_exist() -> None:
         named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
         assert named, row
         for path, function in named:
-            functions = {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if hasattr(node, "name")}
+            functions = {
+                node.name
+                for node in ast.walk(ast.parse((ROOT / path).read_text()))
+                if isinstance(node, ast.FunctionDef)
+            }
             assert function in functions, f"{path}::{function}"
 
 

@@ -1,4 +1,4 @@
-"""``dledger convert``: copy a foreign or own log into a new store."""
+"""``dledger convert``: copy a log into a new store, or print the fingerprint of a CommitLog."""
 
 from __future__ import annotations
 
@@ -9,34 +9,19 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from pydantic import ByteSize, TypeAdapter
 
-from dledger_core.cli.commitlog import print_fingerprint
-from dledger_core.cli.options import examples, format_option, peers_option
-from dledger_core.cli.output import Format, show_facts
-from dledger_core.cli.progress import Progress, say
-from dledger_core.cli.stopping import stop_requests
-from dledger_core.rocketmq.convert import ConvertRequest, Step, store_directory
+from dledger_core.cli.exits import stop_requests
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, peers_option
+from dledger_core.cli.output import Format, Progress, emit, say, show_result
+from dledger_core.rocketmq.convert import ConvertRequest, Step, read_old_log, store_directory
 from dledger_core.rocketmq.convert import convert as run_conversion
-
-__all__ = ["convert"]
-
-_directory = click.Path(exists=True, file_okay=False, path_type=Path)
-
-
-def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(value))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no size; write 1048576 or 1MiB") from None
 
 
 class _Watch:
-    """Show each step, and stop the conversion after the step during which a signal came.
+    """Show each step, and stop the conversion after the step in which a signal arrived.
 
-    The first phase only reads, and has no steps: there a signal interrupts it at once.
+    The first phase only reads and has no steps: a signal interrupts it at once.
     """
 
     def __init__(self, progress: Progress, stack: ExitStack, *, dry_run: bool) -> None:
@@ -57,46 +42,88 @@ class _Watch:
         )
 
 
-@click.command(
+def _print_fingerprint(context: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
+    """Print the CommitLog's fingerprint and end the command; callback of ``--fingerprint``."""
+    if value is None or context.resilient_parsing:
+        return
+    with Progress("reading the CommitLog", unit="bytes") as progress:
+        found = read_old_log(value, None, lambda done, total: progress.update(done, total=total))
+    emit(str(found.fingerprint))
+    context.exit()
+
+
+@command(
     epilog=examples(
         "dledger convert /var/lib/broker/dledger-n0 dledger-data --group orders --self-id n0 --peers $DLEDGER_PEERS",
-        "dledger convert dledger-data/orders/dledger-n0 for-java --profile A --group orders --self-id n0 --peers ...",
-        "dledger convert /var/lib/broker/commitlog dledger-data --group orders --self-id n0 --peers ... --dry-run",
+        "dledger convert dledger-data/orders/dledger-n0 for-java --profile A --group orders --self-id n0 --peers PEERS",
+        "dledger convert /var/lib/broker/commitlog dledger-data --group orders --self-id n0 --peers PEERS --dry-run",
         "dledger convert --fingerprint /var/lib/broker/commitlog",
     )
 )
-@click.argument("source", type=_directory)
+@click.argument("source", type=EXISTING_DIRECTORY)
 @click.argument("dest", type=click.Path(path_type=Path))
-@click.option("--group", required=True, envvar="DLEDGER_GROUP", show_envvar=True, help="The new log's group.")
-@click.option("--self-id", required=True, help="The node that will serve the new store.")
+@option(
+    "--group",
+    required=True,
+    envvar="DLEDGER_GROUP",
+    metavar="NAME",
+    missing="name the new log's group or set DLEDGER_GROUP",
+    help="Group of the new log.",
+)
+@option(
+    "--self-id",
+    required=True,
+    metavar="NODE",
+    missing="name the node that will serve the new store",
+    help="Node that will serve the new store.",
+)
 @peers_option(required=True)
-@click.option(
+@option(
     "--profile",
     type=click.Choice(["A", "B"]),
     default="B",
     show_default=True,
-    help="Of the new log; A is readable by RocketMQ's DLedger 0.3.1.2.",
+    help="Disk profile of the new log; A is readable by RocketMQ's DLedger 0.3.1.2.",
 )
-@click.option("--commitlog", type=_directory, help="Classic CommitLog that precedes the store SOURCE (a mixed log).")
-@click.option("--log-uuid", help="Identity of the new log (default: kept, or from group, peers and first entry).")
-@click.option("--data-segment-bytes", callback=_size, metavar="SIZE", help="Size of a data file [default: as before].")
-@click.option(
-    "--index-segment-bytes", callback=_size, metavar="SIZE", help="Size of an index file [default: as before]."
+@option(
+    "--commitlog",
+    type=EXISTING_DIRECTORY,
+    metavar="DIR",
+    help="Classic CommitLog that precedes the store SOURCE (a mixed log).",
 )
-@click.option("--opaque", is_flag=True, help="Never look for RocketMQ messages in bodies that move.")
-@click.option(
-    "--cut-tail", is_flag=True, help="Leave out damaged bytes behind a Java store's last entry, as Java does."
+@option(
+    "--log-uuid",
+    metavar="UUID",
+    help="Identity of the new log [default: unchanged, or derived from group, peers and first entry].",
 )
-@click.option("--drop-open", is_flag=True, help="Leave out the entries of open transactions; profile A has none.")
-@click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
-@click.option(
+@option(
+    "--data-segment-bytes",
+    type=SizeType(),
+    metavar="BYTES",
+    help="Size of a data file, such as 64MiB [default: that of SOURCE].",
+)
+@option(
+    "--index-segment-bytes",
+    type=SizeType(),
+    metavar="BYTES",
+    help="Size of an index file, such as 64MiB [default: that of SOURCE].",
+)
+@option("--opaque", is_flag=True, help="Do not adjust RocketMQ messages in relocated bodies.")
+@option(
+    "--cut-tail",
+    is_flag=True,
+    help="Leave out damaged bytes after the last entry of a Java store, as Java's recovery does.",
+)
+@option("--drop-open", is_flag=True, help="Leave out the entries of open transactions, for profile A.")
+@option("--dry-run", is_flag=True, help="Read and check everything; write nothing.")
+@option(
     "--fingerprint",
-    type=_directory,
+    type=EXISTING_DIRECTORY,
     metavar="DIR",
     is_eager=True,
     expose_value=False,
-    callback=print_fingerprint,
-    help="Convert nothing: read the classic CommitLog DIR, print its fingerprint for 'dledger serve', and exit.",
+    callback=_print_fingerprint,
+    help="Only read the classic CommitLog DIR and print its fingerprint for 'dledger serve'.",
 )
 @format_option
 def convert(
@@ -118,9 +145,9 @@ def convert(
 ) -> None:
     """Copy a log into a new store and verify every entry.
 
-    SOURCE is a store of ours or of Java DLedger, a classic CommitLog directory, or a broker's directory with one or
-    both. It is only read; nothing may write to it meanwhile. The new store is DEST/GROUP/dledger-SELF_ID, or DEST if
-    its name is dledger-SELF_ID. Interrupted, the same command goes on where it stopped.
+    SOURCE is a store of this project or of Java DLedger, a classic CommitLog, or a broker's directory with one or both.
+    It is only read, and must not change meanwhile. The new store is DEST/GROUP/dledger-SELF_ID, or DEST if its name is
+    dledger-SELF_ID. After an interruption, the same command continues the copy.
     """
     request = ConvertRequest(
         source=source,
@@ -141,11 +168,11 @@ def convert(
     with ExitStack() as stack:
         progress = stack.enter_context(Progress("checking", unit="bytes"))
         report = run_conversion(request, _Watch(progress, stack, dry_run=dry_run))
-    facts = dataclasses.asdict(report)
+    summary = dataclasses.asdict(report)
     if output == "table":
-        facts = {name: value for name, value in facts.items() if name != "notes"}
-    show_facts(facts, output, "dry run: nothing was written" if dry_run else "converted and verified")
+        summary = {name: value for name, value in summary.items() if name != "notes"}
+    show_result(summary, output, "dry run: nothing was written" if dry_run else "converted and verified")
     for note in report.notes:
         say(f"note: {note}")
     if (report.renumbered or report.moved) and not dry_run:
-        say(f"note: where each entry went is in {report.destination}/meta/index-map.json")
+        say(f"note: the new number of each entry is in {report.destination}/meta/index-map.json")

@@ -8,37 +8,45 @@ from pathlib import Path
 
 import click
 
-from dledger_core.cli.options import examples, format_option, split_groups
-from dledger_core.cli.output import Format, show_facts
-from dledger_core.cli.progress import say
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import format_option, split_groups
+from dledger_core.cli.output import Format, say, show_result
 from dledger_core.cluster import LocalCluster
 
-__all__ = ["dev"]
 
-
-@click.command(epilog=examples("dledger dev", "dledger dev --nodes 5 --group a,b --dir /tmp/my-cluster"))
-@click.option("--nodes", type=click.IntRange(1, 9), default=3, show_default=True, help="How many node processes.")
-@click.option(
+@command(epilog=examples("dledger dev", "dledger dev --nodes 5 --group a,b --dir /tmp/my-cluster"))
+@option(
+    "--nodes",
+    type=click.IntRange(1, 9),
+    default=3,
+    show_default=True,
+    metavar="NUMBER",
+    help="Number of node processes.",
+)
+@option(
     "--group",
     "groups",
     multiple=True,
     default=("default",),
     callback=split_groups,
-    help="Groups; repeat it or use commas.",
+    metavar="NAME",
+    show_default=True,
+    help="Groups; repeat the option or use commas.",
 )
-@click.option(
+@option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the stores here (default: temporary, removed).",
+    metavar="DIR",
+    help="Directory of the stores [default: a temporary one, removed at the end].",
 )
 @format_option
 def dev(nodes: int, groups: tuple[str, ...], directory: Path | None, output: Format) -> None:
     """Start a real cluster on loopback; Ctrl-C stops all of it."""
     say(f"starting {nodes} nodes ...")
     with LocalCluster(nodes, directory, groups) as cluster:
-        leaders = {name: str(cluster.leader(name)) for name in groups}
-        show_facts({"peers": cluster.peers, **{f"leader of {name}": who for name, who in leaders.items()}}, output)
+        leaders = {f"leader of {name}": cluster.leader(name) for name in groups}
+        show_result({"peers": cluster.peers, **leaders}, output)
         say(f"in another terminal:\n  export DLEDGER_PEERS='{cluster.peers}'\n  dledger append hello\n  dledger tail")
         say("Ctrl-C stops the cluster")
         with contextlib.suppress(KeyboardInterrupt):

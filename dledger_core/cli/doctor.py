@@ -1,6 +1,6 @@
-"""``dledger doctor``: what this machine lacks to run nodes, clients and Spark, and what to do about it.
+"""``dledger doctor``: check that this machine can run nodes, clients and Spark, with a remedy for each problem.
 
-Spark is looked at from outside (package metadata, child processes): the core never imports PySpark.
+Spark is checked from outside (package metadata, child processes): the core never imports PySpark.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from pathlib import Path
 
 import click
 
-from dledger_core.cli.exit_codes import EXIT_FINDING
-from dledger_core.cli.options import examples, format_option, peers_option
-from dledger_core.cli.output import Format, show_rows
-from dledger_core.cli.progress import say
+from dledger_core.cli.exits import EXIT_FINDING, EXIT_OK
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import format_option, peers_option
+from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.config import Peer, parse_peers
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.raft import even_group_warning
-
-__all__ = ["doctor"]
 
 _DELTA_JAR = f"*delta-spark_{SPARK_VERSION}_2.13*{DELTA_VERSION}.jar"
 _CONNECT_TIMEOUT_S = 2.0
@@ -39,7 +37,7 @@ _WITH_SPARK = "pip install 'dledger[spark]'"
 
 @dataclass(frozen=True)
 class _Check:
-    """One thing looked at: ``result`` is ok, note (nothing to worry about) or wrong."""
+    """One check: ``result`` is ok, note (no action needed) or wrong."""
 
     what: str
     result: str
@@ -47,26 +45,36 @@ class _Check:
     remedy: str = ""
 
 
-@click.command(
+@command(
+    environment={
+        "JAVA_HOME": "the Java that Spark starts; without it, java on PATH",
+        "PYSPARK_PYTHON": "the Python of Spark's workers",
+    },
     epilog=examples(
         "dledger doctor",
         "dledger doctor --peers 'n0-10.0.0.1:40911;n1-10.0.0.2:40911' --self-id n0 --dir /var/lib/dledger",
-    )
+    ),
 )
 @peers_option(required=False)
-@click.option("--self-id", help="With --peers: this machine is to run that node, so its port must be free.")
-@click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), default=Path(), help="Where stores are to lie. [default: .]"
+@option("--self-id", metavar="NODE", help="Node of --peers that this machine will run: its port must be free.")
+@option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    show_default=True,
+    metavar="DIR",
+    help="Directory for the stores.",
 )
 @format_option
 def doctor(peers: str | None, self_id: str | None, directory: Path, output: Format) -> int:
     """Check that this machine can run nodes, clients and Spark.
 
-    Looks at Python, packages, Java, Spark, Delta, ports, peers and the directory; exit 1 if something is wrong.
+    It checks Python, packages, Java, Spark, Delta, ports, peers and the directory. Exit 1 if a check fails.
     """
     nodes = parse_peers(peers) if peers else ()
     if self_id is not None and self_id not in {peer.node_id for peer in nodes}:
-        raise ConfigError(f"self-id {self_id} is not in the peers string", "--self-id", "name one of the peers")
+        raise ConfigError(f"--self-id {self_id} is not in the peers string", "", "name one of the peers")
     checks = [
         _python(),
         *_packages(),
@@ -78,8 +86,8 @@ def doctor(peers: str | None, self_id: str | None, directory: Path, output: Form
     ]
     show_rows([asdict(check) for check in checks], output)
     wrong = sum(check.result == "wrong" for check in checks)
-    say(f"{wrong} of {len(checks)} checks found something wrong" if wrong else "all is well")
-    return EXIT_FINDING if wrong else 0
+    say(f"{wrong} of {len(checks)} checks failed" if wrong else "no problems found")
+    return EXIT_FINDING if wrong else EXIT_OK
 
 
 def _version(package: str) -> str | None:
@@ -129,7 +137,7 @@ def _pinned(what: str, version: str | None, wanted: str, fits: bool) -> _Check:
 
 
 def _java(*, needed: bool) -> _Check:
-    """The Java that Spark starts, and the one to point JAVA_HOME at if that one does not fit."""
+    """Check the Java that Spark starts; the remedy names a supported one."""
     result = "wrong" if needed else "note"
     try:
         remedy = f"export JAVA_HOME={find_java()}"
@@ -176,7 +184,7 @@ def _directory(directory: Path) -> _Check:
         return _Check(what, "wrong", f"not writable: {error.strerror}", "choose another --dir or change its owner")
     free = shutil.disk_usage(existing).free
     if free < _FREE_BYTES_MIN:
-        return _Check(what, "wrong", f"{free / 1e9:.1f} GB free", "make room: a node needs at least 1 GiB")
+        return _Check(what, "wrong", f"{free / 1e9:.1f} GB free", "free some space: a node needs at least 1 GiB")
     return _Check(what, "ok", f"writable, {free / 1e9:.1f} GB free")
 
 
@@ -194,7 +202,9 @@ def _port_free(peer: Peer) -> _Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((peer.host, peer.port))
     except OSError as error:
-        return _Check(what, "wrong", f"{peer.address}: {error.strerror}", "stop what uses it, or change peers")
+        return _Check(
+            what, "wrong", f"{peer.address}: {error.strerror}", "stop the program that uses it, or change peers"
+        )
     return _Check(what, "ok", f"{peer.address} is free")
 
 
@@ -207,13 +217,13 @@ def _reachable(peer: Peer) -> _Check:
         return _Check(what, "wrong", f"{peer.address}: {reason}", "start the node; check host, port and firewall")
     error_of_node = _refusal(peer)
     if error_of_node is not None:
-        remedy = "check host and port: something listens there, and it does not answer as a node does"
+        remedy = "check host and port: the program that listens there is not a node"
         return _Check(what, "wrong", f"{peer.address}: {error_of_node}", remedy)
-    return _Check(what, "ok", f"{peer.address} answers")
+    return _Check(what, "ok", f"{peer.address} responds")
 
 
 def _refusal(peer: Peer) -> str | None:
-    """Asks the node as a client does; returns why it gave no answer. A node that lacks the group has answered."""
+    """Return why a node does not respond to a client, or None. A node that lacks the group does respond."""
     from dledger_core.connect import Client
 
     try:

@@ -1,33 +1,34 @@
-"""Results on stdout: a table for people, or one JSON document for programs.
-
-Entries are printed by ``entry_writers``, progress by ``progress``.
-"""
+"""Output of commands: results on stdout as a table or as JSON, notes and progress on stderr."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import click
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
     from rich.table import Table
-
-__all__ = ["Format", "emit", "show_facts", "show_rows"]
 
 Format = Literal["table", "json"]
 
+_MIB: Final = 1 << 20
 _UNCUT_WIDTH = 1000
 _ADDRESSES = re.compile("index|term|end|start|position|port|pid")
-"""Numbers that people copy are shown without separators."""
+"""Numbers that are copied into other commands are shown without separators."""
 
 
 def emit(data: str | bytes | memoryview) -> None:
     """Write all of ``data`` to stdout and flush it; text gets a line end if it has none.
 
-    Without a buffer (``PYTHONUNBUFFERED``) one write may take only a part, as on a disk that fills up. The loop writes
-    the rest, or gets the error.
+    Without a buffer (``PYTHONUNBUFFERED``) a write may be partial, for example on a nearly full disk. The loop writes
+    the rest or gets the error.
 
     Raises:
         OSError: the data could not be written.
@@ -41,10 +42,10 @@ def emit(data: str | bytes | memoryview) -> None:
     sys.stdout.buffer.flush()
 
 
-def show_facts(facts: Mapping[str, Any], output: Format, title: str = "") -> None:
+def show_result(result: Mapping[str, Any], output: Format, title: str = "") -> None:
     """Write one result: names and values."""
     if output == "json":
-        emit(json.dumps(facts, default=str))
+        emit(json.dumps(result, default=str))
         return
     from rich.text import Text
 
@@ -52,13 +53,13 @@ def show_facts(facts: Mapping[str, Any], output: Format, title: str = "") -> Non
     table.show_header = False
     table.add_column()
     table.add_column()
-    for name, value in facts.items():
+    for name, value in result.items():
         table.add_row(Text(name.replace("_", " ")), Text(_shown(name, value)))
     _emit_table(table)
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], output: Format, title: str = "") -> None:
-    """Write a list of results of one kind; the first row's names are the columns."""
+    """Write rows with the same names; the names of the first row are the columns."""
     if output == "json":
         emit(json.dumps(rows, default=str))
         return
@@ -99,7 +100,99 @@ def _emit_table(table: Table) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_UNCUT_WIDTH)  # piped tables are not cut to a terminal's width
+        console = Console(width=_UNCUT_WIDTH)  # do not truncate a piped table to the width of a terminal
     with console.capture() as captured:
         console.print(table)
     emit(captured.get())
+
+
+def say(text: str) -> None:
+    """Write one line to stderr."""
+    click.echo(text, err=True)
+
+
+class Progress:
+    """Progress of one task, as a context manager: a bar on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        title: name of the task, such as ``copying``.
+        total: number of units; None = unknown.
+        unit: unit of ``done`` and ``total``; ``bytes`` are shown in MiB.
+        bar: show a bar if stderr is a terminal. Use False for a command that prints to stdout at the same time.
+        every_s: seconds between two lines, and before the first line, without a bar.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None = None,
+        *,
+        unit: Literal["bytes", "entries"] | str = "entries",
+        bar: bool = True,
+        every_s: float = 2.0,
+    ) -> None:
+        self._title, self._total, self._unit, self._every_s = title, total, unit, every_s
+        self._bar = _new_bar() if bar and sys.stderr.isatty() else None
+        self._task = self._bar.add_task(title, total=total, numbers="") if self._bar is not None else None
+        self._began = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, *, total: int | None = None, title: str | None = None, detail: str = "") -> None:
+        """Show ``done`` units of the total.
+
+        Args:
+            done: number of units since the start.
+            total: new total, if it changed.
+            title: new title, if it changed.
+            detail: text after the numbers.
+        """
+        self._total = self._total if total is None else total
+        self._title = self._title if title is None else title
+        if self._bar is not None and self._task is not None:
+            numbers = self._numbers(done, detail)
+            self._bar.update(self._task, completed=done, total=self._total, description=self._title, numbers=numbers)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= self._every_s:
+            self._last_line = now
+            share = f", {100 * done / self._total:.0f} %" if self._total else ""
+            say(f"{self._title}: {self._numbers(done, detail)}{share} ({now - self._began:.0f} s)")
+
+    def say(self, text: str) -> None:
+        """Write one line to stderr, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            say(text)
+
+    def _numbers(self, done: int, detail: str) -> str:
+        scale, unit = (_MIB, "MiB") if self._unit == "bytes" else (1, self._unit)
+        total = f" of {self._total / scale:,.0f}" if self._total else ""
+        return f"{done / scale:,.0f}{total} {unit}" + (f", {detail}" if detail else "")
+
+
+def _new_bar() -> Bar:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

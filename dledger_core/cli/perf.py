@@ -15,22 +15,20 @@ import numpy as np
 import pyarrow as pa
 import uvloop
 
-from dledger_core.cli.options import DurationType, examples, format_option, peers_option
-from dledger_core.cli.output import Format, show_facts
-from dledger_core.cli.progress import say
+from dledger_core.cli.help import CommandGroup, examples, option
+from dledger_core.cli.options import DurationType, format_option, peers_option
+from dledger_core.cli.output import Format, say, show_result
 from dledger_core.config import BATCH_BYTES_MAX, check_group_name
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import ConfigError
 from dledger_core.record import HEADER_BYTES, Columns
-
-__all__ = ["perf"]
 
 _WARM_UP_S = 1.0
 
 
 @dataclass
 class _Load:
-    """What to send, and what was measured."""
+    """A load and its measured latencies."""
 
     columns: Columns
     in_flight: int
@@ -39,7 +37,7 @@ class _Load:
     took_s: float = 0.0
 
     async def run(self, peers: str, group: str) -> None:
-        """Keeps ``in_flight`` requests going for ``seconds``, after a short warm-up that is not counted."""
+        """Keep ``in_flight`` requests in flight for ``seconds``, after a short warm-up that is not counted."""
         async with AsyncClient(peers, group) as client:
             await self._phase(client, min(_WARM_UP_S, self.seconds))
             self.latencies_s.clear()
@@ -56,8 +54,8 @@ class _Load:
             await client.append_columns(self.columns)
             self.latencies_s.append(time.perf_counter() - begun)
 
-    def facts(self) -> dict[str, Any]:
-        """Returns the figures."""
+    def results(self) -> dict[str, Any]:
+        """Return the results."""
         requests = len(self.latencies_s)
         entries = requests * self.columns.count
         millis = np.array(self.latencies_s) * 1000
@@ -75,7 +73,7 @@ class _Load:
         }
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def perf() -> None:
     """Measure throughput and latency."""
 
@@ -84,14 +82,46 @@ def perf() -> None:
     "append", epilog=examples("dledger perf append", "dledger perf append --size 1000 --in-flight 1 --format json")
 )
 @peers_option(required=False)
-@click.option("--group", default="default", show_default=True, help="The group to append to.")
-@click.option("--size", type=click.IntRange(1), default=100, show_default=True, help="Bytes of an entry's body.")
-@click.option(
-    "--request-bytes", type=click.IntRange(1), default=1 << 20, show_default=True, help="Bytes of bodies in a request."
+@option("--group", default="default", show_default=True, metavar="NAME", help="Group to append to.")
+@option(
+    "--size",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    metavar="BYTES",
+    help="Size of an entry's body in bytes.",
 )
-@click.option("--in-flight", type=click.IntRange(1), default=6, show_default=True, help="Requests under way at a time.")
-@click.option("--seconds", type=DurationType(0.1), default=10.0, show_default=True, help="How long to measure.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where the own cluster's stores lie.")
+@option(
+    "--request-bytes",
+    type=click.IntRange(1),
+    default=1 << 20,
+    show_default=True,
+    metavar="BYTES",
+    help="Size of all bodies of a request in bytes.",
+)
+@option(
+    "--in-flight",
+    type=click.IntRange(1),
+    default=6,
+    show_default=True,
+    metavar="NUMBER",
+    help="Number of requests in flight.",
+)
+@option(
+    "--seconds",
+    type=DurationType(0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Duration of the measurement.",
+)
+@option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of the stores without --peers [default: a temporary one].",
+)
 @format_option
 def _append(
     peers: str | None,
@@ -103,13 +133,13 @@ def _append(
     directory: Path | None,
     output: Format,
 ) -> None:
-    """Append random bodies as fast as the cluster takes them, each acknowledged by a majority.
+    """Append random bodies at the maximum rate, each acknowledged by a majority.
 
-    Without --peers it starts three nodes of its own (with fdatasync, as always) and removes them afterwards.
+    Without --peers the command starts three nodes on this machine and removes them afterwards.
     """
     check_group_name(group)
     if peers is not None and directory is not None:
-        raise click.UsageError("--dir is for the own cluster; leave it out with --peers")
+        raise click.UsageError("--dir cannot be used with --peers")
     load = _Load(_random_columns(size, request_bytes), in_flight, seconds)
     with ExitStack() as stack:
         if peers is None:
@@ -118,7 +148,7 @@ def _append(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(load.run(peers, group))
     settings = {"size": size, "request_bytes": request_bytes, "in_flight": in_flight, "nodes": peers.count(";") + 1}
-    show_facts(load.facts() | settings, output, "append")
+    show_result(load.results() | settings, output, "append")
 
 
 def _own_cluster(stack: ExitStack, group: str, directory: Path | None) -> str:
@@ -131,13 +161,13 @@ def _own_cluster(stack: ExitStack, group: str, directory: Path | None) -> str:
 
 
 def _random_columns(size: int, request_bytes: int) -> Columns:
-    """Returns one request of incompressible bodies; made once, so that making it is not measured."""
+    """Return one request of incompressible bodies, made once, so that making it is not measured."""
     count = max(1, request_bytes // size)
     if count * (size + HEADER_BYTES) > BATCH_BYTES_MAX:
         raise ConfigError(
             f"{count} entries of {size} bytes exceed a batch of {BATCH_BYTES_MAX} bytes",
-            "--request-bytes",
-            "choose a smaller request",
+            "",
+            "use a smaller --request-bytes",
         )
     offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
     bodies = pa.Array.from_buffers(

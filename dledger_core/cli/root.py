@@ -1,6 +1,5 @@
-"""The command's root: finds commands, turns every error into one line and an exit code.
+"""The command ``dledger``: finds commands, and turns every error into one line and an exit code.
 
-Exit codes: 0 ok, 1 finding, 2 incomplete, 3 usage or I/O error, 4 storage failure or store suspect, 130 interrupted.
 A command returns its exit code, or None for 0; errors are raised.
 """
 
@@ -15,38 +14,27 @@ from typing import Any, Final
 
 import click
 
-from dledger_core.cli.exit_codes import EXIT_INTERRUPTED, EXIT_STORAGE, EXIT_USAGE
-from dledger_core.cli.stopping import interrupt_on_sigterm
+from dledger_core.cli.exits import EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE, EXIT_USAGE, interrupt_on_sigterm
+from dledger_core.cli.help import Option
+from dledger_core.cli.output import emit
 from dledger_core.errors import DLedgerError, InvariantViolationError
-
-__all__ = ["main"]
 
 _ENTRY_POINTS: Final = "dledger.commands"
 """Other packages add commands to this group of entry points."""
 
-_COMMANDS: Final = {
-    "append": "append:append",
-    "convert": "convert:convert",
-    "dev": "dev:dev",
-    "doctor": "doctor:doctor",
-    "dump": "dump:dump",
-    "get": "read:get",
-    "perf": "perf:perf",
-    "repair": "repair:repair",
-    "serve": "serve:serve",
-    "status": "status:status",
-    "tail": "read:tail",
-    "transfer": "status:transfer",
-    "verify": "store:verify",
-}
+_COMMANDS: Final = (
+    "append", "completion", "convert", "dev", "doctor", "dump", "get", "perf", "repair", "serve", "status", "tail",
+    "transfer", "verify",
+)  # fmt: skip
+"""Each is the module of its name, with a click command of its name."""
 
 
-class _ReaderGoneError(Exception):
-    """Nobody reads our output any more."""
+class _ClosedPipeError(Exception):
+    """The reader of stdout has closed the pipe."""
 
 
 class _Root(click.Group):
-    """A group whose commands live in modules that are imported on use."""
+    """A group whose commands are imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*_COMMANDS, *importlib.metadata.entry_points(group=_ENTRY_POINTS).names})
@@ -54,8 +42,7 @@ class _Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         try:
             if cmd_name in _COMMANDS:
-                module, _, name = _COMMANDS[cmd_name].partition(":")
-                command = getattr(importlib.import_module(f"dledger_core.cli.{module}"), name)
+                command = getattr(importlib.import_module(f"dledger_core.cli.{cmd_name}"), cmd_name)
             else:
                 found = importlib.metadata.entry_points(group=_ENTRY_POINTS, name=cmd_name)
                 if not found:
@@ -68,6 +55,16 @@ class _Root(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{cmd_name} is not a command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            # click suggests only commands that are loaded already.
+            known = self.list_commands(ctx)
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=known, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # A command that fails to import must not break the help page.
@@ -82,32 +79,36 @@ class _Root(click.Group):
             formatter.write_dl(rows)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Runs the command and exits."""
+        """Run the command and exit."""
         interrupt_on_sigterm()
         sys.exit(self._run(*args, **extra))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; click itself would end with 1, a finding, when the reader of the output has left."""
+        """Run the command; click itself would exit with 1, a finding, when the reader of stdout is closed."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise _ReaderGoneError from None
+            raise _ClosedPipeError from None
 
     def _run(self, *args: Any, **extra: Any) -> int:
         try:
             code = super().main(*args, **{"prog_name": "dledger"} | extra | {"standalone_mode": False})
             sys.stdout.flush()
-        except (BrokenPipeError, _ReaderGoneError):
-            # The reader of our output has seen enough; what is still buffered must not fail at exit.
+        except click.exceptions.NoArgsIsHelpError as error:
+            if error.ctx is not None:
+                emit(error.ctx.get_help())
+            return EXIT_OK
+        except (BrokenPipeError, _ClosedPipeError):
+            # The reader, such as head, needs no more output; buffered output must not fail at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        except Exception as error:  # noqa: BLE001  the last place where an error can become a line
+            return EXIT_OK
+        except Exception as error:  # noqa: BLE001  the last place where an error can become one line
             return _explain(error)
-        return code if isinstance(code, int) else 0
+        return code if isinstance(code, int) else EXIT_OK
 
 
 def _explain(error: Exception) -> int:
-    """Writes one line about ``error`` to stderr; returns the exit code."""
+    """Write one line about ``error`` to stderr; return the exit code."""
     if isinstance(error, click.exceptions.Abort):
         return EXIT_INTERRUPTED
     line, code = _line_of(error)
@@ -119,23 +120,29 @@ def _explain(error: Exception) -> int:
 
 def _line_of(error: Exception) -> tuple[str, int]:
     match error:
-        case click.exceptions.NoArgsIsHelpError():
-            return f"no command is given; see '{error.ctx.command_path} --help'", EXIT_USAGE
+        case click.exceptions.MissingParameter(param=click.Option() as option) if option.opts:
+            remedy = option.missing if isinstance(option, Option) and option.missing else f"give it {_value_of(option)}"
+            return f"missing {option.opts[0]}: {remedy}", EXIT_USAGE
         case click.ClickException():
             context = getattr(error, "ctx", None)
             hint = f"; see '{context.command_path} --help'" if context else ""
-            return error.format_message().rstrip(".") + hint, EXIT_USAGE
+            text = error.format_message().rstrip(".").replace("Missing argument", "missing argument")
+            return text + hint, EXIT_USAGE
         case DLedgerError():
             return str(error), error.exit_code
         case InvariantViolationError():
-            return f"{error}: a safety property is broken, this store is suspect; please report it", EXIT_STORAGE
+            return f"{error}: a safety property is violated, the store needs verification; report it", EXIT_STORAGE
         case OSError():
             about = f" at {error.filename}" if error.filename else ""
-            remedy = "; check the path, its permissions and the room on the disk" if about else ""
+            remedy = "; check the path, its permissions and the free disk space" if about else ""
             return f"{error.strerror or error}{about}{remedy}", EXIT_USAGE
         case _:
             known = f"{type(error).__name__}: {error}".splitlines()[0]
-            return f"unexpected {known}; please report it with the output of DLEDGER_DEBUG=1", EXIT_USAGE
+            return f"unexpected {known}; report it with the output of DLEDGER_DEBUG=1", EXIT_USAGE
+
+
+def _value_of(option: click.Option) -> str:
+    return f"a value, {option.help.rstrip('.')}" if option.help else "a value"
 
 
 @click.group(
@@ -143,13 +150,13 @@ def _line_of(error: Exception) -> tuple[str, int]:
     cls=_Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="""\b
-Try it:
+First steps:
   dledger dev                    three nodes on this machine; it prints the line to export
   export DLEDGER_PEERS=...       in another terminal
   dledger append hello world
   dledger tail
 
-Exit codes: 0 ok, 1 finding, 2 incomplete, 3 usage or I/O error, 4 storage failure.""",
+Exit codes: 0 success, 1 finding, 2 incomplete, 3 usage or I/O error, 4 storage failure.""",
 )
 @click.version_option(package_name="dledger", prog_name="dledger")
 def main() -> None:

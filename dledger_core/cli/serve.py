@@ -9,50 +9,60 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from pydantic.fields import FieldInfo
+from pydantic import ByteSize
 
-from dledger_core.cli.commitlog import check_commitlog, start_after
-from dledger_core.cli.options import examples, format_option
-from dledger_core.cli.output import Format, show_facts
-from dledger_core.cli.progress import say
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import format_option
+from dledger_core.cli.output import Format, Progress, say, show_result
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
+from dledger_core.errors import ConfigError, StoreMismatchError
+from dledger_core.rocketmq.convert import OldLog, begin_behind, read_old_log
 from dledger_core.rocketmq.remoting.port import remoting_port
-from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
+from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, open_log_prefix
 from dledger_core.server import NodeServer, run
+from dledger_core.server.config import ServerConfig
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout, open_identity
 
 if TYPE_CHECKING:
     from dledger_core.rocketmq.store.broker_conf import BrokerConf
-
-__all__ = ["serve"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _setting_options(command: _F) -> _F:
-    """Adds one flag per field of the settings; values are checked by the model, like those of the file."""
+    """Add one option per field of the settings; the model checks their values, like those of the file."""
     for name, field in reversed(ServeSettings.model_fields.items()):
-        default = "" if field.is_required() or field.default in (None, ()) else f"  [default: {_plain(field.default)}]"
-        command = click.option(
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        shown = f" [default: {_in_units(field.default)}]"
+        if field.is_required():
+            shown = " [required, here or in a file]"
+        elif field.default in (None, ()):
+            shown = ""
+        command = option(
             f"--{flag_of(name)}",
             name,
             multiple=isinstance(field.default, tuple),
             envvar="DLEDGER_PEERS" if name == "peers" else None,
-            metavar=_metavar(name, field),
-            help=f"{field.description}{default}",
+            metavar=extra.get("metavar"),
+            section=extra["section"],
+            help=f"{field.description}{shown}",
         )(command)
     return command
 
 
-def _metavar(name: str, field: FieldInfo) -> str:
-    extra = field.json_schema_extra
-    return str(extra["metavar"]) if isinstance(extra, dict) else flag_of(name).upper().rsplit("-", 1)[-1]
+def _in_units(value: Any) -> str:
+    if isinstance(value, ByteSize):
+        unit = next(unit for unit in (30, 20, 0) if value % (1 << unit) == 0)
+        return f"{value >> unit}{ {30: 'GiB', 20: 'MiB', 0: ''}[unit] }"
+    return _plain(value)
 
 
 def _plain(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-@click.command(
+@command(
     epilog=examples(
         "dledger serve --peers 'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913' --self-id n0",
         """printf 'peers = "n0-127.0.0.1:40911"\\nself-id = "n0"\\n' > n0.toml""",
@@ -62,50 +72,125 @@ def _plain(value: Any) -> str:
     )
 )
 @_setting_options
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="TOML file; its keys are these flags without dashes in front."
+@option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    section="Files",
+    help="TOML file; its keys are the names of these options without the leading dashes.",
 )
-@click.option(
+@option(
     "--broker-conf",
     type=click.Path(path_type=Path),
-    help="A RocketMQ broker's configuration: its dLegerGroup, dLegerPeers, dLegerSelfId, storePathRootDir and "
-    "mappedFileSizeCommitLog are taken over.",
+    metavar="FILE",
+    section="Files",
+    help="A RocketMQ broker's configuration; its dLegerGroup, dLegerPeers, dLegerSelfId, storePathRootDir and "
+    "mappedFileSizeCommitLog are used.",
 )
-@click.option("--check", is_flag=True, help="Check and show the settings, start nothing.")
+@option("--check", is_flag=True, section="Output", help="Check and print the settings without starting.")
 @format_option
 def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Format, **flags: Any) -> None:
     """Run one node until SIGTERM or Ctrl-C; its log goes to stderr.
 
-    Flags override the file, which overrides a broker's. Sizes may be written like 64MiB.
+    Options override the file of --config, which overrides a broker's file. Sizes are numbers of bytes or like 64MiB.
     """
     settings = read_settings(config, flags, None if broker_conf is None else _broker(broker_conf))
     server_config = settings.server_config()
     commitlog = None
     if settings.commitlog is not None:
-        commitlog = check_commitlog(settings.commitlog, settings.fingerprint, server_config)
+        commitlog = _check_commitlog(settings.commitlog, settings.fingerprint, server_config)
     if check:
-        show_facts({flag_of(name): _plain(value) for name, value in settings}, output)
+        show_result({flag_of(name): _plain(value) for name, value in settings}, output)
         return
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     if commitlog is not None:
-        start_after(commitlog, server_config)
+        _start_after(commitlog, server_config)
     me = server_config.me
-    facts = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
+    about = {"node": me.node_id, "address": me.address, "groups": _plain(server_config.groups), "pid": os.getpid()}
 
     def started(node: NodeServer) -> None:
-        show_facts(facts, output, "listening")
+        show_result(about, output, "listening")
 
     foreign_port = None if settings.no_remoting else remoting_port
     run(server_config, started, open_log_prefix=open_log_prefix, foreign_port=foreign_port)
 
 
 def _broker(path: Path) -> BrokerConf:
-    """Reads a broker's configuration; says what of it is ignored."""
+    """Read a broker's configuration and report ignored keys."""
     from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 
     broker = read_broker_conf(path)
     for remark in broker.remarks():
         say(remark)
     return broker
+
+
+def _check_commitlog(directory: Path, fingerprint: str | None, config: ServerConfig) -> OldLog | None:
+    """Compare a CommitLog with the fingerprint that is set on all nodes.
+
+    Args:
+        directory: the CommitLog.
+        fingerprint: output of ``dledger convert --fingerprint``; None only if the log exists already.
+        config: the node's settings.
+
+    Returns:
+        The CommitLog, None if the log exists already.
+
+    Raises:
+        ConfigError: several groups, no fingerprint for a new log, a log that did not start after a CommitLog.
+        StoreMismatchError: the CommitLog, or the one that the log started after, has another fingerprint.
+    """
+    if len(config.groups) != 1:
+        raise ConfigError("--commitlog needs a node with one group", "", "host the other groups on other nodes")
+    (group,) = config.groups
+    given = None if fingerprint is None else CommitLogFingerprint.parse(fingerprint)
+    store = config.store_path(group)
+    meta = open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id)
+    if meta is not None:
+        if meta.behind is None and (meta.first_position, meta.first_index) == (0, 0):
+            raise ConfigError("the log did not start after a CommitLog", str(store), "leave --commitlog out")
+        if given is not None and meta.behind not in (None, str(given)):
+            raise StoreMismatchError(
+                f"the log started after the CommitLog with fingerprint {meta.behind}, not {given}",
+                str(store),
+                "correct --fingerprint, or move the store away if it belongs to another group",
+            )
+        return None
+    if given is None:
+        raise ConfigError(
+            "--commitlog needs --fingerprint for a new log",
+            "",
+            f"print it on one node with 'dledger convert --fingerprint {directory}' and give it to all nodes",
+        )
+    with _reading() as progress:
+        found = read_old_log(directory, given.start, lambda done, total: progress.update(done, total=total))
+    if found.fingerprint != given:
+        raise StoreMismatchError(
+            f"the CommitLog has fingerprint {found.fingerprint}, not {given}",
+            str(directory),
+            "print it on each node with 'dledger convert --fingerprint DIR', and copy the files from a node that has "
+            "the correct one",
+        )
+    return found
+
+
+def _start_after(commitlog: OldLog, config: ServerConfig) -> None:
+    """Create the store of a log that starts after ``commitlog``, which ``_check_commitlog`` returned."""
+    (group,) = config.groups
+    with _reading() as progress:
+        begin_behind(
+            commitlog,
+            config.store_path(group),
+            group=group,
+            node_id=config.self_id,
+            config=config.storage,
+            on_bytes=lambda done, total: progress.update(done, total=total),
+        )
+    position, files = commitlog.fingerprint.end, len(commitlog.files)
+    say(f"group {group} starts at position {position}, after {files} files of the CommitLog")
+
+
+def _reading() -> Progress:
+    return Progress("reading the CommitLog", unit="bytes")

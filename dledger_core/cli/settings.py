@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from dledger_core.config import (
     BATCH_BYTES_MAX,
@@ -31,13 +33,11 @@ if TYPE_CHECKING:
     from dledger_core.rocketmq.store.broker_conf import BrokerConf
 
 _SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
-"""Java maps a file as a whole, and counts its bytes in an int."""
-
-__all__ = ["ServeSettings", "flag_of", "read_settings"]
+"""Java maps a complete file and counts its bytes in an int."""
 
 
 def _groups(value: Any) -> Any:
-    """Read groups from one string with commas, or from a list of such strings."""
+    """Return the groups of one string with commas, or of a list of such strings."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):
         return parse_groups(",".join(texts), "group")
@@ -45,15 +45,20 @@ def _groups(value: Any) -> Any:
 
 
 def _path(value: Any) -> Any:
-    """An empty string is a variable of the shell that was not set, not the current directory."""
+    """Reject an empty string: it comes from an unset shell variable and does not mean the current directory."""
     if value == "":
-        raise ValueError("it is empty; write '.' for the current directory")
+        raise ValueError("must not be empty ('.' is the current directory)")
     return value
 
 
 def _lines(value: Any) -> Any:
-    """One string, or a list of them, each kept as it is."""
+    """Return one string as a tuple, a list unchanged."""
     return (value,) if isinstance(value, str) else value
+
+
+def _setting(section: str, description: str, default: Any = ..., *, metavar: str, **limits: Any) -> Any:
+    """Return a field; ``section`` and ``metavar`` are those of its option."""
+    return Field(default, description=description, json_schema_extra={"section": section, "metavar": metavar}, **limits)
 
 
 Groups = Annotated[tuple[str, ...], BeforeValidator(_groups)]
@@ -61,90 +66,165 @@ Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 
 
 def flag_of(field: str) -> str:
-    """Returns the key and flag name of a field: ``self_id`` is ``self-id``."""
+    """Return the key and flag name of a field: ``self_id`` is ``self-id``."""
     return field.replace("_", "-")
 
 
 class ServeSettings(BaseModel):
-    """What a node is told at start. Descriptions are the flags' help."""
+    """Settings of a node. Descriptions are the help of the options."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=flag_of)
 
-    peers: str = Field(description="All nodes, this one included: 'n0-host:port;n1-host:port'.")
-    self_id: str = Field(description="This node's id in peers.")
-    group: Groups = Field(("default",), description="Groups to host; repeat it or use commas.")
-    dir: Annotated[Path, BeforeValidator(_path)] = Field(
-        Path("dledger-data"), description="Root directory; a store is DIR/GROUP/dledger-SELF_ID."
+    peers: str = _setting(
+        "Node", "All nodes of the groups, this one included: 'n0-host:port;n1-host:port'.", metavar="PEERS"
     )
-    host: str | None = Field(None, min_length=1, description="Address to listen on (default: the one in peers).")
-    profile: Literal["A", "B"] = Field("B", description="Disk profile; A is readable by RocketMQ's DLedger 0.3.1.2.")
-    durability: Literal["fsync", "page-cache"] = Field("fsync", description="What an acknowledged entry survives.")
-    data_segment_bytes: ByteSize = Field(
-        ByteSize(DATA_SEGMENT_BYTES), ge=1024, le=_SEGMENT_BYTES_MAX, description="Size of a data file."
+    self_id: str = _setting("Node", "Id of this node in --peers.", metavar="NODE")
+    group: Groups = _setting("Node", "Groups to host; repeat the option or use commas.", ("default",), metavar="NAME")
+    dir: Annotated[Path, BeforeValidator(_path)] = _setting(
+        "Node", "Root directory; a store is DIR/GROUP/dledger-NODE.", Path("dledger-data"), metavar="DIR"
     )
-    index_segment_bytes: ByteSize = Field(
-        ByteSize(INDEX_SEGMENT_BYTES), ge=32, le=_SEGMENT_BYTES_MAX, description="Size of an index file."
+    host: str | None = _setting(
+        "Node", "Address to listen on [default: the one in --peers].", None, metavar="HOST", min_length=1
     )
-    preallocate_bytes: ByteSize = Field(ByteSize(64 << 20), description="Zeros at most ahead of a busy log's tail.")
-    tick_ms: int = Field(20, ge=1, description="Length of a tick.")
-    election_ms: int = Field(400, ge=1, description="A follower campaigns after this long to twice as long.")
-    heartbeat_ms: int = Field(60, ge=1, description="A leader sends heartbeats this often.")
-    preferred_leaders: Lines = Field(
+    profile: Literal["A", "B"] = _setting(
+        "Storage", "Disk profile of a new log; A is readable by RocketMQ's DLedger 0.3.1.2.", "B", metavar="A|B"
+    )
+    durability: Literal["fsync", "page-cache"] = _setting(
+        "Storage",
+        "Acknowledge an append after fsync on a majority, or once it is in a majority's page cache.",
+        "fsync",
+        metavar="fsync|page-cache",
+    )
+    data_segment_bytes: ByteSize = _setting(
+        "Storage", "Size of a data file.", ByteSize(DATA_SEGMENT_BYTES), metavar="BYTES", ge=1024, le=_SEGMENT_BYTES_MAX
+    )
+    index_segment_bytes: ByteSize = _setting(
+        "Storage",
+        "Size of an index file.",
+        ByteSize(INDEX_SEGMENT_BYTES),
+        metavar="BYTES",
+        ge=32,
+        le=_SEGMENT_BYTES_MAX,
+    )
+    preallocate_bytes: ByteSize = _setting(
+        "Storage", "Maximum of preallocated bytes after the end of a busy log.", ByteSize(64 << 20), metavar="BYTES"
+    )
+    scrub_bytes_per_second: ByteSize = _setting(
+        "Storage",
+        "Background scrub rate in bytes per second; 0 disables scrubbing.",
+        ByteSize(8 << 20),
+        metavar="BYTES",
+    )
+    scrub_pause_s: float = _setting(
+        "Storage", "Pause between two scrubs in seconds.", 3600.0, metavar="SECONDS", ge=0.05, le=1e9
+    )
+    tick_ms: int = _setting("Raft", "Length of a tick in ms.", 20, metavar="MS", ge=1)
+    election_ms: int = _setting(
+        "Raft",
+        "Minimum election timeout in ms; each timeout is random, up to twice this.",
+        400,
+        metavar="MS",
+        ge=1,
+    )
+    heartbeat_ms: int = _setting("Raft", "Interval of a leader's heartbeats in ms.", 60, metavar="MS", ge=1)
+    preferred_leaders: Lines = _setting(
+        "Raft",
+        "Nodes that should lead when they have caught up, best first: N1,N2 for all groups, GROUP=N1,N2 for one "
+        "(repeat the option), none [default: spread several groups over the nodes].",
         (),
-        description="Nodes that should lead when caught up, best first: N1,N2 for all groups, GROUP=N1,N2 for one "
-        "(repeat it), none. Default: spread over the nodes if there are several groups.",
+        metavar="NODES",
     )
-    on_role_change: str | None = Field(
-        None,
-        description="Run CMD at each role change, without a shell, with DLEDGER_GROUP, DLEDGER_NODE, DLEDGER_ROLE, "
+    on_role_change: str | None = _setting(
+        "Raft",
+        "Run CMD at each role change, without a shell, with DLEDGER_GROUP, DLEDGER_NODE, DLEDGER_ROLE, "
         "DLEDGER_BROKER_ROLE (master or slave), DLEDGER_TERM and DLEDGER_LEADER in its environment.",
-        json_schema_extra={"metavar": "CMD"},
-    )
-    inflight_bytes: ByteSize = Field(
-        ByteSize(256 << 20), ge=BATCH_BYTES_MAX, description="Appends held at most; more is answered BUSY."
-    )
-    transaction_timeout_ms: int = Field(900_000, ge=1, description="Open transactions older than this are aborted.")
-    file_reserved_hours: int | None = Field(
-        None, ge=1, description="Delete data files whose newest entry is older than this; without it none for its age."
-    )
-    delete_when: str = Field("04", description="Hours of the day, local time, to delete old files in: 04;16, or any.")
-    disk_space_ratio_to_check_expired: float = Field(
-        0.70, ge=0.5, le=0.95, description="Where more of the disk is in use, old files are deleted at any hour."
-    )
-    retain_bytes: ByteSize | None = Field(
-        None, ge=1, description="Delete a group's oldest files while this much is left; without it none for its size."
-    )
-    enable_disk_force_clean: bool = Field(
-        False, description="Delete the oldest files, however young, when the disk is nearly full."
-    )
-    disk_space_ratio_to_force_clean: float = Field(
-        0.85, ge=0.5, le=0.95, description="Nearly full, for enable-disk-force-clean, is above this part in use."
-    )
-    disk_full_bytes: ByteSize | None = Field(
-        None, description="Refuse appends while less of the disk is free (default: 256MiB); 0 for never."
-    )
-    scrub_bytes_per_second: ByteSize = Field(
-        ByteSize(8 << 20), description="Read all that is held this fast, to find damage; 0 for never."
-    )
-    scrub_pause_s: float = Field(3600.0, ge=0.05, le=1e9, description="Rest between two such rounds.")
-    commitlog: Annotated[Path | None, BeforeValidator(_path)] = Field(
         None,
-        description="Start the group after this classic CommitLog, as RocketMQ's upgrade to DLedger does: index 0 "
-        "lies where it ends. It is only read; its files are linked to DIR/GROUP/commitlog.",
+        metavar="CMD",
     )
-    fingerprint: str | None = Field(
+    inflight_bytes: ByteSize = _setting(
+        "Limits",
+        "Maximum of bytes of appends in flight; further appends get BUSY.",
+        ByteSize(256 << 20),
+        metavar="BYTES",
+        ge=BATCH_BYTES_MAX,
+    )
+    transaction_timeout_ms: int = _setting(
+        "Limits", "Abort transactions that are open for longer than this, in ms.", 900_000, metavar="MS", ge=1
+    )
+    disk_full_bytes: ByteSize | None = _setting(
+        "Limits",
+        "Reject appends while fewer bytes of the disk are free; 0 disables this [default: 256MiB].",
         None,
-        description="Fingerprint of the CommitLog, as 'dledger convert --fingerprint DIR' prints it on one node; "
-        "--commitlog needs it for a new log.",
+        metavar="BYTES",
     )
-    no_remoting: bool = Field(False, description="Refuse clients that speak RocketMQ's remoting, as Java's do.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the node logs.")
+    file_reserved_hours: int | None = _setting(
+        "Retention",
+        "Delete data files whose newest entry is older than this many hours [default: no age limit].",
+        None,
+        metavar="HOURS",
+        ge=1,
+    )
+    delete_when: str = _setting(
+        "Retention",
+        "Hours of the day, local time, in which expired files are deleted: 04;16, or any.",
+        "04",
+        metavar="HOURS",
+    )
+    disk_space_ratio_to_check_expired: float = _setting(
+        "Retention",
+        "Disk usage ratio above which expired files are deleted at any hour.",
+        0.70,
+        metavar="RATIO",
+        ge=0.5,
+        le=0.95,
+    )
+    retain_bytes: ByteSize | None = _setting(
+        "Retention",
+        "Delete a group's oldest files as long as this many bytes remain [default: no size limit].",
+        None,
+        metavar="BYTES",
+        ge=1,
+    )
+    enable_disk_force_clean: bool = _setting(
+        "Retention",
+        "Delete the oldest files, whatever their age, when the disk is nearly full.",
+        False,
+        metavar="BOOLEAN",
+    )
+    disk_space_ratio_to_force_clean: float = _setting(
+        "Retention",
+        "Disk usage ratio above which --enable-disk-force-clean deletes files.",
+        0.85,
+        metavar="RATIO",
+        ge=0.5,
+        le=0.95,
+    )
+    commitlog: Annotated[Path | None, BeforeValidator(_path)] = _setting(
+        "RocketMQ",
+        "Start the group after this classic CommitLog, as RocketMQ's upgrade to DLedger does: index 0 is at its end. "
+        "The CommitLog is only read; its files are linked to DIR/GROUP/commitlog.",
+        None,
+        metavar="DIR",
+    )
+    fingerprint: str | None = _setting(
+        "RocketMQ",
+        "Fingerprint of the CommitLog, printed by 'dledger convert --fingerprint DIR' on one node; required by "
+        "--commitlog for a new log.",
+        None,
+        metavar="TEXT",
+    )
+    no_remoting: bool = _setting(
+        "RocketMQ", "Reject clients that use RocketMQ's remoting protocol.", False, metavar="BOOLEAN"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "Output", "Lowest level of the node's log.", "info", metavar="LEVEL"
+    )
 
     def server_config(self) -> ServerConfig:
-        """Returns the checked settings of the server; times become ticks.
+        """Return the checked settings of the server; times become ticks.
 
         Raises:
-            ConfigError: settings that do not fit each other.
+            ConfigError: settings contradict each other.
         """
         election = max(1, self.election_ms // self.tick_ms)
         peers = parse_peers(self.peers)
@@ -188,7 +268,7 @@ class ServeSettings(BaseModel):
         )
 
     def _preferred(self, peers: tuple[Peer, ...]) -> dict[str, tuple[NodeId, ...]]:
-        """Returns the preferred leaders of each group; ``none`` is no preference unless a node is called so."""
+        """Return the preferred leaders of each group; ``none`` means no preference, unless a node has that id."""
         if not self.preferred_leaders and len(self.group) > 1:
             return spread_leaders(self.group, peers)
         found: dict[str, tuple[NodeId, ...]] = {}
@@ -203,15 +283,15 @@ class ServeSettings(BaseModel):
 
 
 def read_settings(path: Path | None, flags: Mapping[str, Any], broker: BrokerConf | None = None) -> ServeSettings:
-    """Returns the settings of a broker's file overridden by a TOML file, overridden by flags.
+    """Return the settings of a broker's file, overridden by a TOML file, overridden by options.
 
     Args:
         path: the TOML file, or None.
-        flags: field name → value; None and empty mean "not given".
+        flags: field name → value; None and an empty tuple mean "not given".
         broker: a broker's configuration, or None.
 
     Raises:
-        ConfigError: unreadable file, unknown key, wrong or missing value; a broker's own store that is not converted.
+        ConfigError: unreadable file, unknown key, wrong or missing value; the broker's own store is not converted.
     """
     values = _of_broker(broker) if broker is not None else {}
     values |= _read_toml(path) if path is not None else {}
@@ -224,19 +304,23 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], broker: BrokerCon
         if isinstance(cause, ConfigError):
             raise cause from None
         key = str(first["loc"][0])
-        missing = first["type"] == "missing"
-        what = (
-            f"{key} is missing"
-            if missing
-            else f"{key} = {first['input']!r} is wrong: {first['msg'].removeprefix('Value error, ')}"
-        )
+        if first["type"] == "missing":
+            remedy = {"peers": "list all nodes, set DLEDGER_PEERS", "self-id": "name this node"}[key]
+            raise ConfigError(f"missing --{key}", "", f"{remedy}, or add {key} to the file of --config") from None
         given = any(flag_of(name) == key and value not in (None, ()) for name, value in flags.items())
-        where = f"--{key}" if given or path is None else str(path)
-        remedy = f"give --{key}, or {key} in the file of --config" if missing else "correct the value"
-        raise ConfigError(what, where, remedy) from None
+        where = "" if given or path is None else str(path)
+        raise ConfigError(f"{key if where else '--' + key} {_reason(first)}, got {first['input']!r}", where) from None
     if broker is not None:
         _check_converted(settings, broker)
     return settings
+
+
+def _reason(error: ErrorDetails) -> str:
+    """Return the requirement on a value, such as ``must be above 1``."""
+    if error["type"] == "byte_size":
+        return "must be a number of bytes or a size such as 64MiB"
+    text = error["msg"].removeprefix("Value error, ").partition(", unable to")[0]
+    return re.sub(r"^(Input|String) should ", "must ", text)
 
 
 def _of_broker(broker: BrokerConf) -> dict[str, Any]:
@@ -250,7 +334,7 @@ def _of_broker(broker: BrokerConf) -> dict[str, Any]:
 
 
 def _check_converted(settings: ServeSettings, broker: BrokerConf) -> None:
-    """Refuses to start with an empty log where the broker's own lies, which nobody has converted yet."""
+    """Raise an error if the node would start with an empty log although the broker's own log exists."""
     store = settings.dir / broker.group / f"dledger-{settings.self_id}"
     if settings.dir != broker.root or store.exists() or not (broker.broker_store / "data").is_dir():
         return
@@ -259,9 +343,9 @@ def _check_converted(settings: ServeSettings, broker: BrokerConf) -> None:
         words += ["--commitlog", str(broker.root / "commitlog")]
     words += ["--group", broker.group, "--self-id", broker.self_id, "--peers", broker.peers]
     raise ConfigError(
-        "the broker's own store lies here and was not converted: the node would start with an empty log",
+        "the broker's own store is not converted: the node would start with an empty log",
         str(broker.broker_store),
-        f"convert it: {shlex.join(words)}; or give another --dir for an empty log",
+        f"convert it: {shlex.join(words)}; or use another --dir for an empty log",
     )
 
 

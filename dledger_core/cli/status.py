@@ -1,4 +1,4 @@
-"""``dledger status`` and ``dledger transfer``: the nodes of a group and who leads it."""
+"""``dledger status``: the nodes of a group, its leader, and changes of roles."""
 
 from __future__ import annotations
 
@@ -7,47 +7,42 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import click
-
-from dledger_core.cli.exit_codes import EXIT_FINDING
-from dledger_core.cli.options import connect, connection_options, examples, format_option, is_java
-from dledger_core.cli.output import Format, emit, show_facts, show_rows
-from dledger_core.cli.progress import say
+from dledger_core.cli.exits import EXIT_FINDING
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import Connection, connection_options, format_option
+from dledger_core.cli.output import Format, emit, say, show_result, show_rows
 from dledger_core.raft import even_group_warning
 
 if TYPE_CHECKING:
     from dledger_core.client import RoleChange
 
-__all__ = ["status", "transfer"]
 
-
-@click.command(
-    epilog=examples("dledger status", "dledger status --group default --format json", "dledger status --watch")
-)
+@command(epilog=examples("dledger status", "dledger status --group default --format json", "dledger status --watch"))
 @connection_options
-@click.option("--watch", is_flag=True, help="Write each node's role, then every change as it comes, until Ctrl-C.")
+@option("--watch", is_flag=True, help="Print each node's role, then every change, until Ctrl-C.")
 @format_option
-def status(peers: str, group: str, timeout: float, watch: bool, output: Format) -> int:
+def status(connection: Connection, watch: bool, output: Format) -> int:
     """Show the nodes of a group.
 
-    Each node's role, how far its log reaches, and what attempts take that lost (of Spark's tasks: readers do not see
-    them, retention removes them); exit 1 if a node or the leader is missing. With --watch one line per change (JSON:
-    one object a line); a leader is RocketMQ's master, all others are slaves.
+    For each node: its role, the range of its log, and the space of orphaned attempts of Spark tasks, which readers do
+    not see and retention removes. Exit 1 if a node or the leader is missing. With --watch, one line per change (JSON:
+    one object per line); a leader is RocketMQ's master, all others are slaves.
     """
-    with connect(peers, group, timeout) as client:
+    group = connection.group
+    with connection.client() as client:
         metadata = client.metadata(space=not watch)
         if watch:
             for change in client.role_changes():
                 _show_change(group, change, output)
     nodes = [dataclasses.asdict(node) for node in metadata.nodes]
     if output == "json":
-        facts = {"group": group, "leader_id": metadata.leader_id, "term": metadata.term}
-        show_facts(facts | {"preferred_leaders": metadata.preferred_leaders, "nodes": nodes}, output)
+        summary = {"group": group, "leader_id": metadata.leader_id, "term": metadata.term}
+        show_result(summary | {"preferred_leaders": metadata.preferred_leaders, "nodes": nodes}, output)
     else:
         leader = metadata.leader_id or "none"
-        # What an unreachable node did not say is shown as "-", and what no Java node says.
+        # Show values that an unreachable node, or Java's protocol, does not report as "-".
         shown = [
-            {k: None if v == -1 and (is_java() or not node["reachable"]) else v for k, v in node.items()}
+            {k: None if v == -1 and (connection.is_java or not node["reachable"]) else v for k, v in node.items()}
             for node in nodes
         ]
         if not any(node["lost_entries"] for node in shown):
@@ -57,14 +52,14 @@ def status(peers: str, group: str, timeout: float, watch: bool, output: Format) 
         show_rows(shown, output, f"group {group}: leader {leader}, term {metadata.term}{preferred}")
     missing = [str(node.node_id) for node in metadata.nodes if not node.reachable]
     if missing:
-        say(f"not reachable: {', '.join(missing)}")
+        say(f"unreachable: {', '.join(missing)}")
     if (warning := even_group_warning(len(nodes))) is not None:
         say(warning)
     for node in metadata.nodes:
         if node.is_recovering:
-            say(f"{node.node_id} lost the end of its log, and has no vote until a leader has given it back")
+            say(f"{node.node_id} lost the end of its log: it is recovering, and votes once a leader has sent the rest")
     if metadata.leader_id is None:
-        say("no leader: a majority of the nodes must be running and see each other")
+        say("no leader: a majority of the nodes must be running and connected")
     return EXIT_FINDING if missing or metadata.leader_id is None else 0
 
 
@@ -79,18 +74,3 @@ def _show_change(group: str, change: RoleChange, output: Format) -> None:
     else:
         role = f"{change.role} ({change.broker_role})"
         emit(f"{time}  {change.node_id}  {role:<22}  term {change.term}  leader {change.leader_id or '-'}")
-
-
-@click.command(epilog=examples("dledger transfer n2"))
-@connection_options
-@format_option
-@click.argument("node_id")
-def transfer(peers: str, group: str, timeout: float, output: Format, node_id: str) -> None:
-    """Hand leadership over to another node.
-
-    No entry is lost; appends pause for a moment. If the group has a preferred leader, it gets the lead back after
-    about five minutes.
-    """
-    with connect(peers, group, timeout) as client:
-        client.transfer_leadership(node_id)
-    show_facts({"group": group, "leader_id": node_id}, output)

@@ -19,13 +19,16 @@ from dledger_core.cli import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
     EXIT_OK,
+    CommandGroup,
     DurationType,
     Format,
+    command,
     examples,
     format_option,
+    option,
     peers_option,
     say,
-    show_facts,
+    show_result,
     show_rows,
     timeout_option,
 )
@@ -51,7 +54,7 @@ checkpoint_argument = click.argument("directory", metavar="DIR", callback=_check
 """DIR, checked: a directory on this machine."""
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def checkpoint() -> None:
     """Look into the checkpoint of a Spark query."""
 
@@ -60,7 +63,7 @@ def checkpoint() -> None:
     epilog=examples("dledger checkpoint show /data/c", "dledger checkpoint show /data/c --last 1 --format json")
 )
 @format_option
-@click.option(
+@option(
     "--last", type=click.IntRange(1), default=5, show_default=True, help="Number of micro-batches to show, newest last."
 )
 @checkpoint_argument
@@ -75,9 +78,9 @@ def show(output: Format, last: int, directory: Path) -> None:
     facts = _facts(found)
     rows = [row for batch in found.batches[-last:] for row in _rows(batch)]
     if output == "json":
-        show_facts(facts | {"positions": rows}, output)
+        show_result(facts | {"positions": rows}, output)
     else:
-        show_facts(facts, output)
+        show_result(facts, output)
         show_rows(rows, output)
 
 
@@ -89,7 +92,7 @@ def show(output: Format, last: int, directory: Path) -> None:
     )
 )
 @format_option
-@click.option(
+@option(
     "--at",
     type=click.Choice(["committed", "planned"]),
     default="committed",
@@ -109,7 +112,7 @@ def export(output: Format, at: str, directory: Path) -> None:
     if not sources:
         raise ConfigError("the query has found no group yet", str(directory), "start the new query as this one")
     if output == "json":
-        show_facts(sources[0], output) if len(sources) == 1 else show_rows(sources, output)
+        show_result(sources[0], output) if len(sources) == 1 else show_rows(sources, output)
     else:
         for number, options in enumerate(sources):
             if len(sources) > 1:
@@ -170,7 +173,7 @@ _CATCH_UP_MS: Final = 2_000
 _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes", "lag_seconds")
 
 
-@click.command(
+@command(
     epilog=examples(
         "dledger lag /data/checkpoint",
         "dledger lag /data/checkpoint --format json",
@@ -180,8 +183,10 @@ _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes",
 @peers_option(required=True)
 @timeout_option
 @format_option
-@click.option("--max-records", type=click.IntRange(0), help="Exit 1 if a group is further behind than this.")
-@click.option(
+@option(
+    "--max-records", type=click.IntRange(0), metavar="NUMBER", help="Exit 1 if a group is further behind than this."
+)
+@option(
     "--max-seconds",
     type=DurationType(0, _SECONDS_MAX),
     metavar="SECONDS",
@@ -244,7 +249,7 @@ def _show(
     ]
     if output == "json":
         facts = {"checkpoint": str(directory), "query_id": found.query_id, "batch_id": found.reached.number}
-        show_facts(facts | {"groups": rows}, output)
+        show_result(facts | {"groups": rows}, output)
     else:
         title = f"query {found.query_id or 'unknown'}, micro-batch {found.reached.number}"
         show_rows([{name: row[name] for name in (*_SHOWN, "loss")} for row in rows], output, title)

@@ -1,21 +1,19 @@
-"""Reading commands against nodes that do what a test says."""
+"""``get`` and ``tail`` with nodes that behave as a test prescribes."""
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
-from dledger_core.cli import main
 from dledger_core.errors import BehindError
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.rocketmq import encode_messages
+from tests.cli.command import rows_of, run
 from tests.client.fake_group import running_group
 
 
@@ -25,11 +23,11 @@ def group() -> Iterator[Any]:
         yield made
 
 
-def test_tail_up_to_the_end_waits_for_a_replica_that_has_it(group: Any) -> None:
+def test_tail_without_follow_waits_for_replica_that_lags(group: Any) -> None:
     group.log.append_bodies(*(b"%d" % number for number in range(10)))
 
     def behind(node: Any, connection: Any, frame: Any) -> Any:
-        # A follower that has not heard yet what the leader told: empty unless the reader says what it must have.
+        # A follower without the newest commit index: its response is empty unless the request has min_commit.
         if frame.header["min_commit"] >= 9:
             raise BehindError("not there yet")
         header, _ = node.answer(frame)
@@ -38,15 +36,12 @@ def test_tail_up_to_the_end_waits_for_a_replica_that_has_it(group: Any) -> None:
     for node in (group.nodes.n0, group.nodes.n2):
         node.script[Type.READ] = [behind] * 100
     for _ in range(5):
-        arguments = ["tail", "--peers", group.peers, "--from", "-1", "--no-follow", "--format", "json"]
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 0, result.output
-        assert [json.loads(line)["index"] for line in result.stdout.splitlines()] == [9]
+        assert [row["index"] for row in rows_of("tail", "--peers", group.peers, "--from", "-1", "--no-follow")] == [9]
 
 
 @pytest.fixture
 def messages(group: Any) -> Any:
-    """Five messages of two topics, and an entry that is none."""
+    """Five messages of two topics, and an entry that is not a message."""
     topics = ["orders", "clicks", "orders", "clicks", "orders"]
     bodies = [zlib.compress(b"body %d" % number) for number in range(5)]
     group.log.append(
@@ -60,25 +55,22 @@ def messages(group: Any) -> Any:
     return group
 
 
-def shown(group: Any, *arguments: str) -> list[str]:
-    result = CliRunner().invoke(main, [arguments[0], "--peers", group.peers, *arguments[1:]])
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()
+def shown(group: Any, command: str, *arguments: str) -> list[str]:
+    return run(command, "--peers", group.peers, *arguments).stdout.splitlines()
 
 
-def test_get_shows_a_message(messages: Any) -> None:
-    (line,) = shown(messages, "get", "2", "--decode", "message", "--format", "json")
-    row = json.loads(line)
+def test_get_shows_message_and_other_entry(messages: Any) -> None:
+    (row,) = rows_of("get", "--peers", messages.peers, "2", "--decode", "message")
     assert (row["index"], row["topic"], row["keys"], row["body"]) == (2, "orders", "c", "body 2")
-    assert row["queue_offset"] is None  # in our logs the rebuild assigns it
+    assert row["queue_offset"] is None  # the rebuild of consume queues assigns it in a native log
     assert shown(messages, "get", "2", "--format", r"%i %t %q %s\n") == ["2 orders 1 body 2"]
-    (line,) = shown(messages, "get", "5", "--decode", "message", "--format", "json")
-    assert (json.loads(line)["topic"], json.loads(line)["body"]) == (None, "no message")
-    assert json.loads(shown(messages, "get", "2", "--format", "json")[0]).keys() >= {"body_base64"}
+    (row,) = rows_of("get", "--peers", messages.peers, "5", "--decode", "message")
+    assert (row["topic"], row["body"]) == (None, "no message")
+    assert "body_base64" in rows_of("get", "--peers", messages.peers, "2")[0]
     assert shown(messages, "get", "5", "--format", "hex")[1].endswith("|no message|")
 
 
-def test_a_position_behind_the_end_shows_nothing_of_what_lies_before_it(messages: Any) -> None:
+def test_tail_from_position_after_end_shows_no_earlier_entry(messages: Any) -> None:
     end = messages.log.position
     once = ("tail", "--no-follow", "--format", r"%i\n", "--from")
     assert shown(messages, *once, f"@{end - 1}") == ["5"]
@@ -89,17 +81,20 @@ def test_a_position_behind_the_end_shows_nothing_of_what_lies_before_it(messages
     assert shown(messages, *once, f"@{end + 10}") == []
 
 
-def test_tail_filters_and_formats(messages: Any) -> None:
-    once = ("tail", "--from", "first", "--no-follow")
-    assert shown(messages, *once, "--topic", "orders", "--format", r"%i %k %s\n") == [
-        "0 a body 0",
-        "2 c body 2",
-        "4 e body 4",
-    ]
-    assert shown(messages, *once, "--key", "d", "--format", r"%i\n") == ["3"]
-    assert shown(messages, *once, "--topic", "orders", "--count", "2", "--format", r"%i\n") == ["0", "2"]
-    follow = ("tail", "--from", "first", "--topic", "clicks", "--count", "2", "--format", r"%T %i\n")
-    assert shown(messages, *follow) == ["1700000000000 1", "1700000000000 3"]
-    lines = shown(messages, *once, "--decode", "message")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--no-follow", "--topic", "orders", "--format", r"%i %k %s\n"), ["0 a body 0", "2 c body 2", "4 e body 4"]),
+        (("--no-follow", "--key", "d", "--format", r"%i\n"), ["3"]),
+        (("--no-follow", "--topic", "orders", "--count", "2", "--format", r"%i\n"), ["0", "2"]),
+        (("--topic", "clicks", "--count", "2", "--format", r"%T %i\n"), ["1700000000000 1", "1700000000000 3"]),
+    ],
+)
+def test_tail_filters_and_formats(messages: Any, options: tuple[str, ...], expected: list[str]) -> None:
+    assert shown(messages, "tail", "--from", "first", *options) == expected
+
+
+def test_tail_as_table_of_messages_has_heading(messages: Any) -> None:
+    lines = shown(messages, "tail", "--from", "first", "--no-follow", "--decode", "message")
     assert len(lines) == 7
     assert lines[-1].endswith("no message")

@@ -46,7 +46,7 @@ def test_check_versions_rejects_another_java(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(environment, "SYSTEM_JAVA", tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match="Java 17 or 21 is needed"):
+    with pytest.raises(ConfigError, match="no Java 17 or 21 found"):
         _session.check_versions()
 
 

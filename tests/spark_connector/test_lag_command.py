@@ -154,7 +154,7 @@ def test_nobody_answers_is_exit_3(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["absent"], "does not exist"),
-        ([], "Missing argument 'DIR'"),
+        ([], "missing argument 'DIR'"),
         (["c", "--max-records", "-1"], "--max-records"),
         (["c", "--max-seconds", "soon"], "--max-seconds"),
         (["c", "--peers", "nonsense"], "malformed peer"),

@@ -50,7 +50,7 @@ def test_as_a_table(tmp_path: Path, source: Path) -> None:
     meta = json.loads((tmp_path / "x/dledger-n1/meta/log.json").read_text())
     assert (meta["data_segment_bytes"], meta["profile"]) == (32768, "A")
     index_map = tmp_path / "x/dledger-n1/meta/index-map.json"
-    assert f"note: where each entry went is in {index_map}" in done.stderr
+    assert str(index_map) in done.stderr
     (run_,) = json.loads(index_map.read_text())["runs"]
     assert (run_["part"], run_["start"], run_["end"], run_["new_start"]) == ("log", 0, 267, 0)
 
@@ -62,7 +62,7 @@ def test_as_a_table(tmp_path: Path, source: Path) -> None:
         ({"--group": "../x"}, "cannot name a group"),
         ({"--peers": "n1"}, "malformed peer"),
         ({"--profile": "C"}, "--profile"),
-        ({"--data-segment-bytes": "many"}, "is no size"),
+        ({"--data-segment-bytes": "many"}, "--data-segment-bytes"),
         ({"--data-segment-bytes": "1KiB"}, "does not fit"),
         ({"--data-segment-bytes": "12"}, "data_segment_bytes"),
         ({"--index-segment-bytes": "33"}, "index_segment_bytes"),

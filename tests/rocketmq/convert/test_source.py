@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.cli.entry_sources import open_dump
+from dledger_core.cli.dump import open_dump
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.record import HEADER_BYTES

@@ -8,30 +8,26 @@ from typing import Any
 
 import click
 
-from dledger_core.cli.exit_codes import EXIT_FINDING
-from dledger_core.cli.options import examples, format_option
-from dledger_core.cli.output import Format, show_rows
-from dledger_core.cli.progress import say
+from dledger_core.cli.exits import EXIT_FINDING, EXIT_OK
+from dledger_core.cli.help import command, examples
+from dledger_core.cli.options import EXISTING_DIRECTORY, format_option
+from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.errors import StorageError
 from dledger_core.rocketmq import locate
 from dledger_core.storage import open_store
 
-__all__ = ["verify"]
 
-_directory = click.Path(exists=True, file_okay=False, path_type=Path)
-
-
-@click.command(
+@command(
     epilog=examples(
         "dledger verify dledger-data/default/dledger-n0", "dledger verify dledger-data/*/dledger-* --format json"
     )
 )
 @format_option
-@click.argument("stores", nargs=-1, required=True, type=_directory)
+@click.argument("stores", nargs=-1, required=True, type=EXISTING_DIRECTORY)
 def verify(output: Format, stores: tuple[Path, ...]) -> int:
     """Check every record of store directories.
 
-    Exit 1 if anything is wrong, 4 or 3 if a store cannot be read at all. Changes nothing.
+    Exit 1 if damage is found, 4 or 3 if a store cannot be read at all. Changes nothing.
     """
     rows: list[dict[str, Any]] = []
     unreadable: list[StorageError] = []
@@ -62,4 +58,4 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
         for other in unreadable[:-1]:
             say(f"error: {other}")
         raise unreadable[-1]
-    return EXIT_FINDING if any(row["findings"] for row in rows) else 0
+    return EXIT_FINDING if any(row["findings"] for row in rows) else EXIT_OK

@@ -1,7 +1,8 @@
-"""Directories with damaged, missing and wrong files: dump and convert end in a line and a code, and change nothing."""
+"""Directories with damaged, missing and wrong files: commands end in one line and a code, and change nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -11,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from dledger_core.cli import main
+from dledger_core.storage import CommitLog
+from tests.cli.command import run
 from tests.rocketmq.convert.stores import PEERS, snapshot, store_of, unpacked
 from tests.rocketmq.golden import MIXED, extract
 from tests.support.only_reading import only_reading
@@ -19,7 +22,7 @@ WORDS = (b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0" * 4, b"\x80\0\0\0", b"\xda\xa3\
 FIELDS = (0, 4, 8, 16, 24, 32, 44, 48, 52, 76, 124, 131)
 """Offsets of the numbers in the first record, and of its message's."""
 CONVERT = ("--group", "g", "--self-id", "n0", "--peers", PEERS, "--dry-run")
-KINDS = ("flip", "field", "cut", "longer", "empty", "gone", "stray", "folder", "garbage", "name")
+KINDS = ("flip", "field", "shorter", "longer", "empty", "missing", "unexpected", "directory", "garbage", "name")
 
 
 def damage(file: Path, kind: str, chance: random.Random) -> None:
@@ -34,15 +37,15 @@ def damage(file: Path, kind: str, chance: random.Random) -> None:
         case "garbage":
             at = chance.randrange(min(size, 60_000) - 500)
             content[at : at + 500] = chance.randbytes(500)
-        case "cut" | "longer" | "empty":
-            lengths = {"cut": chance.randrange(size), "longer": size + chance.choice((1, 32, 65_536)), "empty": 0}
+        case "shorter" | "longer" | "empty":
+            lengths = {"shorter": chance.randrange(size), "longer": size + chance.choice((1, 32, 65_536)), "empty": 0}
             os.truncate(file, lengths[kind])
-        case "gone":
+        case "missing":
             file.unlink()
-        case "folder":
+        case "directory":
             file.unlink()
             file.mkdir()
-        case "stray":
+        case "unexpected":
             (file.parent / chance.choice((".DS_Store", "0" * 17 + "999", "x.tmp", "\u0660" * 20))).write_bytes(
                 b"x" * 10
             )
@@ -54,20 +57,22 @@ def damage(file: Path, kind: str, chance: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("sources")
-    extract(MIXED, "n0/dledger-n0/data", folder)
-    extract(MIXED, "n0/dledger-n0/c", folder)
-    extract(MIXED, "n0/commitlog", folder)
-    found = {"mixed": folder / MIXED / "n0", "classic": folder / MIXED / "n0" / "commitlog"}
+    directory = tmp_path_factory.mktemp("sources")
+    extract(MIXED, "n0/dledger-n0/data", directory)
+    extract(MIXED, "n0/dledger-n0/c", directory)
+    extract(MIXED, "n0/commitlog", directory)
+    found = {"mixed": directory / MIXED / "n0", "classic": directory / MIXED / "n0" / "commitlog"}
     for name, version in (("java-a", "0.3.1.2"), ("java-b", "0.4.0")):
-        found[name] = store_of(unpacked(f"dledger-{version}-rejoined", folder), "")[0]
+        found[name] = store_of(unpacked(f"dledger-{version}-rejoined", directory), "")[0]
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["mixed", "classic", "java-a", "java-b"])
-def test_every_damage_ends_in_a_line_and_a_code(sources: dict[str, Path], tmp_path: Path, name: str, kind: str) -> None:
+def test_damaged_directory_is_one_line_and_unchanged(
+    sources: dict[str, Path], tmp_path: Path, name: str, kind: str
+) -> None:
     chance = random.Random(f"{name} {kind}")
     for number in range(2):
         source = tmp_path / str(number)
@@ -91,3 +96,43 @@ def test_every_damage_ends_in_a_line_and_a_code(sources: dict[str, Path], tmp_pa
                 assert "unexpected" not in result.stderr, (command, result.output)
         assert snapshot(source) == before
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["dump", "verify"])
+@pytest.mark.parametrize("made", [None, "data/notes.txt"], ids=["empty", "other files"])
+def test_directory_that_is_not_a_store_is_rejected(tmp_path: Path, command: str, made: str | None) -> None:
+    if made:
+        (tmp_path / made).parent.mkdir()
+        (tmp_path / made).write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(command, tmp_path, code=3)
+    assert result.stdout == ""
+    assert "[STORE_MISMATCH]" in result.stderr.splitlines()[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("made", "named", "remedies"),
+    [
+        ("00000000000000000000", "", ("jobs/audit_replicas.py --replica NAME={}",)),
+        ("commitlog/00000000000000000000", "commitlog", ("NAME={}", "dledger convert")),
+        ("dledger-n0/data/00000000000000000000", "dledger-n0", ("use {}",)),
+    ],
+)
+def test_verify_of_broker_directory_names_alternatives(
+    tmp_path: Path, made: str, named: str, remedies: tuple[str, ...]
+) -> None:
+    (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / made).write_bytes(bytes(100))
+    result = run("verify", tmp_path, code=3)
+    assert result.stdout == ""
+    assert all(text.format(tmp_path / named) in result.stderr.splitlines()[-1] for text in remedies)
+
+
+def test_verify_continues_after_unreadable_store(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        CommitLog.open(tmp_path / name, group="g", node_id="n0").close()
+    (tmp_path / "b" / "meta" / "log.json").write_text("{")
+    result = run("verify", *(tmp_path / name for name in "abc"), "--format", "json", code=3)
+    assert [Path(row["store"]).name for row in json.loads(result.stdout)] == ["a", "c"]
+    assert str(tmp_path / "b" / "meta" / "log.json") in result.stderr.splitlines()[-1]

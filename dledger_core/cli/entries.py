@@ -1,0 +1,291 @@
+"""Selection of the entries that ``dump``, ``get`` and ``tail`` print: seek targets, filters, decoded messages.
+
+All work is done by Arrow, on complete batches. Columns that a filter needs are decoded first and alone; bodies are
+decompressed only of entries that passed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Final, Literal
+
+import click
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dledger_core.cli.help import option
+from dledger_core.rocketmq import decode_chunks, decode_messages
+
+INDEX_MAX: Final = (1 << 63) - 1
+SEEK_HELP: Final = "an index, -N for the last N, 'first', 'end', @POSITION, or a time like 2025-01-31T12:00 (UTC)"
+_CHUNK_BYTES: Final = 64 << 20
+"""Limit on the decompressed bodies of one chunk; a single body may be larger."""
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class SeekTarget:
+    """A point in a log.
+
+    Attributes:
+        kind: how the point is given.
+        number: the index, the number of entries before the end, or the position; otherwise 0.
+        time: with a zone, for ``time``.
+    """
+
+    kind: Literal["index", "last", "first", "end", "position", "time"]
+    number: int = 0
+    time: datetime | None = None
+
+    def __str__(self) -> str:
+        sign = {"position": "@", "last": "-"}.get(self.kind, "")
+        return self.time.isoformat() if self.time else f"{sign}{self.number}"
+
+
+class SeekType(click.ParamType[Any]):
+    """Parse a seek target."""
+
+    name = "TARGET"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        if isinstance(value, SeekTarget):
+            return value
+        found = self._parse(str(value))
+        if found is None:
+            expected = f"an index up to {INDEX_MAX}, -N, 'first', 'end', @POSITION or a time"
+            self.fail(f"{value!r} is not {expected}", param, ctx)
+        return found
+
+    def _parse(self, text: str) -> SeekTarget | None:
+        if text in ("first", "end"):
+            return SeekTarget("first" if text == "first" else "end")
+        number = re.fullmatch(r"([-@]?)([0-9]{1,19})", text)
+        if number is not None and int(number[2]) <= INDEX_MAX:
+            if number[1] == "@":
+                return SeekTarget("position", int(number[2]))
+            return SeekTarget("last" if number[1] else "index", int(number[2]))
+        if text.lstrip("-@").isdigit():
+            return None  # do not read a long number as a time without separators
+        try:
+            time = datetime.fromisoformat(text)
+        except ValueError:
+            return None
+        return SeekTarget("time", 0, time if time.tzinfo else time.replace(tzinfo=UTC))
+
+
+class EntrySeekType(click.ParamType[Any]):
+    """Parse the target of one entry: its index, or ``@POSITION``."""
+
+    name = "INDEX"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See ``click.ParamType``."""
+        if isinstance(value, SeekTarget):
+            return value
+        if str(value).startswith("@"):
+            return SeekType().convert(value, param, ctx)
+        if not re.fullmatch("[0-9]{1,19}", str(value)) or int(value) > INDEX_MAX:
+            self.fail(f"{value!r} is not an index up to {INDEX_MAX} or @POSITION", param, ctx)
+        return SeekTarget("index", int(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """Conditions on entries; an empty one is met by every entry.
+
+    Attributes:
+        since: earliest time; the append time, or the message's store time if that is unknown.
+        until: end of the time range (exclusive).
+        topics: messages of one of these topics.
+        queues: messages of one of these queues.
+        tags: messages with one of these tags.
+        keys: messages with one of these keys or unique keys.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+    topics: tuple[str, ...] = ()
+    queues: tuple[int, ...] = ()
+    tags: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @property
+    def of_messages(self) -> bool:
+        """Whether only messages can pass."""
+        return bool(self.topics or self.queues or self.tags or self.keys)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the entries that pass."""
+        timed = self.since is not None or self.until is not None
+        wanted = [name for name, used in self._columns(timed and batch.column("timestamp").null_count > 0) if used]
+        found = decode_messages(batch.column("body"), wanted) if wanted and batch.num_rows else None
+        masks = list(self._masks(batch, found))
+        if not masks or not batch.num_rows:
+            return batch
+        keep = masks[0]
+        for mask in masks[1:]:
+            keep = pc.and_kleene(keep, mask)
+        return batch.filter(keep)  # drops null too
+
+    def _columns(self, unknown_times: bool) -> list[tuple[str, bool]]:
+        return [
+            ("store_timestamp", unknown_times),
+            ("topic", bool(self.topics)),
+            ("queue_id", bool(self.queues)),
+            ("tags", bool(self.tags)),
+            ("keys", bool(self.keys)),
+            ("properties", bool(self.keys)),
+        ]
+
+    def _masks(self, batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Iterator[Any]:
+        if self.since is not None or self.until is not None:
+            times = _times(batch, found)
+            if self.since is not None:
+                yield pc.greater_equal(times, pa.scalar(self.since, _TIMESTAMP))
+            if self.until is not None:
+                yield pc.less(times, pa.scalar(self.until, _TIMESTAMP))
+        if found is None:
+            return
+        if self.topics:
+            yield pc.is_in(found.column("topic"), pa.array(self.topics, pa.string()))
+        if self.queues:
+            yield pc.is_in(found.column("queue_id"), pa.array(self.queues, pa.int32()))
+        if self.tags:
+            yield pc.is_in(found.column("tags"), pa.array(self.tags, pa.string()))
+        if self.keys:
+            any_key = "|".join(re.escape(key) for key in self.keys)
+            among = pc.match_substring_regex(found.column("keys"), rf"(?:^|\s)(?:{any_key})(?:\s|$)")
+            unique = pc.map_lookup(found.column("properties"), pa.scalar("UNIQ_KEY"), "first")
+            yield pc.or_(pc.fill_null(among, False), pc.is_in(unique, pa.array(self.keys, pa.string())))
+
+
+def _times(batch: pa.RecordBatch, found: pa.RecordBatch | None) -> Any:
+    """Return the append times of entries; where one is unknown, the message's store time."""
+    times = batch.column("timestamp")
+    if found is None or "store_timestamp" not in found.schema.names:
+        return times
+    return pc.coalesce(times, found.column("store_timestamp"))
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options that select entries, passed on as ``filters`` and ``count``."""
+
+    @wraps(command)
+    def filtered(
+        *, topic: tuple[str, ...], queue: tuple[int, ...], tag: tuple[str, ...], key: tuple[str, ...], **others: Any
+    ) -> Any:
+        # A tag may contain the separator itself, so the complete text counts too.
+        tags = tuple(part.strip() for text in tag for part in (text, *text.split("||")))
+        filters = Filters(
+            topics=topic,
+            queues=queue,
+            tags=() if "*" in tags else tags,  # as in a subscription of RocketMQ
+            keys=key,
+        )
+        return command(filters=filters, **others)
+
+    for add in (
+        option(
+            "--count",
+            type=click.IntRange(1),
+            metavar="NUMBER",
+            section="Selection",
+            help="Stop after this many entries.",
+        ),
+        option(
+            "--key",
+            multiple=True,
+            metavar="KEY",
+            section="Selection",
+            help="Messages with this key or unique key; repeat the option for several.",
+        ),
+        option(
+            "--tag",
+            multiple=True,
+            metavar="TAG",
+            section="Selection",
+            help="Messages with this tag; repeat the option or write 'a || b'; '*' for all.",
+        ),
+        option(
+            "--queue",
+            multiple=True,
+            metavar="NUMBER",
+            type=click.IntRange(0, (1 << 31) - 1),
+            section="Selection",
+            help="Messages of this queue; repeat the option for several.",
+        ),
+        option(
+            "--topic",
+            multiple=True,
+            metavar="TOPIC",
+            section="Selection",
+            help="Messages of this topic; repeat the option for several.",
+        ),
+    ):
+        filtered = add(filtered)
+    return filtered
+
+
+class EntryView:
+    """The entries to print of a stream of entries, with the columns of their messages.
+
+    Args:
+        filters: conditions on the entries.
+        columns: columns of messages to add to those of the entries; empty = do not decode bodies.
+        limit: maximum number of entries; None = all.
+        broker_end: entries from this index on are messages of a native log, which has no queue offsets; None = a broker
+            wrote all of them.
+    """
+
+    def __init__(
+        self,
+        filters: Filters,
+        columns: Sequence[str] = (),
+        *,
+        limit: int | None = None,
+        broker_end: int | None = None,
+    ) -> None:
+        self._filters = filters
+        self._columns = list(columns)
+        self._left = limit
+        self._broker_end = broker_end
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self._left == 0
+
+    def of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of a batch to print, in chunks that fit into memory."""
+        shown = self._filters.apply(batch)
+        if self._left is not None:
+            shown = shown.slice(0, self._left)
+            self._left -= shown.num_rows
+        if not shown.num_rows:
+            return
+        yield from self._decoded(shown) if self._columns else (shown,)
+
+    def _decoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        names = list(dict.fromkeys([*self._columns, "body", "error"]))
+        for chunk, found in decode_chunks(batch, names, opened_bytes_max=_CHUNK_BYTES):
+            yield self._joined(chunk, found)
+
+    def _joined(self, chunk: pa.RecordBatch, found: pa.RecordBatch) -> pa.RecordBatch:
+        """Join the columns of entries and of their messages; an entry that is not a message keeps its body."""
+        columns = {name: chunk.column(name) for name in chunk.schema.names}
+        columns |= {name: found.column(name) for name in self._columns}
+        # A message whose body is null could not be decompressed.
+        compressed = pc.starts_with(found.column("error"), "its body cannot")
+        columns["body"] = pc.if_else(
+            pc.fill_null(compressed, False), None, pc.coalesce(found.column("body"), chunk["body"])
+        )
+        columns["error"] = found.column("error")
+        if "queue_offset" in columns and self._broker_end is not None:
+            given = pc.fill_null(pc.less(chunk.column("index"), self._broker_end), True)  # a CommitLog has no index
+            columns["queue_offset"] = pc.if_else(given, columns["queue_offset"], None)
+        return pa.RecordBatch.from_pydict(columns)

@@ -1,0 +1,65 @@
+"""``dledger get``: read one committed entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget
+from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options, escapes_help
+from dledger_core.cli.help import command, examples, option
+from dledger_core.cli.options import Connection, connection_options
+from dledger_core.cli.output import emit
+from dledger_core.connect import Client
+from dledger_core.errors import IndexOutOfRangeError
+from dledger_core.record import READ_SCHEMA
+
+
+@command(
+    epilog=examples(
+        "dledger get 42",
+        "dledger get 42 --body > entry.bin",
+        "dledger get 42 --decode message --format json",
+        "dledger get @1073742951 --decode message",
+        "dledger get 42 --protocol dledger-java --peers 'n0-10.0.0.1:40911' --group RaftNode00",
+        r"dledger get 42 --format '%t %k\n%s\n'",
+    )
+    + "\n\n"
+    + escapes_help()
+)
+@connection_options
+@entry_format_options
+@option("--body", "body_only", is_flag=True, section="Output", help="Write only the body, byte for byte.")
+@click.argument("target", metavar="INDEX", type=EntrySeekType())
+def get(connection: Connection, output: EntryFormat, decode: str | None, body_only: bool, target: SeekTarget) -> None:
+    """Read one entry by its INDEX, or by @POSITION.
+
+    A position may be inside an entry, so a RocketMQ offset finds its message, also in the CommitLog before the log.
+    """
+    connection.announce_wait()
+    with connection.client() as client:
+        if target.kind == "position":
+            row = _entry_at(client, target.number)
+        else:
+            entry = client.get(target.number)
+            row = {name: getattr(entry, name) for name in READ_SCHEMA.names}
+    if body_only:
+        emit(row["body"])
+        return
+    columns = output.message_columns(decodes(decode, output, row["index"] is None))
+    view = EntryView(Filters(), columns, broker_end=None if connection.is_java else 0)
+    printer = output.printer(messages=bool(columns), kinds=False)
+    for shown in view.of(pa.RecordBatch.from_pylist([row], READ_SCHEMA)):
+        printer.write(shown)
+
+
+def _entry_at(client: Client, position: int) -> dict[str, Any]:
+    batch = client.read_at(position, max_bytes=1)
+    row = batch.slice(0, 1).to_pylist()[0] if batch.num_rows else None
+    if row is not None and row["position"] <= position:
+        return dict(row)
+    what = f"no visible entry contains position {position}"
+    values = {"position": position} | ({} if row is None else {"next_position": row["position"]})
+    raise IndexOutOfRangeError(what, f"group {client.group}", "use the position of an entry", values)

@@ -1,0 +1,145 @@
+"""Help pages and errors of wrong usage, as users see them. ``make snapshots`` accepts changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dledger_core.cli import main
+from tests.cli.command import run
+from tests.support.snapshots import check_snapshot
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
+NODE = f"serve --peers {PEERS} --self-id n0"
+WRONG = f"""
+--nonsense
+statu
+tial
+status
+status --peers {PEERS} --pears x
+status --peers n0:127.0.0.1:1
+status --peers=
+status --peers n0-h:1;n0-h:2
+status --peers {PEERS} --group ../x
+status --peers {PEERS} --timeout 0
+status --peers {PEERS} --timeout nan
+status --peers {PEERS} --timeout inf
+status --peers {PEERS} --format xml
+get --peers {PEERS} -5
+get --peers {PEERS} five
+get --peers {PEERS} 99999999999999999999999
+get 1 --peers {PEERS} --protocol java
+tail --peers {PEERS} --from 99999999999999999999999
+tail --peers {PEERS} --from yesterday
+tail --peers {PEERS} --protocol dledger-java --safety-lag -1
+append --peers {PEERS} --file f body
+append --peers {PEERS} --file /nowhere/f
+append x --peers {PEERS} --protocol dledger-java --producer-id p
+transfer --peers {PEERS}
+transfer --peers {PEERS} n9
+dump /nowhere
+dump / --from 9 --to 3
+dump / --from @9 --to @3
+dump / --from 2025-01-02T00:00 --to 2025-01-01T00:00
+dump / --format %y
+dump / --format %
+dump / --format %{{colour}}
+dump / --format %{{property.}}
+dump / --format %i\\q
+dump / --format xml
+dump / --queue -1
+dump / --count 0
+verify
+convert a b
+convert / b --self-id n0 --peers {PEERS}
+convert / b --self-id n0 --peers {PEERS} --group g --data-segment-bytes big
+repair --dir /
+repair
+completion csh
+serve
+serve --peers {PEERS}
+serve --peers {PEERS} --self-id n7
+{NODE} --profile C
+{NODE} --tick-ms soon
+{NODE} --election-ms 20
+{NODE} --index-segment-bytes 33
+{NODE} --data-segment-bytes 4GiB
+{NODE} --data-segment-bytes 10
+{NODE} --data-segment-bytes -5
+{NODE} --inflight-bytes 0
+{NODE} --group a,a
+{NODE} --group=
+{NODE} --dir=
+{NODE} --host=
+{NODE} --preferred-leaders n1,n9
+{NODE} --preferred-leaders other=n1
+{NODE} --on-role-change=
+{NODE} --on-role-change /nowhere/command
+{NODE} --file-reserved-hours 0
+{NODE} --delete-when 24
+{NODE} --disk-full-bytes 63MiB
+{NODE} --enable-disk-force-clean perhaps
+{NODE} extra
+serve --config /nowhere.toml
+serve --config /
+perf append --seconds inf
+perf append --size 1 --request-bytes 1000000
+perf append --peers {PEERS} --dir x
+doctor --peers {PEERS} --self-id n9
+dev --nodes 0
+dev --group a/b
+"""
+SETTINGS = [
+    "electoin-ms = 5",
+    "self_id = 'n0'",
+    "zzz = 1",
+    "tick-ms = 'x'",
+    "tick-ms = [",
+    "[storage]\nx = 1",
+    "group = 5",
+]
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        yield (*path, name)
+        if isinstance(found, click.Group):
+            yield from commands(found, (*path, name))
+
+
+def test_help_pages_are_those_of_snapshot() -> None:
+    pages = [f"$ dledger {' '.join(path)}\n{run(*path, '--help').stdout}" for path in [(), *commands(main)]]
+    check_snapshot(SNAPSHOTS / "help.txt", "\n".join(pages))
+
+
+def test_errors_of_wrong_usage_are_those_of_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = [line.split() for line in WRONG.strip().splitlines()]
+    calls[1:1] = [["append", "--peers", PEERS, "--file", "/"]]
+    for number, text in enumerate(SETTINGS):
+        Path(f"{number}.toml").write_text(f"{text}\n")
+        calls.append([*NODE.split(), "--config", f"{number}.toml"])
+    lines = []
+    for call in calls:
+        result = CliRunner().invoke(main, call)
+        assert (result.exit_code, result.stdout) == (3, ""), (call, result.output)
+        lines.append(f"$ dledger {' '.join(call)}\n{result.stderr}")
+    check_snapshot(SNAPSHOTS / "errors.txt", "\n".join(lines))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number}.toml" for number in range(len(SETTINGS))]
+
+
+def test_each_command_lists_examples_and_its_environment_variables() -> None:
+    for path in commands(main):
+        page = run(*path, "--help").stdout
+        if "Commands:" not in page:
+            assert "Examples:\n    dledger " in page or "Examples:\n    eval " in page, path
+            assert "DLEDGER_DEBUG" in page, path
+            assert ("--peers" in page) <= ("DLEDGER_PEERS" in page), path
