@@ -48,7 +48,7 @@ from jobs._rebuild.stream import TableStream
 from jobs._rebuild.table import Table, kept_in
 from jobs._rebuild.units import DAMAGED, IMPOSSIBLE, PENDING, STRANGE
 from jobs._session import check_versions, run_stoppable, spark_session
-from spark_connector import register
+from spark_connector import check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,7 +150,7 @@ def command(**options: Any) -> Outcome:
 
 def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     """Run a plan in a session."""
-    register(spark)
+    check_spark(spark)
     table = Table(spark, plan.table)
     table.check(kept=plan.checkpoint is not None)
     stream, stopping = TableStream(spark, plan), Event()

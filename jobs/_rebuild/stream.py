@@ -1,6 +1,7 @@
 """The one route from a log to its table: a stream over the log whose micro-batches become Delta commits.
 
-Each micro-batch is read and decoded once, into rows that Spark keeps while the slots follow from the runs among them.
+Each micro-batch is read and decoded once (``UnitSource``), into rows that Spark keeps while the slots follow from the
+runs among them.
 A classic CommitLog comes before the entries of the first micro-batch that has any, as rows of the same kind.
 
 With a checkpoint each micro-batch extends the table: a queue goes on behind the highest offset that it has there.
@@ -17,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +33,6 @@ from jobs._rebuild.units import (
     DECODED_SCHEMA,
     IMPOSSIBLE,
     STRANGE,
-    decoded,
     units_of,
 )
 from jobs._session import AVAILABLE_NOW, parse_trigger
@@ -48,14 +47,13 @@ __all__ = ["TableStream", "advanced"]
 _POLL_S: Final = 1
 _PLACES_MAX: Final = 100
 _ENDS: Final = "`group` string, topic string, queue_id int, base bigint"
-_COLUMNS: Final = "`group` string, index bigint, position bigint, body binary"
 
 
 class TableStream:
     """One run of a plan.
 
     Args:
-        spark: the session, with the data source registered.
+        spark: the session.
         plan: the plan.
 
     Attributes:
@@ -98,12 +96,15 @@ class TableStream:
             self.optimize_s = round(time.monotonic() - began, 3)
 
     def _follow(self, checkpoint: str, stop: Event) -> None:
-        options = {**self._plan.source, "startingOffsets": "earliest"}
+        from jobs._rebuild.source import UnitSource  # it imports PySpark
+
+        self._spark.dataSource.register(UnitSource)
+        options = {**self._plan.source, "startingOffsets": "earliest", "rules": self._plan.rules.to_json()}
         if self._plan.trigger == AVAILABLE_NOW:  # entries that are appended meanwhile are left to the next run
             ends = {group: end for group, (_, end) in self._plan.ranges.items()}
             options["endingOffsets"] = json.dumps(ends)
-        entries = self._spark.readStream.format("dledger").schema(_COLUMNS).options(**options).load()
-        writer = entries.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
+        rows = self._spark.readStream.format(UnitSource.name()).schema(DECODED_SCHEMA).options(**options).load()
+        writer = rows.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
         query = writer.trigger(**parse_trigger(self._plan.trigger)).start()
         try:
             self._query.set_result(str(query.id))
@@ -113,15 +114,14 @@ class TableStream:
         finally:
             query.stop()
 
-    def _take(self, entries: DataFrame, number: int) -> None:
+    def _take(self, rows: DataFrame, number: int) -> None:
         """Put a micro-batch into the table."""
         if self._plan.checkpoint is not None:
             if number == 0 and not self._table.exists():
                 self._table.make(self._query.result())
             self._table.check_owner(self._query.result())
-        if number == 0 and entries.isEmpty():  # it only notes in the checkpoint where the stream starts
+        if number == 0 and rows.isEmpty():  # it only notes in the checkpoint where the stream starts
             return
-        rows = entries.mapInArrow(partial(decoded, rules=self._plan.rules), DECODED_SCHEMA)
         self._write(self._with_classic(rows), number)
         progress(f"micro-batch {number} is in the table")
 

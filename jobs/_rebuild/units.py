@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter
 
 from dledger_core import inside
 from dledger_core.rocketmq import (
@@ -134,6 +135,15 @@ class EntryRules:
     multi_dispatch: bool = True
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     hidden: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the text of ``to_json``."""
+        return TypeAdapter(cls).validate_json(text)
+
+    def to_json(self) -> str:
+        """Return the rules as text, for an option of a data source."""
+        return TypeAdapter(EntryRules).dump_json(self).decode()
 
 
 def decoded(batches: Iterable[pa.RecordBatch], rules: EntryRules) -> Iterator[pa.RecordBatch]:

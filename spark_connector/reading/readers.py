@@ -100,7 +100,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["options"])  # type: ignore[misc]  # a copy starts afresh
+        self.__init__(**state)  # type: ignore[misc]  # a copy starts afresh
 
     @property
     def tracker(self) -> Tracker:
