@@ -27,7 +27,6 @@ if __package__ in (None, ""):  # started as a script: make the project importabl
 
 import click
 
-from dledger_core import StoreMismatchError
 from dledger_core.cli import examples
 from jobs._cli import (
     EXIT_FINDING,
@@ -44,6 +43,7 @@ from jobs._rebuild.compare import compare
 from jobs._rebuild.duplicates import duplicates
 from jobs._rebuild.files import write_files
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
+from jobs._rebuild.queues import summary_of
 from jobs._rebuild.stream import TableStream
 from jobs._rebuild.table import Table, kept_in
 from jobs._rebuild.units import DAMAGED, IMPOSSIBLE, PENDING, STRANGE
@@ -160,21 +160,20 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
     def work() -> dict[str, Any]:
         stream.run(stopping)
         if stopping.is_set() or not table.exists():  # with a checkpoint a table is made with its first entry
-            return {"rows": 0, "slots": 0, "queues": 0, "dense": True, "duplicate_slots": 0}
-        found = table.facts(plan.batch_topics)
-        if plan.checkpoint is None and found["rows"] != stream.units:
-            counts = {"found": stream.units, "written": found["rows"]}
-            raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
-        return found | _explained(spark, plan, table, tangled=found["duplicate_slots"] + found.pop("left_out") > 0)
+            return summary_of({}, ())
+        tangled = any(queue.tangled for queue in stream.queues.values())
+        return summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, tangled=tangled)
 
     return _outcome(plan, run_stoppable(spark, work, stopping), stream)
 
 
 def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, tangled: bool) -> dict[str, Any]:
     """Return what follows from the table: duplicates, files, comparison."""
+    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
+    if not (tangled or plan.files or plan.compared):
+        return found
     rows = table.rows()
     consumers = read_consumers(plan.root) if tangled or plan.compared else {}
-    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
     if tangled:
         found["duplicates"] = duplicates(rows, consumers)
     if plan.files is not None:

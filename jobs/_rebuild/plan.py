@@ -262,35 +262,36 @@ def _of_commitlog(plan: RebuildPlan, commitlog: str) -> RebuildPlan:
 
 def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until) -> RebuildPlan:
     """Plan to read a store directory, which a classic CommitLog may precede."""
+    from spark_connector.connections import store_for
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.logs import open_log
 
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
-    with open_store(store) as reader:
-        if commitlog and reader.meta is not None and reader.meta.first_position == 0:
-            raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
-        first, visible = max(0, int(reader.first_index)), reader.visibility(until)
-        end = max(first, int(visible.end))
-        given = broker_end_of(reader, reader.meta)
-        if plan.checkpoint and given is None:
-            raise ConfigError("a broker's store is rebuilt as a whole", "--checkpoint", "leave it out")
-        rules = replace(
-            plan.rules,
-            broker_end=ALL_ENTRIES if given is None else given,
-            committed_end=0 if reader.commit_index is None else int(reader.commit_index) + 1,
-            hidden=tuple(visible.orphaned(first, end)),
-        )
-        # The plan says which entries are shown, so the source does not look for them again.
-        source = {"path": store, "isolation": "read_uncommitted"}
-        return replace(
-            plan,
-            source=source,
-            ranges={group: (first, end)},
-            rules=rules,
-            classic=_preceding(commitlog, reader) if commitlog else (),
-            lost=end_of(reader).lost,
-            log_end=_log_end(reader, store, end) if plan.compared else None,
-        )
+    reader = store_for(store)
+    if commitlog and reader.meta is not None and reader.meta.first_position == 0:
+        raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
+    first, visible = max(0, int(reader.first_index)), reader.visibility(until)
+    end = max(first, int(visible.end))
+    given = broker_end_of(reader, reader.meta)
+    if plan.checkpoint and given is None:
+        raise ConfigError("a broker's store is rebuilt as a whole", "--checkpoint", "leave it out")
+    rules = replace(
+        plan.rules,
+        broker_end=ALL_ENTRIES if given is None else given,
+        committed_end=0 if reader.commit_index is None else int(reader.commit_index) + 1,
+        hidden=tuple(visible.orphaned(first, end)),
+    )
+    # The plan says which entries are shown, so the source does not look for them again.
+    source = {"path": store, "isolation": "read_uncommitted"}
+    return replace(
+        plan,
+        source=source,
+        ranges={group: (first, end)},
+        rules=rules,
+        classic=_preceding(commitlog, reader) if commitlog else (),
+        lost=end_of(reader).lost,
+        log_end=_log_end(reader, store, end) if plan.compared else None,
+    )
 
 
 def _preceding(commitlog: str, store: StoreReader) -> tuple[CommitLogFile, ...]:

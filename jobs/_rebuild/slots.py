@@ -15,7 +15,7 @@ slots, so its units are numbered one behind the other, as a running broker's fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,9 +41,13 @@ _QUEUES: Final = """
         FROM (SELECT *, carried AND skipped IS NULL AS given FROM {runs} WHERE skipped IS NULL OR skipped = {again})
     ),
     steps AS (
-        SELECT *, max(high) OVER (
-            PARTITION BY `group`, topic, queue_id ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ) AS before
+        SELECT *,
+            max(high) OVER (
+                PARTITION BY `group`, topic, queue_id ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before,
+            max(high) OVER (
+                PARTITION BY `group`, topic, queue_id ORDER BY low ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS below
         FROM spans
     ),
     queues AS (
@@ -53,13 +57,15 @@ _QUEUES: Final = """
             coalesce(bool_or(low < before), false) AS tangled,
             bool_or(skipped IS NOT NULL) AS packed,
             coalesce(sum(CASE WHEN given THEN units END), 0) AS given,
+            coalesce(sum(CASE WHEN given THEN greatest(0, high - greatest(low, below)) END), 0) AS slots,
             coalesce(sum(CASE WHEN NOT carried THEN units END), 0) AS fresh
         FROM steps
         GROUP BY `group`, topic, queue_id
     )
-    SELECT `group`, topic, queue_id, packed, given, fresh,
+    SELECT `group`, topic, queue_id, packed, given, fresh, low,
         tangled AND NOT packed AS tangled,
-        CASE WHEN packed THEN low + given ELSE high END AS high
+        CASE WHEN packed THEN low + given ELSE high END AS high,
+        CASE WHEN packed THEN given ELSE slots END AS slots
     FROM queues
 """
 
@@ -80,21 +86,21 @@ class UnitCounts:
 
 
 def queues_of(runs: DataFrame) -> DataFrame:
-    """Return a row for each queue: its numbers of units, the end of its given offsets, is it tangled or packed."""
+    """Return a row for each queue of a micro-batch.
+
+    ``given`` and ``fresh`` are its numbers of units with a broker's offset and without one; ``low``, ``high`` and
+    ``slots`` are the range and the number of the offsets given. ``tangled`` and ``packed``: see the module.
+    """
     return runs.sparkSession.sql(_QUEUES, again=NAMED_AGAIN, runs=runs)
 
 
-def count_units(queues: DataFrame) -> UnitCounts:
-    """Count the units of all queues, in one Spark job that also reads the log if its rows are not yet kept."""
-    from pyspark.sql import functions as f
-
-    row = queues.agg(
-        f.coalesce(f.sum("given"), f.lit(0)).alias("given"),
-        f.coalesce(f.sum("fresh"), f.lit(0)).alias("assigned"),
-        f.count_if(f.col("tangled") | f.col("packed")).alias("odd"),
-    ).first()
-    assert row is not None
-    return UnitCounts(**row.asDict())
+def count_units(queues: Iterable[Mapping[str, Any]]) -> UnitCounts:
+    """Count the units of all queues."""
+    given = assigned = odd = 0
+    for row in queues:
+        given, assigned = given + row["given"], assigned + row["fresh"]
+        odd += row["tangled"] or row["packed"]
+    return UnitCounts(given, assigned, odd)
 
 
 def place(

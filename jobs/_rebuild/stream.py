@@ -15,18 +15,18 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dledger_core import ConfigError
 from jobs._cli import progress
 from jobs._rebuild.classic import read_classic
-from jobs._rebuild.slots import QUEUE, UnitCounts, count_units, place, queues_of
-from jobs._rebuild.table import Ends, Table
+from jobs._rebuild.queues import Queues, advanced
+from jobs._rebuild.slots import count_units, place, queues_of
+from jobs._rebuild.table import TABLE_SCHEMA, Table
 from jobs._rebuild.units import (
     ALL_ENTRIES,
     DAMAGED,
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 
     from jobs._rebuild.plan import RebuildPlan
 
-__all__ = ["TableStream", "advanced"]
+__all__ = ["TableStream"]
 
 _POLL_S: Final = 1
 _PLACES_MAX: Final = 100
+_CLUSTERED_ROWS_MIN: Final = 1 << 24
+"""OPTIMIZE writes files of up to 1 GiB: of fewer rows it would make one file, in which Delta can skip nothing."""
 _ENDS: Final = "`group` string, topic string, queue_id int, base bigint"
 
 
@@ -69,7 +71,7 @@ class TableStream:
         self._plan = plan
         self._table = Table(spark, plan.table)
         self._query: Future[str] = Future()
-        self._ends: Ends | None = None
+        self._queues: Queues | None = None if plan.checkpoint else {}
         self.batches = 0
         self.units = 0
         self.skipped: Counter[str] = Counter()
@@ -85,15 +87,22 @@ class TableStream:
         if self._plan.checkpoint is not None:
             self._follow(self._plan.checkpoint, stop)
             return
-        self._table.make()
         if self._plan.source:
             with tempfile.TemporaryDirectory(prefix="dledger-rebuild-") as checkpoint:
                 self._follow(Path(checkpoint).as_uri(), stop)
         if not self.batches and not stop.is_set():
             self._write(self._with_classic(self._spark.createDataFrame([], DECODED_SCHEMA)), 0)
-        began = time.monotonic()
-        if self.batches and self._table.cluster():
+        if self.units > _CLUSTERED_ROWS_MIN and not stop.is_set():
+            began = time.monotonic()
+            self._table.cluster()
             self.optimize_s = round(time.monotonic() - began, 3)
+
+    @property
+    def queues(self) -> Queues:
+        """The queues in the table."""
+        if self._queues is None:
+            self._queues = self._table.queues() if self._table.exists() else {}
+        return self._queues
 
     def _follow(self, checkpoint: str, stop: Event) -> None:
         from jobs._rebuild.source import UnitSource  # it imports PySpark
@@ -118,7 +127,7 @@ class TableStream:
         """Put a micro-batch into the table."""
         if self._plan.checkpoint is not None:
             if number == 0 and not self._table.exists():
-                self._table.make(self._query.result())
+                self._table.replace(self._spark.createDataFrame([], TABLE_SCHEMA), self._query.result())
             self._table.check_owner(self._query.result())
         if number == 0 and rows.isEmpty():  # it only notes in the checkpoint where the stream starts
             return
@@ -141,26 +150,26 @@ class TableStream:
         try:
             runs = rows.where("batch is null").drop("batch")
             queues = queues_of(runs)
-            counts = count_units(queues)
+            found = [row.asDict() for row in queues.collect()]
+            counts = count_units(found)
             self._count_skipped(runs)
             self.units += counts.given + counts.assigned
             progress(f"{counts.given + counts.assigned} units; writing the table")
             if self._plan.checkpoint is None and not self.batches:
                 self._table.replace(place(units_of(rows), runs, queues, counts))
+                self._queues = advanced({}, found)
             elif counts.given + counts.assigned:
-                self._extend(units_of(rows), runs, queues, counts, number)
+                if counts.given:
+                    self._check_first(runs)
+                known = self.queues
+                bases = self._spark.createDataFrame([(*key, queue.end) for key, queue in known.items()], _ENDS)
+                placed = place(units_of(rows), runs, queues, counts, bases)
+                self._table.append(placed, self._query.result(), number)
+                # The table may have had the first micro-batch of this run, and counted it.
+                self._queues = advanced(known, found) if self.batches else None
             self.batches += 1
         finally:
             rows.unpersist()
-
-    def _extend(self, units: DataFrame, runs: DataFrame, queues: DataFrame, counts: UnitCounts, number: int) -> None:
-        if counts.given:
-            self._check_first(runs)
-        ends = self._table.ends() if self._ends is None else self._ends
-        bases = self._spark.createDataFrame([(*queue, end) for queue, end in ends.items()], _ENDS)
-        self._table.append(place(units, runs, queues, counts, bases), self._query.result(), number)
-        if self.batches:  # a run's first micro-batch may be in the table already, and was counted there
-            self._ends = advanced(ends, (row.asDict() for row in queues.select(*QUEUE, "high", "fresh").collect()))
 
     def _check_first(self, runs: DataFrame) -> None:
         """Check that all of a broker's queue offsets are here: which messages it serves depends on all of them."""
@@ -183,18 +192,3 @@ class TableStream:
             if self.skipped[reason] and len(known) < _PLACES_MAX:
                 found = runs.where(f.col("skipped") == reason).select("position").orderBy("position")
                 known += [row["position"] for row in found.limit(_PLACES_MAX - len(known)).collect()]
-
-
-def advanced(ends: Ends, queues: Iterable[Mapping[str, Any]]) -> Ends:
-    """Return the ends of the queues after a micro-batch.
-
-    Args:
-        ends: before it.
-        queues: ``group``, ``topic``, ``queue_id``; ``high`` is the end of the offsets that a broker gave, ``fresh`` the
-            number of units that are to be numbered.
-    """
-    after = dict(ends)
-    for row in queues:
-        queue = row["group"], row["topic"], row["queue_id"]
-        after[queue] = max(after.get(queue, 0), row["high"]) + row["fresh"]
-    return after

@@ -4,33 +4,28 @@ A table belongs to the checkpoint that keeps it, and remembers the id of its str
 it would hold messages twice, so that is refused. A write carries the query's id and the micro-batch's number, so a
 micro-batch that is run again after a crash writes nothing.
 
-A table without a checkpoint is replaced by one Delta commit, so readers see its old rows until all new ones are there,
-and never a mixture. Delta clusters by topic and queue only with ``OPTIMIZE``, which follows as a commit of its own: it
-moves rows and changes none. A table kept by a checkpoint is left to its user's own OPTIMIZE, which rewrites much of it.
+One Delta commit makes or replaces a table without a checkpoint, so readers see its old rows until all new ones are
+there, and never a mixture. Delta clusters by topic and queue only with ``OPTIMIZE``, which follows as a separate
+commit: it moves rows and changes none. Users run OPTIMIZE themselves on a table with a checkpoint, because it rewrites
+much of the table.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from dledger_core import ConfigError
-from jobs._directories import check_table
+from jobs._rebuild.queues import Queue, Queues
 from jobs._rebuild.slots import QUEUE
 from jobs._rebuild.units import UNIT_COLUMNS
-from spark_connector import ddl_of, local_path
+from spark_connector import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "TABLE_SCHEMA",
-    "Ends",
-    "Table",
-    "check_table_option",
-    "kept_in",
-]
+__all__ = ["TABLE_SCHEMA", "Table", "kept_in"]
 
 TABLE_SCHEMA: Final = ddl_of(
     pa.schema([*UNIT_COLUMNS, pa.field("broker_serves", pa.bool_()), pa.field("rebuild_slot", pa.int64())])
@@ -38,18 +33,8 @@ TABLE_SCHEMA: Final = ddl_of(
 _COLUMNS: Final = [*UNIT_COLUMNS.names, "broker_serves", "rebuild_slot"]
 _OWNER: Final = "dledger.rebuild.query"
 """Table property: id of the streaming query that keeps the table."""
-_CLUSTERED_BYTES_MIN: Final = 1 << 30
 _SEARCHED: Final = ("topic", "queue_id", "queue_offset", "position", "index", "store_timestamp", "msg_id")
 """Columns by whose least and greatest values files are skipped; for others these would cost time and skip little."""
-
-Ends = dict[tuple[str, str, int], int]
-"""The offset behind the last one of each queue, by group, topic and queue id."""
-
-
-def check_table_option(table: str) -> str:
-    """Return the table's absolute path; refuse a directory that holds something other than a Delta table."""
-    check_table(table)
-    return str(local_path(table) or table)
 
 
 class Table:
@@ -98,20 +83,24 @@ class Table:
             remedy = "give its --checkpoint, or name another table"
             raise ConfigError(f"{self._path} is kept up to date by a stream", "--table", remedy)
 
-    def make(self, owner: str | None = None) -> None:
-        """Make the table, clustered by queue, if there is none.
+    def replace(self, rows: DataFrame, owner: str | None = None) -> None:
+        """Put the rows in the place of all others, in one commit that makes the table if there is none.
 
         Args:
-            owner: the id of the query that is to keep it.
+            rows: columns of TABLE_SCHEMA.
+            owner: the id of the query that is to keep the table.
         """
-        from delta.tables import DeltaTable
-
-        schema = self._spark.createDataFrame([], TABLE_SCHEMA).schema
-        builder = DeltaTable.createIfNotExists(self._spark).location(self._path).addColumns(schema)
-        builder = builder.property("delta.dataSkippingStatsColumns", ",".join(_SEARCHED))
+        properties = {"delta.dataSkippingStatsColumns": ",".join(_SEARCHED)}
         if owner is not None:
-            builder = builder.property(_OWNER, owner)
-        builder.clusterBy("topic", "queue_id").execute()
+            properties[_OWNER] = owner
+        given = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        # In this text braces name data frames. Delta's DataFrame writers cannot cluster a table.
+        path = self._path.replace("`", "``").replace("{", "{{").replace("}", "}}")
+        rows.sparkSession.sql(
+            f"""CREATE OR REPLACE TABLE delta.`{path}` USING delta CLUSTER BY (topic, queue_id)
+            TBLPROPERTIES ({given}) AS SELECT * FROM {{rows}}""",  # noqa: S608 - the path is quoted
+            rows=rows,
+        )
 
     def check_owner(self, query: str) -> None:
         """Raise ConfigError unless the query keeps the table."""
@@ -127,59 +116,29 @@ class Table:
         writer = rows.write.format("delta").mode("append")
         writer.option("txnAppId", query).option("txnVersion", str(number)).save(self._path)
 
-    def replace(self, rows: DataFrame) -> None:
-        """Put the rows in the place of all others, in one commit."""
-        # A plain overwrite would forget the table's clustering; replacing every row does not.
-        rows.write.format("delta").mode("overwrite").option("replaceWhere", "true").save(self._path)
-
-    def cluster(self) -> bool:
-        """Cluster the rows by topic and queue where that helps; return whether it does.
-
-        OPTIMIZE writes files of up to 1 GiB: of a smaller table one file, in which Delta can skip nothing.
-        """
+    def cluster(self) -> None:
+        """Cluster the rows by topic and queue."""
         from delta.tables import DeltaTable
 
-        table = DeltaTable.forPath(self._spark, self._path)
-        size = table.detail().select("sizeInBytes").first()
-        if size is None or size[0] <= _CLUSTERED_BYTES_MIN:
-            return False
-        table.optimize().executeCompaction()
-        return True
+        DeltaTable.forPath(self._spark, self._path).optimize().executeCompaction()
 
     def rows(self) -> DataFrame:
         """Return the table as it is now."""
         return self._spark.read.format("delta").load(self._path)
 
-    def ends(self) -> Ends:
-        """Return where the queues end."""
-        from pyspark.sql import functions as f
-
-        ends = self.rows().groupBy(*QUEUE).agg((f.max("queue_offset") + 1).alias("end")).collect()
-        return {(row["group"], row["topic"], row["queue_id"]): row["end"] for row in ends}
-
-    def facts(self, batch_topics: tuple[str, ...]) -> dict[str, Any]:
-        """Count rows, slots and queues for the summary.
-
-        Args:
-            batch_topics: their queues may have holes, as a message there takes several queue offsets.
-        """
+    def queues(self) -> Queues:
+        """Return the queues in the table."""
         from pyspark.sql import functions as f
 
         offset = f.col("queue_offset")
-        queues = self.rows().groupBy(*QUEUE).agg(
+        found = self.rows().groupBy(*QUEUE).agg(
+            f.min(offset).alias("low"),
+            (f.max(offset) + 1).alias("end"),
             f.count("*").alias("rows"),
             f.count_if("broker_serves").alias("slots"),
-            f.count_if(f.col("rebuild_slot").isNull()).alias("left_out"),
-            (f.max(offset) - f.min(offset) + 1).alias("span"),
+            f.bool_or(f.expr("not broker_serves or rebuild_slot is null")).alias("tangled"),
         )  # fmt: skip
-        dense = (f.col("slots") == f.col("span")) | f.col("topic").isin(*batch_topics)
-        row = queues.agg(
-            f.count("*").alias("queues"),
-            *(f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in ("rows", "slots", "left_out")),
-            f.coalesce(f.bool_and(dense), f.lit(True)).alias("dense"),
-        ).first()
-        assert row is not None
-        return {**row.asDict(), "duplicate_slots": row["rows"] - row["slots"]}
+        return {(group, topic, queue_id): Queue(*rest) for group, topic, queue_id, *rest in found.collect()}
 
 
 def kept_in(rows: DataFrame, on_duplicate: str) -> DataFrame:

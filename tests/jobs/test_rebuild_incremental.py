@@ -19,9 +19,9 @@ from dledger_core.rocketmq import encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild import stream
 from jobs._rebuild.plan import RebuildOptions, plan_for
+from jobs._rebuild.queues import Queue, Queues, advanced, summary_of
 from jobs._rebuild.slots import place
-from jobs._rebuild.stream import TableStream, advanced
-from jobs._rebuild.table import Ends
+from jobs._rebuild.stream import TableStream
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
@@ -70,13 +70,27 @@ def test_micro_batches_continue_queues_and_write_nothing_twice(spark: Any, tmp_p
 
 
 def test_ends_of_queues_continue_after_a_brokers() -> None:
-    ends: Ends = {("g", "T", 0): 3, ("g", "%RETRY%ü", 7): 1 << 40}
-    queues: list[dict[str, Any]] = [
-        {"group": "g", "topic": "T", "queue_id": 0, "high": 0, "fresh": 2},
-        {"group": "g", "topic": "T", "queue_id": 1, "high": 9, "fresh": 0},
-        {"group": "h", "topic": "T", "queue_id": 0, "high": 4, "fresh": 1},
+    queues: Queues = {
+        ("g", "T", 0): Queue(1, 3, 2, 2, tangled=False),
+        ("g", "%RETRY%ü", 7): Queue(0, 1 << 40, 9, 9, tangled=False),
+    }
+    none = {"group": "g", "topic": "T", "low": None, "high": 0, "given": 0, "slots": 0, "fresh": 0, "tangled": False}
+    found: list[dict[str, Any]] = [
+        none | {"queue_id": 0, "fresh": 2},
+        none | {"queue_id": 1, "low": 4, "high": 9, "given": 6, "slots": 5, "tangled": True},
+        none | {"queue_id": 2, "low": 4, "high": 6, "given": 2, "slots": 2, "fresh": 3},
+        none | {"group": "h", "queue_id": 0, "fresh": 1},
     ]
-    assert advanced(ends, queues) == ends | {("g", "T", 0): 5, ("g", "T", 1): 9, ("h", "T", 0): 5}
+    after = advanced(queues, found)
+    assert after == queues | {
+        ("g", "T", 0): Queue(1, 5, 4, 4, tangled=False),
+        ("g", "T", 1): Queue(4, 9, 6, 5, tangled=True),
+        ("g", "T", 2): Queue(4, 9, 5, 5, tangled=False),
+        ("h", "T", 0): Queue(0, 1, 1, 1, tangled=False),
+    }
+    holes = {"queues": 5, "rows": 25, "slots": 24, "dense": False, "duplicate_slots": 1}
+    assert summary_of(after, ()) == holes
+    assert summary_of(after, ("%RETRY%ü",)) == holes | {"dense": True}
 
 
 def place_after_a_signal(*arguments: Any) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from dledger_core.rocketmq import UNIT, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.files import write_files
+from jobs._rebuild.queues import summary_of
 from jobs._rebuild.slots import count_units, place, queues_of
 from jobs._rebuild.table import Table, kept_in
 from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded, units_of
@@ -176,6 +177,8 @@ def test_a_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.C
         len(lost),
         len(lost),
     )
+    counted = summary_of(Table(spark, str(tmp_path / "t")).queues(), ())
+    assert counted == {name: summary[name] for name in counted}
     ranges = summary["duplicates"]["ranges"]
     reported = {(r["topic"], r["queue_id"], slot) for r in ranges for slot in range(r["start"], r["end"])}
     assert reported == {row[:3] for row in lost}
@@ -208,7 +211,7 @@ def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
     chance.shuffle(rows)
     decoded_rows = spark.createDataFrame(rows, DECODED_SCHEMA)
     units, runs = units_of(decoded_rows), decoded_rows.where("batch is null").drop("batch")
-    counts = count_units(queues_of(runs))
+    counts = count_units(row.asDict() for row in queues_of(runs).collect())
     assert (counts.given, counts.assigned, counts.odd) == (100, 500, 0)
     placed = place(units, runs, queues_of(runs), counts).select("index", "queue_offset", "rebuild_slot").collect()
     assert {row["index"]: row["queue_offset"] for row in placed} == dict(enumerate(expected))
@@ -216,7 +219,7 @@ def test_offsets_are_assigned_in_index_order(spark: Any) -> None:
     known = spark.createDataFrame([("g", "T", 0, 5000)], "`group` string, topic string, queue_id int, base bigint")
     later = "part >= 60000 and topic = 'T' and queue_id = 0"
     units, runs = units.where(later), runs.where(later)
-    counts = count_units(queues_of(runs))
+    counts = count_units(row.asDict() for row in queues_of(runs).collect())
     placed = place(units, runs, queues_of(runs), counts, known).orderBy("index").collect()
     assert [row["queue_offset"] for row in placed] == list(range(5000, 5000 + len(placed)))
     assert placed
