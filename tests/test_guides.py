@@ -60,6 +60,13 @@ def test_each_guarantee_names_tests_that_exist() -> None:
             assert function in functions, f"{path}::{function}"
 
 
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_named_in_guide_exist(name: str) -> None:
+    paths = re.findall(r"`((?:dledger_core|spark_connector|jobs|tests|\.ci)/[\w./]+)`", (ROOT / name).read_text())
+    assert len(paths) > 10
+    assert [path for path in paths if "NAME" not in path and not (ROOT / path).exists()] == []
+
+
 @pytest.mark.integration
 def test_python_snippet_of_readme_runs_as_printed(tmp_path: Path) -> None:
     done = subprocess.run(
