@@ -2,7 +2,7 @@
 
 python -m tests.chaos --minutes 5                 rounds of at most five minutes, each with a new seed
 python -m tests.chaos --minutes 60 --record       the same, resumable, each round a line of SOAK.jsonl
-python -m tests.chaos failover --kills 50         how long appends stand still when the leader is killed
+python -m tests.chaos failover --kills 50         how long appends wait when the leader is killed
 python -m tests.chaos saturated --minutes 10      whether there are elections while other work takes both cores
 """
 
@@ -14,8 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.failover import run_failover
-from tests.chaos.saturated import run_saturated
+from tests.chaos.measure import run_failover, run_saturated
 from tests.chaos.soak import run_soak
 
 
@@ -24,14 +23,14 @@ def main() -> int:
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", nargs="?", choices=("run", "failover", "saturated"), default="run")
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults strike, or others work, in all")
+    parser.add_argument("--minutes", type=float, default=1.0, help="total time of faults, or of other work")
     parser.add_argument("--seed", type=int, help="the first round's seed; the next rounds count on from it")
-    parser.add_argument("--out", type=Path, help="where a failed round stays (default: a new temporary folder)")
-    parser.add_argument("--record", action="store_true", help="append to SOAK.jsonl and go on where it stopped")
+    parser.add_argument("--out", type=Path, help="directory of a failed round [default: a new temporary one]")
+    parser.add_argument("--record", action="store_true", help="append to SOAK.jsonl and continue its seeds")
     parser.add_argument("--kills", type=int, default=50, help="failover: how often the leader is killed")
     parser.add_argument("--limit-ms", type=float, default=1000.0, help="failover: more than this is a failure")
     options = parser.parse_args()
-    # Whoever stops us gets the cleaning up.
+    # SIGTERM cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = options.out or Path(tempfile.mkdtemp(prefix="dledger-chaos-"))
     try:

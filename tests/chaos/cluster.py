@@ -1,4 +1,4 @@
-"""The cluster under test: node processes whose every connection goes through the misbehaving network."""
+"""The cluster under test: node processes whose every connection goes through the faulty network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dledger_core.ids import NodeId
 from tests.chaos.proxy import Network
 
 CLIENTS: Final = "clients"
-"""Where the clients are, as a place of the network."""
+"""The name of the clients as an end of the network."""
 ADMIN_TIMEOUT_MS: Final = 3000
 READY_S: Final = 60.0
 
@@ -30,7 +30,7 @@ class ChaosCluster(LocalCluster):
     """Nodes on loopback, each with a directory and a peers string of its own; one thread uses it.
 
     Args:
-        directory: where everything lies.
+        directory: of all stores and logs.
         network: gets a link for each pair of nodes and from the clients to each node.
         nodes: number of nodes.
         options: of ``dledger serve``.
@@ -47,25 +47,25 @@ class ChaosCluster(LocalCluster):
             for other in self.node_ids
             if one != other
         }
-        # A copy of the code: a run of an hour shall not see the half of an edit.
+        # A copy of the code: a run of an hour must not load a half of an edit.
         package = Path(dledger_core.__file__).parent
         shutil.copytree(package, self._code / package.name, dirs_exist_ok=True)
 
     @property
     def client_peers(self) -> str:
-        """The peers string for clients under test; ``peers`` leads around the network."""
+        """The peers string for clients under test; ``peers`` bypasses the network."""
         return self._peers_of(CLIENTS)
 
-    def _peers_of(self, place: str) -> str:
+    def _peers_of(self, end: str) -> str:
         return format_peers(
             tuple(
-                peer if peer.node_id == place else Peer(peer.node_id, peer.host, self._dialled[place, peer.node_id])
+                peer if peer.node_id == end else Peer(peer.node_id, peer.host, self._dialled[end, peer.node_id])
                 for peer in self._peers
             )
         )
 
     def node_directory(self, node_id: str) -> Path:
-        """Returns the folder that holds a node's stores."""
+        """Return the directory of a node's stores."""
         return self.directory / node_id
 
     def store_path(self, node_id: str, group: str = "default") -> Path:
@@ -89,25 +89,23 @@ class ChaosCluster(LocalCluster):
                 env={**os.environ, STOP_WITH_STDIN: "1"},
             )
 
-    # --- what runs ----------------------------------------------------------------------------------------------------
-
     def running(self) -> list[str]:
-        """Returns the nodes whose process lives, frozen ones included."""
+        """Return the nodes whose process runs, paused ones included."""
         return [node_id for node_id, process in self._processes.items() if process.poll() is None]
 
-    def died(self, may_die: set[str]) -> dict[str, int]:
-        """Returns the exit code of each node that ended by itself, once; those that may are left out."""
+    def exited(self, may_exit: set[str]) -> dict[str, int]:
+        """Return the exit code of each node that exited since the last call, without the nodes of ``may_exit``."""
         found = {
             node_id: code
             for node_id, process in self._processes.items()
-            if node_id not in may_die and (code := process.poll()) is not None
+            if node_id not in may_exit and (code := process.poll()) is not None
         }
         for node_id in found:
             self._reap(node_id)
         return found
 
     def wait_exit(self, node_id: str, timeout_s: float) -> int | None:
-        """Returns the exit code of a node that is about to end, None if it does not."""
+        """Wait for a node to exit; return its exit code, or None if it runs on."""
         deadline = time.monotonic() + timeout_s
         process = self._process(node_id)
         while (code := process.poll()) is None and time.monotonic() < deadline:
@@ -117,27 +115,21 @@ class ChaosCluster(LocalCluster):
         return code
 
     def last_words(self, node_id: str, lines: int = 1) -> str:
-        """Returns what a node printed last."""
+        """Return the last lines of a node's log."""
         return "\n".join(self.log_path(node_id).read_text(errors="replace").strip().splitlines()[-lines:])
 
     def started_since(self, node_id: str, offset: int) -> bool:
-        """Whether the node has said that it serves, behind a place in its log."""
+        """Whether the node has logged after this offset that it serves."""
         return b" serves " in self.log_path(node_id).read_bytes()[offset:]
 
-    # --- who leads ----------------------------------------------------------------------------------------------------
-
     def leader_now(self) -> str | None:
-        """Returns who says that it leads, in the newest term heard of."""
+        """Return the leader of the newest known term, or None."""
         with contextlib.suppress(DLedgerError), Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
             return client.metadata().leader_id
         return None
 
     def wait_settled(self, timeout_s: float = READY_S) -> int | None:
-        """Waits until every node has committed one more entry and all are equally far.
-
-        Returns:
-            The commit index, or None if that did not happen.
-        """
+        """Wait until all nodes have the same last and committed index; return it, or None after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with Client(self.peers, timeout_ms=ADMIN_TIMEOUT_MS) as client:
             while time.monotonic() < deadline:
@@ -152,12 +144,12 @@ class ChaosCluster(LocalCluster):
         return None
 
     def resume_all(self) -> None:
-        """Lets every frozen node go on."""
+        """Resume every paused node."""
         for node_id in self.running():
             self.resume(node_id)
 
     def stop_all(self) -> dict[str, int]:
-        """Ends all nodes in an orderly way; returns their exit codes."""
+        """Stop all nodes in an orderly way; return their exit codes."""
         running = self.running()
         for node_id in running:
             self._process(node_id).send_signal(signal.SIGCONT)
@@ -166,7 +158,7 @@ class ChaosCluster(LocalCluster):
 
 
 class SmallDisk:
-    """A tmpfs of which the size can change; used as a node's directory. Needs to be root."""
+    """A tmpfs of variable size, as a node's directory. Needs root."""
 
     SIZE = "2g"
 
@@ -176,7 +168,7 @@ class SmallDisk:
 
     @staticmethod
     def refusal() -> str | None:
-        """Returns why there can be none, or None."""
+        """Return the reason why it cannot be mounted, or None."""
         if os.geteuid() != 0:
             return "mounting a small disk needs root"
         if shutil.which("mount") is None:
@@ -184,15 +176,15 @@ class SmallDisk:
         return None
 
     def mount(self) -> str | None:
-        """Mounts it; returns why that failed, or None."""
+        """Mount it; return the reason of a failure, or None."""
         self.path.mkdir(parents=True, exist_ok=True)
         done = self._run("mount", "-t", "tmpfs", "-o", f"size={self.SIZE}", "dledger-chaos", str(self.path))
         self.mounted = done.returncode == 0
         return None if self.mounted else done.stderr.strip()
 
     def fill(self, spare_bytes: int) -> None:
-        """Leaves room for about so many bytes only."""
-        for slack in range(0, 64 << 20, 1 << 18):  # somebody may write between the two calls: less than used is refused
+        """Leave about ``spare_bytes`` of free space."""
+        for slack in range(0, 64 << 20, 1 << 18):  # a write between the two calls makes the size too small
             stat = os.statvfs(self.path)
             used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
             if self._resize(f"{(used + spare_bytes + slack) // 1024}k").returncode == 0:
@@ -200,14 +192,14 @@ class SmallDisk:
         raise OSError(f"{self.path} cannot be made smaller")
 
     def empty(self) -> None:
-        """Gives it its full size again."""
+        """Restore its full size."""
         self._resize(self.SIZE).check_returncode()
 
     def _resize(self, size: str) -> subprocess.CompletedProcess[str]:
         return self._run("mount", "-o", f"remount,size={size}", str(self.path))
 
     def unmount(self) -> None:
-        """Takes it away with all it holds; repeatable."""
+        """Unmount it with all its files. Idempotent."""
         if self.mounted and self._run("umount", str(self.path)).returncode:
             self._run("umount", "--lazy", str(self.path))
         self.mounted = False

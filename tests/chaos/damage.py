@@ -1,8 +1,8 @@
-"""Damage to a store at rest, of the kinds that the log promises to detect, with the means to undo it.
+"""Damage to the store of a stopped node, of the kinds that the log guarantees to detect, with the means to undo it.
 
-All of it lies where the checkpoint vouches for the data (and where a start looks): behind that, a bad record is the
-torn tail of a crash. A copy of the whole store from an earlier time is not among them: nothing in it is wrong, so no
-node can tell by itself. What can be told is an old copy of the data under a checkpoint that vouches for more.
+All of it is in entries that the checkpoint covers (and that a start checks): after them, a bad record is the torn tail
+of a crash. A complete store of an earlier time is not among the kinds: it is consistent, so no node can detect it
+alone. An old copy of the data under a newer checkpoint can be detected.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PAGE_BYTES: Final = 4096
 ENTRIES_MIN: Final = 50
 """A shorter log is not worth damaging."""
 
-# Where the fields begin that no record can have wrong without notice: magic, size, index, position, crc, length.
-_PROTECTED: Final = (*range(16), *range(24, 32), *range(40, 48))
+_CHECKED: Final = (*range(16), *range(24, 32), *range(40, 48))
+"""The bytes of a header in which every error is detected: magic, size, index, position, crc, length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What was damaged."""
+    """One damaged location."""
 
     path: Path
     offset: int
-    what: str
+    kind: str
 
 
 class Damage:
@@ -42,8 +42,8 @@ class Damage:
 
     Args:
         store: the store's directory; no process has it open.
-        backup: a folder, not there yet, for the undamaged files.
-        chance: decides where.
+        backup: a directory, still missing, for the undamaged files.
+        chance: draws the location.
     """
 
     def __init__(self, store: Path, backup: Path, chance: random.Random) -> None:
@@ -59,11 +59,11 @@ class Damage:
 
     @property
     def worthwhile(self) -> bool:
-        """Whether enough of the log is vouched for."""
+        """Whether the checkpoint covers enough of the log."""
         return self.durable_index >= ENTRIES_MIN
 
     def undo(self) -> None:
-        """Puts the undamaged files back."""
+        """Restore the undamaged files."""
         for path in self._saved:
             kept = self.backup / path.relative_to(self.store)
             if path.is_dir():
@@ -74,36 +74,37 @@ class Damage:
         self.forget()
 
     def forget(self) -> None:
-        """Removes the undamaged files."""
+        """Delete the copies of the undamaged files."""
         shutil.rmtree(self.backup)
 
     def _save(self, path: Path) -> None:
         kept = self.backup / path.relative_to(self.store)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            shutil.copytree(path, kept)
-        else:
-            shutil.copy2(path, kept)
+        (shutil.copytree if path.is_dir() else shutil.copy2)(path, kept)
         self._saved.append(path)
+
+    def _write(self, path: Path, offset: int, data: bytes) -> None:
+        self._save(path)
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def _flip(self, path: Path, offset: int) -> None:
+        self._write(path, offset, bytes([_read(path, offset, 1)[0] ^ 1 << self.chance.randrange(8)]))
 
     # --- kinds --------------------------------------------------------------------------------------------------------
 
     def flip(self) -> Spot:
-        """Changes one bit of a record."""
+        """Change one bit of a record."""
         position, size = self._record()
-        places = [*_PROTECTED, *range(HEADER_BYTES, size)]
-        at = position + self.chance.choice(places if self.chance.random() < 0.5 else _PROTECTED)
-        path, offset = self._file_of(at)
-        self._save(path)
-        with path.open("r+b") as file:
-            file.seek(offset)
-            before = file.read(1)[0]
-            file.seek(offset)
-            file.write(bytes([before ^ 1 << self.chance.randrange(8)]))
-        return Spot(path, offset, f"bit flip {at - position} bytes into a record")
+        anywhere = self.chance.random() < 0.5
+        at = self.chance.choice([*_CHECKED, *range(HEADER_BYTES, size)] if anywhere else _CHECKED)
+        path, offset = self._file_of(position + at)
+        self._flip(path, offset)
+        return Spot(path, offset, f"bit flip {at} bytes into a record")
 
     def truncate(self) -> Spot:
-        """Cuts a data file short, in the middle of what is vouched for."""
+        """Truncate a data file in the middle of the entries that the checkpoint covers."""
         position, size = self._record()
         path, offset = self._file_of(position + self.chance.randrange(size))
         self._save(path)
@@ -112,48 +113,38 @@ class Damage:
         return Spot(path, offset, "truncation")
 
     def misdirect(self) -> Spot:
-        """Writes one page over another, as a disk does that writes to the wrong place."""
+        """Write one page over another, as a disk does that writes to the wrong sector."""
+        pages = self.durable_end // PAGE_BYTES
         while True:
-            source, target = (self.chance.randrange(self.durable_end // PAGE_BYTES) * PAGE_BYTES for _ in range(2))
-            (source_path, source_offset), (path, offset) = self._file_of(source), self._file_of(target)
-            page, before = (_read(*place, PAGE_BYTES) for place in ((source_path, source_offset), (path, offset)))
+            source, target = (self.chance.randrange(pages) * PAGE_BYTES for _ in range(2))
+            page, before = (_read(*self._file_of(position), PAGE_BYTES) for position in (source, target))
             if page != before and target + PAGE_BYTES <= self.durable_end and any(before):
                 break
-        self._save(path)
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(page)
+        path, offset = self._file_of(target)
+        self._write(path, offset, page)
         return Spot(path, offset, f"page of position {source} written to {target}")
 
     def flip_index(self) -> Spot:
-        """Changes one bit of where a row of an index file says that its record lies.
+        """Change one bit of the position, size or index in a row of an index file.
 
-        Not of the term or the magic: of these the row is a witness, and a node lets its peers decide.
+        The term and the magic of a row are cross-checks of its record, so a node asks its peers about these.
         """
         index = self.chance.randrange(self.durable_index)
-        rows = sorted((self.store / "index").iterdir())
-        base = max(int(path.name) for path in rows if int(path.name) <= index * 32)
+        base = max(int(path.name) for path in (self.store / "index").iterdir() if int(path.name) <= index * 32)
         path, offset = self.store / "index" / f"{base:020d}", index * 32 - base + self.chance.randrange(4, 24)
-        self._save(path)
-        with path.open("r+b") as file:
-            file.seek(offset)
-            before = file.read(1)[0]
-            file.seek(offset)
-            file.write(bytes([before ^ 1 << self.chance.randrange(8)]))
+        self._flip(path, offset)
         return Spot(path, offset, f"bit flip in the index row of {index}")
 
     def stale(self, old: Path) -> Spot:
-        """Puts an old copy of data and index in the place of the present ones; ``meta/`` stays."""
+        """Replace data and index by an old copy; ``meta/`` stays."""
         for name in ("data", "index"):
             self._save(self.store / name)
             shutil.rmtree(self.store / name)
             shutil.copytree(old / name, self.store / name)
         return Spot(self.store / "data", 0, "data and index of an earlier time")
 
-    # --- places -------------------------------------------------------------------------------------------------------
-
     def _record(self) -> tuple[int, int]:
-        """Returns position and size of some record that is vouched for."""
+        """Return position and size of some record that the checkpoint covers."""
         with open_store(self.store) as reader:
             index = self.chance.randrange(reader.first_index, self.durable_index + 1)
             row = reader.read(index, index + 1)
@@ -170,8 +161,7 @@ def _read(path: Path, offset: int, length: int) -> bytes:
         return file.read(length)
 
 
-Apply = Callable[[Damage], Spot]
-KINDS: Final[dict[str, Apply]] = {
+KINDS: Final[dict[str, Callable[[Damage], Spot]]] = {
     "flip": Damage.flip,
     "truncate": Damage.truncate,
     "misdirect": Damage.misdirect,

@@ -1,7 +1,7 @@
-"""What clients did and saw, one record per call; kept in memory for the checker and written to a JSON lines file.
+"""The calls of all clients and their results, one record per call: for the checker, and as a JSON lines file.
 
-`ok` = the answer says it happened, `fail` = the answer says it did not, `unknown` = nobody can say; times are of one
-monotonic clock. An entry is known by the hash of its body; bodies are unique in a run.
+`ok` = the response says it happened, `fail` = the response says it did not, `unknown` = no client can say; times are
+of one monotonic clock. An entry is identified by the hash of its body; bodies are unique in a run.
 """
 
 from __future__ import annotations
@@ -27,64 +27,69 @@ NO_INDEXES: Final[Indexes] = np.empty(0, np.int64)
 
 
 def hash_of(data: bytes) -> int:
-    """Returns the 64 bits by which an entry's body is known."""
+    """Return the 64 bits that identify an entry's body."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
-    """One call of ``append`` or ``append_attempt``.
-
-    Attributes:
-        hashes: of the bodies, in order.
-        producer: ``id/sequence`` if repeats are recognised; a repeat has the same.
-        attempt: ``transaction/attempt`` if it is part of a transaction.
-    """
+class Operation:
+    """One call of a client."""
 
     client: str
     start: float
     end: float
     status: Status
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append(Operation):
+    """One call of ``append`` or ``append_attempt``.
+
+    Attributes:
+        hashes: of the bodies, in order.
+        producer: ``id/sequence`` of an idempotent append; a retry has the same.
+        attempt: ``transaction/attempt`` if it is part of a transaction.
+    """
+
     hashes: tuple[int, ...]
     first: int = -1
     last: int = -1
     term: int = -1
     producer: str = ""
     attempt: str = ""
-    error: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{_call(self, self.producer or self.attempt or 'append')} at [{self.first}, {self.last}] term {self.term}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Operation):
     """One call that ends a transaction.
 
     Attributes:
-        attempts: whose entries a commit makes visible.
+        attempts: the ones whose entries a commit makes visible.
     """
 
-    client: str
-    start: float
-    end: float
-    status: Status
     transaction: str
     commit: bool
     attempts: tuple[str, ...] = ()
-    error: str = ""
+
+    def __str__(self) -> str:
+        return f"{_call(self, 'commit' if self.commit else 'abort')} of {self.transaction}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """One read of everything visible in [from_index, next_index).
+class Read(Operation):
+    """One read of the visible entries in [from_index, next_index).
 
     Attributes:
-        node: the replica named by the client; empty if it may choose.
-        full: nothing but the end of the log (or of what is visible) bounded it.
+        node: the replica that the client named; empty if any may respond.
+        full: only the end of the log (or of the visible entries) limited it.
     """
 
-    client: str
-    start: float
-    end: float
-    status: Status
     from_index: int
     next_index: int = -1
     commit_index: int = -1
@@ -94,10 +99,14 @@ class Read:
     full: bool = False
     indexes: Indexes = field(default_factory=lambda: NO_INDEXES)
     hashes: Hashes = field(default_factory=lambda: NO_HASHES)
-    error: str = ""
+
+    def __str__(self) -> str:
+        node = self.node or "any"
+        return f"{_call(self, 'read')} [{self.from_index}, {self.next_index}) of {node}, commit {self.commit_index}"
 
 
-Operation = Append | Decision | Read
+def _call(each: Operation, name: str) -> str:
+    return f"{each.client} [{each.start:.4f}, {each.end:.4f}] {name}"
 
 
 class Recorder:
@@ -117,10 +126,10 @@ class Recorder:
                 self.last_ack = max(self.last_ack, operation.end)
             self._file.write(line + "\n")
 
-    def note(self, what: str, at: float, **values: Any) -> None:
-        """Writes a line that is no operation: a fault, its end."""
+    def note(self, event: str, at: float, **values: Any) -> None:
+        """Write a line for an event that is not a call, such as a fault."""
         with self._lock:
-            self._file.write(json.dumps({"note": what, "at": at, **values}) + "\n")
+            self._file.write(json.dumps({"note": event, "at": at, **values}) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -128,7 +137,7 @@ class Recorder:
 
 
 def as_row(operation: Operation) -> dict[str, Any]:
-    """Returns the operation as it is written to the file; fields with their default are left out."""
+    """Return the operation as it is written to the file, without the fields that have their default."""
     row: dict[str, Any] = {"op": type(operation).__name__.lower()}
     for name in operation.__dataclass_fields__:
         value = getattr(operation, name)
@@ -137,24 +146,3 @@ def as_row(operation: Operation) -> dict[str, Any]:
         if name in _ALWAYS or value not in (-1, "", False, [], ()):
             row[name] = value
     return row
-
-
-def from_row(row: dict[str, Any]) -> Operation:
-    """Returns the operation that `as_row` wrote."""
-    values = dict(row)
-    match values.pop("op"):
-        case "append":
-            return Append(**values | {"hashes": tuple(values["hashes"])})
-        case "decision":
-            return Decision(**{"commit": False} | values | {"attempts": tuple(values.get("attempts", ()))})
-        case _:
-            values["indexes"] = np.array(values.get("indexes", ()), np.int64)
-            values["hashes"] = np.array(values.get("hashes", ()), np.uint64)
-            return Read(**values)
-
-
-def load_history(path: Path) -> list[Operation]:
-    """Reads a history file; notes are left out."""
-    with path.open(encoding="utf-8") as lines:
-        rows = (json.loads(line) for line in lines)
-        return [from_row(row) for row in rows if "op" in row]

@@ -1,7 +1,7 @@
-"""Faults, and when they strike. One random source decides; only who leads at a moment is not in its hand.
+"""Faults, and their schedule. One random source decides; only which node leads at a moment is not its choice.
 
-A fault is a generator: up to its ``yield`` it strikes, behind it heals. First every kind strikes once alone, in a
-random order; then one or two at a time, with calm in between.
+A fault is a generator: up to its ``yield`` it strikes, after it heals. First every kind strikes once alone, in a random
+order; then up to three at a time, with calm in between.
 """
 
 from __future__ import annotations
@@ -13,45 +13,36 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from dledger_core import Client
+from dledger_core import Client, open_store
 from dledger_core.errors import DLedgerError
 from tests.chaos.cluster import CLIENTS, ChaosCluster, SmallDisk
 from tests.chaos.damage import KINDS, Damage, Spot
 from tests.chaos.history import Recorder
 
 Fault = Generator[None, None, None]
-Answer = Literal["refuses", "repairs", "heals"]
 
-EXPECTED: Final[dict[str, Answer]] = {
-    "flip": "repairs", "truncate": "repairs", "misdirect": "repairs", "stale": "repairs", "flip-index": "heals",
-}  # fmt: skip
-"""What a node does about damage.
-
-``refuses``: it ends with exit code 4 and names file and position; the undamaged file is put back then.
-``repairs``: it starts and fetches the damaged range from its peers. ``heals``: it starts and needs nobody for it.
-"""
 EXIT_IO: Final = 3
 EXIT_STORAGE: Final = 4
-_NO_ROOM: Final = "No space left on device"
+_FULL: Final = "No space left on device"
 START_S: Final = 40.0
 RECOVERY_S: Final = 60.0
-"""Far above what it takes: nodes that start again share the machine with others."""
+"""Far above the usual time: nodes that start again share the machine with others."""
 RECOVERED_SHARE: Final = 0.8
-"""How often the next fault waits until appends succeed again; the other times it strikes a group that recovers."""
+"""How often the next fault waits until appends succeed again; otherwise it strikes a group that recovers."""
 HOLD_S: Final = (0.3, 2.5)
 CALM_S: Final = (0.2, 1.5)
 
 
 class Nemesis:
-    """Lets faults loose on a cluster until told to stop; belongs to one thread.
+    """Injects faults into a cluster; belongs to one thread.
 
     Args:
-        cluster: what suffers.
+        cluster: the cluster.
         recorder: gets a note per fault.
-        chance: decides.
-        scratch: a folder for copies of files.
+        chance: draws the faults.
+        scratch: a directory for copies of files.
         small_disk: (node, its disk), if there is one.
     """
 
@@ -74,7 +65,7 @@ class Nemesis:
         self._scratch = scratch
         self._small_disk = small_disk
         self._taken: set[str] = set()
-        self._may_die: set[str] = set()
+        self._may_exit: set[str] = set()
         self._copies = 0
         self.kinds: dict[str, Callable[[], Fault]] = {
             "kill": self.kill, "kill-leader": self.kill_leader, "kill-all": self.kill_all, "stop": self.stop,
@@ -82,74 +73,71 @@ class Nemesis:
             "transfer": self.transfer, "one-way": self.one_way, "isolate-leader": self.isolate_leader,
             "leader-deaf": lambda: self.leader_half(deaf=True), "leader-mute": lambda: self.leader_half(deaf=False),
             "bridge": self.bridge, "split-all": self.split_all, "drop": self.drop, "reset": self.reset,
-            "delay": self.delay, "clients-half-open": self.clients_half_open, "clients-cut": self.clients_cut,
+            "delay": self.delay, "clients-half-open": self.clients_half_open, "clients-isolated": self.clients_isolated,
             "stale": self.stale,
         } | {kind: (lambda kind=kind: self.damage(kind)) for kind in KINDS}  # fmt: skip
         if small_disk is not None:
             self.kinds["disk-full"] = self.disk_full
 
     def run(self, until: float) -> None:
-        """Strikes until a moment of the monotonic clock; afterwards everything is healed and every node runs."""
+        """Strike until a moment of the monotonic clock; afterwards everything is healed and every node runs."""
         alone = list(self.kinds)
         self.chance.shuffle(alone)
         while time.monotonic() < until:
-            if alone:
-                names = [alone.pop()]
-            else:
-                names = self.chance.sample(list(self.kinds), self.chance.choice((1, 1, 2, 2, 3)))
-            self._strike(names)
+            some = [alone.pop()] if alone else self.chance.sample(list(self.kinds), self.chance.choice((1, 1, 2, 2, 3)))
+            self._strike(some)
             if self.chance.random() < RECOVERED_SHARE:
                 self._wait_for_ack()
             self._wait(CALM_S)
 
     def _strike(self, names: list[str]) -> None:
-        under_way: list[tuple[str, Fault]] = []
+        striking: list[tuple[str, Fault]] = []
         for name in names:
             fault = self.kinds[name]()
             self.recorder.note(name, time.monotonic(), state="strikes")
             with suppress(StopIteration):
                 next(fault)
-                under_way.append((name, fault))
-        if under_way:
+                striking.append((name, fault))
+        if striking:
             self._wait(HOLD_S)
-        for name, fault in reversed(under_way):
+        for name, fault in reversed(striking):
             with suppress(StopIteration):
                 next(fault)
             self.recorder.note(name, time.monotonic(), state="healed")
         self.network.heal()
         self._taken.clear()
-        self._look_for_dead()
+        self.look_for_exits()
 
-    def _wait(self, bounds: tuple[float, float]) -> None:
-        deadline = time.monotonic() + self.chance.uniform(*bounds)
+    def _wait(self, limits: tuple[float, float]) -> None:
+        deadline = time.monotonic() + self.chance.uniform(*limits)
         while time.monotonic() < deadline:
-            self._look_for_dead()
+            self.look_for_exits()
             time.sleep(0.05)
 
     def _wait_for_ack(self) -> None:
-        """Everything is healed: appends must succeed again."""
+        """Wait for a successful append, now that everything is healed."""
         healed = time.monotonic()
         while self.recorder.last_ack <= healed:
             if time.monotonic() - healed > RECOVERY_S:
                 self.violations.append(f"no append succeeded for {RECOVERY_S:g} s after everything was healed")
                 return
-            self._look_for_dead()
+            self.look_for_exits()
             time.sleep(0.02)
         self.recoveries_s.append(self.recorder.last_ack - healed)
 
-    def _look_for_dead(self) -> None:
-        """A node that ends by itself breaks a promise; it is started again."""
-        for node_id, code in self.cluster.died(self._may_die).items():
+    def look_for_exits(self) -> None:
+        """Report each node that exited although no fault ended it, and start it again."""
+        for node_id, code in self.cluster.exited(self._may_exit).items():
             words = self.cluster.last_words(node_id)
-            if self._small_disk is not None and node_id == self._small_disk[0] and _NO_ROOM in words:
-                # It saw the full disk and took its time to end: by now there is room.
-                self._ended_on_full_disk(node_id, code)
+            if self._small_disk is not None and node_id == self._small_disk[0] and _FULL in words:
+                # It found the disk full and took its time to exit: by now there is free space.
+                self._exited_on_full_disk(node_id, code)
                 continue
-            self.violations.append(f"{node_id} ended by itself, exit code {code}: {words}")
+            self.violations.append(f"{node_id} exited unexpectedly with code {code}: {words}")
             self.cluster.restart(node_id)
 
     def _take(self, node_id: str | None = None) -> str | None:
-        """Returns a node for a fault of its process, so that two faults do not meet there."""
+        """Return a node for a fault of its process, so that two faults never strike the same process."""
         free = [each for each in self.cluster.running() if each not in self._taken and node_id in (None, each)]
         if not free:
             return None
@@ -167,24 +155,30 @@ class Nemesis:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def kill(self, node_id: str | None = None, name: str = "kill") -> Fault:
+    def _on_process(
+        self, name: str, node_id: str | None, strike: Callable[[str], None], heal: Callable[[str], None]
+    ) -> Fault:
         taken = self._take(node_id)
         if taken is not None:
-            self.cluster.kill(taken)
+            strike(taken)
             self._count(name, taken)
             yield
-            self.cluster.restart(taken)
+            heal(taken)
+
+    def kill(self) -> Fault:
+        return self._on_process("kill", None, self.cluster.kill, self.cluster.restart)
 
     def kill_leader(self) -> Fault:
-        yield from self.kill(self._leader(), "kill-leader")
+        return self._on_process("kill-leader", self._leader(), self.cluster.kill, self.cluster.restart)
 
     def stop(self) -> Fault:
-        taken = self._take()
-        if taken is not None:
-            self.cluster.stop(taken)
-            self._count("stop", taken)
-            yield
-            self.cluster.restart(taken)
+        return self._on_process("stop", None, self.cluster.stop, self.cluster.restart)
+
+    def pause(self) -> Fault:
+        return self._on_process("pause", None, self.cluster.pause, self.cluster.resume)
+
+    def pause_leader(self) -> Fault:
+        return self._on_process("pause-leader", self._leader(), self.cluster.pause, self.cluster.resume)
 
     def kill_all(self) -> Fault:
         nodes = [node for node in self.nodes if self._take(node) is not None]
@@ -197,7 +191,7 @@ class Nemesis:
             self.cluster.restart(node)
 
     def restart_storm(self) -> Fault:
-        """Kills one node after the other, often before the one before is up again."""
+        """Kill one node after the other, often before the previous one serves again."""
         nodes = [node for node in self.nodes if self._take(node) is not None]
         for _ in range(self.chance.randrange(3, 7) if nodes else 0):
             node = self.chance.choice(nodes)
@@ -206,17 +200,6 @@ class Nemesis:
             time.sleep(self.chance.uniform(0.05, 0.8))
             self._count("restart-storm", node)
         yield
-
-    def pause(self, node_id: str | None = None, name: str = "pause") -> Fault:
-        taken = self._take(node_id)
-        if taken is not None:
-            self.cluster.pause(taken)
-            self._count(name, taken)
-            yield
-            self.cluster.resume(taken)
-
-    def pause_leader(self) -> Fault:
-        yield from self.pause(self._leader(), "pause-leader")
 
     def transfer(self) -> Fault:
         target = self.chance.choice(self.nodes)
@@ -227,7 +210,7 @@ class Nemesis:
 
     # --- network ------------------------------------------------------------------------------------------------------
 
-    def _cut(self, one: str, other: str) -> None:
+    def _isolate(self, one: str, other: str) -> None:
         self.network.stall(one, other)
         self.network.stall(other, one)
 
@@ -240,12 +223,14 @@ class Nemesis:
     def isolate_leader(self) -> Fault:
         """The leader with the clients on one side, the majority on the other."""
         leader = self._leader()
-        self._cut_off(leader)
+        for other in self.nodes:
+            if other != leader:
+                self._isolate(leader, other)
         self._count("isolate-leader", leader)
         yield
 
     def leader_half(self, *, deaf: bool) -> Fault:
-        """The leader can send and not receive, or the other way round."""
+        """The leader can send and not receive, or the reverse."""
         leader = self._leader()
         for other in self.nodes:
             if other != leader:
@@ -254,37 +239,37 @@ class Nemesis:
         yield
 
     def bridge(self) -> Fault:
-        """Two nodes see each other only through the third."""
+        """Two nodes reach each other only through the third."""
         one, other = self.chance.sample(self.nodes, 2)
-        self._cut(one, other)
+        self._isolate(one, other)
         self._count("bridge", f"{one}|{other}")
         yield
 
     def split_all(self) -> Fault:
-        """No node sees another."""
+        """No node reaches another."""
         for i, one in enumerate(self.nodes):
             for other in self.nodes[i + 1 :]:
-                self._cut(one, other)
+                self._isolate(one, other)
         self._count("split-all")
         yield
 
-    def _two_places(self) -> list[str]:
+    def _two_ends(self) -> list[str]:
         return self.chance.sample([*self.nodes, CLIENTS], 2)
 
     def drop(self) -> Fault:
-        one, other = self._two_places()
+        one, other = self._two_ends()
         self.network.refuse(one, other, "drop")
         self._count("drop", f"{one}|{other}")
         yield
 
     def reset(self) -> Fault:
-        """SnapshotInstalls connections several times, so that some are cut in the middle of a frame."""
+        """Reset connections several times, some of them in the middle of a frame."""
         for _ in range(self.chance.randrange(2, 6)):
-            one, other = self._two_places()
+            one, other = self._two_ends()
             self.network.end_connections(one, other, "reset")
             time.sleep(self.chance.uniform(0.01, 0.3))
         self._count("reset")
-        self.network.refuse(*self._two_places(), "reset")
+        self.network.refuse(*self._two_ends(), "reset")
         yield
 
     def delay(self) -> Fault:
@@ -302,10 +287,10 @@ class Nemesis:
         self._count("clients-half-open", node)
         yield
 
-    def clients_cut(self) -> Fault:
+    def clients_isolated(self) -> Fault:
         node = self._leader()
-        self._cut(CLIENTS, node)
-        self._count("clients-cut", node)
+        self._isolate(CLIENTS, node)
+        self._count("clients-isolated", node)
         yield
 
     # --- disks --------------------------------------------------------------------------------------------------------
@@ -315,27 +300,27 @@ class Nemesis:
         node_id, disk = self._small_disk
         if self._take(node_id) is None:
             return
-        self._may_die.add(node_id)
+        self._may_exit.add(node_id)
         disk.fill(self.chance.choice((0, 16_384, 200_000)))
         self._count("disk-full", node_id)
         yield
         code = self.cluster.wait_exit(node_id, self.chance.uniform(0.1, 1.0))
         disk.empty()
-        self._may_die.discard(node_id)
+        self._may_exit.discard(node_id)
         if code is not None:
-            self._ended_on_full_disk(node_id, code)
+            self._exited_on_full_disk(node_id, code)
 
-    def _ended_on_full_disk(self, node_id: str, code: int) -> None:
+    def _exited_on_full_disk(self, node_id: str, code: int) -> None:
         words = self.cluster.last_words(node_id)
-        # A node that is just starting has no store yet that could fail: it says what it cannot open.
-        starting = code == EXIT_IO and f"the store cannot be opened: {_NO_ROOM}" in words
+        # A starting node has no store yet that could fail: it reports the file that it cannot open.
+        starting = code == EXIT_IO and f"the store cannot be opened: {_FULL}" in words
         if code != EXIT_STORAGE and not starting:
-            self.violations.append(f"{node_id} ended with exit code {code} on a full disk: {words}")
+            self.violations.append(f"{node_id} exited with code {code} on a full disk: {words}")
         self._count("disk-full ended the node")
         self.cluster.restart(node_id)
 
     def damage(self, kind: str) -> Fault:
-        """Damages files of a node that is down, on one node at a time."""
+        """Damage files of a stopped node; one node at a time."""
         node = self._take()
         if node is None:
             return
@@ -347,18 +332,18 @@ class Nemesis:
         spot = KINDS[kind](damage)
         self._count(kind, node)
         yield
-        self._expect(node, damage, spot, EXPECTED[kind])
+        self._expect_start(node, damage, spot)
 
     def stale(self) -> Fault:
-        """Restores data and index files of an earlier time."""
+        """Restore data and index files of an earlier time."""
         node = self._take()
         if node is None:
             return
         self.cluster.kill(node)
-        old = self._copy_path(node)
+        store, old = self.cluster.store_path(node), self._copy_path(node)
         for name in ("data", "index"):
-            if (self.cluster.store_path(node) / name).is_dir():
-                shutil.copytree(self.cluster.store_path(node) / name, old / name)
+            if (store / name).is_dir():
+                shutil.copytree(store / name, old / name)
         before = self._damage_of(node).durable_index
         self.cluster.restart(node)
         yield
@@ -367,13 +352,13 @@ class Nemesis:
             time.sleep(0.1)
         self.cluster.kill(node)
         damage = self._damage_of(node)
-        # The copy is fresh up to where the log was killed, which is more than the checkpoint of that time vouched for.
-        if not damage.worthwhile or damage.durable_index <= _last_index(old, self.cluster.store_path(node)):
-            self.cluster.restart(node)
-        else:
+        # The copy is complete up to the end of the killed log, which is after the checkpoint of that time.
+        if damage.worthwhile and damage.durable_index > _last_index(old, store):
             spot = damage.stale(old)
             self._count("stale", node)
-            self._expect(node, damage, spot, EXPECTED["stale"])
+            self._expect_start(node, damage, spot)
+        else:
+            self.cluster.restart(node)
         shutil.rmtree(old)
 
     def _damage_of(self, node: str) -> Damage:
@@ -383,60 +368,33 @@ class Nemesis:
         self._copies += 1
         return self._scratch / f"{node}-{self._copies}"
 
-    def _expect(self, node: str, damage: Damage, spot: Spot, expected: Answer) -> None:
-        """Starts a node whose store is damaged and looks whether it does what it should."""
-        if expected == "refuses":
-            self._cut_off(node)  # should it start, it shall not get to acknowledge anything that undoing takes back
+    def _expect_start(self, node: str, damage: Damage, spot: Spot) -> None:
+        """Start a node whose store is damaged: it must start and repair the store from its peers."""
         offset = self.cluster.log_path(node).stat().st_size
-        self._may_die.add(node)
+        self._may_exit.add(node)
         self.cluster.restart(node)
         code: int | None = None
         deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and not self.cluster.started_since(node, offset):
-            if (code := self.cluster.wait_exit(node, 0.05)) is not None:
-                break
-        self._may_die.discard(node)
+        while code is None and time.monotonic() < deadline and not self.cluster.started_since(node, offset):
+            code = self.cluster.wait_exit(node, 0.05)
+        self._may_exit.discard(node)
         words = self.cluster.last_words(node)
-        about = f"{node}: {spot.what} at {spot.path}, offset {spot.offset}"
+        about = f"{node}: {spot.kind} at {spot.path}, offset {spot.offset}"
         self.recorder.note("damage", time.monotonic(), node=node, about=about, code=code, words=words)
-        if expected != "refuses" and code is None:
+        if code is None:
             damage.forget()
             return
-        if code is None:
-            self.violations.append(f"{about} was not noticed")
-            self.cluster.kill(node)
-            self._keep(node, spot)
-        elif expected != "refuses":
-            self.violations.append(f"{about}: the node should start ({expected}); exit code {code}: {words}")
-            self._keep(node, spot)
-        elif code != EXIT_STORAGE or str(damage.store) not in words or "position=" not in words:
-            self.violations.append(f"{about}: exit code {code} and not a clear answer: {words}")
-        damage.undo()
-        self._join_again(node)
-        self.cluster.restart(node)
-
-    def _cut_off(self, node: str) -> None:
-        for other in self.nodes:
-            if other != node:
-                self._cut(node, other)
-
-    def _join_again(self, node: str) -> None:
-        for other in self.nodes:
-            if other != node:
-                self.network.flow(node, other)
-                self.network.flow(other, node)
-
-    def _keep(self, node: str, spot: Spot) -> None:
-        """Keeps the damaged store for whoever looks into it."""
-        kept = self._scratch / f"unnoticed-{node}-{spot.path.name}-{spot.offset}"
+        self.violations.append(f"{about}: the node should start; exit code {code}: {words}")
         with suppress(FileExistsError):
-            shutil.copytree(self.cluster.store_path(node), kept)
+            shutil.copytree(
+                self.cluster.store_path(node), self._scratch / f"kept-{node}-{spot.path.name}-{spot.offset}"
+            )
+        damage.undo()
+        self.cluster.restart(node)
 
 
 def _last_index(old: Path, store: Path) -> int:
-    """Returns the last entry of an old copy of a store's data and index."""
-    from dledger_core import open_store
-
+    """Return the last entry of an old copy of a store's data and index."""
     shutil.copytree(store / "meta", old / "meta", ignore=shutil.ignore_patterns("checkpoint", "lock"))
     with open_store(old) as reader:
         return int(reader.last_index)

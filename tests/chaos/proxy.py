@@ -1,9 +1,9 @@
-"""A network that misbehaves on order: one TCP proxy per (dialler, target), with a fault per direction.
+"""A network with faults: one TCP proxy per (dialler, target), with a fault per direction.
 
-Bytes from a to b travel forward through the link that a dials and backward through the one that b dials; `Network`
-treats both alike, so a fault is named by who sends and who receives, whoever dialled. What a stalled direction holds
-is delivered when it heals, as TCP does after a partition; the end of a connection is held back with it, so a peer
-that dies behind a stalled direction leaves a half-open connection.
+Bytes from a to b travel forward through the link that a dials and backward through the one that b dials. `Network`
+treats both the same, so a fault names the sender and the receiver, whichever of them dialled. The bytes of a stalled
+direction are delivered when it heals, as TCP does after a partition. The end of a connection is held back with them,
+so a peer that exits on the far side of a stalled direction leaves a half-open connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 HELD_BYTES_MAX = 8 << 20
-"""A stalled direction takes this much from its sender (twice, by the stream's own rule), then no more."""
+"""A stalled direction reads this much from its sender (twice, by the stream's own rule), then stops."""
 CHUNK_BYTES = 1 << 20
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -37,14 +37,14 @@ class Direction:
         self.flowing.set()
 
     async def passage(self) -> None:
-        """Returns when bytes may go on."""
+        """Wait until bytes may pass."""
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         await self.flowing.wait()
 
 
 class Link:
-    """What one side dials to reach the other; belongs to the proxy's loop."""
+    """The port that one end dials to reach the other; belongs to the proxy's loop."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
@@ -57,7 +57,7 @@ class Link:
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> int:
-        """Starts and returns the port."""
+        """Start to listen, and return the port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=HELD_BYTES_MAX)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -71,7 +71,7 @@ class Link:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end(self, how: Ending) -> None:
-        """Ends the connections that stand."""
+        """End the open connections."""
         for writer in self._writers:
             _end(writer, how)
 
@@ -96,7 +96,7 @@ class Link:
                 return
             await asyncio.gather(_pump(reader, far, self.forward), _pump(far_reader, writer, self.backward))
         except OSError:
-            pass  # nobody listens there: the dialler's connection ends below
+            pass  # no server listens there: the dialler's connection ends below
         finally:
             for each in (writer, far):
                 if each is None:
@@ -107,7 +107,7 @@ class Link:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
-    """Carries bytes one way until either side ends, then ends the other side."""
+    """Copy bytes one way until one side ends, then end the other side."""
     ending: Ending = "drop"
     try:
         while data := await reader.read(CHUNK_BYTES):
@@ -139,11 +139,11 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = 60.0) -> T:
-        """Runs a coroutine there and returns its result."""
+        """Run a coroutine there and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def close(self) -> None:
-        """Cancels what still runs there and ends the thread."""
+        """Cancel the tasks that still run there and stop the thread."""
 
         async def cancel() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -158,14 +158,14 @@ class LoopThread:
 
 
 class Network:
-    """All links between the named places; methods may be called from any thread."""
+    """All links between the named ends; methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._thread = LoopThread("network")
         self._links: dict[tuple[str, str], Link] = {}
 
     def link(self, dialler: str, target: str, target_port: int) -> int:
-        """Makes the link that ``dialler`` uses to reach ``target``; returns the port to dial."""
+        """Make the link that ``dialler`` uses to reach ``target``; return the port to dial."""
 
         async def make() -> int:
             link = self._links[dialler, target] = Link(target_port)
@@ -174,15 +174,15 @@ class Network:
         return self._thread.call(make())
 
     def stall(self, sender: str, receiver: str) -> None:
-        """Holds back what ``sender`` sends to ``receiver``; the other way is left alone."""
+        """Hold back the bytes from ``sender`` to ``receiver``; the other direction is unchanged."""
         self._do(lambda: [direction.flowing.clear() for direction in self._directions(sender, receiver)])
 
     def flow(self, sender: str, receiver: str) -> None:
-        """Ends a stall."""
+        """End a stall."""
         self._do(lambda: [direction.flowing.set() for direction in self._directions(sender, receiver)])
 
     def delay(self, sender: str, receiver: str, seconds: float) -> None:
-        """Lets each piece of data wait."""
+        """Delay each chunk of data."""
 
         def change() -> None:
             for direction in self._directions(sender, receiver):
@@ -191,7 +191,7 @@ class Network:
         self._do(change)
 
     def refuse(self, one: str, other: str, how: Ending) -> None:
-        """Ends the connections between two places, and every new one, until healed."""
+        """End the connections between two ends, and every new one, until healed."""
 
         def change() -> None:
             for link in self._between(one, other):
@@ -201,15 +201,15 @@ class Network:
         self._do(change)
 
     def accepted(self, dialler: str, target: str) -> int:
-        """Returns how many connections the link has taken so far."""
+        """Return how many connections the link has accepted so far."""
         return self._links[dialler, target].accepted
 
     def end_connections(self, one: str, other: str, how: Ending) -> None:
-        """Ends the connections between two places once; new ones are welcome."""
+        """End the connections between two ends once; new ones are accepted."""
         self._do(lambda: [link.end(how) for link in self._between(one, other)])
 
     def heal(self) -> None:
-        """Removes all faults."""
+        """Remove all faults."""
 
         def change() -> None:
             for link in self._links.values():

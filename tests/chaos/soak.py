@@ -42,7 +42,7 @@ OPTIONS: Final = {
 
 @dataclass
 class Round:
-    """What came of a round."""
+    """The result of a round."""
 
     seed: int
     minutes: float
@@ -61,7 +61,7 @@ class Round:
 
 
 def run_round(seed: int, minutes: float, directory: Path) -> Round:
-    """Runs one round in a new directory, which stays; every process and mount is gone afterwards."""
+    """Run one round in a new directory, which stays; no process and no mount is left."""
     directory.mkdir(parents=True)
     found = Round(seed, minutes, directory, replay=f"python -m tests.chaos --minutes {minutes:g} --seed {seed}")
     chance = random.Random(seed)
@@ -77,9 +77,9 @@ def run_round(seed: int, minutes: float, directory: Path) -> Round:
         clients.call(workload.start())
         nemesis.run(time.monotonic() + minutes * 60)
         found.faults = nemesis.counts
-        settled = _come_to_rest(cluster, clients, workload, found.verdict)
-        for what in [*nemesis.violations, *workload.broken]:
-            found.verdict.add("behaviour", what)
+        settled = _settle(cluster, clients, workload, found.verdict)
+        for detail in [*nemesis.violations, *workload.failures]:
+            found.verdict.add("behavior", detail)
         cluster.resume_all()
         _judge(cluster, recorder.operations, settled, found)
         acks = sorted(each.end for each in recorder.operations if isinstance(each, Append) and each.status == "ok")
@@ -109,19 +109,19 @@ def _small_disk(cluster: ChaosCluster, chance: random.Random, found: Round) -> t
 
 
 def _keep_store(disk: SmallDisk, found: Round) -> None:
-    """Copies what lies on a disk that is about to vanish, if somebody will want to look at it."""
+    """Copy the files of a disk that is about to be unmounted, if the round failed."""
     if disk.mounted and not found.ok:
         shutil.copytree(disk.path, found.directory / f"{disk.path.name}-kept", dirs_exist_ok=True)
 
 
-def _come_to_rest(cluster: ChaosCluster, clients: LoopThread, workload: Workload, verdict: Verdict) -> int | None:
-    """Heals everything, lets the clients finish, and returns an index that every node has committed, if it can."""
+def _settle(cluster: ChaosCluster, clients: LoopThread, workload: Workload, verdict: Verdict) -> int | None:
+    """Heal everything, let the clients finish, and return an index that every node has committed, if it can."""
     cluster.network.heal()
     cluster.resume_all()
     clients.call(workload.stop(), timeout_s=300)
     settled = cluster.wait_settled()
     if settled is None:
-        verdict.add("liveness", "a minute after everything was healed the nodes are not equally far")
+        verdict.add("liveness", "a minute after everything was healed the nodes differ")
         return None
     clients.call(workload.read_all(settled), timeout_s=300)
     again = cluster.wait_settled()
@@ -132,10 +132,10 @@ def _judge(cluster: ChaosCluster, history: list[Operation], settled: int | None,
     codes = cluster.stop_all()
     for node_id, code in codes.items():
         if code != 0:
-            found.verdict.add("behaviour", f"{node_id} was told to stop and ended with exit code {code}")
+            found.verdict.add("behavior", f"{node_id} was stopped and exited with code {code}")
     for node_id in cluster.node_ids:
         for line in _internal_errors(cluster.log_path(node_id)):
-            found.verdict.add("behaviour", f"{node_id} printed: {line}")
+            found.verdict.add("behavior", f"{node_id} printed: {line}")
     replicas = {}
     for node_id in cluster.node_ids:
         try:
@@ -155,23 +155,23 @@ def _internal_errors(log: Path) -> list[str]:
 
 
 def load_replica(store: Path, upto: int | None) -> ReplicaLog:
-    """Reads a store at rest, up to an index."""
+    """Read a stopped node's store, up to an index."""
     terms, data, hashes, records = [], [], [], []
     with open_store(store) as reader:
         at = first = int(reader.first_index)
         end = 1 + (int(reader.last_index) if upto is None else min(upto, int(reader.last_index)))
         while at < end:
-            piece = reader.records(at, end)
-            terms.append(piece.headers["term"].astype(np.int64))
-            data.append(piece.headers["magic"] == MAGIC_DATA)
-            raw, bodies = memoryview(piece.data), piece.bodies
-            starts, sizes = piece.starts.tolist(), piece.sizes.tolist()
+            chunk = reader.records(at, end)
+            terms.append(chunk.headers["term"].astype(np.int64))
+            data.append(chunk.headers["magic"] == MAGIC_DATA)
+            raw, bodies = memoryview(chunk.data), chunk.bodies
+            starts, sizes = chunk.starts.tolist(), chunk.sizes.tolist()
             body_at = 0
             for start, size in zip(starts, sizes, strict=True):
                 records.append(hash_of(bytes(raw[start : start + size])))
                 hashes.append(hash_of(bytes(bodies[body_at : body_at + size - 48])))
                 body_at += size - 48
-            at += piece.count
+            at += chunk.count
     return ReplicaLog(
         first,
         np.concatenate(terms) if terms else np.empty(0, np.int64),
@@ -181,12 +181,9 @@ def load_replica(store: Path, upto: int | None) -> ReplicaLog:
     )
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
-
-
 def show(found: Round, console: Console) -> None:
-    """Prints the table of a round."""
-    table = Table("what", "count", title=f"seed {found.seed}, {found.minutes:g} min")
+    """Print the table of a round."""
+    table = Table("event", "count", title=f"seed {found.seed}, {found.minutes:g} min")
     table.columns[1].justify = "right"
     for name, count in sorted(found.verdict.counts.items()):
         table.add_row(name, f"{count:,}")
@@ -205,9 +202,9 @@ def show(found: Round, console: Console) -> None:
     for violation in found.verdict.violations:
         lines[violation.kind] += 1
         if lines[violation.kind] <= SHOWN_MAX:
-            console.print(f"VIOLATION {violation.kind}: {violation.what}", style="red", markup=False, soft_wrap=True)
+            console.print(f"VIOLATION {violation.kind}: {violation.detail}", style="red", markup=False, soft_wrap=True)
     if not found.ok:
-        every = "\n".join(f"{violation.kind}: {violation.what}" for violation in found.verdict.violations)
+        every = "\n".join(f"{violation.kind}: {violation.detail}" for violation in found.verdict.violations)
         (found.directory / "violations.txt").write_text(every + "\n")
         console.print(f"kept: {found.directory}", markup=False, soft_wrap=True)
         console.print(f"replay: {found.replay}", markup=False, soft_wrap=True)

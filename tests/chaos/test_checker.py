@@ -1,7 +1,8 @@
-"""The checker accepts what a log may do and finds every kind of violation, each in a history of a few lines."""
+"""The checker accepts correct histories and finds every kind of violation, each in a history of a few lines."""
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.checker import ReplicaLog, check
-from tests.chaos.history import Append, Decision, Operation, Read, Recorder, load_history
+from tests.chaos.history import Append, Decision, Operation, Read, Recorder
 
 CONTROL = -1
 
@@ -54,18 +55,18 @@ LOG = log_of(CONTROL, 11, 12, 13)
 
 RIGHT: dict[str, list[Operation]] = {
     "nothing": [],
-    "appends one after the other": [ok(0, 1, 11), ok(2, 2, 12), ok(4, 3, 13)],
-    "appends at the same time may lie either way": [ok(0, 3, 13), ok(0.5, 1, 11, 12)],
+    "consecutive appends": [ok(0, 1, 11), ok(2, 2, 12), ok(4, 3, 13)],
+    "concurrent appends in either order": [ok(0, 3, 13), ok(0.5, 1, 11, 12)],
     "an unknown append that took effect late": [lost(0, "unknown", 13), ok(5, 1, 11), ok(7, 2, 12)],
     "an unknown append that did not": [lost(0, "unknown", 99), ok(0, 1, 11, 12, 13)],
     "a failed append": [lost(0, "fail", 99, error="NO_LEADER"), ok(0, 1, 11, 12, 13)],
-    "a producer's repeat gets the first result": [
+    "a producer's retry gets the first result": [
         lost(0, "unknown", 11, producer="a/0"),
         ok(1, 2, 12, 13, client="q"),
         ok(5, 1, 11, producer="a/0"),
         ok(7, 1, 11, producer="a/0"),
     ],
-    "a producer's repeat fails after its first try took effect": [
+    "a producer's retry fails after its first attempt took effect": [
         lost(0, "unknown", 11, producer="a/0"),
         lost(2, "fail", 11, producer="a/0", error="NO_LEADER"),
         ok(4, 2, 12, 13),
@@ -90,7 +91,7 @@ RIGHT: dict[str, list[Operation]] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_accepts(name: str) -> None:
+def test_checker_accepts_correct_history(name: str) -> None:
     known = [value for each in RIGHT[name] if isinstance(each, Append) for value in each.hashes]
     rest = [lost(0, "unknown", value, client="rest") for value in (11, 12, 13) if value not in known]
     assert kinds([*RIGHT[name], *rest], LOG, LOG, LOG) == set()
@@ -105,23 +106,23 @@ WRONG: dict[str, tuple[str, list[Operation]]] = {
         [ok(0, 1, 11, producer="a/0"), ok(0, 1, 11, producer="b/0"), ok(0, 2, 12, 13)],
     ),
     "a range of another length": ("range", [replace(ALL, last=2)]),
-    "a later append lies before": ("order", [ok(0, 2, 12), ok(2, 1, 11), ok(0, 3, 13)]),
-    "an append lies before what was read": (
+    "a later append is at a lower index": ("order", [ok(0, 2, 12), ok(2, 1, 11), ok(0, 3, 13)]),
+    "an append is below an index that was read": (
         "order",
         [ok(0, 2, 12, 13), read(3, 2, {2: 12, 3: 13}, 4), ok(5, 1, 11)],
     ),
-    "an unknown append lies before what it came after": ("order", [ok(0, 2, 12, 13), lost(3, "unknown", 11)]),
+    "an unknown append is below an earlier one": ("order", [ok(0, 2, 12, 13), lost(3, "unknown", 11)]),
     "an acknowledged append is missing": ("lost", [ALL, ok(3, 4, 14)]),
-    "an acknowledged append lies elsewhere": ("moved", [ok(0, 1, 12), ok(0, 2, 11), ok(0, 3, 13)]),
-    "an acknowledged append lies in another term": ("term", [replace(ALL, term=2)]),
+    "an acknowledged append is at another index": ("moved", [ok(0, 1, 12), ok(0, 2, 11), ok(0, 3, 13)]),
+    "an acknowledged append is in another term": ("term", [replace(ALL, term=2)]),
     "a failed append appears": ("failed-append-appears", [ok(0, 1, 11, 12), lost(0, "fail", 13)]),
-    "an entry that nobody appended": ("from-nowhere", [ok(0, 1, 11, 12)]),
+    "an entry without an append": ("from-nowhere", [ok(0, 1, 11, 12)]),
     "half of an unknown batch": ("torn-batch", [ok(0, 1, 11, 12), lost(0, "unknown", 13, 14)]),
-    "an unknown batch that does not lie together": ("torn-batch", [ok(0, 2, 12), lost(0, "unknown", 11, 13)]),
+    "an unknown batch that is split": ("torn-batch", [ok(0, 2, 12), lost(0, "unknown", 11, 13)]),
     "a read shows another body": ("changed", [ALL, read(2, 1, {1: 11, 2: 99, 3: 13}, 4)]),
     "a read shows a control entry's place": ("changed", [ALL, read(2, 0, {0: 5, 1: 11}, 2)]),
-    "a read shows what is gone": ("vanished", [ALL, read(2, 1, {1: 11, 2: 12, 3: 13, 4: 14}, 5)]),
-    "a commit index that is gone": ("vanished", [ALL, read(2, 1, {1: 11}, 2, commit_index=7)]),
+    "a read shows a missing entry": ("vanished", [ALL, read(2, 1, {1: 11, 2: 12, 3: 13, 4: 14}, 5)]),
+    "a commit index after the end": ("vanished", [ALL, read(2, 1, {1: 11}, 2, commit_index=7)]),
     "a read leaves something out": ("skipped", [ALL, read(2, 1, {1: 11, 3: 13}, 4)]),
     "a read jumps": ("skipped", [ALL, read(2, 1, {}, 4)]),
     "a read in another order": ("unordered", [ALL, read(2, 1, {2: 12, 1: 11, 3: 13}, 4)]),
@@ -153,12 +154,12 @@ WRONG: dict[str, tuple[str, list[Operation]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_finds(name: str) -> None:
+def test_checker_finds_violation(name: str) -> None:
     kind, history = WRONG[name]
     assert kind in kinds(history, LOG, LOG, LOG)
 
 
-def test_an_idempotent_append_that_lies_twice() -> None:
+def test_checker_finds_idempotent_append_in_log_twice() -> None:
     log = log_of(CONTROL, 11, 11)
     history: list[Operation] = [lost(0, "unknown", 11, producer="a/0"), ok(2, 2, 11, producer="a/0")]
     assert kinds(history, log) == {"duplicate"}
@@ -174,15 +175,15 @@ def test_an_idempotent_append_that_lies_twice() -> None:
     ],
     ids=["shorter", "other body", "other term", "other part"],
 )
-def test_finds_a_replica_that_differs(other: ReplicaLog) -> None:
+def test_checker_finds_replica_that_differs(other: ReplicaLog) -> None:
     assert "diverged" in kinds([ALL], LOG, LOG, other)
 
 
-def test_a_replica_that_begins_later_is_compared_where_both_are() -> None:
+def test_checker_compares_replicas_where_they_overlap() -> None:
     assert kinds([ALL], LOG, log_of(12, 13, first=2)) == set()
 
 
-def test_finds_a_term_that_goes_back() -> None:
+def test_checker_finds_term_that_falls() -> None:
     log = log_of(CONTROL, 11, terms=[2, 1])
     assert "terms" in kinds([ok(0, 1, 11)], log)
 
@@ -201,7 +202,7 @@ def decision(commit: bool, *attempts: str, status: Any = "ok") -> Decision:
 ATTEMPTS = [attempt("t/1/a", 11, 12, first=1), attempt("t/1/b", 13, first=3)]
 
 
-def test_of_a_transaction_only_what_the_commit_lists_is_visible() -> None:
+def test_checker_expects_only_attempts_that_commit_lists() -> None:
     history = [*ATTEMPTS, decision(True, "t/1/b")]
     assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == set()
     assert kinds([*history, read(8, 0, {1: 11, 2: 12, 3: 13}, 4, uncommitted=True)], LOG) == set()
@@ -209,7 +210,7 @@ def test_of_a_transaction_only_what_the_commit_lists_is_visible() -> None:
     assert kinds([*history, read(8, 0, {}, 4)], LOG) == {"skipped"}
 
 
-def test_an_attempt_refused_for_its_transaction_may_lie_there_unseen() -> None:
+def test_checker_allows_invisible_attempt_of_ended_transaction() -> None:
     refused = lost(0, "fail", 13, attempt="t/1/b", client="t", error="TRANSACTION")
     history: list[Operation] = [ATTEMPTS[0], refused, decision(False)]
     assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
@@ -218,25 +219,25 @@ def test_an_attempt_refused_for_its_transaction_may_lie_there_unseen() -> None:
     assert "failed-append-appears" in kinds([ATTEMPTS[0], other, decision(False)], LOG)
 
 
-def test_of_an_aborted_transaction_nothing_is_visible() -> None:
+def test_checker_expects_no_rows_of_aborted_transaction() -> None:
     history = [*ATTEMPTS, decision(False)]
     assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
     assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == {"aborted-read"}
 
 
-def test_a_losing_attempt_may_lie_twice() -> None:
+def test_checker_allows_orphaned_attempt_twice() -> None:
     log = log_of(CONTROL, 11, 12, 11, 12)
     history = [attempt("t/1/a", 11, 12, first=3), decision(True, "t/1/a"), read(8, 0, {3: 11, 4: 12}, 5)]
     assert kinds(history, log) == set()
 
 
-def test_a_transaction_has_one_end() -> None:
+def test_checker_finds_transaction_with_two_ends() -> None:
     assert kinds([*ATTEMPTS, decision(True, "t/1/a"), decision(False)], LOG) == {"transaction"}
     assert kinds([*ATTEMPTS, decision(True, "t/1/a", status="unknown")], LOG) == {"unresolved"}
 
 
 def single_copy(chance: random.Random) -> tuple[list[Operation], ReplicaLog]:
-    """What clients could see of a log that is a single copy: each call takes effect at one moment between its ends."""
+    """A possible history of a single copy: each call takes effect at one moment between its start and end."""
     entries: list[int] = []
     history: list[Operation] = []
     moment = 0.0
@@ -262,13 +263,13 @@ def single_copy(chance: random.Random) -> tuple[list[Operation], ReplicaLog]:
 
 
 @given(st.integers(min_value=0))
-def test_accepts_whatever_a_single_copy_shows(seed: int) -> None:
+def test_checker_accepts_any_history_of_single_copy(seed: int) -> None:
     history, log = single_copy(random.Random(seed))
     assert kinds(history, log, log, log) == set()
 
 
 @given(st.integers(min_value=0))
-def test_finds_one_entry_that_is_lost_or_changed_or_swapped(seed: int) -> None:
+def test_checker_finds_one_lost_changed_or_swapped_entry(seed: int) -> None:
     chance = random.Random(seed)
     history, log = single_copy(chance)
     acknowledged = [each for each in history if isinstance(each, Append) and each.status == "ok"]
@@ -288,12 +289,14 @@ def test_finds_one_entry_that_is_lost_or_changed_or_swapped(seed: int) -> None:
     assert bodies == log.hashes.tolist() or kinds(history, wrong, wrong, wrong)
 
 
-def test_a_history_survives_its_file(tmp_path: Path) -> None:
+def test_history_file_has_a_line_for_each_operation_and_note(tmp_path: Path) -> None:
     history = [*ATTEMPTS, decision(True, "t/1/a"), lost(0, "unknown", 5), read(8, 0, {3: 13}, 4, linearizable=True)]
     recorder = Recorder(tmp_path / "history.jsonl")
     for each in history:
         recorder.add(each)
     recorder.note("kill n0", 3.0, nodes=["n0"])
     recorder.close()
-    loaded = load_history(tmp_path / "history.jsonl")
-    assert list(map(repr, loaded)) == list(map(repr, history))
+    *rows, note = map(json.loads, (tmp_path / "history.jsonl").read_text().splitlines())
+    assert [row["op"] for row in rows] == ["append", "append", "decision", "append", "read"]
+    assert rows[4] | {"from_index": 0, "indexes": [3], "hashes": [13], "linearizable": True} == rows[4]
+    assert note == {"note": "kill n0", "at": 3.0, "nodes": ["n0"]}

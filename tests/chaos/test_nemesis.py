@@ -1,4 +1,4 @@
-"""What the nemesis makes of a node that ended by itself."""
+"""The nemesis reports a node that exits unexpectedly, except after its disk was full."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ RUNNING = "error: [DISK_FAILED] writing failed: No space left on device at n0 (e
 
 
 class Cluster:
-    """A cluster of which one node has just died."""
+    """A cluster with one node that has just exited."""
 
     node_ids = ("n0", "n1", "n2")
     network = None
 
     def __init__(self, node_id: str, code: int, words: str) -> None:
-        self.dead, self.words, self.restarted = {node_id: code}, words, list[str]()
+        self.exits, self.words, self.restarted = {node_id: code}, words, list[str]()
 
-    def died(self, may_die: set[str]) -> dict[str, int]:
-        assert not may_die
-        return self.dead
+    def exited(self, may_exit: set[str]) -> dict[str, int]:
+        assert not may_exit
+        return self.exits
 
     def last_words(self, node_id: str) -> str:
-        assert node_id in self.dead
+        assert node_id in self.exits
         return self.words
 
     def restart(self, node_id: str) -> None:
@@ -45,12 +45,12 @@ class Cluster:
         ("n1", 4, RUNNING, False),
     ],
 )
-def test_who_ends_when_its_full_disk_has_room_again_saw_it_full(
+def test_exit_is_accepted_only_after_full_disk(
     tmp_path: Path, node_id: str, code: int, words: str, forgiven: bool
 ) -> None:
     cluster, small_disk = Cluster(node_id, code, words), ("n0", cast("Any", None))
     nemesis = Nemesis(cast("Any", cluster), cast("Any", None), random.Random(1), tmp_path, small_disk)
-    nemesis._look_for_dead()
+    nemesis.look_for_exits()
     assert cluster.restarted == [node_id]
     assert (not nemesis.violations) == forgiven
     assert all(words in violation for violation in nemesis.violations)

@@ -1,4 +1,4 @@
-"""Each fault of the proxy does what its name says, in the direction it was ordered for."""
+"""Each fault of the proxy, in its direction only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.proxy import Network
 
 QUIET_S = 0.15
-"""How long a held byte must stay away; a longer wait makes the test stricter, never flaky."""
+"""How long no held byte may arrive; a longer wait makes the test stricter, never flaky."""
 
 
 class Ends:
@@ -69,7 +69,7 @@ def passes(sender: socket.socket, receiver: socket.socket, data: bytes = b"x") -
     return receiver.recv(len(data)) == data
 
 
-def test_bytes_pass_both_ways_and_so_does_the_end(ends: Ends) -> None:
+def test_proxy_passes_bytes_and_end_both_ways(ends: Ends) -> None:
     a, b = ends.connect()
     assert passes(a, b)
     assert passes(b, a)
@@ -78,7 +78,7 @@ def test_bytes_pass_both_ways_and_so_does_the_end(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("sender", ["a", "b"])
-def test_a_stall_holds_one_direction_and_delivers_on_healing(network: Network, ends: Ends, sender: str) -> None:
+def test_stall_holds_one_direction_until_healed(network: Network, ends: Ends, sender: str) -> None:
     a, b = ends.connect()
     held, free = (a, b) if sender == "a" else (b, a)
     network.stall(sender, "b" if sender == "a" else "a")
@@ -89,7 +89,7 @@ def test_a_stall_holds_one_direction_and_delivers_on_healing(network: Network, e
     assert free.recv(4) == b"late"
 
 
-def test_a_stall_holds_back_the_end_too(network: Network, ends: Ends) -> None:
+def test_stall_holds_back_end_of_connection(network: Network, ends: Ends) -> None:
     a, b = ends.connect()
     network.stall("a", "b")
     a.close()
@@ -98,7 +98,7 @@ def test_a_stall_holds_back_the_end_too(network: Network, ends: Ends) -> None:
     assert b.recv(1) == b""
 
 
-def test_a_stall_holds_back_a_new_connection(network: Network, ends: Ends) -> None:
+def test_stall_holds_back_new_connection(network: Network, ends: Ends) -> None:
     network.stall("a", "b")
     ends.dial()
     ends.server.settimeout(QUIET_S)
@@ -109,7 +109,7 @@ def test_a_stall_holds_back_a_new_connection(network: Network, ends: Ends) -> No
     ends.sockets.append(ends.server.accept()[0])
 
 
-def test_drop_closes_and_refuses(network: Network, ends: Ends) -> None:
+def test_drop_closes_and_rejects_connections(network: Network, ends: Ends) -> None:
     a, b = ends.connect()
     network.refuse("b", "a", "drop")
     assert a.recv(1) == b""
@@ -119,7 +119,7 @@ def test_drop_closes_and_refuses(network: Network, ends: Ends) -> None:
     assert passes(*ends.connect())
 
 
-def test_a_connection_refused_while_it_is_made_is_dropped_on_the_far_side_too(network: Network, ends: Ends) -> None:
+def test_connection_rejected_while_dialling_is_dropped_on_far_side(network: Network, ends: Ends) -> None:
     network.stall("a", "b")
     a = ends.dial()
     while not network.accepted("a", "b"):
@@ -133,7 +133,7 @@ def test_a_connection_refused_while_it_is_made_is_dropped_on_the_far_side_too(ne
     assert b.recv(1) == b""
 
 
-def test_reset_resets_and_refuses(network: Network, ends: Ends) -> None:
+def test_reset_resets_and_rejects_connections(network: Network, ends: Ends) -> None:
     a, b = ends.connect()
     network.refuse("a", "b", "reset")
     for each in (a, b):
@@ -145,7 +145,7 @@ def test_reset_resets_and_refuses(network: Network, ends: Ends) -> None:
     assert passes(*ends.connect())
 
 
-def test_connections_can_be_ended_once(network: Network, ends: Ends) -> None:
+def test_end_connections_ends_them_once(network: Network, ends: Ends) -> None:
     a, _ = ends.connect()
     network.end_connections("a", "b", "reset")
     with pytest.raises(ConnectionResetError):
@@ -153,7 +153,7 @@ def test_connections_can_be_ended_once(network: Network, ends: Ends) -> None:
     assert passes(*ends.connect())
 
 
-def test_a_delay_keeps_the_order(network: Network, ends: Ends) -> None:
+def test_delay_keeps_order(network: Network, ends: Ends) -> None:
     a, b = ends.connect()
     network.delay("a", "b", QUIET_S * 2)
     a.sendall(b"first")
@@ -165,10 +165,10 @@ def test_a_delay_keeps_the_order(network: Network, ends: Ends) -> None:
     assert got == b"firstsecond"
 
 
-def test_an_end_that_nobody_serves_ends_the_connection(network: Network) -> None:
+def test_connection_ends_without_server(network: Network) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]
-    port = network.link("a", "gone", free)
+    port = network.link("a", "closed", free)
     with (
         pytest.raises(ConnectionResetError),
         socket.create_connection(("127.0.0.1", port), timeout=10) as sock,

@@ -1,7 +1,7 @@
-"""What users do meanwhile: producers of three kinds and tailing readers, each call one record of the history.
+"""The clients of a run: producers of three kinds and tailing readers; each call is one record of the history.
 
-A client is one sequential process in Jepsen's sense, with an ``AsyncClient`` and a random source of its own. An
-outcome that stays unknown is repeated only where the log promises to recognise the repeat.
+A client is one sequential process in Jepsen's sense, with an ``AsyncClient`` and a random source of its own. It retries
+a call of unknown outcome only where the log guarantees to recognize the retry.
 """
 
 from __future__ import annotations
@@ -11,68 +11,62 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from dledger_core import AsyncClient, AttemptResult, Fetch
-from dledger_core.client import END_OF_LOG
+from dledger_core.client.protocol import END_OF_LOG
 from dledger_core.client.routing.retry import is_unknown
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
-from tests.chaos.history import Append, Decision, Read, Recorder, Status, hash_of
+from tests.chaos.history import Append, Decision, Operation, Read, Recorder, hash_of
 
 TIMEOUT_MS: Final = 3000
 READ_BYTES: Final = 4 << 20
 RESOLVE_S: Final = 90.0
+"""After the end of a run, a client gives up to find out an unknown outcome after this long."""
 
 
 class Workload:
-    """All clients of a run; lives on one event loop.
-
-    Args:
-        peers: the peers string of the clients.
-        nodes: the nodes' ids.
-        recorder: takes the history.
-        seed: of all chance in it.
-    """
+    """All clients of a run, on one event loop; ``failures`` are their unexpected ends."""
 
     def __init__(self, peers: str, nodes: tuple[str, ...], recorder: Recorder, seed: int) -> None:
         self.peers = peers
         self.recorder = recorder
         self.seed = seed
         self.stopping = asyncio.Event()
-        self.broken: list[str] = []
+        self.failures: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._clients: list[tuple[str, Callable[[_Process], Awaitable[None]]]] = [
-            *((f"plain-{i}", _plain) for i in range(2)),
-            ("roamer", _roamer(nodes)),
-            *((f"producer-{i}", _producer) for i in range(2)),
-            ("transactions", _transactions),
-            *((f"reader-{i}", _tail) for i in range(2)),
-            *((f"reader-of-{node}", _tail_of(node)) for node in nodes),
-            ("linearizable", _linearizable),
-            ("again", _again),
-        ]
+        self._clients: dict[str, Callable[[_Process], Awaitable[None]]] = {
+            **{f"plain-{i}": _plain for i in range(2)},
+            "roamer": _roamer(nodes),
+            **{f"producer-{i}": _producer for i in range(2)},
+            "transactions": _transactions,
+            **{f"reader-{i}": _tail for i in range(2)},
+            **{f"reader-of-{node}": _tail_of(node) for node in nodes},
+            "linearizable": _linearizable,
+            "again": _again,
+        }
 
     async def start(self) -> None:
-        for name, behave in self._clients:
+        for name, behave in self._clients.items():
             self._tasks.append(asyncio.create_task(self._run(name, behave), name=name))
 
     async def _run(self, name: str, behave: Callable[[_Process], Awaitable[None]]) -> None:
         try:
             async with AsyncClient(self.peers, timeout_ms=TIMEOUT_MS) as client:
                 await behave(_Process(self, name, client))
-        except Exception as error:  # noqa: BLE001 - told as a violation
-            self.broken.append(f"client {name} broke: {error!r}")
+        except Exception as error:  # noqa: BLE001 - reported as a violation
+            self.failures.append(f"client {name} failed: {error!r}")
 
     async def stop(self) -> None:
-        """Lets every client finish what it began, and find out what is unknown where it can."""
+        """Let every client finish its work and find out unknown outcomes where it can."""
         self.stopping.set()
         await asyncio.gather(*self._tasks)
 
     async def read_all(self, upto: int) -> None:
-        """Reads the whole log up to an index, as visible and with losers, by clients that may choose the replica."""
+        """Read the log up to an index, with and without orphaned attempts, from any replica."""
         until = time.monotonic() + RESOLVE_S
         async with AsyncClient(self.peers, timeout_ms=30_000) as client:
             for uncommitted in (False, True):
@@ -81,12 +75,12 @@ class Workload:
                     found = await process.fetch(at, uncommitted=uncommitted, wait_ms=500)
                     at = found.next_index if found is not None else at
                     if time.monotonic() > until:
-                        self.broken.append(f"the final read has come to {at}, not to {upto}")
+                        self.failures.append(f"the final read ended at {at}, not at {upto}")
                         return
 
 
 class _Process:
-    """One client: calls and writes down."""
+    """One client: calls, and records each call."""
 
     def __init__(self, workload: Workload, name: str, client: AsyncClient) -> None:
         self.name = name
@@ -96,20 +90,20 @@ class _Process:
         self._made = 0
 
     @property
-    def goes_on(self) -> bool:
+    def running(self) -> bool:
         return not self._workload.stopping.is_set()
 
     async def pause(self, seconds: float) -> None:
-        """Waits about so long; the end of the run ends it."""
+        """Wait for about this long, or until the end of the run."""
         seconds *= self.chance.uniform(0.2, 1.8)
-        if self.goes_on:
+        if self.running:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._workload.stopping.wait(), seconds)
         else:
             await asyncio.sleep(seconds)
 
     def bodies(self) -> list[bytes]:
-        """Returns a few new bodies, now and then large ones."""
+        """Return a few new bodies, sometimes large ones."""
         made = []
         for _ in range(self.chance.choice((1, 1, 1, 2, 3, 8))):
             self._made += 1
@@ -117,165 +111,106 @@ class _Process:
             made.append(f"{self.name}:{self._made}:".encode() + self.chance.randbytes(size))
         return made
 
-    async def append(self, bodies: list[bytes], producer_id: str = "", sequence: int = -1) -> Status:
-        hashes = tuple(map(hash_of, bodies))
-        key = f"{producer_id}/{sequence}" if producer_id else ""
-        start = time.monotonic()
+    async def _record(
+        self,
+        kind: type[Operation],
+        work: Awaitable[Any],
+        fields: dict[str, Any],
+        of_result: Callable[[Any], dict[str, Any]] = lambda _: {},
+    ) -> tuple[Any, Operation]:
+        """Await a call and record it; return its result (None if it failed) and the record."""
+        start, result, outcome = time.monotonic(), None, {"status": "ok"}
         try:
-            if producer_id:
-                result = await self.client.append(bodies, producer_id=producer_id, sequence=sequence)
-            else:
-                result = await self.client.append(bodies)
+            result = await work
         except DLedgerError as error:
-            status, name = _status(error), error.name
-            made = Append(
-                client=self.name,
-                start=start,
-                end=time.monotonic(),
-                status=status,
-                hashes=hashes,
-                producer=key,
-                error=name,
-            )
-        else:
-            status = "ok"
-            made = Append(
-                client=self.name,
-                start=start,
-                end=time.monotonic(),
-                status=status,
-                hashes=hashes,
-                producer=key,
-                first=result.first_index,
-                last=result.last_index,
-                term=result.term,
-            )
-        self._workload.recorder.add(made)
-        return status
+            # A response that cannot be read says nothing about the outcome.
+            unknown = is_unknown(error) or isinstance(error, ProtocolError)
+            outcome = {"status": "unknown" if unknown else "fail", "error": error.name}
+        end = time.monotonic()
+        if result is not None:
+            fields |= of_result(result)
+        operation = kind(client=self.name, start=start, end=end, **outcome, **fields)
+        self._workload.recorder.add(operation)
+        return result, operation
+
+    async def append(self, bodies: list[bytes], **producer: Any) -> bool:
+        """Append; return whether the outcome is success."""
+        key = f"{producer['producer_id']}/{producer['sequence']}" if producer else ""
+        fields = {"hashes": tuple(map(hash_of, bodies)), "producer": key}
+        _, operation = await self._record(Append, self.client.append(bodies, **producer), fields, _range_of)
+        return operation.status == "ok"
 
     async def attempt(self, transaction: TransactionId, name: str) -> AttemptResult | None:
         bodies = self.bodies()
-        hashes = tuple(map(hash_of, bodies))
-        start = time.monotonic()
-        result, status, error_name = None, "ok", ""
-        try:
-            result = await self.client.append_attempt(bodies, transaction=transaction, attempt=name)
-        except DLedgerError as error:
-            status, error_name = _status(error), error.name
-        first, last, term = (result.first_index, result.last_index, result.term) if result else (-1, -1, -1)
-        self._workload.recorder.add(
-            Append(
-                client=self.name,
-                start=start,
-                end=time.monotonic(),
-                status=status,
-                hashes=hashes,
-                attempt=name,
-                first=first,
-                last=last,
-                term=term,
-                error=error_name,
-            )
-        )
+        call = self.client.append_attempt(bodies, transaction=transaction, attempt=name)
+        fields = {"hashes": tuple(map(hash_of, bodies)), "attempt": name}
+        result, _ = await self._record(Append, call, fields, _range_of)
         return result
 
     async def decide(self, transaction: TransactionId, parts: list[Part], attempts: tuple[str, ...]) -> bool:
-        """Commits, or aborts if there are no parts; returns whether it is known now how the transaction ended."""
-        start = time.monotonic()
-        status, name = "ok", ""
-        try:
-            if parts:
-                await self.client.commit_transaction(transaction, parts)
-            else:
-                await self.client.abort_transaction(transaction)
-        except DLedgerError as error:
-            status, name = _status(error), error.name
-        self._workload.recorder.add(
-            Decision(
-                client=self.name,
-                start=start,
-                end=time.monotonic(),
-                status=status,
-                transaction=f"{transaction.query_id}/{transaction.batch_id}",
-                commit=bool(parts),
-                attempts=attempts,
-                error=name,
-            )
-        )
-        return status == "ok" or name == "TRANSACTION"
+        """Commit, or abort without parts; return whether the end of the transaction is known now."""
+        client, name = self.client, f"{transaction.query_id}/{transaction.batch_id}"
+        call = client.commit_transaction(transaction, parts) if parts else client.abort_transaction(transaction)
+        fields = {"transaction": name, "commit": bool(parts), "attempts": attempts}
+        _, operation = await self._record(Decision, call, fields)
+        return operation.status == "ok" or operation.error == "TRANSACTION"
 
     async def fetch(
         self,
-        start_index: int,
+        start: int,
         *,
-        end_index: int = END_OF_LOG,
+        end: int = END_OF_LOG,
         node: str | None = None,
         linearizable: bool = False,
         uncommitted: bool = False,
         wait_ms: int = 0,
     ) -> Fetch | None:
-        """Reads and writes down; returns None if that failed."""
-        start = time.monotonic()
-        about = {
-            "client": self.name,
-            "from_index": start_index,
-            "node": node or "",
-            "linearizable": linearizable,
-            "uncommitted": uncommitted,
-        }
-        try:
-            found = await self.client.fetch(
-                start_index,
-                end_index,
-                max_bytes=READ_BYTES,
-                node=node,
-                consistency="linearizable" if linearizable else "committed",
-                isolation="read_uncommitted" if uncommitted else "read_committed",
-                wait_ms=wait_ms,
-            )
-        except DLedgerError as error:
-            failed = Read(start=start, end=time.monotonic(), status=_status(error), error=error.name, **about)
-            self._workload.recorder.add(failed)
-            return None
-        end = time.monotonic()
-        bodies = found.batch.column("body").to_pylist()
-        self._workload.recorder.add(
-            Read(
-                start=start,
-                end=end,
-                status="ok",
-                next_index=found.next_index,
-                commit_index=found.commit_index,
-                full=end_index == END_OF_LOG and sum(map(len, bodies)) + 48 * len(bodies) < READ_BYTES // 2,
-                indexes=found.batch.column("index").to_numpy(),
-                hashes=np.array([hash_of(body) for body in bodies], np.uint64),
-                **about,
-            )
+        """Read; return None if that failed."""
+
+        def rows(found: Fetch) -> dict[str, Any]:
+            bodies = found.batch.column("body").to_pylist()
+            return {
+                "next_index": found.next_index,
+                "commit_index": found.commit_index,
+                "full": end == END_OF_LOG and sum(map(len, bodies)) + 48 * len(bodies) < READ_BYTES // 2,
+                "indexes": found.batch.column("index").to_numpy(),
+                "hashes": np.array([hash_of(body) for body in bodies], np.uint64),
+            }
+
+        call = self.client.fetch(
+            start,
+            end,
+            max_bytes=READ_BYTES,
+            node=node,
+            consistency="linearizable" if linearizable else "committed",
+            isolation="read_uncommitted" if uncommitted else "read_committed",
+            wait_ms=wait_ms,
         )
+        fields = {"node": node or "", "linearizable": linearizable, "uncommitted": uncommitted}
+        found, _ = await self._record(Read, call, {"from_index": start, **fields}, rows)
         return found
 
 
-def _status(error: DLedgerError) -> Status:
-    # An answer that cannot be read says nothing about what happened.
-    return "unknown" if is_unknown(error) or isinstance(error, ProtocolError) else "fail"
+def _range_of(result: Any) -> dict[str, Any]:
+    return {"first": result.first_index, "last": result.last_index, "term": result.term}
 
 
-# --- behaviours -------------------------------------------------------------------------------------------------------
+# --- behaviors --------------------------------------------------------------------------------------------------------
 
 
 async def _plain(process: _Process) -> None:
-    while process.goes_on:
-        if await process.append(process.bodies()) != "ok":
+    while process.running:
+        if not await process.append(process.bodies()):
             await process.pause(0.05)
         await process.pause(0.012)
 
 
 def _roamer(nodes: tuple[str, ...]) -> Callable[[_Process], Awaitable[None]]:
-    """Appends, looks at one replica after the other, and then lets any replica answer, which must not show less."""
+    """Append, read from one replica after the other, and then from any replica, which must not show less."""
 
     async def behave(process: _Process) -> None:
         at = 0
-        while process.goes_on:
+        while process.running:
             await process.append(process.bodies())
             if process.chance.random() < 0.5:
                 found = await process.fetch(at, node=process.chance.choice(nodes), uncommitted=True)
@@ -287,16 +222,17 @@ def _roamer(nodes: tuple[str, ...]) -> Callable[[_Process], Awaitable[None]]:
 
 
 async def _producer(process: _Process) -> None:
-    """One producer id, now and then a new one; an append is repeated until its outcome is known."""
+    """One producer id, sometimes a new one; an append is retried until its outcome is known."""
     number, sequence = 0, 0
-    while process.goes_on:
+    while process.running:
         bodies, until = process.bodies(), time.monotonic() + RESOLVE_S
-        while (await process.append(bodies, f"{process.name}.{number}", sequence)) != "ok":
+        key = {"producer_id": f"{process.name}.{number}", "sequence": sequence}
+        while not await process.append(bodies, **key):
             await process.pause(0.05)
-            if not process.goes_on and time.monotonic() > until:
+            if not process.running and time.monotonic() > until:
                 return
-        if process.chance.random() < 0.1:  # a repeat of what is known to be there
-            await process.append(bodies, f"{process.name}.{number}", sequence)
+        if process.chance.random() < 0.1:  # a retry of an append whose success is known
+            await process.append(bodies, **key)
         sequence += 1
         if process.chance.random() < 0.005:
             number, sequence = number + 1, 0
@@ -304,15 +240,14 @@ async def _producer(process: _Process) -> None:
 
 
 async def _transactions(process: _Process) -> None:
-    """Transactions of a few attempts, of which some lose; most commit."""
+    """Transactions of a few attempts, some of them orphaned; most commit."""
     batch = 0
-    while process.goes_on:
+    while process.running:
         transaction = TransactionId(process.name, batch, "run")
-        batch += 1
         parts: list[Part] = []
         winners: list[str] = []
         for number in range(process.chance.choice((1, 2, 3))):
-            name = f"{process.name}/{batch - 1}/{number}"
+            name = f"{process.name}/{batch}/{number}"
             result = await process.attempt(transaction, name)
             if result is not None and process.chance.random() < 0.8:
                 parts.append(Part(result.first_index, result.last_index, result.rows, result.crc))
@@ -322,24 +257,25 @@ async def _transactions(process: _Process) -> None:
         until = time.monotonic() + RESOLVE_S
         while not await process.decide(transaction, parts, tuple(winners)) and time.monotonic() < until:
             await process.pause(0.1)
+        batch += 1
         await process.pause(0.1)
 
 
 async def _tail(process: _Process) -> None:
-    """Follows the visible end; any replica answers."""
+    """Follow the visible end on any replica."""
     at = 0
-    while process.goes_on:
+    while process.running:
         found = await process.fetch(at, wait_ms=200)
         at = found.next_index if found is not None else at
         await process.pause(0.03)
 
 
 def _tail_of(node: str) -> Callable[[_Process], Awaitable[None]]:
-    """Follows the end of what one replica knows as committed, losers included."""
+    """Follow the committed end of one replica, with orphaned attempts."""
 
     async def behave(process: _Process) -> None:
         at = 0
-        while process.goes_on:
+        while process.running:
             found = await process.fetch(at, node=node, uncommitted=True)
             at = found.next_index if found is not None else at
             await process.pause(0.05 if found is not None else 0.3)
@@ -348,19 +284,19 @@ def _tail_of(node: str) -> Callable[[_Process], Awaitable[None]]:
 
 
 async def _linearizable(process: _Process) -> None:
-    """Reads the newest part of the log again and again."""
+    """Read the newest part of the log repeatedly."""
     at = 0
-    while process.goes_on:
+    while process.running:
         found = await process.fetch(at, linearizable=True, uncommitted=True)
         at = max(0, found.next_index - process.chance.choice((0, 1, 10))) if found is not None else at
         await process.pause(0.03)
 
 
 async def _again(process: _Process) -> None:
-    """Reads old parts of the log again."""
+    """Read old parts of the log again."""
     end = 0
-    while process.goes_on:
+    while process.running:
         start = process.chance.randrange(0, end) if end else 0
-        found = await process.fetch(start, end_index=start + 200)
+        found = await process.fetch(start, end=start + 200)
         end = max(end, found.next_index) if found is not None else end
         await process.pause(0.1)
