@@ -132,7 +132,9 @@ def _token_of(match: re.Match[str]) -> Token:
         return Token(b"%")
     if letter is not None:
         if letter not in ESCAPES or letter == "%":
-            raise ValueError(f"unknown escape {match.group()!r}; --help lists them, %% is a percent sign")
+            raise ValueError(
+                f"unknown escape {match.group()!r}; 'dledger dump --help' lists them, %% is a percent sign"
+            )
         value, heading, _ = ESCAPES[letter]
         return Token(value=value, width=int(width or 0), heading=heading)
     if name not in COLUMNS and not (name.startswith("property.") and name != "property."):
@@ -440,8 +442,8 @@ def entry_format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default="table",
         show_default=True,
         section="Output",
-        help="Format of the entries on stdout: json is one object per line; a TEXT has escapes and ends with its own "
-        "\\n.",
+        help="Format of the entries on stdout: json is one object per line; a TEXT has escapes such as '%i %s\\n', "
+        "which 'dledger dump --help' lists.",
     )(command)
     return formatted
 

@@ -8,7 +8,7 @@ import click
 import pyarrow as pa
 
 from dledger_core.cli.entries import EntrySeekType, EntryView, Filters, SeekTarget
-from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options, escapes_help
+from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
 from dledger_core.cli.output import emit
@@ -26,8 +26,6 @@ from dledger_core.record import READ_SCHEMA
         "dledger get 42 --protocol dledger-java --peers 'n0-10.0.0.1:40911' --group RaftNode00",
         r"dledger get 42 --format '%t %k\n%s\n'",
     )
-    + "\n\n"
-    + escapes_help()
 )
 @connection_options
 @entry_format_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dledger_core.cli.entries import SEEK_HELP, EntryView, Filters, SeekTarget, SeekType, filter_options
-from dledger_core.cli.formats import EntryFormat, EntryPrinter, decodes, entry_format_options, escapes_help
+from dledger_core.cli.formats import EntryFormat, EntryPrinter, decodes, entry_format_options
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import Connection, connection_options
 from dledger_core.client import ending_after
@@ -23,8 +23,6 @@ _READ_BYTES: Final = 4 << 20
         "dledger tail --from @1073741824 --decode message",
         r"dledger tail --format '%T %t %k %s\n'",
     )
-    + "\n\n"
-    + escapes_help()
 )
 @connection_options
 @entry_format_options
