@@ -14,7 +14,7 @@ from dledger_core.cli.exits import stop_requests
 from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, SizeType, format_option, peers_option
 from dledger_core.cli.output import Format, Progress, emit, say, show_result
-from dledger_core.rocketmq.convert import ConvertRequest, Step, read_old_log, store_directory
+from dledger_core.rocketmq.convert import ConvertRequest, Step, read_commitlog, store_directory
 from dledger_core.rocketmq.convert import convert as run_conversion
 
 
@@ -47,7 +47,7 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
     if value is None or context.resilient_parsing:
         return
     with Progress("reading the CommitLog", unit="bytes") as progress:
-        found = read_old_log(value, None, lambda done, total: progress.update(done, total=total))
+        found = read_commitlog(value, None, lambda done, total: progress.update(done, total=total))
     emit(str(found.fingerprint))
     context.exit()
 

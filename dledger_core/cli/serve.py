@@ -16,7 +16,7 @@ from dledger_core.cli.options import format_option
 from dledger_core.cli.output import Format, Progress, say, show_result
 from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.rocketmq.convert import OldLog, begin_behind, read_old_log
+from dledger_core.rocketmq.convert import CheckedCommitLog, read_commitlog, start_store_after
 from dledger_core.rocketmq.remoting.port import remoting_port
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, open_log_prefix
 from dledger_core.server import NodeServer, run
@@ -127,7 +127,7 @@ def _broker(path: Path) -> BrokerConf:
     return broker
 
 
-def _check_commitlog(directory: Path, fingerprint: str | None, config: ServerConfig) -> OldLog | None:
+def _check_commitlog(directory: Path, fingerprint: str | None, config: ServerConfig) -> CheckedCommitLog | None:
     """Compare a CommitLog with the fingerprint that is set on all nodes.
 
     Args:
@@ -165,7 +165,7 @@ def _check_commitlog(directory: Path, fingerprint: str | None, config: ServerCon
             f"print it on one node with 'dledger convert --fingerprint {directory}' and give it to all nodes",
         )
     with _reading() as progress:
-        found = read_old_log(directory, given.start, lambda done, total: progress.update(done, total=total))
+        found = read_commitlog(directory, given.start, lambda done, total: progress.update(done, total=total))
     if found.fingerprint != given:
         raise StoreMismatchError(
             f"the CommitLog has fingerprint {found.fingerprint}, not {given}",
@@ -176,11 +176,11 @@ def _check_commitlog(directory: Path, fingerprint: str | None, config: ServerCon
     return found
 
 
-def _start_after(commitlog: OldLog, config: ServerConfig) -> None:
+def _start_after(commitlog: CheckedCommitLog, config: ServerConfig) -> None:
     """Create the store of a log that starts after ``commitlog``, which ``_check_commitlog`` returned."""
     (group,) = config.groups
     with _reading() as progress:
-        begin_behind(
+        start_store_after(
             commitlog,
             config.store_path(group),
             group=group,

@@ -1,6 +1,6 @@
 """RocketMQ: message records as Arrow columns, consume queue units, brokers' directories and CommitLogs.
 
-``decode_messages`` and ``encode_messages`` move whole batches, ``decode_chunks`` limits what they grow to;
+``decode_messages`` and ``encode_messages`` convert batches, ``decode_chunks`` limits their size;
 ``consume_queue_columns`` reads only the fields that a consume queue needs. ``locate`` says what a directory contains,
 ``end_of`` where the log of a store ends, ``ClassicCommitLog`` reads a classic CommitLog.
 """
@@ -33,7 +33,7 @@ from dledger_core.rocketmq.store.consume_queue import (
     queue_statistics,
 )
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY, Location, locate
-from dledger_core.rocketmq.store.log_end import LogEnd, end_of
+from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 
 __all__ = [
     "COMMITLOG_DIRECTORY",
@@ -50,10 +50,10 @@ __all__ = [
     "UNIT_BYTES",
     "BrokerConf",
     "ClassicCommitLog",
+    "CommitLogEnd",
     "CommitLogFile",
     "FileStop",
     "Location",
-    "LogEnd",
     "QueueStatistics",
     "broker_end_of",
     "commit_log_files",

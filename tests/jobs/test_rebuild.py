@@ -11,7 +11,7 @@ import pytest
 
 from dledger_core import Client, ConfigError, LocalCluster, LogBounds, open_store
 from dledger_core.rocketmq import decode_messages, encode_messages
-from dledger_core.rocketmq.convert import read_old_log
+from dledger_core.rocketmq.convert import read_commitlog
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
 from jobs import rebuild_consume_queue
@@ -301,7 +301,7 @@ def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsy
     classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
     old = [(at, body) for at, body in golden.messages(golden.MIXED).items() if at < 2 * 131_072]
     last = decode_messages(pa.array([body for _, body in old]), ["topic", "queue_id", "queue_offset"]).to_pylist()[-1]
-    fingerprint = str(read_old_log(classic).fingerprint)
+    fingerprint = str(read_commitlog(classic).fingerprint)
     options = {"commitlog": str(classic), "fingerprint": fingerprint, **SLOW_ELECTIONS}
     with LocalCluster(1, tmp_path / "nodes", **options) as cluster, Client(cluster.peers) as client:
         client.append(encode_messages(last["topic"], last["queue_id"], [b"x", b"y"]))

@@ -16,7 +16,7 @@ from dledger_core.connect import AsyncClient
 from dledger_core.errors import BehindError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.ids import Index
 from dledger_core.net.protocol import Type
-from dledger_core.rocketmq.convert import begin_behind, read_old_log
+from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.services.positions import Positions
@@ -40,7 +40,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lay_out(golden: Path, directory: Path, node_id: str = "n0") -> Path:
     """Makes a store behind the old files; returns where these lie."""
     store = directory / "default" / f"dledger-{node_id}"
-    begin_behind(read_old_log(golden), store, group="default", node_id=node_id, config=STORAGE)
+    start_store_after(read_commitlog(golden), store, group="default", node_id=node_id, config=STORAGE)
     return store.parent / COMMITLOG_DIRECTORY
 
 

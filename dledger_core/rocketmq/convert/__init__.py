@@ -1,20 +1,20 @@
-"""Copies stores of Java DLedger, classic CommitLogs and our own stores into new stores, entry by entry, verified.
+"""Convert stores of Java DLedger, classic CommitLogs and native stores into new stores, and verify every entry.
 
-A source is only read. A destination is marked as incomplete until every entry was compared with its source; nobody
-can open it before, and an interrupted conversion goes on where it stopped.
+A source is only read. A destination is marked as incomplete until every entry was compared with its source. It cannot
+be opened before, and an interrupted conversion resumes at its last saved state.
 """
 
 from dledger_core.rocketmq.convert.plan import ConvertRequest, Report, Step, store_directory
-from dledger_core.rocketmq.convert.prefix import OldLog, begin_behind, read_old_log
+from dledger_core.rocketmq.convert.prefix import CheckedCommitLog, read_commitlog, start_store_after
 from dledger_core.rocketmq.convert.run import convert
 
 __all__ = [
+    "CheckedCommitLog",
     "ConvertRequest",
-    "OldLog",
     "Report",
     "Step",
-    "begin_behind",
     "convert",
-    "read_old_log",
+    "read_commitlog",
+    "start_store_after",
     "store_directory",
 ]

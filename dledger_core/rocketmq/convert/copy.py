@@ -24,8 +24,8 @@ from dledger_core.record import (
     slices_of,
 )
 from dledger_core.rocketmq.convert.messages import located_in, patch
-from dledger_core.rocketmq.convert.parts import Piece
-from dledger_core.rocketmq.convert.plan import Plan, Progress
+from dledger_core.rocketmq.convert.parts import Chunk
+from dledger_core.rocketmq.convert.plan import ConversionState, Plan
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.message.records import Located
 from dledger_core.storage.check.recovery import cut_tail
@@ -38,44 +38,44 @@ _I64 = npt.NDArray[np.int64]
 _BLANK_BYTES: Final = 8
 
 
-def transform(plan: Plan, progress: Progress, piece: Piece) -> Records | None:
-    """Returns the records of a piece, or None if all its entries are left out; ``progress`` takes note.
+def transform(plan: Plan, state: ConversionState, chunk: Chunk) -> Records | None:
+    """Return the records of a chunk, None if no entry is kept; update ``state``.
 
     Raises:
-        ConfigError: a record is larger than any may be, or does not fit the destination's segments.
+        ConfigError: a record exceeds the limit, or does not fit the destination's segments.
     """
-    keep = plan.kept(piece)
+    keep = plan.kept(chunk)
     dropped = ~keep
-    control = int((dropped & (piece.magics != MAGIC_DATA)).sum())
-    progress.control_dropped += control
-    progress.hidden_dropped += int(dropped.sum()) - control
-    progress.cursor = piece.after
-    numbers, kept = piece.numbers[keep], piece.only(keep)
+    control = int((dropped & (chunk.magics != MAGIC_DATA)).sum())
+    state.control_dropped += control
+    state.hidden_dropped += int(dropped.sum()) - control
+    state.cursor = chunk.after
+    numbers, kept = chunk.numbers[keep], chunk.only(keep)
     if not kept.count:
         return None
-    positions = _positions(plan, progress, kept)
-    bodies, crcs = _bodies(plan, progress, kept, numbers, positions)
-    records = _encode(plan, kept, progress.next_index, positions, bodies, crcs)
-    progress.index_map.add(kept.name, numbers, progress.next_index, kept.positions, positions)
-    progress.repositioned |= bool((positions != kept.positions).any())
-    if not progress.first:
-        facts = positions[0], progress.next_index, kept.terms[0], crcs[0], kept.lengths[0]
-        progress.first = tuple(int(fact) for fact in facts)
-    progress.next_index += kept.count
-    progress.body_bytes += len(bodies)
+    positions = _positions(plan, state, kept)
+    bodies, crcs = _bodies(plan, state, kept, numbers, positions)
+    records = _encode(plan, kept, state.next_index, positions, bodies, crcs)
+    state.index_map.add(kept.name, numbers, state.next_index, kept.positions, positions)
+    state.repositioned |= bool((positions != kept.positions).any())
+    if not state.first:
+        first = positions[0], state.next_index, kept.terms[0], crcs[0], kept.lengths[0]
+        state.first = tuple(map(int, first))
+    state.next_index += kept.count
+    state.body_bytes += len(bodies)
     return records
 
 
-def _positions(plan: Plan, progress: Progress, kept: Piece) -> _I64:
+def _positions(plan: Plan, state: ConversionState, kept: Chunk) -> _I64:
     if plan.keeps_positions:
         return kept.positions
     largest = int(kept.lengths.max()) + HEADER_BYTES
-    if largest > RECORD_BYTES_MAX:  # only in a CommitLog: a broker's maxMessageSize does not count all of a record
+    if largest > RECORD_BYTES_MAX:  # only in a CommitLog: a broker's maxMessageSize covers a part of the record
         raise ConfigError(
             f"the message at position {kept.positions[kept.lengths.argmax()]} makes a record of {largest} bytes, "
             f"and DLedger's have {RECORD_BYTES_MAX} at most",
             "SOURCE",
-            "'dledger serve --commitlog' begins a log behind the CommitLog instead of copying its messages",
+            "use 'dledger serve --commitlog': it starts a log after the CommitLog and copies no messages",
         )
     if largest + _BLANK_BYTES > plan.data_segment_bytes:
         raise ConfigError(
@@ -83,41 +83,41 @@ def _positions(plan: Plan, progress: Progress, kept: Piece) -> _I64:
             "--data-segment-bytes",
             "use larger files",
         )
-    at = progress.position if progress.position is not None else plan.start_position
+    at = state.position if state.position is not None else plan.start_position
     return place(kept.lengths + HEADER_BYTES, at, plan.data_segment_bytes)
 
 
-def may_move(plan: Plan, piece: Piece, located: Located) -> npt.NDArray[np.bool_]:
-    """Returns which of the messages get new offsets: in a broker's log only those that know where they were."""
+def may_move(plan: Plan, chunk: Chunk, located: Located) -> npt.NDArray[np.bool_]:
+    """Return which messages get new offsets: in a broker's log only those whose physical offset is their position."""
     if plan.assigns_offsets:
         return np.ones(located.count, np.bool_)
-    delta = PHYSICAL_OFFSET_DELTA if piece.name == "log" else 0
-    said: npt.NDArray[Any] = located.number("physical_offset")
-    return np.asarray(said == piece.positions[located.rows] + delta)
+    delta = PHYSICAL_OFFSET_DELTA if chunk.name == "log" else 0
+    recorded: npt.NDArray[Any] = located.number("physical_offset")
+    return np.asarray(recorded == chunk.positions[located.rows] + delta)
 
 
 def broker_numbered(plan: Plan, numbers: _I64, located: Located) -> npt.NDArray[np.bool_]:
-    """Returns which of the messages have a queue offset from a broker."""
+    """Return which messages have a queue offset from a broker."""
     return np.asarray(numbers[located.rows] < plan.broker_end)
 
 
 def _bodies(
-    plan: Plan, progress: Progress, kept: Piece, numbers: _I64, positions: _I64
+    plan: Plan, state: ConversionState, kept: Chunk, numbers: _I64, positions: _I64
 ) -> tuple[Buffer, npt.NDArray[Any]]:
-    """Returns the bodies, with the offsets of messages set right, and their CRCs."""
+    """Return the bodies, with corrected offsets of messages, and their CRCs."""
     if not plan.patches:
         return kept.bodies, kept.crcs
     located = located_in(kept.bodies, kept.starts, kept.lengths)
-    progress.messages += located.count
+    state.messages += located.count
     if not located.count:
         return kept.bodies, kept.crcs
     chosen = may_move(plan, kept, located)
-    progress.moved += int(chosen.sum())
-    progress.odd += located.count - int(chosen.sum())
+    state.moved += int(chosen.sum())
+    state.odd += located.count - int(chosen.sum())
     physical = positions[located.rows] + PHYSICAL_OFFSET_DELTA
     offsets = None
     if plan.assigns_offsets:
-        offsets = progress.queues.assign(located, broker_numbered(plan, numbers, located))
+        offsets = state.queues.assign(located, broker_numbered(plan, numbers, located))
     data = patch(located, chosen, physical, offsets)
     crcs = kept.crcs.copy()
     moved = located.rows[chosen]
@@ -127,7 +127,7 @@ def _bodies(
 
 
 def _encode(
-    plan: Plan, kept: Piece, first_index: int, positions: _I64, bodies: Buffer, crcs: npt.NDArray[Any]
+    plan: Plan, kept: Chunk, first_index: int, positions: _I64, bodies: Buffer, crcs: npt.NDArray[Any]
 ) -> Records:
     n = kept.count
     headers = np.zeros(n, HEADER)
@@ -138,7 +138,7 @@ def _encode(
     headers["position"] = positions
     headers["length"] = kept.lengths
     if plan.profile == "B":
-        headers["flags"] = kept.marks
+        headers["flags"] = kept.flags
         headers["crc"] = crcs
     lengths = np.empty(2 * n, np.int64)
     lengths[0::2], lengths[1::2] = HEADER_BYTES, kept.lengths
@@ -151,16 +151,16 @@ def _encode(
 
 
 class LayoutBreakError(Exception):
-    """Records do not lie as DLedger lays them, so their positions cannot be kept."""
+    """The records' positions do not follow DLedger's layout and cannot be kept."""
 
 
 def breaks_layout(positions: Any, sizes: Any, end: int | None, segment_bytes: int) -> bool:
-    """Whether records do not lie as DLedger lays them: one behind the other, or behind a BLANK to the segment's end.
+    """Whether positions violate DLedger's layout: contiguous records, or a BLANK up to the end of the segment.
 
     Args:
         positions: int64, shape (n,).
         sizes: int64, shape (n,).
-        end: where the record before ends; None = there is none.
+        end: end of the previous record; None = there is none.
         segment_bytes: size of a data file.
     """
     ends = positions + sizes
@@ -175,7 +175,7 @@ def breaks_layout(positions: Any, sizes: Any, end: int | None, segment_bytes: in
 
 
 class StoreWriter:
-    """Appends to files that nobody else uses. A crash leaves a tail that ``cut_back`` removes.
+    """Appends to files that no other process uses. After a crash ``truncate`` removes the incomplete tail.
 
     Args:
         files: the file system.
@@ -193,12 +193,12 @@ class StoreWriter:
         self._touched_index: set[int] = set()
 
     def wipe(self) -> None:
-        """Removes everything."""
+        """Remove all files."""
         for segments in (self.data, self.index.segments):
             segments.drop(tuple(reversed(segments.bases)))
 
-    def cut_back(self, position: int, next_index: int) -> None:
-        """Removes what lies behind ``position`` and from entry ``next_index`` on."""
+    def truncate(self, position: int, next_index: int) -> None:
+        """Remove the records from ``position`` on and the index rows from ``next_index`` on."""
         if self.data.bases:
             self.data.fill_up(self.data.bases[-1])
             cut_tail(self.data, position, self.data.written_end(position))
@@ -208,17 +208,17 @@ class StoreWriter:
             self.index.cut(next_index, -(-rows.written_end(next_index * INDEX_RECORD_BYTES) // INDEX_RECORD_BYTES))
 
     def write(self, records: Records, end: int | None) -> int:
-        """Writes records where their headers say.
+        """Write records at the positions in their headers.
 
         Args:
             records: at least one.
-            end: where the record before ends; None = there is none.
+            end: end of the previous record; None = there is none.
 
         Returns:
-            Where the last one ends.
+            The end of the last record.
 
         Raises:
-            LayoutBreakError: they do not follow each other as DLedger lays them; nothing was written.
+            LayoutBreakError: the positions violate DLedger's layout; nothing was written.
         """
         headers = records.headers
         positions, sizes = headers["position"].astype(np.int64), records.sizes.astype(np.int64)
@@ -255,13 +255,13 @@ class StoreWriter:
         self._touched_index.update(range(segments.base_of(begin), stop, segments.segment_bytes))
 
     def sync(self) -> None:
-        """Makes everything written so far durable."""
+        """Sync all written files."""
         self.data.sync(sorted(self._touched))
         self.index.segments.sync(sorted(self._touched_index))
         self._touched.clear()
         self._touched_index.clear()
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Close the files."""
         self.data.close()
         self.index.segments.close()

@@ -1,7 +1,7 @@
-"""The two fields of a RocketMQ message that say where it lies: queueOffset and physicalOffset.
+"""The two fields of a RocketMQ message that hold its location: queueOffset and physicalOffset.
 
-Entries that move get both right; every other byte stays. A message may carry a CRC over itself as its last property
-(classic CommitLogs with ``enabledAppendPropCRC``): one that was right before is made right again.
+Relocated entries get new values; every other byte stays. A message may carry a CRC over itself as its last property
+(classic CommitLogs with ``enabledAppendPropCRC``): a correct CRC is updated.
 """
 
 from __future__ import annotations
@@ -18,16 +18,6 @@ from dledger_core.record import slices_of
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import Rows, binary_column, chunks_at, join_chunks
 from dledger_core.rocketmq.message.records import Located, locate
-
-__all__ = [
-    "CRC_DIGITS",
-    "PHYSICAL_OFFSET_AT",
-    "QUEUE_OFFSET_AT",
-    "QueueCounters",
-    "located_in",
-    "own_crc_rows",
-    "patch",
-]
 
 QUEUE_OFFSET_AT: Final = 20
 PHYSICAL_OFFSET_AT: Final = 28
@@ -47,21 +37,21 @@ class QueueCounters:
     following: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def saved(self) -> list[list[Any]]:
-        """Returns the counters for JSON."""
+        """Return the counters for JSON."""
         return [[topic.hex(), queue, after] for (topic, queue), after in self.following.items()]
 
     @classmethod
     def restored(cls, saved: list[list[Any]]) -> QueueCounters:
-        """Returns what ``saved`` gave."""
+        """Return the counters from the result of ``saved``."""
         return cls({(bytes.fromhex(topic), int(queue)): int(after) for topic, queue, after in saved})
 
     def assign(self, located: Located, kept: _Bools) -> _I64:
-        """Returns a queue offset for each message, in log order.
+        """Return a queue offset for each message, in log order.
 
         Args:
             located: the messages.
-            kept: which of them keep the offset they carry; the others get the next one of their queue. Prepared and
-                rollback messages are in no queue and get 0, as a broker gives them.
+            kept: messages that keep their offset; the others get the next one of their queue. Prepared and
+                rollback messages are in no queue and get 0, as in a broker.
         """
         offsets: _I64 = located.number("queue_offset")
         kinds = located.sys_flags & layout.TRANSACTION_MASK
@@ -72,14 +62,14 @@ class QueueCounters:
             return offsets
         codes, queues = _queues(located, rows)
         order = np.argsort(codes, kind="stable")
-        bounds = np.flatnonzero(np.diff(codes[order])) + 1
-        for group in np.split(rows[order], bounds):  # once for each queue that occurs
+        edges = np.flatnonzero(np.diff(codes[order])) + 1
+        for group in np.split(rows[order], edges):  # once per queue
             self._assign_one(queues[int(codes[np.searchsorted(rows, group[0])])], group, kept, offsets)
         return offsets
 
     def _assign_one(self, queue: tuple[bytes, int], group: _I64, kept: _Bools, offsets: _I64) -> None:
         mine, base = kept[group], self.following.get(queue, 0)
-        if bool(mine.any()):  # what a broker numbered comes first in a log
+        if bool(mine.any()):  # messages with a broker's offset come first in a log
             base = max(base, int(offsets[group[mine]].max()) + 1)
         fresh = group[~mine]
         offsets[fresh] = np.arange(base, base + len(fresh))
@@ -87,7 +77,7 @@ class QueueCounters:
 
 
 def _queues(located: Located, rows: _I64) -> tuple[_I64, dict[int, tuple[bytes, int]]]:
-    """Returns a code of the queue of each of ``rows``, and the queue of each code."""
+    """Return a code of the queue of each of ``rows``, and the queue of each code."""
     lengths = located.topic_bytes[rows]
     topics = binary_column(join_chunks(located.data, located.topic[rows], lengths), lengths).dictionary_encode()
     ids = pa.array(located.number("queue_id")[rows]).dictionary_encode()
@@ -99,12 +89,12 @@ def _queues(located: Located, rows: _I64) -> tuple[_I64, dict[int, tuple[bytes, 
 
 
 def located_in(bodies: Buffer, starts: _I64, lengths: _I64) -> Located:
-    """Finds the bodies that are message records, to the byte."""
+    """Find the bodies that are complete message records."""
     return locate(Rows(np.frombuffer(bodies, np.uint8), starts, lengths, None))
 
 
 def own_crc_rows(located: Located) -> _I64:
-    """Returns which of the messages end with a CRC property that is right (counted among the located)."""
+    """Return the numbers of the located messages that end with a correct CRC property."""
     begins = located.starts + located.sizes - CRC_BYTES
     rows = np.flatnonzero(located.properties_bytes >= CRC_BYTES)
     text = chunks_at(located.data, len(CRC_PROPERTY), begins[rows])
@@ -115,7 +105,7 @@ def own_crc_rows(located: Located) -> _I64:
 
 
 def _crc_digits(located: Located, rows: _I64, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Returns the ten digits, the least significant first, of the CRC over each message without its CRC property."""
+    """Return the ten digits, the least significant first, of the CRC over each message without its CRC property."""
     lengths = located.sizes[rows] - CRC_BYTES
     crcs = crc32_column(slices_of([data], lengths, 0, located.starts[rows]), lengths).astype(np.int64) & _CRC_MASK
     digits = crcs[:, None] // 10 ** np.arange(CRC_DIGITS, dtype=np.int64) % 10
@@ -123,11 +113,11 @@ def _crc_digits(located: Located, rows: _I64, data: npt.NDArray[np.uint8]) -> np
 
 
 def patch(located: Located, chosen: _Bools, physical: _I64, queue_offsets: _I64 | None) -> npt.NDArray[np.uint8]:
-    """Returns the column's bytes with the offsets of some messages replaced.
+    """Return the column's bytes with the offsets of some messages replaced.
 
     Args:
         located: the messages.
-        chosen: bool, shape (m,): which of them.
+        chosen: bool, shape (m,): the messages to change.
         physical: int64, shape (m,): their physical offsets.
         queue_offsets: int64, shape (m,), or None to keep the offsets.
     """

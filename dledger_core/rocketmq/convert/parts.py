@@ -22,13 +22,13 @@ _I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
-    """Where reading a source goes on.
+class SourceCursor:
+    """The point of a source at which reading continues.
 
     Attributes:
         part: which part of the source, counted from 0.
         at: the part's own coordinate: a position in a classic CommitLog, an index in a log.
-        number: how many messages of the CommitLog lie before; in a log the index.
+        number: number of messages of the CommitLog before it; in a log the index.
     """
 
     part: int = 0
@@ -37,28 +37,28 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """Consecutive entries of a source; all columns have shape (n,).
 
     Attributes:
-        name: the part they come from.
+        name: name of their part.
         first: number of the first one: counted from 0 in a CommitLog, the index in a log.
-        after: where reading goes on.
+        after: the point at which reading continues.
         magics: int32.
         terms: int64.
-        marks: uint64, 0 in what Java wrote.
+        flags: uint64, 0 in records of Java.
         crcs: uint32, CRC-32 of each body.
-        positions: int64: where the writer says that the record lies.
+        positions: int64, of the records, as their writer recorded them.
         lengths: int64, bytes of each body.
         bodies: the concatenated bodies.
     """
 
     name: PartName
     first: int
-    after: Cursor
+    after: SourceCursor
     magics: npt.NDArray[Any]
     terms: _I64
-    marks: npt.NDArray[Any]
+    flags: npt.NDArray[Any]
     crcs: npt.NDArray[Any]
     positions: _I64
     lengths: _I64
@@ -71,7 +71,7 @@ class Piece:
 
     @property
     def starts(self) -> _I64:
-        """int64, shape (n,): where each body begins in ``bodies``."""
+        """int64, shape (n,): offset of each body in ``bodies``."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
@@ -79,28 +79,28 @@ class Piece:
         """int64, shape (n,): the entries' numbers."""
         return np.arange(self.first, self.first + self.count, dtype=np.int64)
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> Piece:
-        """Returns the entries that ``keep`` says; their numbers are the caller's business then."""
+    def only(self, keep: npt.NDArray[np.bool_]) -> Chunk:
+        """Return the entries selected by ``keep``; ``numbers`` does not apply to them."""
         if bool(keep.all()):
             return self
         lengths, starts = self.lengths[keep], self.starts[keep]
         bodies = slices_of([self.bodies], lengths, 0, starts) if len(lengths) else b""
-        columns = (self.magics, self.terms, self.marks, self.crcs, self.positions)
-        magics, terms, marks, crcs, positions = (column[keep] for column in columns)
-        return Piece(self.name, self.first, self.after, magics, terms, marks, crcs, positions, lengths, bodies)
+        columns = (self.magics, self.terms, self.flags, self.crcs, self.positions)
+        magics, terms, flags, crcs, positions = (column[keep] for column in columns)
+        return Chunk(self.name, self.first, self.after, magics, terms, flags, crcs, positions, lengths, bodies)
 
-    def slice(self, start: int, stop: int) -> Piece:
-        """Returns entries ``start`` to ``stop``, counted from 0, sharing memory."""
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Return entries ``start`` to ``stop``, counted from 0, sharing memory."""
         starts = self.starts
         begin = int(starts[start]) if start < self.count else len(self.bodies)
         end = int(starts[stop]) if stop < self.count else len(self.bodies)
-        return Piece(
+        return Chunk(
             self.name,
             self.first + start,
             self.after,
             self.magics[start:stop],
             self.terms[start:stop],
-            self.marks[start:stop],
+            self.flags[start:stop],
             self.crcs[start:stop],
             self.positions[start:stop],
             self.lengths[start:stop],
@@ -108,16 +108,16 @@ class Piece:
         )
 
 
-def chunk_of(records: Records, after: Cursor, crcs: npt.NDArray[Any]) -> Piece:
-    """Returns checked records of a log as a piece.
+def chunk_of(records: Records, after: SourceCursor, crcs: npt.NDArray[Any]) -> Chunk:
+    """Return checked records of a log as a chunk.
 
     Args:
         records: at least one.
-        after: where reading goes on.
+        after: the point at which reading continues.
         crcs: of their bodies.
     """
     headers = records.headers
-    return Piece(
+    return Chunk(
         "log",
         int(headers["index"][0]),
         after,
@@ -134,26 +134,26 @@ def chunk_of(records: Records, after: Cursor, crcs: npt.NDArray[Any]) -> Piece:
 _CHUNK_BYTES: Final = 8 << 20
 
 
-class Part(Protocol):
-    """A run of entries that can be read from any place on."""
+class SourcePart(Protocol):
+    """A sequence of entries that can be read from any point on."""
 
     @property
     def name(self) -> PartName:
-        """Which kind it is."""
+        """Name of the part."""
 
     @property
-    def begin(self) -> Cursor:
-        """Where it begins; ``part`` is 0."""
+    def begin(self) -> SourceCursor:
+        """Its first point; ``part`` is 0."""
 
     @property
     def data_bytes(self) -> int:
-        """About how many bytes there are to read."""
+        """Approximate number of bytes to read."""
 
-    def read(self, cursor: Cursor) -> Iterator[Piece]:
-        """Yields checked entries from ``cursor`` on.
+    def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
+        """Yield checked entries from ``cursor`` on.
 
         Raises:
-            CorruptRecordError: something is damaged.
+            CorruptRecordError: an entry is damaged.
         """
 
 
@@ -163,7 +163,7 @@ class ClassicPart:
 
     Attributes:
         files: from ``commit_log_files``.
-        closed: a store follows, so the last file too must end with a BLANK: zeros there are messages that are gone.
+        closed: a store follows, so the last file too must end with a BLANK: zeros there are lost messages.
     """
 
     files: tuple[CommitLogFile, ...]
@@ -171,17 +171,17 @@ class ClassicPart:
     name: PartName = "commitlog"
 
     @property
-    def begin(self) -> Cursor:
-        """See ``Part``."""
-        return Cursor(0, self.files[0].position, 0)
+    def begin(self) -> SourceCursor:
+        """See ``SourcePart``."""
+        return SourceCursor(0, self.files[0].position, 0)
 
     @property
     def data_bytes(self) -> int:
-        """See ``Part``."""
+        """See ``SourcePart``."""
         return sum(file.size for file in self.files)
 
-    def read(self, cursor: Cursor) -> Iterator[Piece]:
-        """See ``Part``."""
+    def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
+        """See ``SourcePart``."""
         at = cursor
         for file in self.files:
             if file.end <= at.at:
@@ -189,16 +189,16 @@ class ClassicPart:
             for batch in file.scan(_CHUNK_BYTES):
                 if isinstance(batch, FileStop):
                     self._check_stop(file, batch)
-                    at = Cursor(at.part, max(at.at, file.end), at.number)
+                    at = SourceCursor(at.part, max(at.at, file.end), at.number)
                     continue
                 positions = np.asarray(batch.column("position"))
                 skip = int(np.searchsorted(positions, at.at))
                 if skip < len(positions):
-                    piece = self._piece(file, batch.slice(skip), positions[skip:], at)
-                    yield piece
-                    at = piece.after
+                    chunk = self._chunk(file, batch.slice(skip), positions[skip:], at)
+                    yield chunk
+                    at = chunk.after
 
-    def _piece(self, file: CommitLogFile, batch: Any, positions: npt.NDArray[np.int64], at: Cursor) -> Piece:
+    def _chunk(self, file: CommitLogFile, batch: Any, positions: npt.NDArray[np.int64], at: SourceCursor) -> Chunk:
         faults = message_faults(batch)
         if faults.any():
             row = int((faults != 0).argmax())
@@ -212,10 +212,10 @@ class ClassicPart:
         bodies = rows.data.data
         n = len(positions)
         end = int(positions[-1] + rows.lengths[-1])
-        return Piece(
+        return Chunk(
             self.name,
             at.number,
-            Cursor(at.part, end, at.number + n),
+            SourceCursor(at.part, end, at.number + n),
             np.full(n, MAGIC_DATA, np.int32),
             np.zeros(n, np.int64),
             np.zeros(n, np.uint64),
@@ -230,7 +230,7 @@ class ClassicPart:
         if stop.kind == "blank" or open_end or stop.position == file.end:
             return
         raise CorruptRecordError(
-            "no message and no end of file where a message must begin",
+            "neither a message nor an end of file where a message must start",
             file.path,
             "let its broker recover the CommitLog, or restore the file",
             {"position": stop.position},
@@ -239,7 +239,7 @@ class ClassicPart:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """The entries of a node's store, whoever wrote it.
+    """The entries of a node's store, of any writer.
 
     Attributes:
         reader: the opened store.
@@ -249,30 +249,30 @@ class LogPart:
     name: PartName = "log"
 
     @property
-    def begin(self) -> Cursor:
-        """See ``Part``."""
+    def begin(self) -> SourceCursor:
+        """See ``SourcePart``."""
         first = int(self.reader.first_index)
-        return Cursor(0, first, first)
+        return SourceCursor(0, first, first)
 
     @property
     def data_bytes(self) -> int:
-        """See ``Part``."""
+        """See ``SourcePart``."""
         if self.reader.last_index < self.reader.first_index:
             return 0
         first = self.reader.records(self.reader.first_index, self.reader.first_index + 1, 1)
         return int(self.reader.position_end - int(first.headers["position"][0]))
 
-    def read(self, cursor: Cursor) -> Iterator[Piece]:
-        """See ``Part``."""
+    def read(self, cursor: SourceCursor) -> Iterator[Chunk]:
+        """See ``SourcePart``."""
         at, end = cursor.at, int(self.reader.last_index) + 1
         while at < end:
             records = self.reader.records(at, end, _CHUNK_BYTES)
             at += records.count
-            yield chunk_of(records, Cursor(cursor.part, at, at), _crcs(records))
+            yield chunk_of(records, SourceCursor(cursor.part, at, at), _crcs(records))
 
 
 def _crcs(records: Records) -> npt.NDArray[np.uint32]:
-    """Returns the CRC-32 of each body; reading has checked those that are recorded."""
+    """Return the CRC-32 of each body; reading has checked those that are recorded."""
     headers = records.headers
     recorded = headers["crc"].astype(np.uint32)
     if bool((headers["flags"] != 0).all()):
@@ -280,14 +280,14 @@ def _crcs(records: Records) -> npt.NDArray[np.uint32]:
     return crc32_column(records.bodies, headers["length"].astype(np.int64))
 
 
-def queues_behind(commitlog: ClassicPart | None) -> QueueCounters:
-    """Returns where queues go on behind the messages of a CommitLog, or of none.
+def queues_after(commitlog: ClassicPart | None) -> QueueCounters:
+    """Return the next queue offsets after the messages of a CommitLog; all 0 without one.
 
     Raises:
         CorruptRecordError: a message is damaged.
     """
     counters = QueueCounters()
-    for piece in commitlog.read(commitlog.begin) if commitlog is not None else ():
-        located = located_in(piece.bodies, piece.starts, piece.lengths)
+    for chunk in commitlog.read(commitlog.begin) if commitlog is not None else ():
+        located = located_in(chunk.bodies, chunk.starts, chunk.lengths)
         counters.assign(located, np.ones(located.count, np.bool_))
     return counters

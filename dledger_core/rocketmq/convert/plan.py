@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,8 +17,8 @@ from dledger_core.config import DATA_SEGMENT_BYTES, INDEX_SEGMENT_BYTES, Storage
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.convert.messages import QueueCounters
-from dledger_core.rocketmq.convert.parts import Cursor, PartName, Piece
-from dledger_core.rocketmq.convert.source import Kind, Source
+from dledger_core.rocketmq.convert.parts import Chunk, PartName, SourceCursor
+from dledger_core.rocketmq.convert.source import ConversionSource, Kind
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.layout import Layout
 
@@ -28,24 +28,24 @@ _UUID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertRequest:
-    """What to convert into what.
+    """Source, destination and options of a conversion.
 
     Attributes:
         source: a store, a CommitLog directory, or a broker's directory.
         destination: the new store's directory, ``<dir>/<group>/dledger-<self id>``.
-        group: the group it will belong to.
-        self_id: the node it will belong to.
+        group: the group of the new store.
+        self_id: the node of the new store.
         peers: the group's peers string.
         profile: of the new log.
         commitlog: the CommitLog that precedes the store at ``source``.
         log_uuid: the log's identity; None = from the group, the peers and the first entry, or kept.
         data_segment_bytes: size of the new data files; None = as in the source.
         index_segment_bytes: size of the new index files; None = as in the source.
-        messages: bodies that are message records get their offsets right where entries move.
-        cut_tail: bytes behind the last entry of a Java store may be left out.
-        drop_open: leave out the entries of open transactions, where the destination cannot hold transactions.
+        messages: correct the offsets in bodies that are message records, where entries move.
+        cut_tail: bytes after the last entry of a Java store may be dropped.
+        drop_open: drop the entries of open transactions, where the destination cannot contain transactions.
         dry_run: read and check everything, write nothing.
-        save_bytes: progress is saved at least this often.
+        save_bytes: bytes after which the state is saved.
     """
 
     source: Path
@@ -69,14 +69,14 @@ class ConvertRequest:
         if self.self_id not in {peer.node_id for peer in parse_peers(self.peers)}:
             raise ConfigError(f"self-id {self.self_id} is not in the peers string", "--self-id", "use one of its nodes")
         if self.log_uuid is not None and not _UUID.match(self.log_uuid):
-            raise ConfigError(f"{self.log_uuid!r} is no log uuid", "--log-uuid", "write 32 hexadecimal digits")
-        StorageConfig(  # refuses wrong sizes
+            raise ConfigError(f"{self.log_uuid!r} is not a log uuid", "--log-uuid", "write 32 hexadecimal digits")
+        StorageConfig(  # rejects wrong sizes
             data_segment_bytes=DATA_SEGMENT_BYTES if self.data_segment_bytes is None else self.data_segment_bytes,
             index_segment_bytes=INDEX_SEGMENT_BYTES if self.index_segment_bytes is None else self.index_segment_bytes,
         )
 
     def saved(self) -> dict[str, Any]:
-        """Returns what decides about the result, for JSON."""
+        """Return the fields that determine the result, for JSON."""
         left_out = ("destination", "cut_tail", "dry_run", "save_bytes")
         found = {name: value for name, value in asdict(self).items() if name not in left_out}
         paths = {"source": str(self.source.absolute()), "commitlog": self.commitlog and str(self.commitlog.absolute())}
@@ -85,11 +85,11 @@ class ConvertRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a conversion did, or would do.
+    """Result of a conversion or of its dry run.
 
     Attributes:
-        kind: what the source is.
-        notes: what the owner should know.
+        kind: of the source.
+        notes: remarks for the owner of the source.
         destination: the new store.
         profile: of the new store.
         entries: in it.
@@ -97,14 +97,14 @@ class Report:
         last_index: of the last one.
         body_bytes: bytes of all bodies.
         renumbered: entries have other indexes than before.
-        moved: entries lie at other positions than before.
-        control_dropped: control entries left out.
-        hidden_dropped: entries of transactions that did not win, left out.
-        messages: bodies looked at that are message records (0 if nothing moved).
-        messages_moved: of them got new offsets.
-        messages_odd: of them were left as they are: their offset was not where they lay.
+        moved: entries have other positions than before.
+        control_dropped: dropped control entries.
+        hidden_dropped: dropped entries of orphaned attempts.
+        messages: bodies that are message records (0 if no entry moved).
+        messages_moved: messages with new offsets.
+        messages_odd: unchanged messages, because their offset was not their position.
         term: current term.
-        commit_index: recorded lower bound; -1 = none.
+        commit_index: recorded lower limit; -1 = none.
         log_uuid: identity of the new log; None in profile A and in an empty log.
         digest: SHA-256 over index, term, magic and body of all entries; empty in a dry run.
         resumed: an interrupted conversion was finished.
@@ -136,7 +136,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a conversion has come; ``total_bytes`` is an estimate."""
+    """Progress of a conversion; ``total_bytes`` is an estimate."""
 
     phase: Literal["check", "copy", "verify"]
     entries: int
@@ -145,22 +145,22 @@ class Step:
 
 
 def store_directory(destination: Path, group: str, self_id: str) -> Path:
-    """Returns the store of a group's node below ``destination``, unless that is the store's directory itself."""
+    """Return the store of a group's node below ``destination``, unless that is the store's directory itself."""
     name = f"dledger-{self_id}"
     return destination if destination.name == name else destination / group / name
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """Entries that were one behind the other and still are.
+    """Entries that were contiguous in the source and still are.
 
     Attributes:
         part: ``commitlog`` or ``log``.
-        start: number of the first: its index in a log, counted from 0 in a CommitLog.
-        end: number behind the last one.
+        start: number of the first entry: its index in a log, counted from 0 in a CommitLog.
+        end: end of the numbers, exclusive.
         new_start: index of the first in the converted log.
-        position: where the first one was.
-        new_position: where the first one is.
+        position: of the first in the source.
+        new_position: of the first in the converted log.
     """
 
     part: PartName
@@ -172,34 +172,34 @@ class IndexRange:
 
 
 class IndexMap:
-    """From old indexes to new ones, as runs; entries in no run were left out."""
+    """Source indexes to converted indexes, as ranges; entries in no range were dropped."""
 
-    def __init__(self, runs: list[IndexRange] | None = None) -> None:
-        self.runs = runs if runs is not None else []
+    def __init__(self, ranges: list[IndexRange] | None = None) -> None:
+        self.ranges = ranges if ranges is not None else []
 
     def add(
         self, part: PartName, numbers: npt.NDArray[np.int64], new_start: int, positions: Any, new_positions: Any
     ) -> None:
-        """Adds entries with the old ``numbers``, which are now ``new_start`` and following."""
+        """Add entries with the source ``numbers``; their new indexes start at ``new_start``."""
         if not len(numbers):
             return
         edges = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
         for begin, stop in itertools.pairwise(edges):
             start, end, new = int(numbers[begin]), int(numbers[stop - 1]) + 1, new_start + begin
-            last = self.runs[-1] if self.runs else None
+            last = self.ranges[-1] if self.ranges else None
             if last is not None and (last.part, last.end) == (part, start):
-                self.runs[-1] = IndexRange(part, last.start, end, last.new_start, last.position, last.new_position)
+                self.ranges[-1] = IndexRange(part, last.start, end, last.new_start, last.position, last.new_position)
             else:
-                self.runs.append(IndexRange(part, start, end, new, int(positions[begin]), int(new_positions[begin])))
+                self.ranges.append(IndexRange(part, start, end, new, int(positions[begin]), int(new_positions[begin])))
 
     def saved(self) -> list[list[Any]]:
-        """Returns the runs for JSON."""
-        return [[run.part, run.start, run.end, run.new_start, run.position, run.new_position] for run in self.runs]
+        """Return the ranges for JSON."""
+        return [[*astuple(each)] for each in self.ranges]
 
     @classmethod
     def restored(cls, saved: list[list[Any]]) -> IndexMap:
-        """Returns what ``saved`` gave."""
-        return cls([IndexRange(*run) for run in saved])
+        """Return the map from the result of ``saved``."""
+        return cls([IndexRange(*each) for each in saved])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +207,19 @@ class Plan:
     """How a source becomes a store.
 
     Attributes:
-        source: what is read.
+        source: the opened source.
         profile: of the destination.
         data_segment_bytes: size of its data files.
         index_segment_bytes: size of its index files.
-        keeps_positions: records stay where they are.
-        drops_control: entries with another magic than 1 are left out.
-        assigns_offsets: queue offsets are given out, because the source is a log of ours, which does not.
-        hidden: ranges of entries that did not win and are left out.
-        messages: bodies that are message records get their offsets right.
-        start_position: where the first record may begin; counts only if positions are not kept.
+        keeps_positions: records keep their positions.
+        drops_control: entries with another magic than 1 are dropped.
+        assigns_offsets: queue offsets are assigned, because a native log contains none.
+        hidden: ranges of orphaned entries, which are dropped.
+        messages: correct the offsets in bodies that are message records.
+        start_position: lowest position of the first record; used only if positions are not kept.
     """
 
-    source: Source
+    source: ConversionSource
     profile: Literal["A", "B"]
     data_segment_bytes: int
     index_segment_bytes: int
@@ -235,30 +235,30 @@ class Plan:
         """Whether messages may change."""
         return self.messages and not self.keeps_positions
 
-    def kept(self, piece: Piece) -> npt.NDArray[np.bool_]:
-        """Returns which entries of a piece are kept."""
-        keep = np.ones(piece.count, np.bool_)
+    def kept(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+        """Return which entries of a chunk are kept."""
+        keep = np.ones(chunk.count, np.bool_)
         if not self.drops_control:
             return keep
-        keep &= piece.magics == MAGIC_DATA
+        keep &= chunk.magics == MAGIC_DATA
         for start, end in self.hidden:
-            if start < piece.first + piece.count and end > piece.first:
-                keep[max(start - piece.first, 0) : max(end - piece.first, 0)] = False
+            if start < chunk.first + chunk.count and end > chunk.first:
+                keep[max(start - chunk.first, 0) : max(end - chunk.first, 0)] = False
         return keep
 
     @property
     def broker_end(self) -> int:
-        """Lag the last source index whose message has a queue offset from a broker; 2^62: all have."""
+        """End of the source indexes whose messages have a queue offset from a broker; 2^62: all have."""
         return 1 << 62 if self.source.broker_end is None else self.source.broker_end
 
 
 def log_uuid_of(group: str, peers: str, index: int, term: int, crc: int, length: int) -> str:
-    """Returns the identity of a converted log: the same on all nodes, another one for other peers.
+    """Return the identity of a converted log: the same on all nodes, another one for other peers.
 
     Args:
         group: the group's name.
         peers: its peers string.
-        index: of the first entry kept.
+        index: of the first kept entry.
         term: of that entry.
         crc: CRC-32 of its body.
         length: bytes of its body.
@@ -271,36 +271,36 @@ _VERSION = 1
 
 
 @dataclass(slots=True)
-class Progress:
+class ConversionState:
     """State of one conversion; everything up to it is durable.
 
     Attributes:
-        request: what was asked for; another request does not go on with it.
-        fingerprint: of the source.
-        keeps_positions: whether records stay where they are.
+        request: the request; another request does not resume this state.
+        stamp: of the source.
+        keeps_positions: whether records keep their positions.
         phase: ``copy``, ``verify`` or ``publish``.
-        cursor: where reading goes on.
-        next_index: index of the next entry written.
-        position: where the last record written ends; None = nothing is written.
-        index_map: of what is written.
-        queues: the next queue offsets, if they are given out.
-        first: position, index, term, CRC, body length of the first entry written; empty = nothing is.
+        cursor: the point at which reading continues.
+        next_index: index of the next entry to write.
+        position: end of the last written record; None = no record is written.
+        index_map: of the written entries.
+        queues: the next queue offsets, if they are assigned.
+        first: position, index, term, CRC, body length of the first written entry; empty = none.
         body_bytes: bytes of the bodies written.
-        control_dropped: control entries left out.
-        hidden_dropped: entries of transactions that did not win, left out.
+        control_dropped: dropped control entries.
+        hidden_dropped: dropped entries of orphaned attempts.
         messages: bodies that are message records.
         moved: messages with new offsets.
-        odd: messages left as they are, because their offset is not where they were.
-        repositioned: an entry lies at another position than before.
-        notes: what the owner of the source should know.
+        odd: unchanged messages, because their offset was not their position.
+        repositioned: an entry has another position than before.
+        notes: remarks for the owner of the source.
         digest: of the finished log.
     """
 
     request: dict[str, Any]
-    fingerprint: str
+    stamp: str
     keeps_positions: bool
     phase: Literal["copy", "verify", "publish"] = "copy"
-    cursor: Cursor = field(default_factory=Cursor)
+    cursor: SourceCursor = field(default_factory=SourceCursor)
     next_index: int = 0
     position: int | None = None
     index_map: IndexMap = field(default_factory=IndexMap)
@@ -317,7 +317,7 @@ class Progress:
     digest: str = ""
 
     def encode(self) -> bytes:
-        """Returns the file's content."""
+        """Return the file's content."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         special = {
             "version": _VERSION,
@@ -329,14 +329,14 @@ class Progress:
         return (json.dumps(plain | special) + "\n").encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Progress:
-        """Returns what ``encode`` gave."""
+    def decode(cls, data: bytes) -> ConversionState:
+        """Return the state from the result of ``encode``."""
         found = json.loads(data)
         if found["version"] != _VERSION:
             raise ValueError(f"version {found['version']}")
         return cls(
             **{name: found[name] for name in _PLAIN},
-            cursor=Cursor(**found["cursor"]),
+            cursor=SourceCursor(**found["cursor"]),
             index_map=IndexMap.restored(found["index_map"]),
             queues=QueueCounters.restored(found["queues"]),
             first=tuple(found["first"]),
@@ -345,7 +345,7 @@ class Progress:
 
 _PLAIN = (
     "request",
-    "fingerprint",
+    "stamp",
     "keeps_positions",
     "phase",
     "next_index",
@@ -362,8 +362,8 @@ _PLAIN = (
 )
 
 
-def load_progress(files: Files, layout: Layout) -> Progress | None:
-    """Returns the state of an interrupted conversion, or None.
+def load_state(files: Files, layout: Layout) -> ConversionState | None:
+    """Return the state of an interrupted conversion, or None.
 
     Raises:
         StoreMismatchError: the file cannot be understood.
@@ -372,7 +372,7 @@ def load_progress(files: Files, layout: Layout) -> Progress | None:
     if data is None:
         return None
     try:
-        return Progress.decode(data)
+        return ConversionState.decode(data)
     except (ValueError, KeyError, TypeError) as error:
         raise StoreMismatchError(
             f"the state of a conversion is malformed: {error}",
@@ -381,6 +381,6 @@ def load_progress(files: Files, layout: Layout) -> Progress | None:
         ) from error
 
 
-def save_progress(files: Files, layout: Layout, progress: Progress) -> None:
-    """Replaces the state, atomically and durably."""
-    files.replace(layout.converting, progress.encode())
+def save_state(files: Files, layout: Layout, state: ConversionState) -> None:
+    """Replace the state, atomically and durably."""
+    files.replace(layout.converting, state.encode())

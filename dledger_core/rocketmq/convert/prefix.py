@@ -1,10 +1,10 @@
-"""A group that goes on behind a classic CommitLog, laid out as RocketMQ lays out a broker's upgrade to DLedger.
+"""A group that starts after a classic CommitLog, in the layout of a broker that was upgraded to DLedger.
 
-    DIR/GROUP/commitlog/00000000000000000000       the old files: links; the last one is a copy, closed by a BLANK
-    DIR/GROUP/dledger-ID/data/00000000001073741824 the log: index 0 lies where the old files end
+    DIR/GROUP/commitlog/00000000000000000000       the commitlog prefix: links; the last file is a copy with a BLANK
+    DIR/GROUP/dledger-ID/data/00000000001073741824 the log: index 0 is at the end of the prefix
 
-The old directory is only read. All nodes must go on from the same bytes, or positions would mean different messages on
-each of them: a ``CommitLogFingerprint`` identifies these bytes.
+The source directory is only read. All nodes must start after the same bytes, otherwise positions would mean different
+messages on each of them: a ``CommitLogFingerprint`` identifies these bytes.
 """
 
 from __future__ import annotations
@@ -38,22 +38,20 @@ from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
 
-__all__ = ["OldLog", "begin_behind", "read_old_log"]
-
 _BLANK: Final = struct.Struct(">ii")
 _DIGEST_CHARS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class OldLog:
-    """A CommitLog that was read from end to end and is whole.
+class CheckedCommitLog:
+    """A CommitLog that was read completely and is intact.
 
     Attributes:
         files: by position, all of one size, without empty ones at the end.
-        stop: where in the last file its messages end, relative to the file.
-        closed: a BLANK lies there.
+        stop: end of the messages in the last file, relative to the file.
+        closed: whether a BLANK is there.
         fingerprint: of the files from the requested start on.
-        stamps: of each file, as it was before it was read: inode, size and time of the last change.
+        stamps: inode, size and modification time of each file, from before it was read.
     """
 
     files: tuple[CommitLogFile, ...]
@@ -63,43 +61,43 @@ class OldLog:
     stamps: tuple[tuple[int, int, int], ...]
 
 
-def read_old_log(
+def read_commitlog(
     directory: Path, start: int | None = None, on_bytes: Callable[[int, int], None] | None = None
-) -> OldLog:
-    """Reads and checks a CommitLog whole; writes nothing.
+) -> CheckedCommitLog:
+    """Read and check a complete CommitLog; write nothing.
 
     Args:
-        directory: RocketMQ's ``commitlog`` folder; no broker may run on it.
-        start: the fingerprint's first position; None = where the first file begins.
-        on_bytes: called now and then with the bytes read and the bytes there are.
+        directory: RocketMQ's ``commitlog`` directory; no broker may run on it.
+        start: the fingerprint's first position; None = the start of the first file.
+        on_bytes: called after each batch with the bytes read so far and in total.
 
     Raises:
-        ConfigError: no such directory, files of different sizes, nothing in them, or ``start`` begins no file.
+        ConfigError: no such directory, files of different sizes, no messages, or no file starts at ``start``.
         StoreBusyError: a broker runs there.
-        CorruptRecordError: a message is damaged, or a file ends in something else than messages do.
+        CorruptRecordError: a message is damaged, or a file ends in neither a BLANK nor zeros.
     """
     check_broker_idle(directory.resolve().parent)
     files = commit_log_files(directory)
     if files[-1].is_unused():
-        raise ConfigError("its files hold nothing", str(directory), "start without --commitlog")
+        raise ConfigError("the CommitLog contains no messages", str(directory), "start without --commitlog")
     stamps = _stamps(files)
     sizes = sorted({file.size for file in files})
     if len(sizes) > 1:
         found = {"sizes": ", ".join(map(str, sizes))}
-        raise ConfigError("its files differ in size", str(directory), "name a CommitLog that is whole", found)
+        raise ConfigError("the CommitLog's files differ in size", str(directory), "name a complete CommitLog", found)
     begins = files[0].position if start is None else start
     if begins not in {file.position for file in files}:
-        held = {"start": begins, "first": files[0].position}
-        raise ConfigError(f"no file begins at position {begins}", str(directory), "copy it from another node", held)
+        known = {"start": begins, "first": files[0].position}
+        raise ConfigError(f"no file starts at position {begins}", str(directory), "copy it from another node", known)
     hasher, done = hashlib.sha256(), 0
     stop = FileStop(begins, "end")
     for file in files:
         counted = file.position >= begins
-        for found_here in file.scan():
-            if isinstance(found_here, FileStop):
-                stop = found_here
+        for each in file.scan():
+            if isinstance(each, FileStop):
+                stop = each
                 continue
-            data = _checked(found_here, file)
+            data = _checked(each, file)
             done += len(data)
             if counted:
                 hasher.update(data)
@@ -111,11 +109,11 @@ def read_old_log(
         if counted:
             hasher.update(_BLANK.pack(file.end - stop.position, BLANK_MAGIC))
     fingerprint = CommitLogFingerprint(begins, files[-1].end, hasher.hexdigest()[:_DIGEST_CHARS])
-    return OldLog(files, stop.position - files[-1].position, stop.kind == "blank", fingerprint, stamps)
+    return CheckedCommitLog(files, stop.position - files[-1].position, stop.kind == "blank", fingerprint, stamps)
 
 
-def begin_behind(
-    old: OldLog,
+def start_store_after(
+    commitlog: CheckedCommitLog,
     store: Path,
     *,
     group: str,
@@ -124,44 +122,44 @@ def begin_behind(
     on_bytes: Callable[[int, int], None] | None = None,
     files: Files | None = None,
 ) -> None:
-    """Lays out the old files and an empty store behind them; after a crash the same call goes on.
+    """Create the commitlog prefix and an empty store after it; after a crash the same call resumes.
 
     Args:
-        old: from ``read_old_log``.
-        store: directory of the node's store, ``DIR/GROUP/dledger-ID``; the old files go beside it.
+        commitlog: from ``read_commitlog``.
+        store: directory of the node's store, ``DIR/GROUP/dledger-ID``; the prefix is created next to it.
         group: the group.
         node_id: the node.
-        config: of the store; data files are as large as those of the CommitLog.
-        on_bytes: as in ``read_old_log``, which reads again what an interrupted call had laid out.
+        config: of the store; its data files get the size of the CommitLog's files.
+        on_bytes: as in ``read_commitlog``, which checks the files of an interrupted call.
         files: the store's file system.
 
     Raises:
-        StoreMismatchError: the directory holds another store, or other old files.
+        StoreMismatchError: the directory contains another store, or another prefix.
         ConfigError: the files can be neither linked nor copied, or have changed since they were read.
         StoreBusyError: a broker runs there now.
     """
     layout, files = Layout(store), files or OsFiles()
     if open_identity(files, layout, group=group, node_id=node_id) is not None:
-        raise StoreMismatchError("the store has begun already", str(layout.root), "serve it as it is")
+        raise StoreMismatchError("the store exists already", str(layout.root), "start the node without --commitlog")
     target = store.parent / COMMITLOG_DIRECTORY
-    _check_unchanged(old)
+    _check_unchanged(commitlog)
     try:
-        if not _lay_out(old, target, store.parent / f"{COMMITLOG_DIRECTORY}-{node_id}.part", files):
-            _check_laid_out(read_old_log(target, old.fingerprint.start, on_bytes), old, target)
+        if not _create_prefix(commitlog, target, store.parent / f"{COMMITLOG_DIRECTORY}-{node_id}.part", files):
+            _check_prefix(read_commitlog(target, commitlog.fingerprint.start, on_bytes), commitlog, target)
     except OSError as error:
         refuse(error, target)
-    _check_unchanged(old)  # nothing has begun yet, and what was laid out is compared by the next call
+    _check_unchanged(commitlog)  # the store does not exist yet, and the next call checks the prefix
     lock = lock_store(files, layout)
     try:
-        config = replace(config, data_segment_bytes=old.files[-1].size)
+        config = replace(config, data_segment_bytes=commitlog.files[-1].size)
         meta = LogMeta(
             profile=config.profile,
             group=group,
             node_id=node_id,
             data_segment_bytes=config.data_segment_bytes,
             index_segment_bytes=config.index_segment_bytes,
-            first_position=old.fingerprint.end,
-            behind=str(old.fingerprint),
+            first_position=commitlog.fingerprint.end,
+            behind=str(commitlog.fingerprint),
         )
         save_log_meta(files, layout.log_meta, meta)
     finally:
@@ -169,7 +167,7 @@ def begin_behind(
 
 
 def _checked(batch: pa.RecordBatch, file: CommitLogFile) -> memoryview:
-    """Returns the bytes of a batch of messages, which lie one behind the other."""
+    """Return the bytes of a batch of contiguous messages."""
     faults = message_faults(batch)
     if faults.any():
         row = int((faults != 0).argmax())
@@ -177,7 +175,7 @@ def _checked(batch: pa.RecordBatch, file: CommitLogFile) -> memoryview:
         raise CorruptRecordError(
             f"a message is damaged: {fault_text(faults[row])}",
             file.path,
-            "audit the copies of the log, and copy the file from a node that has it whole",
+            "audit the copies of the log, and copy the file from a node where it is intact",
             {"position": position},
         )
     return memoryview(batch.column("body").buffers()[2])
@@ -190,25 +188,25 @@ def _check_end(stop: FileStop, file: CommitLogFile, *, last: bool) -> None:
     raise CorruptRecordError(
         "a file of the CommitLog ends in neither messages nor a BLANK",
         file.path,
-        "audit the copies of the log, and copy the file from a node that has it whole",
+        "audit the copies of the log, and copy the file from a node where it is intact",
         {"position": stop.position, "left": left},
     )
 
 
-def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
-    """Makes the folder of old files, durably; returns False if it is there.
+def _create_prefix(commitlog: CheckedCommitLog, target: Path, part: Path, files: Files) -> bool:
+    """Create the prefix directory durably; return False if it exists.
 
-    It has its name only when it is whole. Nodes that share a directory may do this at the same time.
+    It gets its name only when it is complete. Nodes that share a directory may do this at the same time.
     """
     shutil.rmtree(part, ignore_errors=True)
     if target.exists():
         return False
     files.mkdir(part)
-    for file in old.files[:-1]:
+    for file in commitlog.files[:-1]:
         _link(Path(file.path), part, files)
-    _copy(Path(old.files[-1].path), part, files)
-    if not old.closed:
-        _close(part / Path(old.files[-1].path).name, old, files)
+    _copy(Path(commitlog.files[-1].path), part, files)
+    if not commitlog.closed:
+        _close(part / Path(commitlog.files[-1].path).name, commitlog, files)
     files.sync_dir(part)
     try:
         part.rename(target)
@@ -222,15 +220,15 @@ def _lay_out(old: OldLog, target: Path, part: Path, files: Files) -> bool:
 
 
 def _check_blank(stop: FileStop, file: CommitLogFile) -> None:
-    """A BLANK tells how much of its file is left; who reads by position goes by that."""
+    """Check that a BLANK holds the rest of its file: reads by position use it."""
     with Path(file.path).open("rb") as opened:
         opened.seek(stop.position - file.position)
         length = int.from_bytes(opened.read(4), "big")
     if length != file.end - stop.position:
         raise CorruptRecordError(
-            "the BLANK at the end of a file has another length than what is left",
+            "the BLANK at the end of a file does not cover the rest of the file",
             file.path,
-            "copy the file from a node that has it whole",
+            "copy the file from a node where it is intact",
             {"position": stop.position, "length": length, "left": file.end - stop.position},
         )
 
@@ -240,41 +238,41 @@ def _stamps(files: tuple[CommitLogFile, ...]) -> tuple[tuple[int, int, int], ...
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found)
 
 
-def _check_unchanged(old: OldLog) -> None:
-    """Nodes may have waited for one another for hours since the files were read."""
-    folder = Path(old.files[0].path).parent
-    check_broker_idle(folder.resolve().parent)
+def _check_unchanged(commitlog: CheckedCommitLog) -> None:
+    """Raise ConfigError if the files have changed: nodes may wait hours for each other after the read."""
+    directory = Path(commitlog.files[0].path).parent
+    check_broker_idle(directory.resolve().parent)
     try:
-        now = commit_log_files(folder)
-    except ConfigError:  # they do not even continue each other
+        now = commit_log_files(directory)
+    except ConfigError:  # they are no longer contiguous
         now = ()
-    if now != old.files or _stamps(now) != old.stamps:
-        found = "its files have changed since they were read"
-        raise ConfigError(found, str(folder), "stop who writes there, start again")
+    if now != commitlog.files or _stamps(now) != commitlog.stamps:
+        what = "the CommitLog has changed since it was read"
+        raise ConfigError(what, str(directory), "stop the process that writes there, and start again")
 
 
-def _check_laid_out(found: OldLog, old: OldLog, target: Path) -> None:
-    if found.fingerprint != old.fingerprint or not found.closed:
-        remedy = "name a CommitLog elsewhere and move these away, or copy them from a node that has begun"
-        raise StoreMismatchError("the old files that lie here are others, or not closed", str(target), remedy)
+def _check_prefix(found: CheckedCommitLog, commitlog: CheckedCommitLog, target: Path) -> None:
+    if found.fingerprint != commitlog.fingerprint or not found.closed:
+        remedy = "move these files away, or copy the prefix from a node that has started"
+        raise StoreMismatchError("the directory contains another commitlog prefix, or an open one", str(target), remedy)
 
 
-def _link(source: Path, folder: Path, files: Files) -> None:
-    """A broker never writes into a full file again, so one file can serve both directories."""
+def _link(source: Path, directory: Path, files: Files) -> None:
+    """Link a file, or copy it: a broker never writes to a full file again, so both directories can share it."""
     try:
-        (folder / source.name).hardlink_to(source)
-    except OSError:  # another file system, or one that knows no links
-        _copy(source, folder, files)
+        (directory / source.name).hardlink_to(source)
+    except OSError:  # a different file system, or one without hard links
+        _copy(source, directory, files)
 
 
-def _copy(source: Path, folder: Path, files: Files) -> None:
-    shutil.copyfile(source, folder / source.name)
-    with contextlib.closing(files.open(folder / source.name, write=True)) as copied:
+def _copy(source: Path, directory: Path, files: Files) -> None:
+    shutil.copyfile(source, directory / source.name)
+    with contextlib.closing(files.open(directory / source.name, write=True)) as copied:
         copied.datasync()
 
 
-def _close(path: Path, old: OldLog, files: Files) -> None:
-    """Writes the BLANK with which RocketMQ closes the last file before DLedger takes over."""
+def _close(path: Path, commitlog: CheckedCommitLog, files: Files) -> None:
+    """Write the BLANK with which RocketMQ closes the last file before an upgrade to DLedger."""
     with contextlib.closing(files.open(path, write=True)) as last:
-        last.pwritev([_BLANK.pack(old.files[-1].size - old.stop, BLANK_MAGIC)], old.stop)
+        last.pwritev([_BLANK.pack(commitlog.files[-1].size - commitlog.stop, BLANK_MAGIC)], commitlog.stop)
         last.datasync()

@@ -12,18 +12,18 @@ from typing import Final, Literal
 from dledger_core.config import INDEX_SEGMENT_BYTES
 from dledger_core.errors import ConfigError, CorruptRecordError, DiskFullError, StoreMismatchError
 from dledger_core.rocketmq.convert.copy import LayoutBreakError, StoreWriter, breaks_layout, transform
-from dledger_core.rocketmq.convert.parts import queues_behind
+from dledger_core.rocketmq.convert.parts import queues_after
 from dledger_core.rocketmq.convert.plan import (
+    ConversionState,
     ConvertRequest,
     Plan,
-    Progress,
     Report,
     Step,
-    load_progress,
+    load_state,
     log_uuid_of,
-    save_progress,
+    save_state,
 )
-from dledger_core.rocketmq.convert.source import Source, open_source
+from dledger_core.rocketmq.convert.source import ConversionSource, open_source
 from dledger_core.rocketmq.convert.verify import compare_all, read_source
 from dledger_core.storage.files.checkpoint import Checkpoint, save_checkpoint
 from dledger_core.storage.files.file_system import Files, OsFiles
@@ -32,58 +32,58 @@ from dledger_core.storage.files.layout import Layout, lock_store
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
 
 
-def commit_index_of(plan: Plan, progress: Progress) -> int:
-    """Returns the recorded commit index as an index of the new log; the one before the first entry if there is none.
+def commit_index_of(plan: Plan, state: ConversionState) -> int:
+    """Return the recorded commit index as an index of the new log; the index before the first entry if there is none.
 
-    What lies in a CommitLog in front of a log counts only with the log's own entries: no replica has agreed to it.
+    Messages of a CommitLog before the log count only if an entry of the log does: no majority acknowledged them.
     """
     recorded = plan.source.commit_index
     found = plan.source.first_index - 1
-    for run in progress.index_map.runs:
-        if run.part == "log" and run.start <= recorded:
-            found = run.new_start + min(recorded + 1, run.end) - run.start - 1
+    for each in state.index_map.ranges:
+        if each.part == "log" and each.start <= recorded:
+            found = each.new_start + min(recorded + 1, each.end) - each.start - 1
     return found
 
 
-def identity_of(request: ConvertRequest, plan: Plan, progress: Progress) -> str | None:
-    """Returns the new log's uuid: the one asked for, that of the same log, or one from its first entry."""
+def identity_of(request: ConvertRequest, plan: Plan, state: ConversionState) -> str | None:
+    """Return the new log's uuid: as requested, of the same log, or derived from its first entry."""
     meta = plan.source.meta
     if request.log_uuid is not None:
         return request.log_uuid
     if meta is not None and meta.group == request.group and not plan.drops_control:
         return meta.log_uuid
-    if not progress.first:
+    if not state.first:
         return None
-    _, index, term, crc, length = progress.first
+    _, index, term, crc, length = state.first
     return log_uuid_of(request.group, request.peers, index, term, crc, length)
 
 
-def publish(request: ConvertRequest, plan: Plan, progress: Progress, files: Files, layout: Layout) -> None:
-    """Writes the small files and removes the mark of a conversion; from then on the store is one."""
-    progress.phase = "publish"
-    save_progress(files, layout, progress)
-    last = progress.next_index - 1
-    commit = commit_index_of(plan, progress)
+def publish(request: ConvertRequest, plan: Plan, state: ConversionState, files: Files, layout: Layout) -> None:
+    """Write the small files and remove the conversion state; afterwards the store can be opened."""
+    state.phase = "publish"
+    save_state(files, layout, state)
+    last = state.next_index - 1
+    commit = commit_index_of(plan, state)
     save_hard_state(files, layout.root, plan.source.hard_state)
-    if progress.position is not None:
-        save_checkpoint(files, layout.checkpoint, Checkpoint(last, commit, progress.position))
+    if state.position is not None:
+        save_checkpoint(files, layout.checkpoint, Checkpoint(last, commit, state.position))
     if plan.profile == "A":
         text = f"committedIndex={commit}\nendIndex={last}\n"
         files.replace(layout.root / "checkpoint", text.encode())
     if plan.source.tables is not None and not plan.drops_control:
         files.replace(layout.tables, plan.source.tables)
-    files.replace(layout.meta / "index-map.json", _index_map(plan, progress))
-    save_log_meta(files, layout.log_meta, _meta(request, plan, progress))
+    files.replace(layout.meta / "index-map.json", _index_map(plan, state))
+    save_log_meta(files, layout.log_meta, _meta(request, plan, state))
     files.unlink(layout.converting)
     files.sync_dir(layout.meta)
 
 
-def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
-    source, end = plan.source, progress.next_index
+def _meta(request: ConvertRequest, plan: Plan, state: ConversionState) -> LogMeta:
+    source, end = plan.source, state.next_index
     own = source.meta if source.meta is not None and not plan.drops_control else None
     all_foreign = own is None or own.profile == "A" or source.continued_by_java
     same_start = own is not None and own.first_index == source.first_index
-    first_position = progress.first[0] if progress.first else plan.start_position
+    first_position = state.first[0] if state.first else plan.start_position
     behind = None
     if source.meta is not None and (source.meta.first_index, source.meta.first_position) == (0, first_position):
         behind = source.meta.behind
@@ -93,7 +93,7 @@ def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
         node_id=request.self_id,
         data_segment_bytes=plan.data_segment_bytes,
         index_segment_bytes=plan.index_segment_bytes,
-        log_uuid=identity_of(request, plan, progress),
+        log_uuid=identity_of(request, plan, state),
         first_position=first_position,
         first_index=source.first_index,
         previous_term=own.previous_term if own is not None and same_start else None,
@@ -104,11 +104,11 @@ def _meta(request: ConvertRequest, plan: Plan, progress: Progress) -> LogMeta:
     )
 
 
-def _index_map(plan: Plan, progress: Progress) -> bytes:
+def _index_map(plan: Plan, state: ConversionState) -> bytes:
     content = {
         "source": str(plan.source.path),
         "kind": plan.source.kind,
-        "runs": [asdict(run) for run in progress.index_map.runs],
+        "ranges": [asdict(each) for each in state.index_map.ranges],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
 
@@ -120,18 +120,18 @@ _SPACE_LEFT: Final = 64 << 20
 def convert(
     request: ConvertRequest, on_step: Callable[[Step], None] | None = None, files: Files | None = None
 ) -> Report:
-    """Converts a source into a new store, or goes on with a conversion that was interrupted.
+    """Convert a source into a new store, or resume an interrupted conversion.
 
-    The source is only read. The destination cannot be opened by anybody until everything was verified.
+    The source is only read. The destination cannot be opened until all entries were verified.
 
     Args:
         request: what to convert into what.
-        on_step: called after each piece.
+        on_step: called after each chunk.
         files: the destination's file system.
 
     Raises:
-        ConfigError: a request that cannot be done.
-        StorageError: a side is damaged, busy, no store, or the disk is full.
+        ConfigError: the request is impossible.
+        StorageError: source or destination is damaged, busy or not a store, or the disk is full.
     """
     source = open_source(request.source, request.commitlog)
     try:
@@ -141,7 +141,9 @@ def convert(
 
 
 class _Conversion:
-    def __init__(self, request: ConvertRequest, source: Source, files: Files, on_step: Callable[[Step], None]) -> None:
+    def __init__(
+        self, request: ConvertRequest, source: ConversionSource, files: Files, on_step: Callable[[Step], None]
+    ) -> None:
         self._request = request
         self._source = source
         self._files = files
@@ -151,7 +153,7 @@ class _Conversion:
 
     def run(self) -> Report:
         self._check_apart()
-        if load_progress(self._files, self._layout) is None:
+        if load_state(self._files, self._layout) is None:
             self._check_vacant()
         if self._request.dry_run:
             return self._dry_run()
@@ -165,60 +167,60 @@ class _Conversion:
     def _dry_run(self) -> Report:
         notes = self._check_source()
         plan = self._plan(self._keeps())
-        progress = self._fresh(plan, notes)
+        state = self._fresh(plan, notes)
         try:
-            self._try_out(plan, progress)
+            self._try_out(plan, state)
         except LayoutBreakError:
             plan = self._plan(keeps_positions=False)
-            progress = self._fresh(plan, notes)
-            self._try_out(plan, progress)
-        return self._report(plan, progress)
+            state = self._fresh(plan, notes)
+            self._try_out(plan, state)
+        return self._report(plan, state)
 
     def _convert(self) -> Report:
-        progress = self._begun()
-        plan = self._plan(self._keeps() if progress is None else progress.keeps_positions)
-        if progress is None:
+        state = self._begun()
+        plan = self._plan(self._keeps() if state is None else state.keeps_positions)
+        if state is None:
             self._check_space()
-            progress = self._fresh(plan, self._check_source())
-            save_progress(self._files, self._layout, progress)
+            state = self._fresh(plan, self._check_source())
+            save_state(self._files, self._layout, state)
         try:
-            self._copy(plan, progress)
+            self._copy(plan, state)
         except LayoutBreakError:
             plan = self._plan(keeps_positions=False)
-            progress = self._fresh(plan, progress.notes)
-            save_progress(self._files, self._layout, progress)
-            self._copy(plan, progress)
-        self._verify(plan, progress)
-        self._check_unchanged(progress)
-        publish(self._request, plan, progress, self._files, self._layout)
-        return self._report(plan, progress)
+            state = self._fresh(plan, state.notes)
+            save_state(self._files, self._layout, state)
+            self._copy(plan, state)
+        self._verify(plan, state)
+        self._check_unchanged(state)
+        publish(self._request, plan, state, self._files, self._layout)
+        return self._report(plan, state)
 
     # --- before ----------------------------------------------------------------------------------------------
 
-    def _begun(self) -> Progress | None:
-        """Returns the state of an earlier run of the same conversion, or None."""
-        progress = load_progress(self._files, self._layout)
-        if progress is None:
+    def _begun(self) -> ConversionState | None:
+        """Return the state of an earlier run of the same conversion, or None."""
+        state = load_state(self._files, self._layout)
+        if state is None:
             self._check_vacant()
             return None
-        if progress.request != json.loads(json.dumps(self._request.saved())):
+        if state.request != json.loads(json.dumps(self._request.saved())):
             raise StoreMismatchError(
-                "another conversion into this directory was begun and not finished",
+                "the directory contains another incomplete conversion",
                 str(self._layout.root),
-                "run that one again, or remove the directory",
+                "run that conversion again, or remove the directory",
             )
-        if progress.fingerprint != self._source.fingerprint:
-            return None  # from the beginning; nobody can have used what is there
+        if state.stamp != self._source.stamp:
+            return None  # restart: the incomplete store cannot have been used
         self._resumed = True
-        return progress
+        return state
 
     def _check_apart(self) -> None:
-        """A conversion never happens in place."""
+        """Raise ConfigError if the destination is inside the source."""
         target = self._layout.root.resolve()
         for path in filter(None, (self._request.source, self._request.commitlog)):
             if path.resolve() in (target, *target.parents):
                 raise ConfigError(
-                    "the destination lies inside the source", str(self._layout.root), "name a directory elsewhere"
+                    "the destination is inside the source", str(self._layout.root), "name a directory elsewhere"
                 )
 
     def _check_vacant(self) -> None:
@@ -227,9 +229,9 @@ class _Conversion:
         if names - {"meta"} or meta - {"lock", "converting.json.tmp"}:
             done = "log.json" in meta
             raise StoreMismatchError(
-                f"the destination is not empty{': a finished store is there' if done else ''}",
+                f"the destination is not empty{': it contains a complete store' if done else ''}",
                 str(self._layout.root),
-                f"{'there is nothing left to do if that was this conversion; else ' if done else ''}"
+                f"{'nothing remains to do if this conversion made it; otherwise ' if done else ''}"
                 "name a directory that does not exist yet",
             )
 
@@ -239,14 +241,14 @@ class _Conversion:
         free = shutil.disk_usage(where).free
         if free < needed:
             raise DiskFullError(
-                "there is no room for the copy",
+                "not enough free space for the copy",
                 str(self._layout.root),
                 "free some space, or choose another disk",
                 {"free_bytes": free, "needed_bytes": needed},
             )
 
     def _keeps(self) -> bool:
-        """Whether positions can be kept, as far as the first entry tells."""
+        """Whether positions can be kept, judged by the first entry."""
         source, request = self._source, self._request
         log = source.log
         if source.kind in ("classic", "mixed") or log is None or self._drops():
@@ -261,7 +263,7 @@ class _Conversion:
         )
 
     def _drops(self) -> bool:
-        """Whether the source may hold entries that the destination cannot."""
+        """Whether the source may contain entries that the destination cannot."""
         log, meta = self._source.log, self._source.meta
         if self._request.profile == "B" or log is None:
             return False
@@ -293,74 +295,74 @@ class _Conversion:
         self._on_step(Step("check", 0, 0, self._source.data_bytes))
         return [*self._source.notes, *self._source.check(cut_tail=self._request.cut_tail)]
 
-    def _fresh(self, plan: Plan, notes: list[str]) -> Progress:
+    def _fresh(self, plan: Plan, notes: list[str]) -> ConversionState:
         saved = json.loads(json.dumps(self._request.saved()))
         first = self._source.first_index
-        progress = Progress(saved, self._source.fingerprint, plan.keeps_positions, next_index=first, notes=notes)
+        state = ConversionState(saved, self._source.stamp, plan.keeps_positions, next_index=first, notes=notes)
         if plan.assigns_offsets and plan.messages:
             if self._source.before is None and first == 0 and plan.start_position > 0:
                 raise ConfigError(
-                    "the store begins behind a CommitLog, whose messages have the first queue offsets",
+                    "the store starts after a CommitLog, whose messages have the first queue offsets",
                     "--commitlog",
                     "name that CommitLog; it is only read",
                 )
-            progress.queues = queues_behind(self._source.before)
-        return progress
+            state.queues = queues_after(self._source.before)
+        return state
 
     # --- the passes ------------------------------------------------------------------------------------------
 
-    def _try_out(self, plan: Plan, progress: Progress) -> None:
-        for piece in read_source(plan, progress.cursor):
-            records = transform(plan, progress, piece)
+    def _try_out(self, plan: Plan, state: ConversionState) -> None:
+        for chunk in read_source(plan, state.cursor):
+            records = transform(plan, state, chunk)
             if records is not None:
                 positions = records.headers["position"].astype("i8")
-                if breaks_layout(positions, records.sizes.astype("i8"), progress.position, plan.data_segment_bytes):
+                if breaks_layout(positions, records.sizes.astype("i8"), state.position, plan.data_segment_bytes):
                     raise LayoutBreakError
-                progress.position = int(positions[-1]) + int(records.sizes[-1])
-            self._step("copy", plan, progress.next_index, progress.body_bytes)
+                state.position = int(positions[-1]) + int(records.sizes[-1])
+            self._step("copy", plan, state.next_index, state.body_bytes)
 
     def _open_target(self, plan: Plan) -> StoreWriter:
         return StoreWriter(self._files, self._layout, plan.data_segment_bytes, plan.index_segment_bytes)
 
-    def _copy(self, plan: Plan, progress: Progress) -> None:
-        """Copies what is left to copy; saves the state now and then, each time after the files."""
-        if progress.phase != "copy":
+    def _copy(self, plan: Plan, state: ConversionState) -> None:
+        """Copy the remaining entries; save the state periodically, each time after the files were synced."""
+        if state.phase != "copy":
             return
         target = self._open_target(plan)
         try:
-            if progress.position is None:
+            if state.position is None:
                 target.wipe()
             else:
-                target.cut_back(progress.position, progress.next_index)
-            self._copy_chunks(plan, progress, target)
+                target.truncate(state.position, state.next_index)
+            self._copy_chunks(plan, state, target)
             target.sync()
         finally:
             target.close()
-        progress.phase = "verify"
-        save_progress(self._files, self._layout, progress)
+        state.phase = "verify"
+        save_state(self._files, self._layout, state)
 
-    def _copy_chunks(self, plan: Plan, progress: Progress, target: StoreWriter) -> None:
+    def _copy_chunks(self, plan: Plan, state: ConversionState, target: StoreWriter) -> None:
         saved_at, unsaved = time.monotonic(), 0
-        for piece in read_source(plan, progress.cursor):
-            records = transform(plan, progress, piece)
+        for chunk in read_source(plan, state.cursor):
+            records = transform(plan, state, chunk)
             if records is not None:
-                progress.position = target.write(records, progress.position)
+                state.position = target.write(records, state.position)
                 unsaved += records.nbytes
-            self._step("copy", plan, progress.next_index, progress.body_bytes)
+            self._step("copy", plan, state.next_index, state.body_bytes)
             if unsaved > self._request.save_bytes or (unsaved and time.monotonic() - saved_at > _SAVE_S):
                 target.sync()
-                save_progress(self._files, self._layout, progress)
+                save_state(self._files, self._layout, state)
                 saved_at, unsaved = time.monotonic(), 0
 
-    def _verify(self, plan: Plan, progress: Progress) -> None:
-        """Compares, through files that are opened anew."""
-        if progress.phase != "verify":
+    def _verify(self, plan: Plan, state: ConversionState) -> None:
+        """Compare source and destination, both read again."""
+        if state.phase != "verify":
             return
         first = self._source.first_index
         target = self._open_target(plan)
         try:
-            progress.digest = compare_all(
-                plan, progress, target, lambda entries, size: self._step("verify", plan, first + entries, size)
+            state.digest = compare_all(
+                plan, state, target, lambda entries, size: self._step("verify", plan, first + entries, size)
             )
         finally:
             target.close()
@@ -371,51 +373,51 @@ class _Conversion:
 
     # --- after -----------------------------------------------------------------------------------------------
 
-    def _check_unchanged(self, progress: Progress) -> None:
+    def _check_unchanged(self, state: ConversionState) -> None:
         again = open_source(self._request.source, self._request.commitlog)
         again.close()
-        if again.fingerprint != progress.fingerprint:
+        if again.stamp != state.stamp:
             raise self._changed()
 
     def _changed(self) -> CorruptRecordError:
         return CorruptRecordError(
-            "the source was written to while it was converted",
+            "the source has changed during the conversion",
             str(self._source.path),
-            "stop what writes there, remove the destination, and convert again",
+            "stop the process that writes there, remove the destination, and convert again",
         )
 
-    def _report(self, plan: Plan, progress: Progress) -> Report:
-        runs = progress.index_map.runs
+    def _report(self, plan: Plan, state: ConversionState) -> Report:
+        ranges = state.index_map.ranges
         source = self._source
         return Report(
             kind=source.kind,
-            notes=(*progress.notes, *_notes(progress)),
+            notes=(*state.notes, *_notes(state)),
             destination=str(self._layout.root),
             profile=plan.profile,
-            entries=progress.next_index - source.first_index,
+            entries=state.next_index - source.first_index,
             first_index=source.first_index,
-            last_index=progress.next_index - 1,
-            body_bytes=progress.body_bytes,
-            renumbered=any(run.part == "commitlog" or run.start != run.new_start for run in runs),
-            moved=progress.repositioned,
-            control_dropped=progress.control_dropped,
-            hidden_dropped=progress.hidden_dropped,
-            messages=progress.messages,
-            messages_moved=progress.moved,
-            messages_odd=progress.odd,
+            last_index=state.next_index - 1,
+            body_bytes=state.body_bytes,
+            renumbered=any(each.part == "commitlog" or each.start != each.new_start for each in ranges),
+            moved=state.repositioned,
+            control_dropped=state.control_dropped,
+            hidden_dropped=state.hidden_dropped,
+            messages=state.messages,
+            messages_moved=state.moved,
+            messages_odd=state.odd,
             term=int(source.hard_state.term),
-            commit_index=commit_index_of(plan, progress),
-            log_uuid=identity_of(self._request, plan, progress),
-            digest=progress.digest,
+            commit_index=commit_index_of(plan, state),
+            log_uuid=identity_of(self._request, plan, state),
+            digest=state.digest,
             resumed=self._resumed,
             dry_run=self._request.dry_run,
         )
 
 
-def _notes(progress: Progress) -> tuple[str, ...]:
+def _notes(state: ConversionState) -> tuple[str, ...]:
     found = []
-    if progress.odd:
-        found.append(f"{progress.odd} messages were left as they are: their offset is not where they lay")
-    if progress.hidden_dropped:
-        found.append(f"{progress.hidden_dropped} entries of transactions that did not win were left out")
+    if state.odd:
+        found.append(f"{state.odd} messages were not changed: their offset is not their position")
+    if state.hidden_dropped:
+        found.append(f"{state.hidden_dropped} entries of orphaned attempts were dropped")
     return tuple(found)

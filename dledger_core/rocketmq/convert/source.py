@@ -18,7 +18,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, StoreBusyError,
 from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import broker_end_of, end_of, locate
-from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, Part
+from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
 from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.hard_state import read_properties
@@ -37,7 +37,7 @@ _FLOCK: Final = "hhqqi"
 
 
 def check_node_idle(layout: Layout) -> None:
-    """Raises StoreBusyError if a node of ours has the store open."""
+    """Raise StoreBusyError if a node has the store open."""
     try:
         fd = os.open(layout.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -51,9 +51,9 @@ def check_node_idle(layout: Layout) -> None:
 
 
 def check_broker_idle(directory: Path) -> None:
-    """Raises StoreBusyError if a RocketMQ broker runs on the directory that holds its store or CommitLog.
+    """Raise StoreBusyError if a RocketMQ broker runs on the directory that holds its store or CommitLog.
 
-    A broker locks the first byte of its file ``lock`` while it runs; Linux tells without taking a lock.
+    A running broker locks the first byte of its file ``lock``; Linux reports that without taking a lock.
     """
     path = directory / "lock"
     if sys.platform != "linux" or not path.is_file():
@@ -78,36 +78,36 @@ Kind = Literal["classic", "java-a", "java-b", "mixed", "dledger"]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What is converted.
+class ConversionSource:
+    """An opened source.
 
     Attributes:
-        kind: ``classic`` CommitLog, ``java-a`` or ``java-b`` store, ``mixed`` log, or ``dledger``: a store of ours.
+        kind: ``classic`` CommitLog, ``java-a`` or ``java-b`` store, ``mixed`` log, or ``dledger``: a native store.
         path: the directory named by the caller.
         parts: what to read, in order.
         hard_state: term and vote.
-        commit_index: a recorded lower bound in the log's own indexes, or -1.
-        meta: what a store of ours records; else None.
+        commit_index: a recorded lower limit in the log's own indexes, or -1.
+        meta: identity of a native store; otherwise None.
         data_segment_bytes: size of its data files.
         index_segment_bytes: size of its index files, or None: it has none.
-        tables: snapshot of a store of ours, or None.
-        fingerprint: of the files; another one means that the source has changed.
-        continued_by_java: Java DLedger has appended to a store of ours since.
-        notes: what its owner should know.
-        before: the CommitLog that a store of ours begins behind; it is not converted, its queues are gone on with.
-        broker_end: below this index of the log a broker gave the queue offsets; None: it gave all.
+        tables: snapshot of the tables of a native store, or None.
+        stamp: of the files; another one means that the source has changed.
+        continued_by_java: Java DLedger has appended to a native store.
+        notes: remarks for its owner.
+        before: the commitlog prefix of a native store; it is not converted, but its queue offsets continue.
+        broker_end: end of the indexes with queue offsets from a broker; None: all have one.
     """
 
     kind: Kind
     path: Path
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     hard_state: HardState
     commit_index: int
     meta: LogMeta | None
     data_segment_bytes: int
     index_segment_bytes: int | None
     tables: bytes | None
-    fingerprint: str
+    stamp: str
     continued_by_java: bool = False
     notes: tuple[str, ...] = ()
     before: ClassicPart | None = None
@@ -120,36 +120,36 @@ class Source:
 
     @property
     def first_index(self) -> int:
-        """Index of the first entry as the converted log will have it."""
+        """Index of the first entry in the converted log."""
         return self.parts[0].begin.number
 
     @property
     def data_bytes(self) -> int:
-        """About how many bytes there are to read."""
+        """Approximate number of bytes to read."""
         return sum(part.data_bytes for part in self.parts)
 
     def check(self, *, cut_tail: bool) -> list[str]:
-        """Reads the store among the parts from end to end; returns what its owner should know.
+        """Read the complete store among the parts; return remarks for its owner.
 
-        Reading up to the end is not enough: a damaged record can look like the end of a log, and what follows it would
-        be lost in silence, as it is in Java's own recovery.
+        Reading up to the end is not enough: a damaged record can look like the end of a log, and the entries after it
+        would be lost without notice, as in Java's own recovery.
 
         Args:
-            cut_tail: bytes behind the last entry of a Java store may be left out.
+            cut_tail: bytes after the last entry of a Java store may be dropped.
 
         Raises:
-            CorruptRecordError: it is damaged, or there are such bytes and they may not.
+            CorruptRecordError: it is damaged, or there are such bytes and they must not be dropped.
         """
         log = self.log
         notes = []
         for finding in log.verify().findings if log is not None else ():
             if self.continued_by_java and Path(finding.path).name == "log.json":
-                continue  # kept from the reader, which is to see the store as Java does
+                continue  # hidden from the reader, which reads the store as Java does
             if finding.kind == "INDEX_MISMATCH":
                 between = f"{finding.start} to {finding.end - 1}"
-                notes.append(f"the index disagrees with the data about entries {between}; the data counts")
+                notes.append(f"the index differs from the data for entries {between}; the data is used")
             elif finding.kind == "TORN_TAIL" and (cut_tail or self.meta is not None):
-                notes.append(f"left out, as recovery does: {finding.message}")
+                notes.append(f"dropped, as in recovery: {finding.message}")
             else:
                 torn = finding.kind == "TORN_TAIL"
                 raise CorruptRecordError(
@@ -163,7 +163,7 @@ class Source:
         return [*notes, *self._lost_end(cut_tail=cut_tail)]
 
     def _lost_end(self, *, cut_tail: bool) -> list[str]:
-        """Compares the last entry with what the checkpoint says is committed; see ``check``."""
+        """Compare the last entry with the commit index in the checkpoint; see ``check``."""
         log = self.log
         missing = None if log is None else end_of(log).missing_committed
         if log is None or missing is None:
@@ -189,7 +189,7 @@ class Source:
         log = self.log
         if log is None or self.meta is None:
             return ()
-        # Not by the reader: a native store to which Java has appended is read as Java's, without its identity.
+        # Not from the reader: it reads a native store to which Java has appended as a Java store, without its identity.
         outcomes = Outcomes(LogTables.restore(self.tables or b""), log.first_index)
         visible = outcomes.visibility(log.control_entries, log.last_index + 1)
         opened = visible.open_transaction
@@ -197,13 +197,13 @@ class Source:
             raise ConfigError(
                 f"transaction {opened.batch_id} of query {opened.query_id!r} is open from index {visible.end} on",
                 str(self.path),
-                "commit or abort it, or leave its entries out with --drop-open",
+                "commit or abort it, or drop its entries with --drop-open",
                 {"query_id": opened.query_id, "batch_id": opened.batch_id, "index": int(visible.end)},
             )
         return tuple(sorted([*visible.orphaned_ranges, *outcomes.open_ranges()]))
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Close the files."""
         if self.log is not None:
             self.log.close()
 
@@ -211,8 +211,8 @@ class Source:
 _TAIL_ROWS: Final = 1024
 
 
-def open_source(path: Path, commitlog: Path | None = None, files: Files | None = None) -> Source:
-    """Opens a source.
+def open_source(path: Path, commitlog: Path | None = None, files: Files | None = None) -> ConversionSource:
+    """Open a source.
 
     Args:
         path: a node's store, a classic CommitLog directory, or the broker's directory that holds one or both.
@@ -220,9 +220,9 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
         files: the file system for stores.
 
     Raises:
-        ConfigError: there is nothing of the kind, or the two do not fit together.
-        StoreBusyError: a node of ours, or a broker, has the store open.
-        StoreMismatchError: a file is not what it should be.
+        ConfigError: the directory contains no log, or the two do not belong together.
+        StoreBusyError: a node or a broker has the store open.
+        StoreMismatchError: a file has wrong content.
         CorruptRecordError: files are missing.
     """
     files = files or OsFiles()
@@ -238,13 +238,13 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
             raise ConfigError(
                 "the directory contains only empty files", str(classic), "name a CommitLog that has messages"
             )
-        mark = _fingerprint([Path(file.path) for file in part.files])
+        stamp = _stamp([Path(file.path) for file in part.files])
         state = HardState(Term(0), None)
-        return Source("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, mark)
+        return ConversionSource("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, stamp)
     return _open_store(path, store, part, files)
 
 
-def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> Source:
+def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> ConversionSource:
     layout = Layout(store)
     check_node_idle(layout)
     reader, meta, continued = _open_reader(store, files)
@@ -256,16 +256,17 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
         classic = replace(classic, closed=reader.last_index >= reader.first_index)
     before, classic = (classic, None) if meta is not None else (None, classic)
     kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
-    parts: tuple[Part, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
+    parts: tuple[SourcePart, ...] = (LogPart(reader),) if classic is None else (classic, LogPart(reader))
     commit = reader.commit_index
     hard_state = _hard_state(files, layout, reader)
     if meta is not None and recovering_above(files, layout, hard_state.term) is not None:
         raise CorruptRecordError(
-            "the end of this log was lost, and with it entries that its node may have acknowledged",
+            "the end of this log was lost, with entries that its node may have acknowledged",
             str(store),
-            "convert another node's, or let this one catch up first; dledger repair --accept-loss gives them up",
+            "convert another node's store, or let this node catch up first; "
+            "'dledger repair --accept-loss' gives the entries up",
         )
-    return Source(
+    return ConversionSource(
         kind,
         path,
         parts,
@@ -275,7 +276,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
         data_bytes,
         index_bytes,
         _tables(files, layout, meta),
-        _fingerprint([p for p in watched if p.exists()], str(reader.last_index)),
+        _stamp([p for p in watched if p.exists()], str(reader.last_index)),
         continued,
         (*_notes(reader, layout, files, continued=continued), *([_NOT_CONVERTED] if before is not None else [])),
         before,
@@ -284,7 +285,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
 
 
 def _tables(files: Files, layout: Layout, meta: LogMeta | None) -> bytes | None:
-    """Returns the tables of a store of ours; raises CorruptRecordError if it cannot be without them and is."""
+    """Return the tables of a native store; raise CorruptRecordError if necessary tables are missing."""
     if meta is None:
         return None
     load_tables(files, layout, meta)
@@ -292,7 +293,7 @@ def _tables(files: Files, layout: Layout, meta: LogMeta | None) -> bytes | None:
 
 
 def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool) -> list[str]:
-    found = ["Java DLedger has appended to this store of ours"] if continued else []
+    found = ["Java DLedger has appended to this native store"] if continued else []
     last, first = int(reader.last_index), int(reader.first_index)
     if reader.writer == "dledger-python" or last < first:
         return found
@@ -303,14 +304,14 @@ def _notes(reader: StoreReader, layout: Layout, files: Files, *, continued: bool
     if 0 < missing < _TAIL_ROWS:
         found.append(
             f"the last {missing} entries are not in Java's index: it was killed while it wrote them, and since its "
-            "records carry no CRC their bodies may be torn; the other nodes have them whole if they were acknowledged"
+            "records carry no CRC their bodies may be torn; acknowledged entries are intact on the other nodes"
         )
-    behind = index.read(last + 1, last + 1 + _TAIL_ROWS)["index"] == np.arange(last + 1, last + 1 + _TAIL_ROWS)
-    if behind[0]:
-        more = len(behind) if behind.all() else int(np.argmin(behind))
+    after = index.read(last + 1, last + 1 + _TAIL_ROWS)["index"] == np.arange(last + 1, last + 1 + _TAIL_ROWS)
+    if after[0]:
+        more = len(after) if after.all() else int(np.argmin(after))
         found.append(
-            f"Java's index names {'at least ' * bool(behind.all())}{more} entries behind the last one: it truncated "
-            "them, or this node lost them; jobs/audit_replicas.py tells which"
+            f"Java's index names {'at least ' * bool(after.all())}{more} entries after the data: it truncated "
+            "them, or this node lost them; jobs/audit_replicas.py reports which"
         )
     return found
 
@@ -322,25 +323,25 @@ def _kind_of(reader: StoreReader, meta: LogMeta | None) -> Kind:
 
 
 class _WithoutMeta(OsFiles):
-    """The file system as Java sees it: what is ours alone does not exist."""
+    """The file system as Java sees it: without the files in ``meta``."""
 
     def read(self, path: Path) -> bytes | None:
-        """See ``Files``."""
+        """Return the content of a file; None for files in ``meta``."""
         return None if path.parent.name == "meta" else super().read(path)
 
 
 def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None, bool]:
-    """Returns the store's reader, its identity, and whether Java has appended to a store of ours.
+    """Return the store's reader, its identity, and whether Java has appended to a native store.
 
-    Java's records carry no append time and no CRC, so behind ours they count as damage until they are converted.
+    Java's records carry no append time and no CRC, so after native records they count as damage until converted.
     """
     reader = open_store(store, files=files)
     meta = reader.meta
     if meta is None or meta.profile == "A":
         return reader, meta, False
     java = open_store(store, files=_WithoutMeta())
-    behind = int(reader.last_index) + 1
-    if java.last_index >= behind and int(java.records(behind, behind + 1, 1).headers["flags"][0]) == 0:
+    end = int(reader.last_index) + 1
+    if java.last_index >= end and int(java.records(end, end + 1, 1).headers["flags"][0]) == 0:
         reader.close()
         return java, meta, True
     java.close()
@@ -348,13 +349,13 @@ def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None
 
 
 def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> None:
-    """The store of a mixed log begins where the CommitLog ends, at index 0."""
+    """Raise StoreMismatchError unless the store of a mixed log starts at the end of the CommitLog, with index 0."""
     if reader.last_index < reader.first_index:
         return
     first = int(reader.records(reader.first_index, reader.first_index + 1, 1).headers["position"][0])
     if reader.first_index != 0 or classic.files[-1].end != first:
         raise StoreMismatchError(
-            "the store does not go on from the CommitLog",
+            "the store does not continue the CommitLog",
             str(reader.path),
             "name the CommitLog that precedes it; without one the store is converted alone",
             {"commitlog_end": classic.files[-1].end, "position": first, "index": int(reader.first_index)},
@@ -362,12 +363,11 @@ def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> 
 
 
 def _hard_state(files: Files, layout: Layout, reader: StoreReader) -> HardState:
-    """Returns term and vote; a term that is not below that of any entry or of what Java left behind.
+    """Return term and vote; the term is at least that of every entry and of Java's files.
 
     Java deletes ``currterm`` before it renames the new one, so a crash can leave only the copies.
     """
-    runs = reader.term_ranges()
-    last = max((int(run.term) for run in runs), default=0)
+    last = max((int(each.term) for each in reader.term_ranges()), default=0)
     found = read_properties(files, layout.root / "currterm") or {}
     term, vote = _number(found.get("currTerm")), found.get("voteLeader")
     spare = read_properties(files, layout.root / "currterm.tmp") or {}
@@ -379,7 +379,7 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
-def _fingerprint(paths: Sequence[Path], *more: str) -> str:
-    """Returns a digest of names, sizes and times of files."""
-    facts = [(str(path), stat.st_size, stat.st_mtime_ns) for path in paths for stat in [path.stat()]]
-    return hashlib.sha256(repr((facts, more)).encode()).hexdigest()
+def _stamp(paths: Sequence[Path], *more: str) -> str:
+    """Return a digest of names, sizes and times of files."""
+    files = [(str(path), stat.st_size, stat.st_mtime_ns) for path in paths for stat in [path.stat()]]
+    return hashlib.sha256(repr((files, more)).encode()).hexdigest()

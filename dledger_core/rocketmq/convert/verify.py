@@ -21,45 +21,45 @@ from dledger_core.rocketmq.convert.messages import (
     located_in,
     own_crc_rows,
 )
-from dledger_core.rocketmq.convert.parts import Cursor, Piece, queues_behind
-from dledger_core.rocketmq.convert.plan import Plan, Progress
+from dledger_core.rocketmq.convert.parts import Chunk, SourceCursor, queues_after
+from dledger_core.rocketmq.convert.plan import ConversionState, Plan
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.storage.check.scan import Cursor as ScanCursor
 from dledger_core.storage.check.scan import Rules, Scanner
 
 
-def read_source(plan: Plan, cursor: Cursor) -> Iterator[Piece]:
-    """Yields the pieces of all parts from ``cursor`` on."""
+def read_source(plan: Plan, cursor: SourceCursor) -> Iterator[Chunk]:
+    """Yield the chunks of all parts from ``cursor`` on."""
     for number, part in enumerate(plan.source.parts):
         if number < cursor.part:
             continue
         begin = cursor if number == cursor.part else None
-        if begin is None or begin == Cursor():
-            begin = Cursor(number, part.begin.at, part.begin.number)
+        if begin is None or begin == SourceCursor():
+            begin = SourceCursor(number, part.begin.at, part.begin.number)
         yield from part.read(begin)
 
 
-def compare_all(plan: Plan, progress: Progress, target: StoreWriter, done: Callable[[int, int], None]) -> str:
-    """Compares the whole destination with the whole source.
+def compare_all(plan: Plan, state: ConversionState, target: StoreWriter, done: Callable[[int, int], None]) -> str:
+    """Compare every entry of the destination with the source.
 
     Args:
         plan: of the conversion.
-        progress: the finished copy.
-        target: the files written.
+        state: of the finished copy.
+        target: the written files.
         done: called with the numbers of entries and bytes compared so far.
 
     Returns:
         SHA-256 over index, term, magic and body of all entries, as the audit computes it.
 
     Raises:
-        CorruptRecordError: something differs, or either side is damaged.
+        CorruptRecordError: an entry differs, or source or destination is damaged.
     """
     comparison = _Comparison(plan, target, done)
-    for piece in read_source(plan, Cursor()):
-        keep = plan.kept(piece)
+    for chunk in read_source(plan, SourceCursor()):
+        keep = plan.kept(chunk)
         if bool(keep.any()):
-            comparison.take(piece.only(keep), piece.numbers[keep])
-    return comparison.finish(progress)
+            comparison.take(chunk.only(keep), chunk.numbers[keep])
+    return comparison.finish(state)
 
 
 class _Comparison:
@@ -71,20 +71,20 @@ class _Comparison:
         rules = Rules(marked_from=None)
         cursor = ScanCursor(bases[0] if bases else 0, plan.source.first_index)
         self._scanner = Scanner(target.data, target.index, rules, cursor)
-        self._runs = self._scanner.runs()
+        self._blocks = self._scanner.runs()
         self._left: Records | None = None
         self._hasher = RangeHasher(plan.source.first_index)
-        self._queues = queues_behind(plan.source.before) if plan.assigns_offsets else QueueCounters()
+        self._queues = queues_after(plan.source.before) if plan.assigns_offsets else QueueCounters()
         self._index = plan.source.first_index
         self._bytes = self._odd = 0
 
-    def take(self, piece: Piece, numbers: npt.NDArray[np.int64]) -> None:
-        """Compares the next entries that must be in the destination."""
+    def take(self, chunk: Chunk, numbers: npt.NDArray[np.int64]) -> None:
+        """Compare the next entries that must be in the destination."""
         at = 0
-        while at < piece.count:
-            records = self._next(piece.count - at)
+        while at < chunk.count:
+            records = self._next(chunk.count - at)
             stop = at + records.count
-            share = piece if records.count == piece.count else piece.slice(at, stop)
+            share = chunk if records.count == chunk.count else chunk.slice(at, stop)
             self._compare(share, numbers[at:stop], records)
             self._hasher.update(records)
             self._index += records.count
@@ -94,48 +94,48 @@ class _Comparison:
 
     def _next(self, count: int) -> Records:
         if self._left is None:
-            run = next(self._runs, None)
-            if run is None:
+            block = next(self._blocks, None)
+            if block is None:
                 raise self._differs(0, "entries are missing")
-            self._left = run.records
+            self._left = block.records
         records = self._left.slice(0, min(count, self._left.count))
         more = records.count < self._left.count
         self._left = self._left.slice(records.count, self._left.count) if more else None
         return records
 
-    def _compare(self, piece: Piece, numbers: npt.NDArray[np.int64], records: Records) -> None:
+    def _compare(self, chunk: Chunk, numbers: npt.NDArray[np.int64], records: Records) -> None:
         headers = records.headers
         wanted: dict[str, Any] = {
-            "term": piece.terms,
-            "magic": piece.magics,
-            "size": piece.lengths + HEADER_BYTES,
-            "flags": piece.marks if self._plan.profile == "B" else 0,
+            "term": chunk.terms,
+            "magic": chunk.magics,
+            "size": chunk.lengths + HEADER_BYTES,
+            "flags": chunk.flags if self._plan.profile == "B" else 0,
         }
         if self._plan.keeps_positions:
-            wanted["position"] = piece.positions
+            wanted["position"] = chunk.positions
         if self._plan.profile == "A":
             wanted["crc"] = 0
         elif not self._plan.patches:
-            wanted["crc"] = piece.crcs
+            wanted["crc"] = chunk.crcs
         for name, values in wanted.items():
             same = headers[name] == values
             if not bool(same.all()):
                 raise self._differs(int(np.argmin(same)), f"another {name}")
         if self._plan.profile == "B" and self._plan.patches:
-            bare = np.flatnonzero(headers["crc"] == 0)  # the scan checks a CRC that is there
-            lengths = piece.lengths[bare]
-            if bool(crc32_column(slices_of([records.bodies], lengths, 0, piece.starts[bare]), lengths).any()):
+            bare = np.flatnonzero(headers["crc"] == 0)  # the scan checks recorded CRCs
+            lengths = chunk.lengths[bare]
+            if bool(crc32_column(slices_of([records.bodies], lengths, 0, chunk.starts[bare]), lengths).any()):
                 raise self._differs(int(bare[0]), "no CRC")
-        self._compare_bodies(piece, numbers, records)
+        self._compare_bodies(chunk, numbers, records)
 
-    def _compare_bodies(self, piece: Piece, numbers: npt.NDArray[np.int64], records: Records) -> None:
-        old, new = np.frombuffer(piece.bodies, np.uint8), np.frombuffer(records.bodies, np.uint8)
+    def _compare_bodies(self, chunk: Chunk, numbers: npt.NDArray[np.int64], records: Records) -> None:
+        old, new = np.frombuffer(chunk.bodies, np.uint8), np.frombuffer(records.bodies, np.uint8)
         differing = np.flatnonzero(old != new)
         if not self._plan.patches:
-            self._only(differing, piece, np.zeros(0, np.bool_))
+            self._only(differing, chunk, np.zeros(0, np.bool_))
             return
-        located = located_in(piece.bodies, piece.starts, piece.lengths)
-        moved = may_move(self._plan, piece, located)
+        located = located_in(chunk.bodies, chunk.starts, chunk.lengths)
+        moved = may_move(self._plan, chunk, located)
         allowed = np.zeros(len(old), np.bool_)
         at = located.starts[moved]
         allowed[at[:, None] + PHYSICAL_OFFSET_AT + np.arange(8)] = True
@@ -145,44 +145,44 @@ class _Comparison:
         signed = signed[moved[signed]]
         ends = located.starts[signed] + located.sizes[signed]
         allowed[ends[:, None] - 1 - CRC_DIGITS + np.arange(CRC_DIGITS)] = True
-        self._only(differing, piece, allowed)
+        self._only(differing, chunk, allowed)
         self._odd += located.count - int(moved.sum())
-        self._compare_offsets(piece, numbers, records, moved, signed)
+        self._compare_offsets(chunk, numbers, records, moved, signed)
 
-    def _only(self, differing: npt.NDArray[np.int64], piece: Piece, allowed: npt.NDArray[np.bool_]) -> None:
+    def _only(self, differing: npt.NDArray[np.int64], chunk: Chunk, allowed: npt.NDArray[np.bool_]) -> None:
         wrong = differing[~allowed[differing]] if len(allowed) else differing
         if len(wrong):
-            row = int(np.searchsorted(piece.starts + piece.lengths, wrong[0], side="right"))
+            row = int(np.searchsorted(chunk.starts + chunk.lengths, wrong[0], side="right"))
             raise self._differs(row, "other bytes in its body")
 
     def _compare_offsets(
         self,
-        piece: Piece,
+        chunk: Chunk,
         numbers: npt.NDArray[np.int64],
         records: Records,
         moved: npt.NDArray[np.bool_],
         signed: npt.NDArray[np.int64],
     ) -> None:
-        """The new offsets are right: where the message is, the next of its queue, the CRC over it."""
-        new = located_in(records.bodies, piece.starts, piece.lengths)
+        """Check the new offsets: the message's position, the next offset of its queue, and the CRC over it."""
+        new = located_in(records.bodies, chunk.starts, chunk.lengths)
         positions = records.headers["position"].astype(np.int64)[new.rows]
         same = ~moved | (new.number("physical_offset") == positions + PHYSICAL_OFFSET_DELTA)
         if self._plan.assigns_offsets:
-            old = located_in(piece.bodies, piece.starts, piece.lengths)
+            old = located_in(chunk.bodies, chunk.starts, chunk.lengths)
             given = self._queues.assign(old, broker_numbered(self._plan, numbers, old))
             same &= new.number("queue_offset") == given
         if not bool(same.all()):
             raise self._differs(int(new.rows[np.argmin(same)]), "a wrong offset")
         if len(np.setdiff1d(signed, own_crc_rows(new))):
-            raise self._differs(0, "a wrong CRC property in one of the entries from here on")
+            raise self._differs(0, "a wrong CRC property in one of the following entries")
 
-    def finish(self, progress: Progress) -> str:
-        """Nothing must be left over; returns the digest."""
-        if self._left is not None or next(self._runs, None) is not None:
-            raise self._differs(0, "entries that are too many")
-        if (self._index, self._odd) != (progress.next_index, progress.odd):
-            raise self._differs(0, f"a count of {self._index} instead of {progress.next_index}")
-        if self._bytes and self._scanner.cursor.position != progress.position:
+    def finish(self, state: ConversionState) -> str:
+        """Check that no entry remains; return the digest."""
+        if self._left is not None or next(self._blocks, None) is not None:
+            raise self._differs(0, "additional entries")
+        if (self._index, self._odd) != (state.next_index, state.odd):
+            raise self._differs(0, f"a count of {self._index} instead of {state.next_index}")
+        if self._bytes and self._scanner.cursor.position != state.position:
             raise self._differs(0, "another end")
         return self._hasher.digest().content.hex()
 
@@ -190,7 +190,7 @@ class _Comparison:
         stop = self._scanner.stop
         reason = f" ({stop.kind.value})" if stop is not None else ""
         return CorruptRecordError(
-            f"the converted store is not what its source is: {what}{reason}",
+            f"the converted store differs from its source: {what}{reason}",
             str(self._target.data.directory.parent),
             "check the disk, remove the directory, and convert again",
             {"index": self._index + row},

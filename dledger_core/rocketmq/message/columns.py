@@ -1,7 +1,7 @@
-"""Arrow columns of bytes as numpy arrays, and numpy pieces as Arrow columns.
+"""Arrow columns of bytes as numpy arrays, and slices of a buffer as Arrow columns.
 
-The building blocks of the codec: reading a field of every record at once, and making a column of the pieces that
-lie somewhere in a buffer. Callers check that pieces and fields lie inside the buffer.
+The building blocks of the codec: read a field of every record at once, and make a column of slices of a buffer.
+Callers check that slices and fields are inside the buffer.
 """
 
 from __future__ import annotations
@@ -15,21 +15,6 @@ import pyarrow as pa
 
 from dledger_core.errors import BadRequestError
 from dledger_core.record import slices_of
-
-__all__ = [
-    "BoolArray",
-    "Bytes",
-    "IntArray",
-    "Rows",
-    "binary_column",
-    "bitmap",
-    "chunks_at",
-    "constant_column",
-    "field",
-    "join_chunks",
-    "rows_of",
-    "text_column",
-]
 
 Bytes = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
@@ -56,12 +41,12 @@ class Rows:
     present: BoolArray | None
 
     def without_head(self, count: int) -> Rows:
-        """Returns the rows without their first ``count`` bytes; what is shorter gets a length below 0."""
+        """Return the rows without their first ``count`` bytes; a shorter row gets a length below 0."""
         return replace(self, starts=self.starts + count, lengths=self.lengths - count) if count else self
 
 
 def rows_of(array: Any, name: str = "bodies") -> Rows:
-    """Returns an Arrow binary or string column as rows, without a copy of its bytes.
+    """Return an Arrow binary or string column as rows, without a copy of its bytes.
 
     Raises:
         BadRequestError: another type, or more than 2 GiB.
@@ -72,10 +57,12 @@ def rows_of(array: Any, name: str = "bodies") -> Rows:
         array = array.cast(pa.large_binary())
     except (AttributeError, pa.ArrowNotImplementedError, pa.ArrowInvalid):
         found = getattr(array, "type", type(array).__name__)
-        raise BadRequestError(f"a column of type {found} holds no bytes", name, "use an Arrow binary column") from None
+        raise BadRequestError(
+            f"a column of type {found} does not contain bytes", name, "use an Arrow binary column"
+        ) from None
     if not len(array):
-        nothing = np.zeros(0, np.int64)
-        return Rows(np.zeros(0, np.uint8), nothing, nothing, None)
+        empty = np.zeros(0, np.int64)
+        return Rows(np.zeros(0, np.uint8), empty, empty, None)
     _, offset_buffer, data_buffer = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, len(array) + 1, array.offset * 8)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -87,44 +74,44 @@ def rows_of(array: Any, name: str = "bodies") -> Rows:
 
 
 def field(data: Bytes, dtype: str, at: IntArray) -> npt.NDArray[Any]:
-    """Returns the numbers of ``dtype`` that begin at the byte offsets ``at``, in native byte order."""
+    """Return the numbers of ``dtype`` at the byte offsets ``at``, in native byte order."""
     kind = np.dtype(dtype)
     return _everywhere(data, kind)[at].astype(kind.newbyteorder("="), copy=False)
 
 
 def chunks_at(data: Bytes, width: int, at: IntArray) -> Bytes:
-    """Returns ``width`` bytes from each of the byte offsets ``at`` on, shape (n, width); a copy."""
+    """Return ``width`` bytes at each of the byte offsets ``at``, shape (n, width); a copy."""
     return field(data, f"V{width}", at).view(np.uint8).reshape(len(at), width)
 
 
 def _everywhere(data: Bytes, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Returns what ``data`` says read as ``kind`` at each of its bytes, without a copy."""
+    """Return ``data`` read as ``kind`` at every byte offset, without a copy."""
     count = max(0, len(data) - kind.itemsize + 1)
     return np.ndarray((count,), kind, buffer=data if count else bytes(8), strides=(1,))
 
 
 def join_chunks(data: Bytes, starts: IntArray, lengths: IntArray) -> Any:
-    """Returns the concatenation of ``data[starts[i]:starts[i] + lengths[i]]`` as a buffer."""
+    """Return the concatenation of ``data[starts[i]:starts[i] + lengths[i]]`` as a buffer."""
     total = int(lengths.sum())
     if total > _COLUMN_BYTES_MAX:
         raise BadRequestError("a column would exceed 2 GiB", "messages", "decode fewer at a time", {"bytes": total})
     if not total:
         return b""
-    if bool((lengths == lengths[0]).all()):  # names, tags, hosts and ids often are: numbers of so many bytes
+    if bool((lengths == lengths[0]).all()):  # often so for names, tags, hosts and ids: read as numbers of that size
         return _everywhere(data, np.dtype(f"V{lengths[0]}"))[starts].view(np.uint8)
-    if total <= _SHORT_CHUNK * len(lengths):  # cheaper byte by byte than piece by piece
+    if total <= _SHORT_CHUNK * len(lengths):  # cheaper per byte than per slice
         ends = np.cumsum(lengths)
         return data[np.arange(total) + np.repeat(starts - (ends - lengths), lengths)]
     return slices_of([data], lengths, 0, starts)
 
 
 def bitmap(present: BoolArray | None) -> pa.Buffer | None:
-    """Returns Arrow's validity bitmap."""
+    """Return Arrow's validity bitmap."""
     return None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
 def binary_column(blob: Any, lengths: IntArray, present: BoolArray | None = None) -> pa.BinaryArray:
-    """Returns the binary column whose rows lie one behind the other in ``blob``."""
+    """Return the binary column whose rows are contiguous in ``blob``."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [bitmap(present), pa.py_buffer(offsets), pa.py_buffer(blob)]
@@ -132,7 +119,7 @@ def binary_column(blob: Any, lengths: IntArray, present: BoolArray | None = None
 
 
 def text_column(data: Bytes, starts: IntArray, lengths: IntArray, present: BoolArray | None = None) -> pa.StringArray:
-    """Returns a string column of pieces; what is not UTF-8 is replaced by U+FFFD, as Java does."""
+    """Return a string column of slices; bytes that are not UTF-8 become U+FFFD, as in Java."""
     if present is not None:
         lengths = np.where(present, lengths, 0)
     column = binary_column(join_chunks(data, starts, lengths), lengths, present)
@@ -144,5 +131,5 @@ def text_column(data: Bytes, starts: IntArray, lengths: IntArray, present: BoolA
 
 
 def constant_column(value: Any, n: int, kind: pa.DataType) -> pa.Array:
-    """Returns ``value`` n times."""
+    """Return ``value`` n times."""
     return pa.repeat(pa.scalar(value, kind), n)

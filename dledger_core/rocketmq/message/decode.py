@@ -25,7 +25,7 @@ from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java
 from dledger_core.rocketmq.message.records import Located, locate
 
 BODY_BYTES_MAX: Final = 64 << 20
-"""A body that grows beyond this is not decompressed: a few bytes can claim gigabytes."""
+"""Larger bodies are not decompressed: a few compressed bytes can claim gigabytes."""
 
 _ZLIB: Final = (0, 3)
 _FRAMED: Final = {1: "lz4", 2: "zstd"}
@@ -40,7 +40,7 @@ class CompressionError(ValueError):
 
 
 def decompress(body: memoryview, kind: int, limit: int = BODY_BYTES_MAX) -> bytes:
-    """Returns the decompressed body.
+    """Return the decompressed body.
 
     Args:
         body: the stored bytes.
@@ -90,18 +90,18 @@ def decode_messages(
     delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
     opened_bytes_max: int | None = None,
 ) -> pa.RecordBatch:
-    """Decodes message records, V1 and V2.
+    """Decode message records, V1 and V2.
 
     Args:
         bodies: Arrow binary or large_binary column; each row one message record as a broker stores it.
         columns: which columns of MESSAGE_SCHEMA, in any order; None = all. Fewer are faster.
         delay_levels_ms: the broker's ``messageDelayLevel``, for ``tags_code`` of delayed messages.
-        opened_bytes_max: several bodies that are compressed may not grow beyond this together; None = 1 GiB, where
-            what does not fit is an ``error``.
+        opened_bytes_max: limit on the decompressed size of several bodies together; None = 1 GiB, and a body beyond
+            it is an ``error``.
 
     Returns:
         One row per body. ``body`` is decompressed, ``body_crc`` is of the stored body, timestamps outside the years
-        0 to 9999 are null, text that is not UTF-8 holds U+FFFD.
+        0 to 9999 are null, bytes that are not UTF-8 become U+FFFD.
 
     Raises:
         BadRequestError: no binary column, an unknown column name, or columns above 2 GiB.
@@ -117,13 +117,13 @@ def consume_queue_columns(
     delay_levels_ms: Sequence[int] = layout.DELAY_LEVELS_MS,
     skip_bytes: int = 0,
 ) -> pa.RecordBatch:
-    """Returns only what a consume queue is made of, several times faster than ``decode_messages``.
+    """Return only the fields of a consume queue, several times faster than ``decode_messages``.
 
     Args:
         bodies: as in ``decode_messages``.
         columns: which columns of QUEUE_FACTS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
         delay_levels_ms: the broker's ``messageDelayLevel``.
-        skip_bytes: where in each row its message begins: whole entries need not be cut to get at their bodies.
+        skip_bytes: offset of the message in each row, so that complete entries can be passed.
     """
     names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
     return _decode(bodies, QUEUE_FACTS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes)
@@ -151,7 +151,7 @@ def _decode(
 
 
 def _with_null_rows(arrays: list[pa.Array], located: Located) -> list[pa.Array]:
-    """Spreads the rows of the messages over all rows; the rest becomes null."""
+    """Return the rows of the messages at their places among all rows; the others are null."""
     source = np.zeros(len(located.reasons), np.int64)
     source[located.rows] = np.arange(located.count)
     rows = pa.array(source, mask=located.reasons != 0)
@@ -159,7 +159,7 @@ def _with_null_rows(arrays: list[pa.Array], located: Located) -> list[pa.Array]:
 
 
 class _Decoder:
-    """Columns of the records that passed, each computed when asked for."""
+    """Columns of the located records, each computed on demand."""
 
     def __init__(self, located: Located, delay_levels_ms: Sequence[int], opened_bytes_max: int | None) -> None:
         self.located = located
@@ -173,7 +173,7 @@ class _Decoder:
         return make()
 
     def error(self) -> pa.StringArray:
-        """What is wrong with each row; asked for last, when ``body`` has been made or is not wanted."""
+        """Return the fault of each row. Call it last: ``body`` adds faults."""
         if self.located.complete and not self._broken:
             return pa.nulls(self.located.count, pa.string())
         texts = self.located.reason_texts()
@@ -217,7 +217,7 @@ class _Decoder:
 
     @cached_property
     def _may_dispatch(self) -> bool:
-        """Whether any message may name further queues: few do, and to look for the word is cheaper than to cut all."""
+        """Whether any message may name further queues: few do, and a text search is cheaper than parsing all."""
         if "_pairs" in vars(self):
             return True
         texts = join_chunks(self.located.data, self.located.properties, self.located.properties_bytes)
@@ -278,14 +278,14 @@ class _Decoder:
         return binary_column(slices_of([located.data, b"".join(opened)], lengths, which, starts), lengths, present)
 
     def _decompress(self, packed: IntArray) -> list[bytes]:
-        """The decompressed bodies of the records ``packed``; the number of those that cannot be is in _broken."""
+        """Return the decompressed bodies of the records ``packed``; record failures in ``_broken``."""
         located, opened = self.located, []
         left = _BATCH_BYTES_MAX - int(located.body_bytes.sum())
         view, most = located.data.data, self._opened_bytes_max if len(packed) > 1 else None
         kinds = (located.sys_flags[packed] & layout.COMPRESSION_MASK) >> layout.COMPRESSION_SHIFT
         starts, ends = located.body[packed], located.body[packed] + located.body_bytes[packed]
-        places = zip(packed.tolist(), starts.tolist(), ends.tolist(), kinds.tolist(), strict=True)
-        for row, start, end, kind in places:
+        bodies = zip(packed.tolist(), starts.tolist(), ends.tolist(), kinds.tolist(), strict=True)
+        for row, start, end, kind in bodies:
             try:
                 body = decompress(view[start:end], kind, max(0, min(BODY_BYTES_MAX, left)))
             except CompressionError as error:
@@ -311,7 +311,7 @@ _NUMBERS: Final = frozenset(
         "prepared_transaction_offset",
     }
 )
-"""Columns that are a number in the head as it is."""
+"""Columns that are plain numbers of the header."""
 
 
 def _timestamps(millis: IntArray) -> pa.Array:
@@ -324,12 +324,12 @@ def _timestamps(millis: IntArray) -> pa.Array:
 def decode_chunks(
     batch: pa.RecordBatch, columns: Sequence[str], *, opened_bytes_max: int
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Decodes the column ``body`` of a batch, in pieces whose bodies stay below a bound.
+    """Decode the column ``body`` of a batch, in chunks whose decompressed bodies stay below a limit.
 
     Args:
         batch: rows with a column ``body``, each a message record as a broker stores it.
         columns: as in ``decode_messages``.
-        opened_bytes_max: what the decompressed bodies of a piece may grow to; a single body may be larger.
+        opened_bytes_max: largest size of the decompressed bodies of a chunk; a single body may be larger.
 
     Yields:
         A slice of the batch, and as many rows of messages; together the slices are the batch, in order.
@@ -339,11 +339,11 @@ def decode_chunks(
     """
     rest = [batch]
     while rest:
-        piece = rest.pop()
+        chunk = rest.pop()
         try:
-            found = decode_messages(piece.column("body"), columns, opened_bytes_max=opened_bytes_max)
+            found = decode_messages(chunk.column("body"), columns, opened_bytes_max=opened_bytes_max)
         except TooManyBytesError:
-            half = piece.num_rows // 2
-            rest += [piece.slice(half), piece.slice(0, half)]
+            half = chunk.num_rows // 2
+            rest += [chunk.slice(half), chunk.slice(0, half)]
             continue
-        yield piece, found
+        yield chunk, found

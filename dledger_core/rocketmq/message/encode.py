@@ -16,8 +16,6 @@ from dledger_core.rocketmq.message.columns import IntArray, binary_column, const
 from dledger_core.rocketmq.message.hosts import pack_host
 from dledger_core.rocketmq.message.properties import build_properties
 
-__all__ = ["encode_messages"]
-
 _TOPIC_BYTES_MAX: Final = 32767
 _RECORDS_BYTES_MAX: Final = (1 << 31) - 1
 _IPV6_HOST_BYTES: Final = 20
@@ -43,9 +41,9 @@ def encode_messages(
     reconsume_times: Any = 0,
     prepared_transaction_offset: Any = 0,
 ) -> pa.BinaryArray:
-    """Encodes message records: V1, or V2 where the topic has more than 127 bytes.
+    """Encode message records: V1, or V2 where the topic has more than 127 bytes.
 
-    Every argument but ``body`` is one value for all or an Arrow column (or sequence) of as many rows as ``body``.
+    Every argument but ``body`` is one value for all rows, or an Arrow column (or sequence) of as many rows as ``body``.
 
     Args:
         topic: string.
@@ -54,10 +52,10 @@ def encode_messages(
             compression bits of ``sys_flag`` set it must be compressed already.
         tags: string or null; stored as property TAGS.
         keys: string or null, separated by spaces; stored as property KEYS.
-        properties: map<string, string> column (or sequence of dicts); ``tags`` and ``keys`` win over its pairs.
-        flag: int32, the user's own.
-        sys_flag: int32; the IPv6 bits are set as the hosts need.
-        queue_offset: int64. A log of ours leaves it 0: its consume queues assign it.
+        properties: map<string, string> column (or sequence of dicts); ``tags`` and ``keys`` replace its pairs.
+        flag: int32, for the user.
+        sys_flag: int32; the IPv6 bits are set according to the hosts.
+        queue_offset: int64. A native log leaves it 0: its consume queues assign it.
         physical_offset: int64.
         born_timestamp: ms since the epoch or an Arrow timestamp; None = now.
         born_host: ``address:port``.
@@ -67,7 +65,7 @@ def encode_messages(
         prepared_transaction_offset: int64.
 
     Raises:
-        BadRequestError: a value that does not fit its field, or that readers would not read back.
+        BadRequestError: a value does not fit its field, or readers would not read it back.
     """
     bodies = _body_rows(body)
     n = len(bodies)
@@ -97,7 +95,7 @@ def encode_messages(
 
 
 def _join(head: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
-    """Sets the sizes and lays the parts of each record one behind the other."""
+    """Set the sizes and the offsets of the contiguous parts of each record."""
     sizes = np.full(len(head), layout.BEFORE_HOSTS.itemsize, np.int64)
     for part in parts:
         sizes += rows_of(part).lengths
@@ -108,7 +106,7 @@ def _join(head: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
 
 
 def _flags(value: Any, hosts: tuple[pa.BinaryArray, pa.BinaryArray]) -> IntArray:
-    """The system flags, with the IPv6 bits as the hosts' lengths demand."""
+    """Return the system flags, with the IPv6 bits of the hosts' lengths."""
     flags = _integers(value, len(hosts[0]), "sys_flag", pa.int32())
     for bit, column in zip((layout.BORN_IPV6, layout.STORE_IPV6), hosts, strict=True):
         flags = np.where(rows_of(column).lengths == _IPV6_HOST_BYTES, flags | bit, flags & ~bit)
@@ -131,7 +129,7 @@ def _body_rows(body: Any) -> pa.Array:
 
 
 def _column(value: Any, n: int, name: str, kind: pa.DataType) -> pa.Array:
-    """``value`` as a column of ``kind`` with n rows, one value repeated."""
+    """Return ``value`` as a column of ``kind`` with n rows; a single value is repeated."""
     if isinstance(value, pa.Scalar):
         value = value.as_py()
     if isinstance(value, pa.ChunkedArray):
@@ -198,7 +196,7 @@ def _topic_bytes(topics: pa.StringArray) -> IntArray:
 
 
 def _topic_lengths(topic_bytes: IntArray) -> pa.BinaryArray:
-    """One byte, or two where the record is V2."""
+    """Return one byte, or two for a V2 record."""
     wide = topic_bytes > layout.V1_TOPIC_BYTES_MAX
     if not wide.any():
         return _fixed(topic_bytes.astype(np.uint8))
@@ -212,7 +210,7 @@ def _text_lengths(text: pa.StringArray) -> pa.BinaryArray:
 
 
 def _fixed(values: Any) -> pa.BinaryArray:
-    """Each element of a numpy array as the bytes it consists of; shares the array's memory."""
+    """Return the bytes of each element of a numpy array; shares the array's memory."""
     n, width = len(values), values.dtype.itemsize
     offsets = pa.py_buffer(np.arange(0, (n + 1) * width, width, dtype=np.int32) if n else np.zeros(1, np.int32))
     return pa.Array.from_buffers(pa.binary(), n, [None, offsets, pa.py_buffer(values)])

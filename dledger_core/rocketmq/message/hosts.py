@@ -13,13 +13,11 @@ import pyarrow as pa
 from dledger_core.errors import BadRequestError
 from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, chunks_at, field
 
-__all__ = ["message_ids", "pack_host", "read_hosts"]
-
 _HEX = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
 
 
 def read_hosts(data: Bytes, at: IntArray, ipv6: BoolArray) -> pa.StringArray:
-    """Returns the host at each of the byte offsets ``at``, of 20 bytes where ``ipv6``, else of 8."""
+    """Return the host at each of the byte offsets ``at``, 20 bytes each where ``ipv6`` is set, otherwise 8."""
     if ipv6.any():
         wide = np.flatnonzero(ipv6)
         rows = [_host_text(data[start : start + 20].tobytes()) for start in at[wide].tolist()]
@@ -29,7 +27,7 @@ def read_hosts(data: Bytes, at: IntArray, ipv6: BoolArray) -> pa.StringArray:
         order[narrow], order[wide] = np.arange(len(narrow)), np.arange(len(narrow), len(at))
         return both.take(pa.array(order))
     hosts = field(data, ">i8", at)
-    if len(hosts) and bool((hosts == hosts[0]).all()):  # of one broker, or one producer
+    if len(hosts) and bool((hosts == hosts[0]).all()):  # all of one broker or producer
         return pa.repeat(_host_text(struct.pack(">q", hosts[0])), len(hosts))
     encoded = pa.array(hosts).dictionary_encode()
     texts = [_host_text(struct.pack(">q", host)) for host in encoded.dictionary.to_pylist()]
@@ -46,7 +44,7 @@ def _host_text(host: bytes) -> str:
 
 @lru_cache(maxsize=4096)
 def pack_host(text: str) -> bytes:
-    """Returns the bytes of ``address:port`` or ``[IPv6 address]:port``; names are not looked up.
+    """Return the bytes of ``address:port`` or ``[IPv6 address]:port``; names are not looked up.
 
     Raises:
         BadRequestError: malformed.
@@ -62,12 +60,12 @@ def pack_host(text: str) -> bytes:
 
 
 def message_ids(data: Bytes, store_host: IntArray, ipv6: BoolArray, physical_offset: Bytes) -> pa.StringArray:
-    """Returns RocketMQ's offset message ids: upper-case hex of store host and physical offset.
+    """Return RocketMQ's offset message ids: upper-case hex of store host and physical offset.
 
     Args:
-        data: what holds the hosts.
-        store_host: where each of them begins.
-        ipv6: which of them have 20 bytes instead of 8.
+        data: bytes that contain the hosts.
+        store_host: offset of each host.
+        ipv6: which hosts have 20 bytes instead of 8.
         physical_offset: its bytes as stored, shape (n, 8).
     """
     if not ipv6.any():

@@ -21,35 +21,6 @@ import pyarrow as pa
 
 from dledger_core.record import HEADER_BYTES
 
-__all__ = [
-    "BEFORE_BODY",
-    "BEFORE_HOSTS",
-    "BODY_CRC_MASK",
-    "BORN_IPV6",
-    "COMPRESSED",
-    "COMPRESSION_MASK",
-    "COMPRESSION_SHIFT",
-    "CONSUME_QUEUE_SCHEMA",
-    "DELAY_LEVELS_MS",
-    "HEAD",
-    "IPV6_EXTRA",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "MESSAGE_SCHEMA",
-    "MULTI_DISPATCH",
-    "MULTI_QUEUE_OFFSET",
-    "NAME_END",
-    "PHYSICAL_OFFSET_DELTA",
-    "PROPERTY_END",
-    "QUEUE_FACTS_SCHEMA",
-    "RECORD_BYTES_MIN",
-    "SCHEDULE_TOPIC",
-    "STORE_IPV6",
-    "TRANSACTION_COMMIT",
-    "TRANSACTION_MASK",
-    "V1_TOPIC_BYTES_MAX",
-]
-
 MAGIC_V1: Final = -626843481
 MAGIC_V2: Final = -626843477
 RECORD_BYTES_MIN: Final = 91
@@ -101,7 +72,7 @@ BEFORE_BODY: Final = np.dtype(
 )
 _IPV4_HOSTS: Final = [("born_host", "V8"), ("store_timestamp", ">i8"), ("store_host", "V8")]
 HEAD: Final = np.dtype([*BEFORE_HOSTS.descr, *_IPV4_HOSTS, *BEFORE_BODY.descr])
-"""What comes before the body of a message whose hosts are IPv4; their lengths vary, what is around them does not."""
+"""The fields before the body of a message with IPv4 hosts; only the lengths of the hosts vary."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -157,7 +128,7 @@ QUEUE_FACTS_SCHEMA: Final = pa.schema(
         ("dispatch_offsets", pa.string()),
     ]
 )
-"""All that ``consume_queue_columns`` knows.
+"""Columns that ``consume_queue_columns`` can return.
 
 The last two are the properties INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET: comma lists of further queues that
 the message is in, and of its offsets there.

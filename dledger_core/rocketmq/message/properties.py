@@ -1,7 +1,7 @@
 """Message properties of whole columns: ``name 0x01 value 0x02 name 0x01 value 0x02 ...``.
 
 Parsed as RocketMQ's own parser does: the last 0x02 may be missing, a 0x01 inside a value is kept, pairs without a
-name or a value are skipped, and of two pairs with one name the last counts.
+name or a value are skipped, and the last of two pairs with one name is used.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _PROPERTY_END: Final = chr(PROPERTY_END)
 _DENSE_CELLS_MAX: Final = 1 << 24
 _HEAD_BYTES: Final = 8
 _BITS: Final = 32
-"""Of a sum that cannot overflow, however many pairs the 32 KiB of a message hold."""
+"""Bits of a sum that cannot overflow: a message's 32 KiB hold fewer pairs."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The properties of a column of messages, cut into pieces that may be pairs.
+    """The properties of a column of messages, split into tokens that may be pairs.
 
     Attributes:
-        blob: uint8, the properties of all messages, each piece ended by 0x02.
-        starts: int64, shape (p,): begin of each piece.
+        blob: uint8, the properties of all messages, each token ended by 0x02.
+        starts: int64, shape (p,): start of each token.
         ends: int64, shape (p,): its 0x02.
-        first: int64, shape (n + 1,): number of a message's first piece.
+        first: int64, shape (n + 1,): number of a message's first token.
     """
 
     blob: Bytes
@@ -52,17 +52,17 @@ class Pairs:
 
     @cached_property
     def owners(self) -> IntArray:
-        """int64, shape (p,): the message a piece belongs to."""
+        """int64, shape (p,): the message of each token."""
         return np.repeat(np.arange(self.count), np.diff(self.first))
 
     @cached_property
     def _heads(self) -> npt.NDArray[np.uint64]:
-        """uint64, shape (p,): eight bytes from the begin of each piece on; zeros follow the last one."""
+        """uint64, shape (p,): the first eight bytes at each token; zeros follow the last token."""
         blob = np.concatenate([self.blob, np.zeros(_HEAD_BYTES, np.uint8)])
         return field(blob, "<u8", self.starts)
 
     def _named(self, wanted: bytes) -> IntArray:
-        """Which pieces begin with ``wanted`` and go on behind it."""
+        """Return which tokens start with ``wanted`` and continue after it."""
         head = wanted[:_HEAD_BYTES]
         mask = np.uint64((1 << 8 * len(head)) - 1)
         found = np.flatnonzero((self._heads & mask) == np.uint64(int.from_bytes(head, "little")))
@@ -72,7 +72,7 @@ class Pairs:
         return found
 
     def values_of(self, name: str, among: BoolArray | None = None) -> pa.StringArray:
-        """Returns the value of one property per message, null where it has none.
+        """Return the value of one property per message, null if it has none.
 
         Args:
             name: the property's name, ASCII.
@@ -84,18 +84,18 @@ class Pairs:
             found = found[among[self.owners[found]]]
         if not len(found):
             return pa.nulls(self.count, pa.string())
-        if len(found) == self.count and bool((np.diff(self.owners[found]) == 1).all()):  # one in each message
+        if len(found) == self.count and bool((np.diff(self.owners[found]) == 1).all()):  # one per message
             begins = self.starts[found] + len(wanted)
             return text_column(self.blob, begins, self.ends[found] - begins)
-        piece = np.full(self.count, -1, np.int64)
-        piece[self.owners[found]] = found  # numpy keeps the last of equal targets, as Java's map does
-        present = piece >= 0
-        begins = np.where(present, self.starts[piece] + len(wanted), 0)
-        lengths = np.where(present, self.ends[piece] - begins, 0)
+        token = np.full(self.count, -1, np.int64)
+        token[self.owners[found]] = found  # numpy keeps the last of equal targets, as Java's map does
+        present = token >= 0
+        begins = np.where(present, self.starts[token] + len(wanted), 0)
+        lengths = np.where(present, self.ends[token] - begins, 0)
         return text_column(self.blob, begins, lengths, None if present.all() else present)
 
     def to_map(self) -> pa.MapArray:
-        """Returns map<string, string>, pairs in stored order, each name once."""
+        """Return map<string, string>, pairs in stored order, each name once."""
         name_ends, kept = self._name_ends()
         starts, ends, name_ends = self.starts[kept], self.ends[kept], name_ends[kept]
         names = text_column(self.blob, starts, name_ends - starts)
@@ -109,7 +109,7 @@ class Pairs:
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
     def _name_ends(self) -> tuple[IntArray, Any]:
-        """Where the name of each piece ends, and which pieces are pairs (a slice if all are)."""
+        """Return the end of the name of each token, and which tokens are pairs (a slice if all are)."""
         marks = np.flatnonzero(self.blob == NAME_END)
         if len(marks) != len(self.starts) or not bool(((marks > self.starts) & (marks < self.ends - 1)).all()):
             marks = np.append(marks, len(self.blob))[np.searchsorted(marks, self.starts)]
@@ -119,13 +119,13 @@ class Pairs:
 
 
 def _last_of_each(names: pa.StringArray, owners: IntArray, count: int) -> Any:
-    """Which pairs are the last of their message with their name, or None if all are."""
+    """Return which pairs are the last of their message with their name; None if all are."""
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
-    if len(begins) == len(owners):  # no message has two
+    if len(begins) == len(owners):  # no message has two pairs
         return None
     codes = np.asarray(names.dictionary_encode().indices, np.int64)
     kinds = int(codes.max()) + 1
-    if kinds <= _BITS:  # where no name comes twice, the sum of a message's bits has as many as there are
+    if kinds <= _BITS:  # without duplicate names, a message's sum has one bit per pair
         bits = np.left_shift(np.int64(1), codes)
         if (np.add.reduceat(bits, begins) == np.bitwise_or.reduceat(bits, begins)).all():
             return None
@@ -142,7 +142,7 @@ def _last_of_each(names: pa.StringArray, owners: IntArray, count: int) -> Any:
 
 
 def parse_properties(data: Bytes, starts: IntArray, lengths: IntArray) -> Pairs:
-    """Cuts the properties at ``data[starts[i]:starts[i] + lengths[i]]``, one piece of text per message.
+    """Cut the properties at ``data[starts[i]:starts[i] + lengths[i]]``, one text per message.
 
     The bytes must have been checked to lie inside ``data``.
     """
@@ -151,7 +151,7 @@ def parse_properties(data: Bytes, starts: IntArray, lengths: IntArray) -> Pairs:
     bare = bare[data[ends[bare] - 1] != PROPERTY_END]
     blob = np.frombuffer(join_chunks(data, starts, lengths), np.uint8)
     totals = np.cumsum(lengths)
-    if len(bare):  # end every text with 0x02, so that every piece is
+    if len(bare):  # end every text with 0x02, so that every token ends with it
         blob = np.insert(blob, totals[bare], PROPERTY_END)
         lengths = lengths.copy()
         lengths[bare] += 1
@@ -163,12 +163,12 @@ def parse_properties(data: Bytes, starts: IntArray, lengths: IntArray) -> Pairs:
 
 
 def _first_chunks(chunk_ends: IntArray, totals: IntArray) -> IntArray:
-    """Returns the number of each text's first piece, and the number of all; a text ends before ``totals[i]``."""
+    """Return the number of each text's first token, and of all tokens; a text ends before ``totals[i]``."""
     first = np.zeros(len(totals) + 1, np.int64)
     last = np.zeros(int(totals[-1]) + 1 if len(totals) else 1, np.bool_)
     last[totals] = True
     numbers = np.flatnonzero(last[chunk_ends + 1]) + 1
-    # Texts without a byte end where the one before does, so there are fewer ends than texts: then each is looked up.
+    # An empty text ends where the previous text ends, so there are fewer ends than texts: then search each one.
     first[1:] = numbers if len(numbers) == len(totals) else np.searchsorted(chunk_ends, totals)
     return first
 
@@ -176,7 +176,7 @@ def _first_chunks(chunk_ends: IntArray, totals: IntArray) -> IntArray:
 def build_properties(
     count: int, tags: pa.StringArray | None, keys: pa.StringArray | None, properties: pa.MapArray | None
 ) -> pa.StringArray:
-    """Returns the properties text of each message: KEYS, TAGS, then the map's pairs.
+    """Return the properties text of each message: KEYS, TAGS, then the map's pairs.
 
     A name that ``tags`` or ``keys`` also gives is left out of the map.
 
@@ -228,7 +228,7 @@ def _join_map(properties: pa.MapArray, columns: dict[str, pa.StringArray | None]
 
 
 def _merge(pairs: pa.StringArray, offsets: Any) -> pa.StringArray:
-    """Neighbouring strings lie one behind the other already: new offsets join them."""
+    """Join neighbouring strings by new offsets: their bytes are contiguous already."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int32)), pairs.buffers()[2]]
     return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
 
@@ -239,7 +239,7 @@ def _as_list(properties: pa.MapArray) -> pa.ListArray:
 
 
 def _check_values(texts: pa.StringArray, what: str) -> None:
-    """Raises BadRequestError for an empty text or one that holds 0x02."""
+    """Raise BadRequestError for an empty text or one that contains 0x02."""
     if pc.any(pc.equal(pc.binary_length(texts), 0)).as_py():
         raise BadRequestError(f"{what} is empty", "properties", "use null or leave it out")
     bytes_of = rows_of(texts)
@@ -255,7 +255,7 @@ _powers = np.ones(1, np.uint32)
 
 
 def java_hash(texts: Any) -> IntArray:
-    """Returns Java's ``String.hashCode`` of each text, sign-extended to int64; 0 for null.
+    """Return Java's ``String.hashCode`` of each text, sign-extended to int64; 0 for null.
 
     Args:
         texts: an Arrow string column.
@@ -264,7 +264,7 @@ def java_hash(texts: Any) -> IntArray:
         return _hash_each(texts)
     if texts.null_count == len(texts):
         return np.zeros(len(texts), np.int64)
-    kinds = texts.dictionary_encode()  # tags are few and come often
+    kinds = texts.dictionary_encode()  # few distinct tags, each frequent
     codes = np.append(_hash_each(kinds.dictionary), 0)
     rows = kinds.indices.fill_null(len(codes) - 1) if kinds.indices.null_count else kinds.indices
     return np.take(codes, np.asarray(rows))
@@ -288,7 +288,7 @@ def _hash_each(texts: Any) -> IntArray:
 
 
 def _utf16(data: Any, starts: IntArray, ends: IntArray) -> tuple[Any, IntArray, IntArray]:
-    """The column's UTF-16 units, and where each text begins and ends in them."""
+    """Return the column's UTF-16 units, and start and end of each text in them."""
     if not (data & 0x80).any():
         return data.astype(np.uint32), starts, ends
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2").astype(np.uint32)
@@ -299,7 +299,7 @@ def _utf16(data: Any, starts: IntArray, ends: IntArray) -> tuple[Any, IntArray, 
 
 
 def _powers_of_31(count: int) -> Any:
-    global _powers  # noqa: PLW0603  (a table that only grows; replaced whole, so threads see the old or the new one)
+    global _powers  # noqa: PLW0603  (a table that only grows; replaced at once, so threads see the old or the new table)
     powers = _powers
     if len(powers) < count:
         factors = np.full(2 * count, 31, np.uint32)
@@ -311,9 +311,9 @@ def _powers_of_31(count: int) -> Any:
 def delivery_times(
     levels: pa.StringArray, store_timestamps_ms: IntArray, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS
 ) -> tuple[IntArray, BoolArray]:
-    """Returns when delayed messages are due, in ms, and which are delayed at all.
+    """Return when delayed messages are due, in ms, and which are delayed at all.
 
-    A level above the highest counts as the highest; null, what is no number, and a level below 1 is no delay.
+    A level above the highest counts as the highest; null, text that is not a number, and a level below 1 mean no delay.
 
     Args:
         levels: the property DELAY of each message.
@@ -339,7 +339,7 @@ def _level(text: str) -> int:
 
 
 def tags_code(tags: Any) -> pa.Int64Array:
-    """Returns the tags code of each message that is not delayed: 0 without tags, else ``java_hash``.
+    """Return the tags code of each message that is not delayed: 0 without tags, otherwise ``java_hash``.
 
     Args:
         tags: an Arrow string column; null = no tags.

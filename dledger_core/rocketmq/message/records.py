@@ -33,20 +33,20 @@ _REASONS: Final = (
 
 @dataclass(frozen=True)
 class Located:
-    """Records that passed, by the byte offsets of their parts; all arrays have shape (m,).
+    """The located records, by the byte offsets of their parts; all arrays have shape (m,).
 
     Attributes:
         data: uint8, the bytes of the column.
-        rows: int64: which rows of the column they are, ascending.
-        reasons: uint8, shape (n,): 0 for a row that passed, else what is wrong (``reason_text``).
-        starts: begin of the record.
+        rows: int64: their rows in the column, ascending.
+        reasons: uint8, shape (n,): 0 for a located row, otherwise its fault (``reason_text``).
+        starts: offset of the record.
         sizes: bytes of the record.
-        heads: dtype HEAD: what comes before the body; of IPv6 hosts it has only a part.
+        heads: dtype HEAD: the fields before the body; of IPv6 hosts only a part.
         sys_flags: int32.
-        store_host: begin of the store host.
-        body: begin of the body; body_bytes its length.
-        topic: begin of the topic; topic_bytes its length.
-        properties: begin of the properties; properties_bytes their length.
+        store_host: offset of the store host.
+        body: offset of the body; body_bytes its length.
+        topic: offset of the topic; topic_bytes its length.
+        properties: offset of the properties; properties_bytes their length.
     """
 
     data: Bytes
@@ -66,36 +66,36 @@ class Located:
 
     @property
     def count(self) -> int:
-        """Number of records that passed."""
+        """Number of located records."""
         return len(self.rows)
 
     @property
     def complete(self) -> bool:
-        """Whether every row passed."""
+        """Whether every row is located."""
         return len(self.rows) == len(self.reasons)
 
     @property
     def born_host(self) -> IntArray:
-        """Begin of the born host."""
+        """Offset of the born host."""
         return self.starts + _BORN_HOST
 
     def number(self, name: str) -> npt.NDArray[Any]:
-        """Returns a field of each head, in native byte order; a copy."""
+        """Return a field of each header, in native byte order; a copy."""
         column = self.heads[name]
         return column.astype(column.dtype.newbyteorder("="))
 
     def reason_texts(self) -> list[str | None]:
-        """What is wrong with each row of the column, None for a row that passed."""
+        """Return the fault of each row of the column, None for a located row."""
         return [_REASONS[reason] or None for reason in self.reasons.tolist()]
 
 
 def reason_text(reason: int) -> str:
-    """Returns what a value of ``Located.reasons`` means; empty for 0."""
+    """Return the meaning of a value of ``Located.reasons``; empty for 0."""
     return _REASONS[reason]
 
 
 class _Sieve:
-    """Rows that have passed so far, with the columns computed for them."""
+    """Rows without a fault so far, with the columns computed for them."""
 
     def __init__(self, rows: Rows) -> None:
         n = len(rows.starts)
@@ -118,12 +118,12 @@ class _Sieve:
 
 
 def locate(rows: Rows) -> Located:
-    """Finds the records among ``rows``: magic, sizes and lengths must agree to the byte."""
+    """Find the records among ``rows``: magic, sizes and lengths must agree exactly."""
     data, sieve = rows.data, _Sieve(rows)
     if rows.present is not None:
         sieve.drop(~rows.present, 1)
     sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
-    # One look at the record instead of one per field: most of them wait for memory.
+    # Read the header at once: a read per field would mostly wait for memory.
     sieve.columns["heads"] = chunks_at(data, layout.HEAD.itemsize, sieve.starts).view(layout.HEAD)[:, 0]
     magics = sieve.heads["magic"]
     sieve.columns["wide"] = magics == layout.MAGIC_V2
@@ -153,12 +153,12 @@ def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
 
 
 def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:
-    """A length is read only where it lies inside the record, and used only if what it counts does too."""
+    """Locate body, topic and properties: read a length only inside the record, and use it only if it ends there."""
     sieve.columns["body_bytes"] = sieve.heads["body_bytes"].astype(np.int64)
     sieve.columns["topic"] = sieve.body + sieve.body_bytes + 1 + sieve.wide
     sieve.drop((sieve.body_bytes < 0) | (sieve.topic + 2 > sieve.end), 5)
     narrow = field(data, ">i1", sieve.topic - 1).astype(np.int64)
-    # the byte before a V1 topic length is inside the record too, so reading it as two bytes is harmless
+    # The byte before a V1 topic length is inside the record too, so reading two bytes is safe.
     some = sieve.wide.any()
     sieve.columns["topic_bytes"] = np.where(sieve.wide, field(data, ">i2", sieve.topic - 2), narrow) if some else narrow
     sieve.drop((sieve.topic_bytes < 0) | (sieve.topic + sieve.topic_bytes + 2 > sieve.end), 6)
@@ -181,11 +181,11 @@ _HEAD: Final = (
 
 
 def field_at(record: bytes, offset: int) -> str | None:
-    """Returns the field that holds byte ``offset`` of a message record; None if it is none, or ends before.
+    """Return the field at byte ``offset`` of a message record; None for other bytes, or after its end.
 
     Args:
-        record: the message; lengths in it may lie.
-        offset: from the record's begin.
+        record: the message; its lengths may be wrong.
+        offset: from the start of the record.
     """
     if len(record) < layout.RECORD_BYTES_MIN or _number(record, ">i", 4) not in (layout.MAGIC_V1, layout.MAGIC_V2):
         return None

@@ -1,4 +1,4 @@
-"""DLedger's request and response codes, and what a response code means as an error of ours."""
+"""DLedger's request and response codes, and the errors that they mean."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from dledger_core.errors import (
     UnknownGroupError,
 )
 
-__all__ = ["HeaderCode", "RequestCode", "ResponseCode", "code_of", "error_of", "header_error"]
-
 
 class RequestCode(IntEnum):
-    """What a request asks, in the frame's header."""
+    """Kind of a request, in the frame's header."""
 
     METADATA = 50000
     APPEND = 50001
@@ -43,7 +41,7 @@ class RequestCode(IntEnum):
 
 
 class HeaderCode(IntEnum):
-    """What the header of a reply says; the result proper is in the body of those that were handled."""
+    """Code in the header of a response; a handled request has its result in the body."""
 
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
@@ -52,7 +50,7 @@ class HeaderCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """The result, in a reply's body."""
+    """Result, in the body of a response."""
 
     UNKNOWN = -1
     SUCCESS = 200
@@ -86,10 +84,10 @@ class ResponseCode(IntEnum):
 
 _PEERS_REMEDY: Final = "use the group's own peers string, ids included"
 _PLAIN: Final[dict[int, tuple[type[DLedgerError], str, str]]] = {
-    ResponseCode.TIMEOUT: (RequestTimedOutError, "the node had no answer in time", ""),
-    ResponseCode.NETWORK_ERROR: (RequestTimedOutError, "the node did not reach another one", ""),
+    ResponseCode.TIMEOUT: (RequestTimedOutError, "the node did not respond in time", ""),
+    ResponseCode.NETWORK_ERROR: (RequestTimedOutError, "the node did not reach another node", ""),
     ResponseCode.UNSUPPORTED: (BadRequestError, "the node does not support this request", ""),
-    ResponseCode.UNKNOWN_GROUP: (UnknownGroupError, "the node is of another group", "name the group it serves"),
+    ResponseCode.UNKNOWN_GROUP: (UnknownGroupError, "the node serves another group", "name the group of the node"),
     ResponseCode.UNKNOWN_MEMBER: (BadRequestError, "the node has another id", _PEERS_REMEDY),
     ResponseCode.UNEXPECTED_MEMBER: (BadRequestError, "the node has another id", _PEERS_REMEDY),
     ResponseCode.EXPIRED_TERM: (LeadershipLostError, "the term ended", ""),
@@ -97,55 +95,59 @@ _PLAIN: Final[dict[int, tuple[type[DLedgerError], str, str]]] = {
     ResponseCode.INCONSISTENT_LEADER: (NotLeaderError, "the leader has changed", ""),
     ResponseCode.INDEX_OUT_OF_RANGE: (IndexOutOfRangeError, "the index is not in the log", ""),
     ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN: (IndexOutOfRangeError, "the index is no longer in the log", ""),
-    ResponseCode.UNEXPECTED_ARGUMENT: (BadRequestError, "the node refuses the request's content", ""),
-    ResponseCode.REQUEST_WITH_EMPTY_BODYS: (BadRequestError, "the request holds no bodies", ""),
-    ResponseCode.DISK_ERROR: (StorageError, "the node's store cannot serve it", "look into the node's log"),
+    ResponseCode.UNEXPECTED_ARGUMENT: (BadRequestError, "the node rejects the content of the request", ""),
+    ResponseCode.REQUEST_WITH_EMPTY_BODYS: (BadRequestError, "the request contains no bodies", ""),
+    ResponseCode.DISK_ERROR: (StorageError, "the node's store cannot serve the request", "check the node's log"),
     ResponseCode.DISK_FULL: (DiskFullError, "the node's disk is full", ""),
-    ResponseCode.FALL_BEHIND_TOO_MUCH: (TransferringError, "the node to lead is too far behind", "try again later"),
-    ResponseCode.TAKE_LEADERSHIP_FAILED: (TransferringError, "the node did not take over", "try again"),
-    ResponseCode.TERM_CHANGED: (LeadershipLostError, "the term changed before a majority held it", ""),
-    ResponseCode.WAIT_QUORUM_ACK_TIMEOUT: (RequestTimedOutError, "no majority held it in time", ""),
-    ResponseCode.LEADER_PENDING_FULL: (BusyError, "too many appends wait at the leader", ""),
+    ResponseCode.FALL_BEHIND_TOO_MUCH: (TransferringError, "the new leader is too far behind", "retry later"),
+    ResponseCode.TAKE_LEADERSHIP_FAILED: (TransferringError, "the node did not become leader", "retry"),
+    ResponseCode.TERM_CHANGED: (LeadershipLostError, "the term changed before a majority acknowledged", ""),
+    ResponseCode.WAIT_QUORUM_ACK_TIMEOUT: (RequestTimedOutError, "no majority acknowledged in time", ""),
+    ResponseCode.LEADER_PENDING_FULL: (BusyError, "too many appends are pending at the leader", ""),
     ResponseCode.ILLEGAL_MEMBER_STATE: (ProposalDroppedError, "the node is in another state", ""),
     ResponseCode.LEADER_NOT_READY: (NoLeaderError, "the leader is not ready yet", ""),
-    ResponseCode.LEADER_TRANSFERRING: (TransferringError, "leadership is being handed over", ""),
+    ResponseCode.LEADER_TRANSFERRING: (TransferringError, "leadership is being transferred", ""),
 }
-_OURS: Final[tuple[tuple[type[DLedgerError], ResponseCode], ...]] = (
+_WITHOUT_NUMBER: Final[tuple[tuple[type[DLedgerError], ResponseCode], ...]] = (
     (CorruptRecordError, ResponseCode.DISK_ERROR),
     (DiskFailedError, ResponseCode.DISK_ERROR),
     (NoLeaderError, ResponseCode.NOT_LEADER),
     (BehindError, ResponseCode.LEADER_NOT_READY),
 )
-"""Errors whose own number DLedger does not know."""
+"""Errors whose number DLedger does not have."""
 
 
 def error_of(code: int, where: str, leader_id: str | None = None) -> DLedgerError:
-    """Returns the error that a response code other than SUCCESS means.
+    """Return the error for a response code other than SUCCESS.
 
-    A code that is not known leaves open what happened: its outcome is unknown.
+    An unknown code means an unknown outcome.
     """
     if code == ResponseCode.NOT_LEADER:
         return NotLeaderError("the node does not lead", where, "", {"leader_id": leader_id})
-    kind, what, remedy = _PLAIN.get(code, (RequestTimedOutError, "the node failed", "look into the node's log"))
+    kind, what, remedy = _PLAIN.get(
+        code, (RequestTimedOutError, "the node reported an internal error", "check the node's log")
+    )
     return kind(what, where, remedy, {"code": code})
 
 
 def header_error(code: int, remark: str | None, where: str) -> DLedgerError:
-    """Returns the error that a reply's header means when it is not HANDLED."""
+    """Return the error for a response whose header code is not HANDLED."""
     values = {"code": code, "remark": (remark or "").strip()[:200]}
     if code == HeaderCode.SYSTEM_BUSY:
-        return BusyError("the node has too much to do", where, "", values)
+        return BusyError("the node is overloaded", where, "retry later", values)
     if code == HeaderCode.NOT_SUPPORTED:
-        return BadRequestError("the node does not speak DLedger", where, "name the port of a DLedger node", values)
-    return RequestTimedOutError("the node failed", where, "look into the node's log", values)
+        return BadRequestError(
+            "the node does not support DLedger's protocol", where, "name the port of a DLedger node", values
+        )
+    return RequestTimedOutError("the node reported an internal error", where, "check the node's log", values)
 
 
 def code_of(error: DLedgerError) -> ResponseCode:
-    """Returns the response code that tells a Java client of an error of ours."""
+    """Return the response code that reports an error to a Java client."""
     if isinstance(error, IndexOutOfRangeError):
         below = int(error.values.get("index", -1)) < int(error.values.get("first_index", -1))
         return ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN if below else ResponseCode.INDEX_OUT_OF_RANGE
-    for kind, code in _OURS:
+    for kind, code in _WITHOUT_NUMBER:
         if isinstance(error, kind):
             return code
     try:

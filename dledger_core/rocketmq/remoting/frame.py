@@ -24,20 +24,10 @@ from typing import Any, Final
 
 from dledger_core.errors import ProtocolError
 
-__all__ = [
-    "BINARY",
-    "FRAME_BYTES_MAX",
-    "HEADER_BYTES_MAX",
-    "JSON",
-    "FrameDecoder",
-    "RemotingFrame",
-    "encode_frame",
-]
-
 JSON: Final = 0
 BINARY: Final = 1
 FRAME_BYTES_MAX: Final = 16 << 20
-"""Java's own bound (``com.rocketmq.remoting.frameMaxLength``): it closes the connection above it."""
+"""Java's limit (``com.rocketmq.remoting.frameMaxLength``): it closes the connection above it."""
 HEADER_BYTES_MAX: Final = 64 << 10
 FIELDS_MAX: Final = 1024
 _REPLY_FLAG: Final = 1
@@ -57,14 +47,14 @@ class RemotingFrame:
     """One request or response.
 
     Attributes:
-        code: what is asked; in a response 200 for everything that was handled.
+        code: kind of the request; 200 in the response to a handled request.
         opaque: number of the request, repeated in its response.
-        flag: bit 0 = response, bit 1 = no response wanted.
+        flag: bit 0 = response, bit 1 = no response expected.
         body: DLedger's JSON.
-        remark: what went wrong, in a response without a usable body.
+        remark: the error, in a response without a usable body.
         fields: name and value of extension fields.
-        language: who speaks.
-        version: of the speaker.
+        language: of the sender.
+        version: of the sender.
         serialize_type: JSON or BINARY header.
     """
 
@@ -80,16 +70,16 @@ class RemotingFrame:
 
     @property
     def is_response(self) -> bool:
-        """Whether it answers a request."""
+        """Whether it is a response."""
         return bool(self.flag & _REPLY_FLAG)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether the client expects no response."""
         return bool(self.flag & _ONEWAY_FLAG)
 
     def response(self, code: int, body: bytes = b"", remark: str | None = None) -> RemotingFrame:
-        """Returns the response to this request, with a header of the same type."""
+        """Return the response to this request, with a header of the same type."""
         return RemotingFrame(
             code=code,
             opaque=self.opaque,
@@ -101,15 +91,15 @@ class RemotingFrame:
 
 
 def encode_frame(frame: RemotingFrame) -> bytes:
-    """Returns the frame's bytes.
+    """Return the frame's bytes.
 
     Raises:
-        ProtocolError: it is above a bound.
+        ProtocolError: it exceeds a limit.
     """
     header = _json_header(frame) if frame.serialize_type == JSON else _binary_header(frame)
     length = 4 + len(header) + len(frame.body)
     if len(header) > HEADER_BYTES_MAX or length > FRAME_BYTES_MAX:
-        values = {"header_bytes": len(header), "bytes": length, "bound": FRAME_BYTES_MAX}
+        values = {"header_bytes": len(header), "bytes": length, "limit": FRAME_BYTES_MAX}
         raise ProtocolError("a frame to send is too large", "", "send less at once", values)
     return b"".join((_PREFIX.pack(length, frame.serialize_type << 24 | len(header)), header, frame.body))
 
@@ -145,61 +135,61 @@ def _binary_field(name: str, value: str) -> bytes:
 
 
 class FrameDecoder:
-    """Turns received bytes into frames; holds no more than was received of one frame within its bound.
+    """Splits received bytes into frames; buffers at most one frame within its limit.
 
-    After a ProtocolError it is of no further use.
+    Discard it after a ProtocolError.
 
     Args:
-        max_bytes: bound on a frame's length field.
+        max_bytes: limit of a frame's length field.
     """
 
     def __init__(self, max_bytes: int = FRAME_BYTES_MAX) -> None:
         self._max_bytes = max_bytes
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._at = 0
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that were received and not handed out."""
-        return len(self._held) - self._at
+        """Received bytes that are not part of a returned frame."""
+        return len(self._buffer) - self._at
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes bytes as they come."""
+        """Add received bytes."""
         if self._at:
-            del self._held[: self._at]
+            del self._buffer[: self._at]
             self._at = 0
-        self._held += data
+        self._buffer += data
 
     def next_frame(self) -> RemotingFrame | None:
-        """Returns the next whole frame, None if there is none yet.
+        """Return the next complete frame, None if there is none yet.
 
         Raises:
-            ProtocolError: the input is malformed or above a bound.
+            ProtocolError: the input is malformed or exceeds a limit.
         """
         if self.buffered_bytes < 4:
             return None
-        (length,) = _INT.unpack_from(self._held, self._at)
+        (length,) = _INT.unpack_from(self._buffer, self._at)
         if not 4 <= length <= self._max_bytes:
             raise ProtocolError("a frame's length is out of range", "frame", "", {"length": length})
         if self.buffered_bytes >= _PREFIX.size:
             self._check_header_length(length)
         if self.buffered_bytes < 4 + length:
             return None
-        _, mark = _PREFIX.unpack_from(self._held, self._at)
+        _, packed = _PREFIX.unpack_from(self._buffer, self._at)
         header_at = self._at + _PREFIX.size
-        body_at, end = header_at + (mark & 0xFFFFFF), self._at + 4 + length
-        header, body = bytes(self._held[header_at:body_at]), bytes(memoryview(self._held)[body_at:end])
+        body_at, end = header_at + (packed & 0xFFFFFF), self._at + 4 + length
+        header, body = bytes(self._buffer[header_at:body_at]), bytes(memoryview(self._buffer)[body_at:end])
         self._at = end
-        return _decode_json(header, body) if mark >> 24 == JSON else _decode_binary(header, body)
+        return _decode_json(header, body) if packed >> 24 == JSON else _decode_binary(header, body)
 
     def _check_header_length(self, length: int) -> None:
-        """Refuses a header as soon as its length is known, before the frame is here."""
-        _, mark = _PREFIX.unpack_from(self._held, self._at)
-        kind, header_bytes = mark >> 24, mark & 0xFFFFFF
+        """Reject a header as soon as its length is known, before the frame is complete."""
+        _, packed = _PREFIX.unpack_from(self._buffer, self._at)
+        kind, header_bytes = packed >> 24, packed & 0xFFFFFF
         if kind not in (JSON, BINARY):
             raise ProtocolError("a header's type is unknown", "frame", "", {"type": kind})
         if header_bytes > min(HEADER_BYTES_MAX, length - 4):
-            values = {"header_bytes": header_bytes, "length": length, "bound": HEADER_BYTES_MAX}
+            values = {"header_bytes": header_bytes, "length": length, "limit": HEADER_BYTES_MAX}
             raise ProtocolError("a header's length is out of range", "frame", "", values)
 
 
@@ -255,7 +245,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingFrame:
 
 
 def _sized(data: bytes, at: int, length: struct.Struct) -> tuple[bytes, int]:
-    """Returns the bytes behind a length at ``at``, and where they end."""
+    """Return the bytes behind a length at ``at``, and where they end."""
     (size,) = length.unpack_from(data, at)
     start = at + length.size
     if not 0 <= size <= len(data) - start:

@@ -19,41 +19,41 @@ from dledger_core.rocketmq.remoting.codes import HeaderCode, RequestCode, Respon
 from dledger_core.rocketmq.remoting.frame import FRAME_BYTES_MAX, RemotingFrame
 
 SMALL_BODY_BYTES_MAX: Final = 64 << 10
-"""Bound on a body that carries no entries."""
+"""Limit on a body without entries."""
 PARTS_MAX: Final = 1 << 16
-"""Bound on commas and brackets: a body that holds more would take many times its size once parsed."""
+"""Limit on commas and brackets: a body with more would take many times its size once parsed."""
 _NUMBERS: Final = re.compile(rb'"body":\[([-0-9,]*)\]')
-"""Within a text of JSON a quotation mark has a backslash before it, so this is never part of one."""
+"""A quotation mark inside a JSON text follows a backslash, so this is never part of a text."""
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 def to_base64(data: bytes) -> str:
-    """Returns bytes as JSON carries them."""
+    """Return bytes as base64 text."""
     return b64encode(data).decode()
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
-    """Returns a JSON object without its nulls, keys sorted as fastjson sorts them."""
-    held = {name: fields[name] for name in sorted(fields) if fields[name] is not None}
-    return json.dumps(held, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """Return a JSON object without its nulls, keys sorted as fastjson sorts them."""
+    present = {name: fields[name] for name in sorted(fields) if fields[name] is not None}
+    return json.dumps(present, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
     if not found[1]:
         return b'"body":""'
-    if found[1].count(b",") >= RECORD_BYTES_MAX:  # Java's bound on an entry
-        return found[0]  # refused for its parts
-    import pyarrow.compute as pc  # a node's start does not wait for what hardly any needs
+    if found[1].count(b",") >= RECORD_BYTES_MAX:  # Java's limit on an entry
+        return found[0]  # rejected for its number of elements
+    import pyarrow.compute as pc  # few nodes need it, and its import takes time
 
-    try:  # columns, because a list would take many times the body's size
+    try:  # columns: a list would take many times the body's size
         numbers = pc.cast(pc.split_pattern(pa.scalar(found[1].decode()), ",").values, pa.int8())
     except pa.ArrowInvalid:
-        return found[0]  # no bytes: the field's own check names it
+        return found[0]  # not bytes: the check of the field names it
     return b'"body":"%b"' % b64encode(numbers.to_numpy().tobytes())
 
 
 class Fields:
-    """A JSON object; each access checks the kind of the value and raises ProtocolError."""
+    """A JSON object; each access checks the type of the value and raises ProtocolError."""
 
     def __init__(self, found: Mapping[str, Any], what: str) -> None:
         self._found = found
@@ -61,16 +61,16 @@ class Fields:
 
     @classmethod
     def parse(cls, body: bytes, what: str, *, max_bytes: int = SMALL_BODY_BYTES_MAX) -> Fields:
-        """Parses a body.
+        """Parse a body.
 
         Raises:
-            ProtocolError: above a bound, or no JSON object.
+            ProtocolError: it exceeds a limit, or is not a JSON object.
         """
         if len(body) <= max_bytes:
             body = _NUMBERS.sub(_numbers_to_base64, body)
         parts = sum(map(body.count, (b",", b"[", b"{")))
         if len(body) > max_bytes or parts > PARTS_MAX:
-            values = {"bytes": len(body), "parts": parts, "bound": max_bytes}
+            values = {"bytes": len(body), "parts": parts, "limit": max_bytes}
             raise ProtocolError(f"the body of {what} is too large", "body", "", values)
         try:
             found = json.loads(body)
@@ -80,7 +80,7 @@ class Fields:
 
     @classmethod
     def of(cls, found: Any, what: str) -> Fields:
-        """Wraps a parsed value; raises ProtocolError if it is no object."""
+        """Return a parsed value as fields; raise ProtocolError if it is not an object."""
         if not isinstance(found, dict):
             raise ProtocolError(f"the body of {what} is not a JSON object", "body")
         return cls(found, what)
@@ -89,7 +89,7 @@ class Fields:
         return ProtocolError(f"field {name!r} of {self._what} is not {wanted}", "body")
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Returns a 64-bit number; without a default it must be there."""
+        """Return a 64-bit number; without a default it is required."""
         value = self._found.get(name)
         if value is None and default is not None:
             return default
@@ -98,28 +98,28 @@ class Fields:
         return value
 
     def text(self, name: str) -> str | None:
-        """Returns a text, None if there is none."""
+        """Return a text, None if there is none."""
         value = self._found.get(name)
         if value is not None and not isinstance(value, str):
             raise self._wrong(name, "a text")
         return value
 
     def data(self, name: str) -> bytes | None:
-        """Returns bytes, None if there are none."""
+        """Return bytes, None if there are none."""
         value = self._found.get(name)
         return None if value is None else self._decoded(name, value)
 
     def list_of_data(self, name: str) -> list[bytes] | None:
-        """Returns a list of bytes, None if there is none."""
+        """Return a list of bytes, None if there is none."""
         values = self._list(name)
         return None if values is None else [self._decoded(name, value) for value in values]
 
     def objects(self, name: str) -> list[Fields]:
-        """Returns a list of objects, empty if there is none."""
+        """Return a list of objects, empty if there is none."""
         return [Fields.of(value, f"{self._what}.{name}") for value in self._list(name) or ()]
 
     def texts_by_name(self, name: str) -> dict[str, str]:
-        """Returns a map of texts, empty if there is none."""
+        """Return a map of texts, empty if there is none."""
         value = self._found.get(name)
         if value is None:
             return {}
@@ -144,13 +144,13 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What every request says.
+    """Fields of every request.
 
     Attributes:
-        group: the group it is for.
-        remote_id: the node it is for; one with another id refuses it.
-        local_id: the peer that sends it.
-        leader_id: whom the sender follows.
+        group: the group.
+        remote_id: the receiving node; a node with another id rejects the request.
+        local_id: the sending peer.
+        leader_id: the leader that the sender follows.
         term: the sender's term, -1 of a client.
     """
 
@@ -162,20 +162,20 @@ class Request:
     term: int = -1
 
     def own_fields(self) -> dict[str, Any]:
-        """Returns the JSON fields of this kind of request."""
+        """Return the JSON fields of this kind of request."""
         return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataRequest(Request):
-    """Who leads, and which nodes there are."""
+    """Query of the leader and the nodes."""
 
     code = RequestCode.METADATA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRequest(Request):
-    """One entry, or with ``is_batch`` several that a Java server would take in-process only."""
+    """One entry, or with ``is_batch`` several, which a Java server accepts in-process only."""
 
     code = RequestCode.APPEND
     bodies: tuple[bytes, ...] = ()
@@ -201,7 +201,7 @@ class GetRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRequest(Request):
-    """Hand leadership over, from ``transfer_id`` to ``transferee_id``; also sent from the one to the other."""
+    """Transfer of leadership from ``transfer_id`` to ``transferee_id``; also sent from the former to the latter."""
 
     code = RequestCode.LEADERSHIP_TRANSFER
     transfer_id: str | None = None
@@ -219,13 +219,13 @@ class TransferRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRequest(Request):
-    """What only Java peers ask each other (VOTE, HEART_BEAT, PULL, PUSH ...): known well enough to be refused."""
+    """A request between Java peers (VOTE, HEART_BEAT, PULL, PUSH ...); it is rejected."""
 
     kind: RequestCode = RequestCode.PUSH
 
 
 def encode_request(request: Request, opaque: int, *, language: str = "PYTHON") -> RemotingFrame:
-    """Returns the frame of a request; of a peer's request only what all have."""
+    """Return the frame of a request; for a peer request only the common fields."""
     base = {
         "code": 200,
         "group": request.group,
@@ -239,11 +239,11 @@ def encode_request(request: Request, opaque: int, *, language: str = "PYTHON") -
 
 
 def decode_request(frame: RemotingFrame) -> Request | None:
-    """Returns the request of a frame; None if its code is none of DLedger's.
+    """Return the request of a frame; None if its code is not one of DLedger's.
 
     Raises:
         ProtocolError: the body is malformed.
-        BadRequestError: it is well formed and lacks what it must hold.
+        BadRequestError: it is well formed and lacks a required field.
     """
     try:
         code = RequestCode(frame.code)
@@ -306,7 +306,7 @@ _R = TypeVar("_R", bound="Response")
 
 @dataclass(frozen=True, slots=True)
 class WireEntry:
-    """An entry as GET carries it, with the fields of its record."""
+    """An entry in a response to GET, with the fields of its record."""
 
     index: int
     term: int
@@ -318,7 +318,7 @@ class WireEntry:
     body_crc: int = 0
 
     def to_fields(self) -> dict[str, Any]:
-        """Returns its JSON object."""
+        """Return its JSON object."""
         return {
             "body": to_base64(self.body),
             "bodyCrc": self.body_crc,
@@ -333,7 +333,7 @@ class WireEntry:
 
     @classmethod
     def of(cls, fields: Fields) -> WireEntry:
-        """Reads one.
+        """Return the entry of a JSON object.
 
         Raises:
             ProtocolError: it is malformed.
@@ -342,7 +342,7 @@ class WireEntry:
         size = fields.number("size")
         if size != HEADER_BYTES + len(body):
             values = {"size": size, "body_bytes": len(body)}
-            raise ProtocolError("an entry's size is not that of its body", "body", "", values)
+            raise ProtocolError("an entry's size does not match its body", "body", "", values)
         return cls(
             fields.number("index"),
             fields.number("term"),
@@ -357,14 +357,14 @@ class WireEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What every response says.
+    """Fields of every response.
 
     Attributes:
-        code: the result; SUCCESS or what went wrong.
+        code: the result; SUCCESS or an error.
         group: the group.
-        remote_id: the node that was asked, in responses that repeat the request.
-        leader_id: who leads, as far as the node knows.
-        term: its term, -1 where it does not say.
+        remote_id: the receiving node, in responses that repeat the request.
+        leader_id: the leader known to the node.
+        term: its term, -1 if the response has none.
     """
 
     code: int = ResponseCode.SUCCESS
@@ -374,23 +374,23 @@ class Response:
     term: int = -1
 
     def own_fields(self) -> dict[str, Any]:
-        """Returns the JSON fields of this kind of response."""
+        """Return the JSON fields of this kind of response."""
         return {}
 
     @staticmethod
     def read_own(fields: Fields) -> dict[str, Any]:
-        """Returns what ``own_fields`` wrote, as arguments of this class."""
+        """Return the fields of ``own_fields`` as arguments of this class."""
         del fields
         return {}
 
     def failure(self, where: str) -> DLedgerError | None:
-        """Returns what the code means as an error, None for SUCCESS."""
+        """Return the error for the code, None for SUCCESS."""
         return None if self.code == ResponseCode.SUCCESS else error_of(self.code, where, self.leader_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataResponse(Response):
-    """Who leads, and the nodes' addresses by id."""
+    """The leader, and the nodes' addresses by id."""
 
     peers: Mapping[str, str] = field(default_factory=dict)
 
@@ -406,7 +406,7 @@ class MetadataResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendResponse(Response):
-    """Where an entry lies; of a batch the last one."""
+    """Index and position of an entry; of a batch the last one."""
 
     index: int = -1
     position: int = -1
@@ -438,7 +438,7 @@ class GetResponse(Response):
 
 
 def encode_response(response: Response, extra: Mapping[str, Any] | None = None) -> bytes:
-    """Returns the body of a response; ``extra`` fields are those of responses that no class stands for."""
+    """Return the body of a response; ``extra``: fields of responses without a class."""
     base = {
         "code": int(response.code),
         "group": response.group,
@@ -450,11 +450,11 @@ def encode_response(response: Response, extra: Mapping[str, Any] | None = None) 
 
 
 def decode_response(kind: type[_R], frame: RemotingFrame, where: str) -> _R:
-    """Returns the response of a frame as the kind that the request asks for.
+    """Return the response of a frame as the type that belongs to the request.
 
     Raises:
         ProtocolError: it is malformed.
-        DLedgerError: the header says that the request was not handled.
+        DLedgerError: the header reports that the request was not handled.
     """
     if frame.code != HeaderCode.HANDLED:
         raise header_error(frame.code, frame.remark, where)

@@ -1,4 +1,4 @@
-"""A RocketMQ broker's configuration: what it says of its DLedger group, checked, each value with its line."""
+"""A RocketMQ broker's configuration: the checked settings of its DLedger group, each value with its line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Final, TypeVar
 from dledger_core.config import check_group_name, parse_peers
 from dledger_core.errors import ConfigError
 from dledger_core.java_properties import MalformedError, Property, read_java_properties
-
-__all__ = ["BrokerConf", "read_broker_conf"]
 
 _T = TypeVar("_T")
 _GROUP, _PEERS, _SELF, _ROOT, _SIZE = _KEYS = (
@@ -35,12 +33,12 @@ _OWN_FLAGS: Final = {
     "flushDiskType": "--durability",
     "preferredLeaderId": "--preferred-leaders",
 }
-"""Keys that are not taken over, because ours differ in meaning, and the flag that comes nearest."""
+"""Ignored keys, because the option of this project differs in meaning, and the option that is closest."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConf:
-    """What a broker's configuration means for a node.
+    """Settings of a node from a broker's configuration.
 
     Attributes:
         path: the file.
@@ -49,8 +47,8 @@ class BrokerConf:
         self_id: this node.
         root: the broker's store directory.
         data_segment_bytes: size of a data file.
-        ignored: keys that mean nothing here, sorted.
-        notes: what its owner should know.
+        ignored: ignored keys, sorted.
+        notes: remarks for its owner.
     """
 
     path: Path
@@ -64,22 +62,22 @@ class BrokerConf:
 
     @property
     def broker_store(self) -> Path:
-        """Where the broker itself keeps its log."""
+        """Directory of the broker's own log."""
         return self.root / f"dledger-{self.self_id}"
 
     def remarks(self) -> list[str]:
-        """Returns lines for people: which keys are ignored, and what else to know."""
+        """Return readable lines: ignored keys and other remarks."""
         lines = [f"{self.path}: {note}" for note in self.notes]
         if self.ignored:
             lines.append(f"{self.path}: ignored: {', '.join(self.ignored)}")
         flags = [f"{_OWN_FLAGS[key]} for {key}" for key in self.ignored if key in _OWN_FLAGS]
         if flags:
-            lines.append(f"{self.path}: flags of this command that come near: {', '.join(flags)}")
+            lines.append(f"{self.path}: similar options of this command: {', '.join(flags)}")
         return lines
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
-    """Reads a broker's configuration file.
+    """Read a broker's configuration file.
 
     Raises:
         ConfigError: it cannot be read, a key is missing or its value is wrong.
@@ -89,7 +87,7 @@ def read_broker_conf(path: Path) -> BrokerConf:
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", str(path), "check --broker-conf") from None
     except MalformedError as error:
-        raise ConfigError(str(error), f"{path} line {error.line}", "write four hexadecimal digits behind \\u") from None
+        raise ConfigError(str(error), f"{path} line {error.line}", "write four hexadecimal digits after \\u") from None
     return _Reading(path, properties).conf()
 
 
@@ -115,7 +113,7 @@ class _Reading:
         found = self._last.get(key)
         if found is None:
             near = difflib.get_close_matches(key, [name for name in self._last if name not in _KEYS], n=1, cutoff=0.8)
-            hint = f"line {self._last[near[0]].line} says {near[0]}; RocketMQ spells it {key}" if near else ""
+            hint = f"line {self._last[near[0]].line} has {near[0]}; RocketMQ spells it {key}" if near else ""
             remedy = hint or f"add {key}={what}"
             raise ConfigError(f"{key} is missing", str(self._path), remedy)
         if not found.value.strip():
@@ -133,9 +131,11 @@ class _Reading:
             return Path.home() / "store"
         text = self._value(_ROOT, "the broker's store directory")
         if "${" in text:
-            raise self._wrong(_ROOT, "holds a variable", "write the path out; RocketMQ does not replace it either")
+            raise self._wrong(
+                _ROOT, "contains a variable", "write the full path; RocketMQ does not replace variables either"
+            )
         if not text.isprintable():
-            raise self._wrong(_ROOT, "holds a character that no path has", "write the path out")
+            raise self._wrong(_ROOT, "contains a character that is invalid in a path", "write the full path")
         return Path(text)
 
     def _size(self) -> int:
@@ -145,7 +145,7 @@ class _Reading:
         size = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(_SIZE_MAX)) else -1
         if not _SIZE_MIN <= size <= _SIZE_MAX:
             remedy = f"write a whole number of bytes from {_SIZE_MIN} to {_SIZE_MAX}, without a unit"
-            raise self._wrong(_SIZE, "is no size of a file", remedy)
+            raise self._wrong(_SIZE, "is not a file size", remedy)
         return size
 
     def _wrong(self, key: str, what: str, remedy: str) -> ConfigError:
@@ -159,10 +159,10 @@ class _Reading:
         for each in self._all:
             last = self._last[each.key]
             if each.key in _KEYS and last is not each:
-                yield f"line {each.line} is overridden by line {last.line}, which says {each.key} again"
+                yield f"line {each.line} is overridden by line {last.line}, which sets {each.key} again"
         enabled = self._last.get(_ENABLED)
         if enabled is None or enabled.value.strip().lower() != "true":
-            said = "is not set" if enabled is None else f"= {enabled.value.strip()} (line {enabled.line})"
-            yield f"{_ENABLED} {said}: the broker itself runs without DLedger"
+            state = "is not set" if enabled is None else f"= {enabled.value.strip()} (line {enabled.line})"
+            yield f"{_ENABLED} {state}: the broker itself runs without DLedger"
         if _ROOT not in self._last:
-            yield f"{_ROOT} is not set: RocketMQ's default {self._root()} is taken"
+            yield f"{_ROOT} is not set: RocketMQ's default {self._root()} is used"

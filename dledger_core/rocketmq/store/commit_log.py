@@ -35,18 +35,6 @@ from dledger_core.rocketmq.message.columns import Rows, join_chunks, rows_of
 from dledger_core.rocketmq.message.layout import BODY_CRC_MASK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from dledger_core.rocketmq.message.records import locate, reason_text
 
-__all__ = [
-    "BLANK_MAGIC",
-    "ClassicCommitLog",
-    "CommitLogFile",
-    "FileStop",
-    "commit_log_files",
-    "fault_text",
-    "message_batch",
-    "message_faults",
-    "walk",
-]
-
 BLANK_MAGIC: Final = -875286124
 """0xCBD43194; after the length, unlike in a DLedger file."""
 
@@ -61,7 +49,7 @@ _WRONG_POSITION: Final = 101
 
 @dataclass(frozen=True, slots=True)
 class FileStop:
-    """Where and why the messages of a file end.
+    """End of the messages of a file, and its reason.
 
     Attributes:
         position: of the first byte that is not a message.
@@ -97,7 +85,7 @@ class CommitLogFile:
             return not any(opened.read(_HEAD.size))
 
     def scan(self, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch | FileStop]:
-        """Yields the file's messages in batches of columns ``position`` and ``body``, then a FileStop.
+        """Yield the file's messages in batches of columns ``position`` and ``body``, then a FileStop.
 
         Args:
             batch_bytes: about how many bytes of messages a batch contains.
@@ -105,22 +93,22 @@ class CommitLogFile:
         with Path(self.path).open("rb", buffering=0) as opened:
             fd = opened.fileno()
             size = min(self.size, opened.seek(0, os.SEEK_END))
-            held: _Block | None = None  # the newest block: its last message may prove to be torn
+            newest: _Block | None = None  # withheld: its last message may prove to be torn
             at = 0
             while (block := _read_block(fd, at, size, batch_bytes)) is not None:
-                if held is not None:
-                    yield held.batch(self.position)
-                held, at = block, block.end
-            torn = held is not None and held.ends_torn() and _is_zero(fd, at, size)
-            if held is not None and torn:
-                held = held.without_last()
-                at = held.end
-            if held is not None and held.ends:
-                yield held.batch(self.position)
+                if newest is not None:
+                    yield newest.batch(self.position)
+                newest, at = block, block.end
+            torn = newest is not None and newest.ends_torn() and _is_zero(fd, at, size)
+            if newest is not None and torn:
+                newest = newest.without_last()
+                at = newest.end
+            if newest is not None and newest.ends:
+                yield newest.batch(self.position)
             yield FileStop(self.position + at, "end" if torn else _stop_kind(fd, at, size))
 
     def read(self, start: int, end: int) -> bytes:
-        """Returns the bytes at the positions [start, end), as far as the file contains them."""
+        """Return the bytes at the positions [start, end), as far as the file contains them."""
         low, high = max(start, self.position), min(end, self.end)
         with Path(self.path).open("rb", buffering=0) as opened:
             return os.pread(opened.fileno(), max(0, high - low), low - self.position)
@@ -150,14 +138,14 @@ class _Block:
         if self.data[end - 1]:  # the zeros that were not overwritten reach to its end
             return False
         column = np.frombuffer(self.data, np.uint8, end - begin, begin)
-        # Lengths that fit are also behind the body: such a message was written completely, whatever is wrong with it.
+        # Lengths after the body fit too: such a message was written completely, even if it is damaged.
         return not locate(Rows(column, np.zeros(1, np.int64), np.array([end - begin]), None)).complete
 
 
 def _read_block(fd: int, at: int, size: int, batch_bytes: int) -> _Block | None:
-    """Returns the messages at ``at``, at least one; None if no complete message starts there."""
+    """Return the messages at ``at``, at least one; None if no complete message starts there."""
     data = os.pread(fd, min(max(batch_bytes, _HEAD.size), size - at), at)
-    ends = [begin + length for begin, length in walk(data)]
+    ends = [begin + length for begin, length in scan_records(data)]
     if not ends and len(data) >= _HEAD.size:
         length, magic = _HEAD.unpack_from(data)
         if magic in (MAGIC_V1, MAGIC_V2) and len(data) < length <= size - at:  # larger than a batch
@@ -166,7 +154,7 @@ def _read_block(fd: int, at: int, size: int, batch_bytes: int) -> _Block | None:
 
 
 def _stop_kind(fd: int, at: int, size: int) -> str:
-    """Returns what is at the offset where the messages end: see ``FileStop``."""
+    """Return the kind of the end at an offset: see ``FileStop``."""
     head = os.pread(fd, min(_HEAD.size, size - at), at)
     if len(head) < _HEAD.size:
         return "damaged" if any(head) else "end"
@@ -175,7 +163,7 @@ def _stop_kind(fd: int, at: int, size: int) -> str:
     if not any(head):
         return "end"
     magic = head[4:].rstrip(b"\0")
-    begun = len(magic) < len(head[4:]) and any(whole.startswith(magic) for whole in _MAGICS)
+    begun = len(magic) < len(head[4:]) and any(each.startswith(magic) for each in _MAGICS)
     return "end" if begun and _is_zero(fd, at + len(head), size) else "damaged"
 
 
@@ -185,23 +173,21 @@ def _is_zero(fd: int, start: int, end: int) -> bool:
 
 
 def commit_log_files(directory: Path | str) -> tuple[CommitLogFile, ...]:
-    """Returns the files of a CommitLog directory, by position, without unused ones at its end.
+    """Return the files of a CommitLog directory, by position, without unused ones at its end.
 
     Raises:
         ConfigError: not a directory, no such files, a directory among them, a name that is not a position, or they do
             not continue each other.
     """
-    folder = Path(directory)
-    if not folder.is_dir():
-        raise ConfigError("not a directory", str(folder), "name RocketMQ's commitlog directory")
-    named = sorted(path for path in folder.iterdir() if is_segment_name(path.name))
+    root = Path(directory)
+    if not root.is_dir():
+        raise ConfigError("not a directory", str(root), "name RocketMQ's commitlog directory")
+    named = sorted(path for path in root.iterdir() if is_segment_name(path.name))
     files = tuple(
         CommitLogFile(str(path.absolute()), int(path.name), path.stat().st_size) for path in named if path.is_file()
     )
     if not files:
-        raise ConfigError(
-            "the directory contains no CommitLog file", str(folder), "name RocketMQ's commitlog directory"
-        )
+        raise ConfigError("the directory contains no CommitLog file", str(root), "name RocketMQ's commitlog directory")
     for path in named:
         if path.is_dir():
             raise ConfigError("a directory is named like a CommitLog file", str(path), "move it away")
@@ -219,8 +205,8 @@ def commit_log_files(directory: Path | str) -> tuple[CommitLogFile, ...]:
     return files[:count]
 
 
-def walk(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
-    """Yields start and size of the records in ``data``, from ``at`` on, as long as sizes and magics are possible."""
+def scan_records(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield start and size of the records in ``data``, from ``at`` on, as long as sizes and magics are possible."""
     end = len(data)
     while at + _HEAD.size <= end:
         size, magic = _HEAD.unpack_from(data, at)
@@ -231,7 +217,7 @@ def walk(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def message_batch(data: bytes, first: int, ends: list[int], base: int) -> pa.RecordBatch:
-    """Returns columns ``position`` and ``body`` of contiguous records, over the same memory.
+    """Return columns ``position`` and ``body`` of contiguous records, over the same memory.
 
     Args:
         data: bytes of a file.
@@ -247,7 +233,7 @@ def message_batch(data: bytes, first: int, ends: list[int], base: int) -> pa.Rec
 
 
 def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    """Returns what is wrong with each message, 0 if nothing: lengths, the CRC of its body, the position it carries.
+    """Return the fault of each message, 0 without one: its lengths, the CRC of its body, its recorded position.
 
     Args:
         batch: columns ``position`` and ``body``, as ``CommitLogFile.scan`` yields them; shape (n,).
@@ -263,7 +249,7 @@ def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def fault_text(fault: int) -> str:
-    """Returns the meaning of a value of ``message_faults`` other than 0."""
+    """Return the meaning of a value of ``message_faults`` other than 0."""
     if fault == _WRONG_CRC:
         return "its body does not match its CRC"
     if fault == _WRONG_POSITION:
@@ -273,7 +259,7 @@ def fault_text(fault: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Where a file's messages start and end, relative to the file, and where they stop."""
+    """Start and end of each message of a file, relative to the file, and the end of all."""
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
@@ -300,11 +286,11 @@ class ClassicCommitLog:
         self._indexes: dict[int, _Index] = {}
 
     def file_at(self, position: int) -> CommitLogFile:
-        """Returns the file that contains a position of the log."""
+        """Return the file that contains a position of the log."""
         return next(file for file in self.files if file.position <= position < file.end)
 
     def end(self) -> int:
-        """Returns the position after the last message; where the end is damaged, after the last byte that is not 0."""
+        """Return the position after the last message; where the end is damaged, after the last byte that is not 0."""
         file = self.files[-1]
         stop = self._index(file).stop
         if stop.kind == "blank":
@@ -312,14 +298,14 @@ class ClassicCommitLog:
         return stop.position if stop.kind == "end" else file.position + _last_set(file)
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """Yields the bytes [start, end) of the log in chunks of at most 1 MiB."""
+        """Yield the bytes [start, end) of the log in chunks of at most 1 MiB."""
         for file in self.files:
             low, high = max(start, file.position), min(end, file.end)
             for at in range(low, high, _CHUNK_BYTES):
                 yield file.read(at, min(high, at + _CHUNK_BYTES))
 
     def messages(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yields the messages that have bytes in [start, end), columns ``position`` and ``body``; a batch per file."""
+        """Yield the messages that have bytes in [start, end), columns ``position`` and ``body``; a batch per file."""
         for file in self.files:
             if file.end <= start or file.position >= end:
                 continue
@@ -332,7 +318,7 @@ class ClassicCommitLog:
                 yield message_batch(data, 0, (index.ends[first:stop] - begin).tolist(), file.position + begin)
 
     def damage(self, start: int, end: int) -> list[tuple[int, int, str]]:
-        """Returns what is damaged in [start, end) as (from, to, why): messages, or bytes where one should start."""
+        """Return the damage in [start, end) as (from, to, reason): messages, or bytes where one should start."""
         found = []
         for batch in self.messages(start, end):
             positions, sizes = np.asarray(batch.column("position")), _sizes(batch)
@@ -368,7 +354,7 @@ def _sizes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 
 def _last_set(file: CommitLogFile) -> int:
-    """Returns the offset after the last byte that is not zero."""
+    """Return the offset after the last byte that is not zero."""
     for start in range((file.size - 1) // _CHUNK_BYTES * _CHUNK_BYTES, -1, -_CHUNK_BYTES):
         position = file.position + start
         chunk = file.read(position, position + _CHUNK_BYTES).rstrip(b"\0")

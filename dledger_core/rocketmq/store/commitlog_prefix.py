@@ -1,7 +1,7 @@
-"""Messages of the CommitLog that precedes a log, by position, for who serves them: each is checked on its way out.
+"""Messages of a commitlog prefix by position, for the server: each is checked before it is returned.
 
-They are read with ``pread``: the files may be links into a broker's directory, and a process that maps a file which
-somebody cuts is killed.
+They are read with ``pread``: the files may be links into a broker's directory, and a process that maps a file is killed
+if another process truncates it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from dledger_core.rocketmq.store.commit_log import (
     commit_log_files,
     message_batch,
     message_faults,
-    walk,
+    scan_records,
 )
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.storage.files.file_system import Files, OsFiles
 
-__all__ = ["MESSAGE_BYTES_MAX", "CommitLogFingerprint", "CommitLogPrefix", "PrefixBatch", "open_log_prefix"]
-
 MESSAGE_BYTES_MAX: Final = 16 << 20
-"""Of one message that is served; a broker's own bound is 4 MiB unless it is told otherwise."""
+"""Limit of one served message; a broker's own default limit is 4 MiB."""
 _HEAD: Final = struct.Struct(">ii")
 _FINGERPRINT: Final = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{32})")
 
@@ -43,7 +41,7 @@ class CommitLogFingerprint:
 
     Attributes:
         start: position of the first file that counts; nodes may have deleted earlier ones.
-        end: position behind the last file.
+        end: position after the last file.
         digest: 32 hexadecimal digits.
     """
 
@@ -56,7 +54,7 @@ class CommitLogFingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads what ``str`` gives; raises ConfigError."""
+        """Return the fingerprint for a text from ``str``; raise ConfigError if it is malformed."""
         found = _FINGERPRINT.fullmatch(text.strip())
         if found is None:
             raise ConfigError(
@@ -69,12 +67,12 @@ class CommitLogFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class PrefixBatch:
-    """Messages that lie one behind the other.
+    """Contiguous messages.
 
     Attributes:
         sizes: uint32, shape (n,): bytes of each; n may be 0.
         data: the messages.
-        next_position: where to go on: behind the last one, or where the file ends.
+        next_position: position to continue at: after the last message, or the end of the file.
     """
 
     sizes: npt.NDArray[np.uint32]
@@ -83,15 +81,15 @@ class PrefixBatch:
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """Number of messages."""
         return len(self.sizes)
 
 
 class CommitLogPrefix:
-    """The messages in a CommitLog directory that is not written to any more. Thread-safe.
+    """The messages in a CommitLog directory that no broker writes to. Thread-safe.
 
     Args:
-        directory: the folder; it may be missing, and may be removed at any time.
+        directory: the directory; it may be missing, and may be removed at any time.
         files: the file system.
         end: position after its last file; a log that follows it may start there.
     """
@@ -103,13 +101,13 @@ class CommitLogPrefix:
         self._listed: tuple[CommitLogFile, ...] = ()
 
     def read(self, position: int, max_bytes: int) -> PrefixBatch | None:
-        """Returns the messages from ``position`` on, of one file, up to ``max_bytes``, but at least one.
+        """Return the messages from ``position`` on, of one file, up to ``max_bytes``, but at least one.
 
         Returns:
-            None if no file holds the position; a run of nothing if the file's messages end there.
+            None if no file contains the position; an empty batch if the file's messages end there.
 
         Raises:
-            IndexOutOfRangeError: no message begins at ``position``.
+            IndexOutOfRangeError: no message starts at ``position``.
             CorruptRecordError: one does, and it is damaged; or the file cannot be read.
             BadRequestError: one does, and it is above MESSAGE_BYTES_MAX.
         """
@@ -118,7 +116,7 @@ class CommitLogPrefix:
             return None
         try:
             data = self._bytes(file, position, max_bytes)
-        except (FileNotFoundError, NotADirectoryError):  # the old files are no longer needed, and were removed
+        except (FileNotFoundError, NotADirectoryError):  # the prefix is no longer needed, and was removed
             self._listed = ()
             return None
         except OSError as error:
@@ -132,17 +130,17 @@ class CommitLogPrefix:
         return self._checked(file, position, data)
 
     def _file_at(self, position: int) -> CommitLogFile | None:
-        found = _holding(self._listed, position)
+        found = _containing(self._listed, position)
         if found is not None:
             return found
-        try:  # laid out, or copied anew, since anybody looked
+        try:  # created or copied since the last listing
             self._listed = commit_log_files(self._directory)
         except (ConfigError, OSError):
             return None
-        return _holding(self._listed, position)
+        return _containing(self._listed, position)
 
     def _bytes(self, file: CommitLogFile, position: int, max_bytes: int) -> bytes:
-        """Returns up to ``max_bytes`` of a file, or the message at its beginning if that is larger."""
+        """Return up to ``max_bytes`` of a file, or its first message if that is larger."""
         left, offset = file.end - position, position - file.position
         opened = self._files.open(Path(file.path))
         try:
@@ -155,7 +153,7 @@ class CommitLogPrefix:
             opened.close()
 
     def _checked(self, file: CommitLogFile, position: int, data: bytes) -> PrefixBatch:
-        ends = [begin + size for begin, size in walk(data)]
+        ends = [begin + size for begin, size in scan_records(data)]
         good = len(ends)
         if good:
             wrong = message_faults(message_batch(data, 0, ends, position)) != 0
@@ -163,7 +161,9 @@ class CommitLogPrefix:
         if not good:
             raise self._no_message(file, position, data)
         sizes, end = np.diff(np.array([0, *ends[:good]])).astype(np.uint32), ends[good - 1]
-        kept = data if end > len(data) // 2 else data[:end]  # a view of a few bytes would hold all that was read
+        kept = (
+            data if end > len(data) // 2 else data[:end]
+        )  # a view of a few bytes would keep the complete buffer alive
         return PrefixBatch(sizes, memoryview(kept)[:end], position + end)
 
     def _no_message(self, file: CommitLogFile, position: int, data: bytes) -> DLedgerError:
@@ -172,13 +172,13 @@ class CommitLogPrefix:
         begins = head is not None and head["magic"] in (MAGIC_V1, MAGIC_V2) and int(head["physical_offset"]) == position
         size = int(head["size"]) if head is not None else 0
         if begins and MESSAGE_BYTES_MAX < size <= file.end - position:
-            remedy = f"go on at position {position + size}; 'dledger dump' prints it from the files"
-            return BadRequestError("a message of the CommitLog is too large to be served", where, remedy, values)
+            remedy = f"continue at position {position + size}; 'dledger dump' prints the message from the files"
+            return BadRequestError("a message of the CommitLog is too large to serve", where, remedy, values)
         if begins or len(data) < min(HEAD.itemsize, file.end - position):
-            remedy = "copy the file from a node that has it whole"
-            return CorruptRecordError("a message of the CommitLog is damaged or cut", where, remedy, values)
-        remedy = "take the position of a message, as its msg_id or its consume queue tells it"
-        return IndexOutOfRangeError(f"no message begins at position {position} of the CommitLog", where, remedy, values)
+            remedy = "copy the file from a node where it is intact"
+            return CorruptRecordError("a message of the CommitLog is damaged or truncated", where, remedy, values)
+        remedy = "use the position of a message, from its msg_id or its consume queue"
+        return IndexOutOfRangeError(f"no message starts at position {position} of the CommitLog", where, remedy, values)
 
 
 def open_log_prefix(store: Path, fingerprint: str) -> CommitLogPrefix:
@@ -186,6 +186,6 @@ def open_log_prefix(store: Path, fingerprint: str) -> CommitLogPrefix:
     return CommitLogPrefix(store.parent / COMMITLOG_DIRECTORY, end=CommitLogFingerprint.parse(fingerprint).end)
 
 
-def _holding(files: tuple[CommitLogFile, ...], position: int) -> CommitLogFile | None:
+def _containing(files: tuple[CommitLogFile, ...], position: int) -> CommitLogFile | None:
     at = bisect_right(files, position, key=lambda file: file.position) - 1
     return files[at] if at >= 0 and position < files[at].end else None

@@ -35,7 +35,7 @@ PREFILL: Final = np.array((0, 0x7FFFFFFF, 0), UNIT)
 
 
 def encode_units(physical_offsets: Any, sizes: Any, tags_codes: Any) -> bytes:
-    """Returns the units of one queue, slot by slot, 20 bytes each.
+    """Return the units of one queue, slot by slot, 20 bytes each.
 
     Args:
         physical_offsets: integers, shape (n,); the entry's position + 48.
@@ -50,31 +50,31 @@ def encode_units(physical_offsets: Any, sizes: Any, tags_codes: Any) -> bytes:
 
 
 def decode_units(data: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
-    """Returns the complete units in ``data``, dtype UNIT, shape (n,); a last, partial one is left out."""
+    """Return the complete units in ``data``, dtype UNIT, shape (n,); a last, partial one is left out."""
     return np.frombuffer(data, UNIT, len(data) // UNIT_BYTES)
 
 
 def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
-    """Returns below which index a broker gave the queue offsets; None: it gave all.
+    """Return the end of the indexes whose queue offsets come from a broker; None: all do.
 
-    One that goes on with a store that was converted back does not know our records of it; but unlike what servers of
-    ours append, each of its messages says where it lies.
+    A broker that continues a store which was converted back does not know ``meta``. But its messages contain their
+    position, unlike messages that native servers append.
 
     Args:
         reader: of the store.
-        meta: what the store records of itself, if it is one of ours.
+        meta: identity of the store, if it is native.
     """
     if meta is None:
         return None
-    behind = max(meta.broker_end_index, int(reader.first_index))
-    if meta.profile == "B" or behind > reader.last_index:
+    index = max(meta.broker_end_index, int(reader.first_index))
+    if meta.profile == "B" or index > reader.last_index:
         return meta.broker_end_index
     try:
-        entry = reader.read(behind, behind + 1, max_bytes=1)
-    except CorruptRecordError:  # whoever reads the log will say so
+        entry = reader.read(index, index + 1, max_bytes=1)
+    except CorruptRecordError:  # any reader of the log reports it
         return meta.broker_end_index
-    said = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
-    return None if said == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
+    recorded = decode_messages(entry.column("body"), ["physical_offset"]).column("physical_offset")[0].as_py()
+    return None if recorded == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA else meta.broker_end_index
 
 
 _COLUMNS: Final = ("topic", "queue_id", "queue_offset", "tags", "store_size", "store_timestamp", "sys_flag")
@@ -86,14 +86,15 @@ _SYSTEM: Final = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_XXXX", "TBW102", "TRAN
 
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
-    """What the queues of a log hold.
+    """Statistics of the queues of a log.
 
     Attributes:
-        queues: a row per queue: topic, queue_id, messages, bytes, first_offset, end_offset (behind the last),
-            first_time, last_time, spare: messages whose queue offset another one has too. Sorted by topic and queue.
-        rates: a row per queue and time: topic, queue_id, time (begin of a bucket), messages, bytes.
+        queues: a row per queue: topic, queue_id, messages, bytes, first_offset, end_offset (exclusive),
+            first_time, last_time, spare: messages that share their queue offset with another one. Sorted by topic and
+            queue.
+        rates: a row per queue and time: topic, queue_id, time (start of a bucket), messages, bytes.
         tags: a row per topic and tag (null = none): topic, tags, messages. Most frequent first.
-        not_messages: entries that are no message.
+        not_messages: entries that are not messages.
         in_no_queue: prepared and rolled-back messages.
     """
 
@@ -104,10 +105,10 @@ class QueueStatistics:
     in_no_queue: int
 
     def skew(self) -> pa.Table:
-        """Returns topics with more than one queue, how uneven they are first.
+        """Return topics with more than one queue, the most uneven first.
 
-        Columns: topic, queues, messages, largest (messages of the fullest queue) and skew: how many times what it would
-        be if all queues had the same; 1 is even.
+        Columns: topic, queues, messages, largest (messages of the fullest queue) and skew: its ratio to an even
+        distribution; 1 is even.
         """
         grouped = self.queues.group_by("topic").aggregate(
             [("queue_id", "count"), ("messages", "sum"), ("messages", "max")]
@@ -119,7 +120,7 @@ class QueueStatistics:
         return table.filter(pc.greater(table["queues"], 1)).sort_by([("skew", "descending"), ("topic", "ascending")])
 
     def of_users(self) -> QueueStatistics:
-        """Returns the same without RocketMQ's own topics; retry and dead-letter topics stay."""
+        """Return the same without RocketMQ's own topics; retry and dead-letter topics stay."""
         queues, rates, tags = (table.filter(_users(table["topic"])) for table in (self.queues, self.rates, self.tags))
         return QueueStatistics(queues, rates, tags, self.not_messages, self.in_no_queue)
 
@@ -135,13 +136,13 @@ def _users(topics: pa.ChunkedArray) -> Any:
 def queue_statistics(
     batches: Iterable[pa.RecordBatch], bucket_seconds: float = 1.0, broker_end: int | None = None
 ) -> QueueStatistics:
-    """Counts the messages of a log.
+    """Count the messages of a log.
 
     Args:
-        batches: entries in log order, with a column ``body``, as ``StoreReader.read`` and the client give them.
+        batches: entries in log order, with a column ``body``, as from ``StoreReader.read`` and the client.
         bucket_seconds: length of a bucket of ``rates``.
-        broker_end: messages of entries from this index on have no queue offsets in the log, as those of ours: they
-            count on behind what a broker gave out. None = a broker numbered all.
+        broker_end: messages from this index on have no queue offsets in the log, as in native logs: they
+            continue after the broker's offsets. None = all have a broker's offset.
     """
     counting = _Counting(max(1, int(bucket_seconds * 1_000_000)), broker_end)
     for batch in batches:
@@ -186,7 +187,7 @@ class _Counting:
         start = pc.multiply(pc.divide(times, self._bucket_us), self._bucket_us).cast(found["store_timestamp"].type)
         ones, fresh = pa.repeat(pa.scalar(1, pa.int64()), found.num_rows), found["fresh"]
         offsets = pc.if_else(fresh, pa.scalar(None, pa.int64()), found["queue_offset"])
-        facts = {
+        columns = {
             "topic": found["topic"],
             "queue_id": found["queue_id"],
             "tags": found["tags"],
@@ -199,7 +200,7 @@ class _Counting:
             "first": found["store_timestamp"],
             "last": found["store_timestamp"],
         }
-        rows = pa.table(facts)
+        rows = pa.table(columns)
         for merged in (self._queues, self._rates, self._tags):
             merged.add(rows)
 
@@ -233,7 +234,7 @@ class _Counting:
 
 
 class _Merged:
-    """Rows grouped as they come; partial results are merged before they grow."""
+    """Groups rows incrementally; merges partial results before they grow."""
 
     def __init__(self, keys: Sequence[str], values: dict[str, str]) -> None:
         self._keys = list(keys)
@@ -276,11 +277,11 @@ _TYPES: Final = {
 
 
 def consumer_lag(broker: Path, queues: pa.Table) -> pa.Table:
-    """Returns how many messages wait for each consumer group in each queue, by the broker's own record of offsets.
+    """Return how many messages wait for each consumer group in each queue, by the offsets that the broker recorded.
 
     Args:
-        broker: the broker's store directory, which holds ``config/consumerOffset.json``.
-        queues: of ``QueueStatistics``.
+        broker: the broker's store directory, which contains ``config/consumerOffset.json``.
+        queues: from ``QueueStatistics``.
 
     Returns:
         Columns consumer, topic, queue_id, offset (next to consume), end_offset, waiting; most waiting first. Empty if
@@ -303,7 +304,7 @@ def consumer_lag(broker: Path, queues: pa.Table) -> pa.Table:
 
 
 def _consumer_offsets(path: Path) -> dict[tuple[str, str], dict[int, int]]:
-    """Fastjson writes numbers as bare keys: they get quotes first."""
+    """Return the offsets by topic and consumer; Fastjson's bare number keys get quotes first."""
     try:
         text = path.read_text(encoding="utf-8")
         table = json.loads(_BARE_KEY.sub(r'\1"\2"\3', text))["offsetTable"]
@@ -315,6 +316,6 @@ def _consumer_offsets(path: Path) -> dict[tuple[str, str], dict[int, int]]:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"the consumers' offsets cannot be read: {error}", str(path), "look at consumerOffset.json.bak beside it"
+            f"the consumers' offsets cannot be read: {error}", str(path), "check consumerOffset.json.bak next to it"
         ) from None
     return found

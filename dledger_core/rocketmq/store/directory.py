@@ -1,8 +1,8 @@
-"""What a directory contains that can be read as a log: a store, a classic CommitLog, or a broker's directory with both.
+"""Logs in a directory: a store, a classic CommitLog, or a broker's directory with both.
 
 ::
 
-    store/dledger-n0/data/00000000000000000000     a node's store, ours or Java's (meta/ is ours alone)
+    store/dledger-n0/data/00000000000000000000     a node's store, native or Java's (only native stores have meta/)
     store/commitlog/00000000000000000000           a classic CommitLog, alone or before the store next to it
     data/default/dledger-n0/data/…                 a node's directory: stores of its groups, one or two levels down
 """
@@ -16,8 +16,6 @@ from typing import Final
 from dledger_core.errors import StoreMismatchError
 from dledger_core.record import is_segment_name
 from dledger_core.storage.files.layout import Layout
-
-__all__ = ["COMMITLOG_DIRECTORY", "Location", "locate"]
 
 COMMITLOG_DIRECTORY: Final = "commitlog"
 """Name of the CommitLog's directory next to a store, in a broker's directory."""
@@ -51,7 +49,7 @@ class Location:
         return self.commitlog == self.path
 
     def check(self) -> None:
-        """Checks that there is a log, and one store at most.
+        """Check that there is a log, and one store at most.
 
         Raises:
             StoreMismatchError: it is not; the remedy names the stores below.
@@ -67,7 +65,7 @@ class Location:
             raise _nothing(self.path)
 
     def after(self, commitlog: Path | None) -> Location:
-        """Returns the logs to read: those here, or the store here and a CommitLog elsewhere that precedes it.
+        """Return the logs to read: those here, or the store here and a CommitLog elsewhere that precedes it.
 
         Raises:
             StoreMismatchError: there is no log, or no store that ``commitlog`` could precede.
@@ -81,7 +79,7 @@ class Location:
         return replace(self, commitlog=commitlog)
 
     def one_store(self) -> Path:
-        """Returns the directory itself, which must be a store.
+        """Return the directory itself, which must be a store.
 
         Raises:
             StoreMismatchError: it is not; the remedy names the stores below.
@@ -103,7 +101,7 @@ class Location:
 
 
 def locate(path: Path | str) -> Location:
-    """Returns the logs that a directory contains; reads names only.
+    """Return the logs that a directory contains; reads names only.
 
     Raises:
         StoreMismatchError: ``path`` is not a directory.

@@ -1,9 +1,9 @@
-"""Where the log of a store ends: complete entries, a torn tail, damage that only looks like the end, and lost entries.
+"""End of the log of a store: complete entries, a torn tail, damage that only looks like the end, and lost entries.
 
 Java's recovery ends a log at the first bad record of its last files and deletes the rest. Its records carry no CRC, so
-damage there looks like the end. Four facts of the files tell them apart: complete records that follow, the term in
-the index row, the length of the last file (Java makes files at full size), and the end that the checkpoint records.
-In a native store the checkpoint alone decides (``storage/recovery.py``).
+damage there looks like the end. Four properties of the files distinguish them: complete records that follow, the term
+in the index row, the length of the last file (Java creates files at full size), and the end in the checkpoint.
+In a native store the checkpoint alone decides (``storage/check``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.hard_state import read_properties
 from dledger_core.storage.read.store_reader import StoreReader
 
-__all__ = ["LogEnd", "end_of"]
-
 _WORD: Final = 4
 _CHECKPOINTS: Final = ("checkpoint", "checkpoint.bak")
 
 
 @dataclass(frozen=True, slots=True)
-class LogEnd:
-    """Where a log ends.
+class CommitLogEnd:
+    """End of the log of a store.
 
     Attributes:
         end: index after the last complete entry.
@@ -63,13 +61,13 @@ class LogEnd:
         return (start, stop) if start < stop else None
 
 
-def end_of(store: StoreReader) -> LogEnd:
-    """Returns where the log of an open store ends. Reads a few records and properties; changes nothing."""
+def end_of(store: StoreReader) -> CommitLogEnd:
+    """Return the end of the log of an open store. Reads a few records and properties; changes nothing."""
     java = store.writer != "dledger-python"
     position, size = int(store.position_end), store.segment_bytes[0]
     path = store.path / "data" / segment_name(position - position % size)
     committed = store.checkpoint_commit_index
-    return LogEnd(
+    return CommitLogEnd(
         end=int(store.last_index) + 1,
         position=position,
         path=path,

@@ -51,7 +51,7 @@ def test_as_a_table(tmp_path: Path, source: Path) -> None:
     assert (meta["data_segment_bytes"], meta["profile"]) == (32768, "A")
     index_map = tmp_path / "x/dledger-n1/meta/index-map.json"
     assert str(index_map) in done.stderr
-    (run_,) = json.loads(index_map.read_text())["runs"]
+    (run_,) = json.loads(index_map.read_text())["ranges"]
     assert (run_["part"], run_["start"], run_["end"], run_["new_start"]) == ("log", 0, 267, 0)
 
 

@@ -17,7 +17,7 @@ from dledger_core.cluster import free_ports
 from dledger_core.config import STOP_WITH_STDIN, StorageConfig
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.rocketmq import decode_messages, encode_messages
-from dledger_core.rocketmq.convert import begin_behind, read_old_log
+from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.commit_log import ClassicCommitLog
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
@@ -65,11 +65,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def begin(folder: Path, directory: Path, node_id: str = "n0") -> None:
     store = directory / "g" / f"dledger-{node_id}"
-    begin_behind(read_old_log(folder), store, group="g", node_id=node_id, config=CONFIG)
+    start_store_after(read_commitlog(folder), store, group="g", node_id=node_id, config=CONFIG)
 
 
 def test_fingerprint_is_same_before_and_after_last_file_is_closed(closed: Path, open_: Path) -> None:
-    before, after = read_old_log(open_), read_old_log(closed)
+    before, after = read_commitlog(open_), read_commitlog(closed)
     assert before.fingerprint == after.fingerprint == CommitLogFingerprint.parse(str(after.fingerprint))
     assert (before.closed, after.closed) == (False, True)
     assert (before.fingerprint.start, before.fingerprint.end) == (0, END)
@@ -78,9 +78,9 @@ def test_fingerprint_is_same_before_and_after_last_file_is_closed(closed: Path, 
 def test_fingerprint_starts_at_first_file_that_node_kept(closed: Path, tmp_path: Path) -> None:
     later = shutil.copytree(closed, tmp_path / "later")
     (later / f"{0:020}").unlink()
-    found = read_old_log(later).fingerprint
+    found = read_commitlog(later).fingerprint
     assert found.start == FILE_BYTES
-    assert read_old_log(closed, found.start).fingerprint == found != read_old_log(closed).fingerprint
+    assert read_commitlog(closed, found.start).fingerprint == found != read_commitlog(closed).fingerprint
 
 
 def test_what_is_laid_out_is_what_rocketmq_made_of_it(closed: Path, open_: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_interrupted_begin_goes_on(open_: Path, closed: Path, tmp_path: Path,
 @pytest.mark.parametrize("case", ["flip", "longer", "new file", "one more"])
 def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, case: str) -> None:
     """Nodes may wait for one another for long before they begin."""
-    old, path = read_old_log(open_), open_ / f"{0:020}"
+    old, path = read_commitlog(open_), open_ / f"{0:020}"
     data = path.read_bytes()
     if case == "flip":
         path.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
@@ -134,7 +134,7 @@ def test_what_changed_after_it_was_read_is_refused(open_: Path, tmp_path: Path, 
         path.write_bytes(data)
     store = tmp_path / "node" / "g" / "dledger-n0"
     with pytest.raises(ConfigError, match="changed since"):
-        begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
+        start_store_after(old, store, group="g", node_id="n0", config=CONFIG)
     assert not (store.parent / COMMITLOG_DIRECTORY).exists()
 
 
@@ -143,13 +143,13 @@ LOCKED = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.L
 
 @pytest.mark.integration
 def test_a_broker_that_was_started_after_it_was_read_is_seen(open_: Path, tmp_path: Path) -> None:
-    old, store = read_old_log(open_), tmp_path / "node" / "g" / "dledger-n0"
+    old, store = read_commitlog(open_), tmp_path / "node" / "g" / "dledger-n0"
     command = [sys.executable, "-c", LOCKED, str(open_.parent / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
         assert broker.stdout is not None
         broker.stdout.readline()
         with pytest.raises(StoreBusyError, match="broker runs"):
-            begin_behind(old, store, group="g", node_id="n0", config=CONFIG)
+            start_store_after(old, store, group="g", node_id="n0", config=CONFIG)
         broker.kill()
     assert not (store.parent / COMMITLOG_DIRECTORY).exists()
 
@@ -220,14 +220,14 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def options_of(commitlog: Path) -> dict[str, str]:
     """Options of ``dledger serve``."""
-    return {"commitlog": str(commitlog), "fingerprint": str(read_old_log(commitlog).fingerprint)}
+    return {"commitlog": str(commitlog), "fingerprint": str(read_commitlog(commitlog).fingerprint)}
 
 
 @pytest.mark.integration
 def test_serve_requires_and_checks_fingerprint_that_convert_prints(open_: Path, closed: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dledger_core.cli", "convert", "--fingerprint", str(open_)]
     printed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.strip()
-    assert printed == str(read_old_log(closed).fingerprint)
+    assert printed == str(read_commitlog(closed).fingerprint)
     given = ["--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2", "--dir", str(tmp_path / "node"), "--commitlog", str(open_)]
     without = serve(*given)
     assert (without.returncode, "dledger convert --fingerprint" in without.stderr) == (3, True), without.stderr
@@ -374,7 +374,7 @@ def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Pat
     metas = [load_log_meta(OsFiles(), Layout(path).log_meta) for path in (store, tmp_path / "dledger-b")]
     assert metas[0] is not None
     assert metas[1] is not None
-    assert metas[0].behind == metas[1].behind == str(read_old_log(open_).fingerprint)
+    assert metas[0].behind == metas[1].behind == str(read_commitlog(open_).fingerprint)
 
 
 def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:

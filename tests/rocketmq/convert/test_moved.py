@@ -31,7 +31,7 @@ def rows_of(store: Path) -> list[dict]:
 
 
 def map_of(store: Path) -> list[dict]:
-    return json.loads((store / "meta/index-map.json").read_text())["runs"]
+    return json.loads((store / "meta/index-map.json").read_text())["ranges"]
 
 
 @pytest.mark.slow
