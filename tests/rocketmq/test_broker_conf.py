@@ -1,4 +1,4 @@
-"""A broker's configuration: Java's syntax, the keys that count, and what is said of the rest."""
+"""A broker's configuration: Java's syntax, the keys that count, and the remarks about the others."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ GOOD = "dLegerGroup=g\ndLegerPeers=n0-h:1;n1-h:2\ndLegerSelfId=n0\nstorePathRoot
         (b"", {}),
     ],
 )
-def test_the_syntax_is_java_s(data: bytes, expected: dict[str, str]) -> None:
+def test_properties_follow_java_syntax(data: bytes, expected: dict[str, str]) -> None:
     """Each vector was read by java.util.Properties too; so were 60,000 random ones, once."""
     assert {each.key: each.value for each in read_java_properties(data)} == expected
 
 
-def test_lines_are_counted_as_editors_do() -> None:
+def test_properties_count_lines_like_editors() -> None:
     found = read_java_properties(b"# one\r\na=1\n\nb=2\\\n  3\nc=4")
     assert [(each.line, each.key, each.value) for each in found] == [(2, "a", "1"), (4, "b", "23"), (6, "c", "4")]
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused_with_a_line(data: bytes) -> None:
+def test_properties_read_any_bytes_or_name_line(data: bytes) -> None:
     try:
         lines = [each.line for each in read_java_properties(data)]
     except MalformedError as error:
@@ -68,7 +68,7 @@ def test_any_bytes_are_read_or_refused_with_a_line(data: bytes) -> None:
         (REUSED, "n0", None, None),
     ],
 )
-def test_the_configurations_of_the_golden_brokers(
+def test_conf_of_golden_brokers_is_read(
     tmp_path: Path, name: str, node: str, peers: str | None, size: int | None
 ) -> None:
     (content,) = members(name, f"broker-{node}.conf").values()
@@ -92,54 +92,54 @@ def conf_of(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_defaults_and_what_is_pointed_out(tmp_path: Path) -> None:
+def test_conf_defaults_and_remarks(tmp_path: Path) -> None:
     text = "dLegerGroup=old\ndLegerGroup=g\ndLegerPeers n0-h:1\ndLegerSelfId:n0  \n"
     conf = read_broker_conf(conf_of(tmp_path, text))
     assert (conf.group, conf.self_id, conf.data_segment_bytes, conf.ignored) == ("g", "n0", 1 << 30, ())
     assert conf.root == Path.home() / "store"
-    said = "\n".join(conf.remarks())
-    assert "line 1 is overridden by line 2, which says dLegerGroup again" in said
-    assert "enableDLegerCommitLog is not set: the broker itself runs without DLedger" in said
-    assert f"storePathRootDir is not set: RocketMQ's default {Path.home() / 'store'} is taken" in said
-    off = read_broker_conf(conf_of(tmp_path, GOOD.replace("=true", "=false")))
-    assert off.notes == ("enableDLegerCommitLog = false (line 5): the broker itself runs without DLedger",)
+    overridden, enabled, root = conf.notes
+    assert all(name in overridden for name in ("line 1", "line 2", "dLegerGroup"))
+    assert "enableDLegerCommitLog" in enabled
+    assert str(Path.home() / "store") in root
+    (off,) = read_broker_conf(conf_of(tmp_path, GOOD.replace("=true", "=false"))).notes
+    assert "enableDLegerCommitLog = false (line 5)" in off
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "names"),
     [
-        ("dLegerGroup=g", "", ["dLegerGroup is missing", "add dLegerGroup="]),
+        ("dLegerGroup=g", "", ["dLegerGroup", "add dLegerGroup="]),
         (
             "dLegerGroup=g",
             "dLedgerGroup=g",
-            ["dLegerGroup is missing", "line 1 says dLedgerGroup", "spells it dLegerGroup"],
+            ["dLegerGroup", "line 1", "dLedgerGroup"],
         ),
         ("dLegerGroup=g", "dLegerGroup=", ["line 1", "dLegerGroup = '' is empty"]),
-        ("dLegerGroup=g", "dLegerGroup=a/b", ["line 1", "dLegerGroup = 'a/b'", "cannot name a group", "use 1 to 127"]),
-        ("n1-h:2", "n1:h:2", ["line 2", "dLegerPeers = ", "malformed peer 'n1:h:2'"]),
-        ("n1-h:2", "n0-h:2", ["line 2", "occurs twice"]),
-        ("SelfId=n0", "SelfId=n9", ["line 3", "dLegerSelfId = 'n9' is not in dLegerPeers", "use one of n0, n1"]),
-        ("=/s", "=${user.home}/s", ["line 4", "storePathRootDir", "write the path out"]),
+        ("dLegerGroup=g", "dLegerGroup=a/b", ["line 1", "dLegerGroup = 'a/b'", "use 1 to 127"]),
+        ("n1-h:2", "n1:h:2", ["line 2", "dLegerPeers = ", "'n1:h:2'"]),
+        ("n1-h:2", "n0-h:2", ["line 2", "dLegerPeers"]),
+        ("SelfId=n0", "SelfId=n9", ["line 3", "dLegerSelfId = 'n9'", "dLegerPeers", "use one of n0, n1"]),
+        ("=/s", "=${user.home}/s", ["line 4", "storePathRootDir"]),
         ("=/s", "=\\u12", ["line 4", "\\u12"]),
         ("=/s", "=/s\nmappedFileSizeCommitLog=1G", ["line 5", "mappedFileSizeCommitLog = '1G'", "without a unit"]),
         ("=/s", "=/s\nmappedFileSizeCommitLog=4294967296", ["line 5", "to 2147483647"]),
         ("=/s", "=/s\nmappedFileSizeCommitLog=-1", ["line 5", "'-1'"]),
-        ("=/s", "=/s\nmappedFileSizeCommitLog=" + "9" * 5000, ["line 5", "is no size of a file"]),
-        ("=/s", r"=/x/\u0000y", ["line 4", "holds a character that no path has"]),
+        ("=/s", "=/s\nmappedFileSizeCommitLog=" + "9" * 5000, ["line 5"]),
+        ("=/s", r"=/x/\u0000y", ["line 4", "storePathRootDir"]),
     ],
 )
-def test_errors_name_file_line_key_value_and_remedy(tmp_path: Path, before: str, after: str, said: list[str]) -> None:
+def test_conf_error_names_file_line_key_and_value(tmp_path: Path, before: str, after: str, names: list[str]) -> None:
     path = conf_of(tmp_path, GOOD.replace(before, after))
     with pytest.raises(ConfigError) as caught:
         read_broker_conf(path)
     assert str(path) in str(caught.value)
     assert caught.value.remedy
-    for part in said:
+    for part in names:
         assert part in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="check --broker-conf"):
+def test_unreadable_conf_is_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
         read_broker_conf(tmp_path / "nowhere.conf")
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError):
         read_broker_conf(tmp_path)

@@ -92,9 +92,13 @@ class CommitLogPrefix:
         directory: the directory; it may be missing, and may be removed at any time.
         files: the file system.
         end: position after its last file; a log that follows it may start there.
+        message_bytes_max: limit of one message.
     """
 
-    def __init__(self, directory: Path, files: Files | None = None, end: int = 0) -> None:
+    def __init__(
+        self, directory: Path, files: Files | None = None, end: int = 0, *, message_bytes_max: int = MESSAGE_BYTES_MAX
+    ) -> None:
+        self._message_bytes_max = message_bytes_max
         self.end = end
         self._directory = directory
         self._files = files or OsFiles()
@@ -109,7 +113,7 @@ class CommitLogPrefix:
         Raises:
             IndexOutOfRangeError: no message starts at ``position``.
             CorruptRecordError: one does, and it is damaged; or the file cannot be read.
-            BadRequestError: one does, and it is above MESSAGE_BYTES_MAX.
+            BadRequestError: one does, and it exceeds ``message_bytes_max``.
         """
         file = self._file_at(position)
         if file is None:
@@ -146,7 +150,7 @@ class CommitLogPrefix:
         try:
             data = opened.pread(min(left, max(max_bytes, HEAD.itemsize)), offset)
             size, magic = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (0, 0)
-            if magic in (MAGIC_V1, MAGIC_V2) and len(data) < size <= min(left, MESSAGE_BYTES_MAX):
+            if magic in (MAGIC_V1, MAGIC_V2) and len(data) < size <= min(left, self._message_bytes_max):
                 data = opened.pread(size, offset)
             return data
         finally:
@@ -171,7 +175,7 @@ class CommitLogPrefix:
         head = np.frombuffer(data, HEAD, 1)[0] if len(data) >= HEAD.itemsize else None
         begins = head is not None and head["magic"] in (MAGIC_V1, MAGIC_V2) and int(head["physical_offset"]) == position
         size = int(head["size"]) if head is not None else 0
-        if begins and MESSAGE_BYTES_MAX < size <= file.end - position:
+        if begins and self._message_bytes_max < size <= file.end - position:
             remedy = f"continue at position {position + size}; 'dledger dump' prints the message from the files"
             return BadRequestError("a message of the CommitLog is too large to serve", where, remedy, values)
         if begins or len(data) < min(HEAD.itemsize, file.end - position):
