@@ -1,9 +1,9 @@
 """Bytes per second of an audit: ``python -m tests.benchmarks.bench_audit --gib 2``.
 
-Three equal stores of ours with 1 KB entries are written, synced and read once, so they lie in the page cache. Then
-the whole job in ``digest`` mode, from its snapshot to its tables, is run ``--rounds`` times in one session, whose
-start is not counted, nor a round before, which is shown; after each, once more with ``--skip-proven``. Beside it what
-the two cores could do at best: BLAKE3 of as many bytes and their CRC, in two processes, from memory.
+Three equal native stores with 1 KB entries are written, synced and read once, so they are in the page cache. Then
+the complete job in ``digest`` mode, from its snapshot to its tables, runs ``--rounds`` times in one session, whose
+start is not counted, nor a first round, which is shown; after each, a second time with ``--skip-proven``. For
+comparison, the limit of the two cores: BLAKE3 of as many bytes and their CRC, in two processes, from memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_store(path: Path, node: str, nbytes: int) -> None:
 
 
 def hash_blocks(blocks: int) -> None:
-    """BLAKE3 and CRC-32 of so many blocks of 1 MiB."""
+    """BLAKE3 and CRC-32 of ``blocks`` blocks of 1 MiB."""
     block = os.urandom(MIB)
     for _ in range(blocks):
         blake3(block).digest()

@@ -1,12 +1,12 @@
-"""What the acknowledgement of a majority costs, against weaker promises on the same machine.
+"""The cost of a majority's acknowledgement, compared with weaker guarantees on the same machine.
 
 Method: clusters of real processes on loopback, all stores on one disk (``--directory``), measured with
 ``dledger perf append``: requests of one entry, one at a time, for the time until an acknowledgement (p50); requests
 of 1 MiB, six at a time, for throughput. Four clusters: three nodes and one node, each with ``durability`` fsync and
-page-cache (Java DLedger's). All run at the same time and are loaded one after the other, in turns; each figure is the
-median of ``--rounds`` rounds, so that a busy moment of the machine hits all alike. The ratios compare with three nodes
-and fsync: what page-cache gains is the cost of the flush, what one node gains is the cost of the majority. Not in
-it: a network, three disks instead of one, and the processors of three machines, all of which three real nodes have.
+page-cache (Java DLedger's). All run at the same time and are loaded in turns; each number is the median of
+``--rounds`` rounds, so that a busy moment of the machine affects all of them. The ratios compare with three nodes and
+fsync: the gain of page-cache is the cost of the flush, the gain of one node is the cost of the majority. Not included:
+a network, three disks instead of one, and the processors of three machines, all of which three real nodes have.
 
 Run: ``python -m tests.benchmarks.bench_majority [--seconds 5] [--rounds 3]``. Prints one JSON object.
 """
@@ -39,7 +39,7 @@ BASE = "3 nodes, fsync"
 
 
 def measure(peers: str, load: list[str], seconds: float) -> dict[str, Any]:
-    """Returns what ``dledger perf append`` finds."""
+    """Return the results of ``dledger perf append``."""
     command = [sys.executable, "-m", "dledger_core.cli", "perf", "append", "--peers", peers, "--format", "json"]
     done = subprocess.run(
         [*command, "--seconds", str(seconds), *load], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -1,9 +1,9 @@
 """Rows per second of the consume queue rebuild: ``python tests/benchmarks/bench_rebuild.py --gib 4``.
 
-A broker's store of 1 KB messages in 8 queues is written and read once, so it lies in the page cache. Then the whole
-job, from its plan to the Delta table, is run three times in one session, whose start is not counted. Beside it, on one
-thread, Python scans go message by message over the first part of the same store, with ``struct``: one takes only what
-the table says of each message, one decodes all of it, as ``decode_messages`` does. Neither checks or writes anything.
+A broker's store of 1 KB messages in 8 queues is written and read once, so it is in the page cache. Then the complete
+job, from its plan to the Delta table, runs three times in one session, whose start is not counted. In addition, on one
+thread, Python scans the first part of the same store message by message, with ``struct``: one scan takes only the
+columns of the table, one decodes all fields, as ``decode_messages`` does. Neither checks or writes anything.
 """
 
 from __future__ import annotations

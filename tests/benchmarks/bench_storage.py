@@ -67,7 +67,7 @@ def _write(path: Path, columns: Columns, batches: int, durability: str, took: di
         batch = log.place(ProposedBatch(columns), Index(number * columns.count), Term(1), 1)
         staged = time.perf_counter()
         log.persist(None, None, [batch])
-        took["stage"] += (staged - start) / 2  # both durabilities stage alike
+        took["stage"] += (staged - start) / 2  # staging is the same for both durabilities
         took[f"persist {durability}"] += time.perf_counter() - staged
     return log
 

@@ -23,7 +23,7 @@ def test_a_line_compares_medians() -> None:
     assert line.to_json()["cpu_ns_per_row"][DLEDGER] == {"spark": 3000, "python": 5}
 
 
-def test_what_was_not_measured_has_no_verdict() -> None:
+def test_report_gives_no_verdict_for_missing_measurement() -> None:
     assert Line("read", "rows/s", {DLEDGER: runs(3e6)}, TARGETS).verdicts == ["not measured", "not measured"]
     assert Line("read", "rows/s", {DLEDGER: [], MEMORY: runs(1)}, TARGETS).verdicts == ["not measured", "not measured"]
 

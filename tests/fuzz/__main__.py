@@ -22,15 +22,15 @@ INPUT_BYTES_MAX = 16 << 10
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("target", help="which one; any other word shows their names")
-    parser.add_argument("--seconds", type=int, default=60, help="how long, per target (default 60)")
-    parser.add_argument("--corpus", type=Path, help="folder for what is found (default: a new temporary one)")
+    parser.add_argument("target", help="name of the target; any other word prints the names")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds to run [default: 60]")
+    parser.add_argument("--corpus", type=Path, help="directory of new inputs [default: a new temporary one]")
     parser.add_argument("--run", type=Path, nargs="+", help="run these inputs once, without atheris")
     return parser.parse_args()
 
 
 def run_once(target: str, paths: list[Path]) -> None:
-    """Runs single inputs, to see an error again."""
+    """Run single inputs, to reproduce an error."""
     from tests.fuzz.catalog import TARGETS, warm_up
 
     warm_up(target)
@@ -60,7 +60,7 @@ def fuzz(target: str, seconds: int, corpus: Path) -> None:
     options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", f"-artifact_prefix={corpus}/"]
     options += ["-timeout=60", "-rss_limit_mb=4096", "-print_final_stats=1", "-reload=0"]
     sys.stderr.write(f"again: python -m tests.fuzz {target} --run {corpus}/crash-...\n")
-    with tempfile.TemporaryDirectory() as known:  # not those whose finding is known: libFuzzer ends at the first
+    with tempfile.TemporaryDirectory() as known:  # without known findings: libFuzzer ends at the first
         for path in corpus_of(target):
             if f"{target}/{path.name}" not in FAILING:
                 shutil.copy(path, known)

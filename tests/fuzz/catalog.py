@@ -1,4 +1,4 @@
-"""The targets by name, and where each one's corpus lies."""
+"""The targets by name, and the corpus of each."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 FAILING: dict[str, str] = {}
-"""An input of the corpus (``target/name``) whose finding is not mended yet → why. Its test must fail until it is."""
+"""An input of the corpus (``target/name``) whose bug is not fixed yet → the reason. Its test must fail until it is."""
 
 
 def corpus_of(target: str, directory: Path = CORPUS) -> list[Path]:
-    """Returns the files of a target's corpus, sorted."""
+    """Return the files of a target's corpus, sorted."""
     return sorted(path for path in (directory / target).glob("*") if path.is_file())
 
 
 @functools.cache
 def warm_up(target: str) -> None:
-    """Runs the target's seeds once, so that what libraries load and keep on first use is not held against an input."""
+    """Run the target's seeds once, so that the first use of libraries is not counted against an input."""
     with unmeasured():
         for path in corpus_of(target):
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""The file system of the tests, with an end to what one input may ask of it."""
+"""The file system of the tests, with limits on the operations of one input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.faulty_files import FaultyFile, FaultyFiles
 
 OPERATIONS_MAX = 20_000
 FILE_BYTES_MAX = 1 << 20
-"""A file system refuses a file above its bound; ours is small, since it lives in memory."""
+"""A file system rejects a larger file; the limit is small, because the files are in memory."""
 
 
 class CountedFile(FaultyFile):
@@ -46,7 +46,7 @@ class CountedFiles(FaultyFiles):
     def count(self) -> None:
         self.counted += 1
         if self.counted > OPERATIONS_MAX:
-            raise Finding(f"more than {OPERATIONS_MAX} operations on files: it hangs")
+            raise Finding(f"more than {OPERATIONS_MAX} operations on files: it does not end")
 
     def operation(self, kind: str, path: Path) -> None:
         self.count()

@@ -1,4 +1,4 @@
-"""What a target raises, and the bounds it measures: memory by tracemalloc, work by counting, never by the clock."""
+"""The error of a target, and its limits: memory by tracemalloc, work by counting, never by the clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 
 class Finding(AssertionError):  # noqa: N818 - as in a report of findings
-    """The program did what it must not: crashed, hung, took too much memory, or lost something in silence."""
+    """A bug of the program: it crashed, did not end, took too much memory, or lost data silently."""
 
 
 def expect(holds: bool, message: str, **values: object) -> None:
-    """Raises Finding unless ``holds``."""
+    """Raise Finding unless ``holds``."""
     if not holds:
         shown = " ".join(f"{name}={value!r:.300}" for name, value in values.items())
         raise Finding(f"{message} ({shown})" if shown else message)
@@ -23,7 +23,7 @@ _unmeasured: list[bool] = []
 
 @contextlib.contextmanager
 def unmeasured() -> Iterator[None]:
-    """Lets blocks take what memory they like."""
+    """Switch the memory limits off."""
     _unmeasured.append(True)
     try:
         yield
@@ -33,11 +33,11 @@ def unmeasured() -> Iterator[None]:
 
 @contextlib.contextmanager
 def memory_below(limit: int | Callable[[], int]) -> Iterator[None]:
-    """Raises Finding if the block takes more than ``limit`` bytes at its peak; memory of numpy and msgpack counts.
+    """Raise Finding if the block takes more than ``limit`` bytes at its peak; memory of numpy and msgpack counts.
 
     A limit that depends on what the block does is a function, asked at its end.
     """
-    if _unmeasured or tracemalloc.is_tracing():  # a block inside a block: the outer bound holds
+    if _unmeasured or tracemalloc.is_tracing():  # a block inside a block: the outer limit applies
         yield
         return
     tracemalloc.start(1)
@@ -47,4 +47,4 @@ def memory_below(limit: int | Callable[[], int]) -> Iterator[None]:
     finally:
         tracemalloc.stop()
     limit = limit() if callable(limit) else limit
-    expect(peak <= limit, "more memory than the bound", peak=peak, limit=limit)
+    expect(peak <= limit, "more memory than the limit", peak=peak, limit=limit)

@@ -1,6 +1,6 @@
-"""Makes the committed corpus: ``python -m tests.fuzz.seeds`` writes it anew, regressions left alone.
+"""Make the committed corpus: ``python -m tests.fuzz.seeds`` rewrites it, without the regressions.
 
-What it writes comes from our own encoders and from stores that Java wrote; it is the same each time.
+The inputs come from our own encoders and from stores that Java wrote; it is the same each time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _joined(buffers: list) -> bytes:
 
 
 def encoded(bodies: list[bytes], first: int = 0, term: int = 1, position: int = 0, **more: object) -> Records:
-    """Returns one batch as it lies on disk."""
+    """Return one batch as stored on disk."""
     place = {"first_index": first, "term": term, "position": position, "timestamp_ms": 1001}
     return encode(Columns.from_bodies(bodies), **place, segment_bytes=SEGMENT_BYTES, **more)
 
@@ -322,12 +322,12 @@ def main() -> None:
     """Writes the corpus."""
     total = 0
     for target, make in MAKERS.items():
-        folder = CORPUS / target
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("seed-*"):
+        directory = CORPUS / target
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob("seed-*"):
             old.unlink()
         for name, data in make():
-            (folder / f"seed-{name}").write_bytes(data)
+            (directory / f"seed-{name}").write_bytes(data)
             total += len(data)
     sys.stdout.write(f"{total:,} bytes\n")
 

@@ -1,4 +1,4 @@
-"""One JVM for each generation of Java DLedger; tests that need one are skipped with a reason where it cannot be had."""
+"""One JVM for each generation of Java DLedger; where there is none, its tests are skipped with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Java's own ``DLedgerClient``, of both generations, against a real cluster of ours, on the nodes' own ports."""
+"""Java's own ``DLedgerClient``, of both generations, against a real cluster, on the nodes' own ports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_java_appends_and_gets(java_client: Any, cluster: LocalCluster) -> None:
         assert bytes(got.getBody()) == entry.body
 
 
-def test_java_is_told_of_an_index_that_is_not_there(java_client: Any) -> None:
+def test_java_client_gets_error_for_missing_index(java_client: Any) -> None:
     assert java_client.get(1 << 40).getCode() == 410
 
 
@@ -73,7 +73,7 @@ def test_java_transfers_leadership_and_is_redirected(
     assert wrong.getCode() == 407
     assert java_client.leadershipTransfer(leader, target, first.getTerm()).getCode() == 200
     assert cluster.leader() == target
-    after = java_client.append(b"after")  # it still believes in the old leader, whose answer names the new one
+    after = java_client.append(b"after")  # it still asks the old leader, whose response names the new one
     assert (after.getCode(), after.getLeaderId()) == (200, target)
     assert after.getTerm() > first.getTerm()
     fresh = java.classes.client.DLedgerClient(GROUP, cluster.peers)

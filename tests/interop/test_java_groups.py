@@ -47,7 +47,7 @@ def client(group: JavaGroup) -> Iterator[Client]:
 
 
 @both_generations
-def test_what_is_appended_can_be_read(client: Client) -> None:
+def test_append_is_readable(client: Client) -> None:
     bodies = [b"entry %d" % number * (number % 50) for number in range(300)] + [b"", bytes(range(256))]
     result = client.append(bodies)
     places = result.indexes or range(result.first_index, result.last_index + 1)
@@ -100,7 +100,7 @@ def test_new_entries_are_served_once_they_were_seen_long_enough(client: Client) 
     assert client.fetch(before, before + 1, isolation="read_uncommitted").next_index == before + 1
 
 
-def test_tail_goes_on_as_entries_come(client: Client) -> None:
+def test_tail_follows_new_entries(client: Client) -> None:
     start = client.bounds().end
     tail = client.tail(start)
     client.append([b"first"])
@@ -124,12 +124,12 @@ def test_a_probe_makes_entries_readable_at_once_and_shows_in_no_row(group: JavaG
         with Client(group.peers, "g", protocol="dledger-java", java=options) as other:
             assert other.bounds().end >= second + 1
         grown = [client.bounds().end for _ in range(3)]
-        assert len(set(grown)) == 1  # nobody answers a probe with a probe
+        assert len(set(grown)) == 1  # no node answers a probe with a probe
         assert len(client.records(first, second + 10).batch) <= 6
 
 
 @both_generations
-def test_who_leads_is_told_and_leadership_moves(group: JavaGroup, client: Client) -> None:
+def test_metadata_names_leader_before_and_after_transfer(group: JavaGroup, client: Client) -> None:
     client.append([b"before"])
     metadata = client.metadata()
     assert metadata.leader_id == group.leader()
@@ -158,7 +158,7 @@ def test_client_follows_redirect_of_presumed_leader(group: JavaGroup) -> None:
         assert client.records(index, index + 1).batch.column("body").to_pylist() == [b"redirected"]
 
 
-def test_another_group_and_other_ids_are_errors_that_say_so(group: JavaGroup) -> None:
+def test_other_group_and_other_ids_are_explicit_errors(group: JavaGroup) -> None:
     with Client(group.peers, "other", protocol="dledger-java") as client:
         with pytest.raises(UnknownGroupError):
             client.append([b"x"])
@@ -182,7 +182,7 @@ def test_another_group_and_other_ids_are_errors_that_say_so(group: JavaGroup) ->
     ],
     ids=["a producer's append", "producer", "time", "digest", "describe", "pin", "wait for growth"],
 )
-def test_what_java_does_not_have_is_refused(client: Client, call: Any) -> None:
+def test_call_without_java_counterpart_is_rejected(client: Client, call: Any) -> None:
     with pytest.raises(UnsupportedError):
         call(client)
 
@@ -235,7 +235,7 @@ def test_the_leader_stops(group: JavaGroup) -> None:
         bodies = [b"before %d" % number for number in range(20)]
         first = client.append(bodies).first_index
         group.stop(group.leader())
-        # What was under way when a leader stops has an unknown outcome; an append that begins now has not.
+        # An append in flight when a leader stops has an unknown outcome; a later one has not.
         after = client.append([b"after"]).first_index
         assert after >= first + 20
         rows = client.fetch(first, after + 1, isolation="read_uncommitted").batch.column("body").to_pylist()

@@ -40,7 +40,7 @@ def entries(store: Path) -> list[Entry]:
 
 
 def write_own(directory: Path, profile: str, entries_wanted: int = 400) -> Path:
-    """A store of ours: batches of all sizes, several terms, in profile B control entries too, a cut, many segments."""
+    """Write a native store: batches of all sizes, terms, control entries in profile B, a truncation, many segments."""
     chance = random.Random(7)
     config = StorageConfig(data_segment_bytes=DATA_BYTES, index_segment_bytes=INDEX_BYTES, profile=profile)
     path = directory / "dledger-n0"
@@ -105,8 +105,8 @@ def test_java_reads_what_we_converted(java: JavaDLedger, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("profile", ["A", "B"])
-def test_java_reads_a_broker_s_log_that_was_laid_anew(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
-    """Classic messages and a generation A log become one log; then one of ours becomes generation A."""
+def test_java_reads_converted_broker_log(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
+    """Classic messages and a generation A log become one log; then a native log becomes generation A."""
     extract(MIXED, "n0/commitlog", tmp_path)
     source = extract(MIXED, "n0/dledger-n0", tmp_path).parent
     store = tmp_path / "new" / "dledger-n0"
@@ -136,7 +136,7 @@ def test_java_a_reads_a_log_with_control_entries_once_they_are_left_out(
 
 
 @pytest.mark.parametrize("profile", ["A", "B"])
-def test_java_goes_on_and_we_read_it_back(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
+def test_java_continues_native_store(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
     store = write_own(tmp_path / "own", profile)
     ours = entries(store)
     shutil.copytree(store, tmp_path / "java" / store.name)
@@ -170,7 +170,7 @@ def test_java_goes_on_and_we_read_it_back(java: JavaDLedger, tmp_path: Path, pro
         assert reader.verify().findings == ()
 
 
-def test_java_s_broker_log_is_read_alike_before_and_after(java_a: JavaDLedger, tmp_path: Path) -> None:
+def test_broker_log_is_read_equally_before_and_after_java(java_a: JavaDLedger, tmp_path: Path) -> None:
     """A real broker's log: Java reads the converted one exactly as it reads the broker's own."""
     source = extract(THREE, "n0/dledger-n0", tmp_path)
     store = tmp_path / "new" / "dledger-n0"

@@ -123,6 +123,6 @@ def test_batches_and_streams(spark: Any, group: JavaGroup, tmp_path: Path) -> No
 
     with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
         client.append([b"streamed 0", b"streamed 1"])
-    run(tmp_path / "checkpoint")  # goes on where it stopped: each row once
+    run(tmp_path / "checkpoint")  # continues after its last row: each row once
     bodies = [bytes(row["body"]) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(bodies) == sorted([*wanted, b"streamed 0", b"streamed 1"])

@@ -4,7 +4,7 @@ One session ``local[2]``, three nodes as they are by default (acknowledged when 
 Python source with the same columns as the ceiling, and three Kafka brokers (page-cache acknowledgement, Kafka's
 default) with Spark's own connector at its best settings (minPartitions = cores, large producer batches): all on this
 machine, all in one run, in turn. Kafka and its connector are fetched by Maven on first use; without a JDK or Maven it
-is left out and the report says so. Nothing here is a test: absolute figures depend on the machine, read the ratios.
+is left out, which the report mentions. This is not a test: absolute numbers depend on the machine, so read the ratios.
 
     python -m tests.benchmarks.spark_table --report build/spark-speed.json
     python -m tests.benchmarks.spark_table --quick --only read sink --without-kafka
@@ -81,7 +81,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="write the report here as JSON, and as Markdown beside it")
+    parser.add_argument("--report", type=Path, help="file of the report as JSON; the Markdown is next to it")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each system, after a warm-up (default 5)")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of 100 B; a fifth of them of 1 KB (5000000)")
     parser.add_argument("--sizes", type=int, nargs="*", default=[100, 1024], choices=[100, 1024], help="body bytes")
@@ -132,7 +132,7 @@ def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: R
 
 
 def facts(spark: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the figures depend on."""
+    """Return the versions and the hardware that the numbers depend on."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

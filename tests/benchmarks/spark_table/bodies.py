@@ -1,4 +1,4 @@
-"""What is appended and read: random bodies, alone or in messages."""
+"""Random bodies to append and read, alone or in messages."""
 
 from __future__ import annotations
 

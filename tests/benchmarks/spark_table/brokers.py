@@ -54,12 +54,12 @@ LOGGING = "status=error\nrootLogger.level=error\n"
 
 
 class MissingError(Exception):
-    """Kafka cannot be had here; says why."""
+    """Kafka is not available here, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """Where the jars lie: the servers' and tools', and those that Spark needs."""
+    """Directories of the jars: those of servers and tools, and those that Spark needs."""
 
     server: Path
     spark: tuple[Path, ...]
@@ -124,7 +124,7 @@ class Brokers:
 
     @property
     def address(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
         return ",".join(f"127.0.0.1:{port}" for port in self._ports)
 
     @property

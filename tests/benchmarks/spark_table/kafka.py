@@ -24,11 +24,11 @@ class Kafka(System):
 
     @staticmethod
     def settings(brokers: Brokers) -> dict[str, str]:
-        """Returns what the session needs to read and write Kafka."""
+        """Return the settings of a session that reads and writes Kafka."""
         return {"spark.jars": ",".join(map(str, brokers.jars.spark))}
 
     def fill(self) -> None:
-        """Writes what is going to be read, with Spark's own sink."""
+        """Write the rows that are read later, with Spark's own sink."""
         for name, rows, size in [("one", 1, 100), *((f"full{size}", rows, size) for size, rows in self._rows.items())]:
             self._brokers.make_topic(name)
             self._write(self._spark.read.format("memory").options(rows=rows, bytes=size).load(), name)

@@ -2,7 +2,7 @@
 
 Every line runs its systems in turn, round after round, forth and back, after a warm-up that does not count; so what
 else happens on the machine meets all of them. Rates of batches are rows by the wall time of the action, those of
-streams rows by the time in ``addBatch``. Beside each rate stands the CPU time per row of Spark's JVM, of its Python
+streams rows by the time in ``addBatch``. Next to each rate is the CPU time per row of Spark's JVM, of its Python
 processes and of the servers, which is steadier than the rate and says where the time goes.
 """
 
@@ -70,7 +70,7 @@ class Bench:
     def sink(self, rows: int, ledger: Ledger) -> Line:
         """A frame of bodies of 100 B, cached in the JVM in two partitions -> a log, by default options.
 
-        Beside it the same rows appended by a Python client without Spark: the sink cannot be faster than the log.
+        Next to it the same rows appended by a Python client without Spark: the sink cannot be faster than the log.
         """
         for system in self.systems:
             system.prepare_sink()

@@ -1,5 +1,5 @@
-"""A Python data source that reads rows from memory and drops what is written: the ceiling of what Spark's Python path
-can do, in the same run. It has the log's columns and its partitions, and batches of about 4 MiB.
+"""A Python data source that reads rows from memory and drops written ones: the limit of Spark's Python path in the same
+run. It has the log's columns and its partitions, and batches of about 4 MiB.
 """
 
 from __future__ import annotations

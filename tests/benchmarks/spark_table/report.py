@@ -1,4 +1,4 @@
-"""What was measured, beside what is to be reached: as JSON for machines and as a Markdown table for people."""
+"""The results next to their goals: as JSON for machines and as a Markdown table for readers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Verdict = Literal["reached", "missed", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure of ours has to be.
+    """The goal of one of our numbers.
 
     Attributes:
         bound: a factor of another system's figure, or the figure itself.
         against: the other system; None = ``bound`` is the figure.
-        most: the figure is to be at most so much, not at least.
+        most: the goal is an upper limit, not a lower one.
     """
 
     bound: float
@@ -114,7 +114,7 @@ class Report:
 
     Attributes:
         about: date, command, machine, versions.
-        left_out: what was not measured, with the reason.
+        left_out: the missing measurements, with the reason.
     """
 
     about: dict[str, Any]
@@ -122,7 +122,7 @@ class Report:
     left_out: dict[str, str]
 
     def write(self, path: Path) -> None:
-        """Writes ``path`` as JSON and the table beside it, with the ending ``.md``."""
+        """Writes ``path`` as JSON and the table next to it, as ``.md``."""
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {**self.about, "left_out": self.left_out, "lines": [line.to_json() for line in self.lines]}
         path.write_text(json.dumps(content, indent=1) + "\n")

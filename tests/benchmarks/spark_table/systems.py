@@ -1,4 +1,4 @@
-"""What is compared: our log, an in-memory source, and (in ``kafka``) Kafka, behind one small interface.
+"""The compared systems: our log, an in-memory source, and (in ``kafka``) Kafka, behind one small interface.
 
 Each system holds a log of ``rows(size)`` random bodies of ``size`` bytes, reads it with two partitions, and takes rows.
 """
@@ -97,7 +97,7 @@ class Ledger(System):
         self.append(f"messages{size}", rows, size, random_messages)
 
     def append(self, group: str, rows: int, size: int, make: Callable[[int, int], pa.Array] = random_bodies) -> None:
-        """Appends from a client, in requests of 1 MiB of which four are under way."""
+        """Appends from a client, in requests of 1 MiB, four of them in flight."""
         piece = max(1, min(rows, APPEND_BYTES // (size + 48)))
         bodies = make(min(rows, DISTINCT * piece), size)
 

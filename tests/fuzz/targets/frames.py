@@ -22,13 +22,13 @@ PER_BYTE = 128
 """Bytes of memory for a byte of a header that was received: msgpack's smallest map becomes a dict."""
 FIXED_BYTES = 4 << 20
 FRAME_BYTES_MAX = 256 << 10
-"""The bound this target gives its decoder, so that large payloads are small inputs."""
+"""The limit of this target's decoder, so that large payloads are small inputs."""
 
 _PREFIX = struct.Struct(">III")
 
 
 def with_header_crcs(stream: bytes) -> bytes:
-    """Returns the stream with the right CRC in each frame, so that damage reaches what lies behind the check."""
+    """Return the stream with the right CRC in each frame, so that damage reaches the code after the check."""
     fixed, at = bytearray(stream), 0
     while at + _PREFIX.size <= len(fixed):
         length, header_bytes, _ = _PREFIX.unpack_from(fixed, at)
@@ -53,7 +53,7 @@ def _decode(stream: bytes, bound: int, chunk: int, *, copied: bool) -> Decoded:
                 decoder.receive_data(stream[at : at + taken])
             else:
                 room = decoder.get_buffer()
-                expect(len(room) > 0, "no room to receive into")
+                expect(len(room) > 0, "the receive buffer is empty")
                 taken = min(chunk, len(room), len(stream) - at)
                 room[:taken] = stream[at : at + taken]
                 decoder.buffer_updated(taken)
@@ -91,7 +91,7 @@ class _Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gone = False
+        self.closed = False
         self.sent = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -108,14 +108,14 @@ class _Transport(asyncio.Transport):
             self.write(data)
 
     def abort(self) -> None:
-        self.gone = True
+        self.closed = True
 
     def close(self) -> None:
-        self.gone = True
+        self.closed = True
 
 
 class _Handler:
-    """Takes what a node takes from its peers."""
+    """Accepts the frames that a node accepts from its peers."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         codec.frame_to_messages(frame)
@@ -140,7 +140,7 @@ async def _converse(stream: bytes, chunk: int, *, dialled: bool) -> None:
     connection = Connection(stats, hello_timeout_s=60, **asking)
     connection.connection_made(transport)
     at, bound = 0, FIXED_BYTES + 2 * (HELLO_BYTES_MAX + RECEIVE_BYTES) + PER_BYTE * len(stream)
-    while at < len(stream) and not transport.gone:
+    while at < len(stream) and not transport.closed:
         room = connection.get_buffer(-1)
         taken = min(chunk, len(room), len(stream) - at)
         room[:taken] = stream[at : at + taken]
@@ -152,7 +152,7 @@ async def _converse(stream: bytes, chunk: int, *, dialled: bool) -> None:
     expect(stats.accepted <= 1, "hello was accepted twice")
     expect(stats.protocol_errors <= 1, "one connection was counted twice")
     if not dialled and stream[: len(PREFACE)] != PREFACE[: len(stream)]:
-        expect(transport.gone and stats.protocol_errors == 1, "a wrong preface was not refused", first=stream[:8])
+        expect(transport.closed and stats.protocol_errors == 1, "a wrong preface was not refused", first=stream[:8])
     if connection.accepted.exception() is None:
         expect(connection.version in OURS.versions, "a version was chosen that was not offered", it=connection.version)
 
@@ -168,4 +168,4 @@ def run_connection(data: bytes) -> None:
         runner.get_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
         runner.run(_converse(stream, chunk, dialled=bool(flags & 2)))
     if loop_errors:
-        raise Finding(f"an error nobody took: {loop_errors[0]!r:.300}")
+        raise Finding(f"an error without a handler: {loop_errors[0]!r:.300}")

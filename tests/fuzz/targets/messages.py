@@ -63,7 +63,7 @@ def _resent(group: str, message: Any) -> tuple[bytes, str, Any]:
 
 
 def _stage(message: AppendEntries) -> None:
-    """What came through is handed to the log, which may refuse it, but not fall over it."""
+    """Stage a valid message: the log may reject it, but not crash."""
     first = message.batches[0].payload
     expect(first is not None, "a batch without records")
     position = int(first.headers["position"][0])
@@ -170,7 +170,7 @@ def run_records(data: bytes) -> None:
 
 
 def _slow_check(data: bytes, sizes: list[int], first: int) -> int | None:
-    """The place of the first bad record, found one by one; headers are looked at before bodies."""
+    """Return the row of the first bad record, by a scan one at a time that checks headers before bodies."""
     at, term, bad_body = 0, None, None
     for place, size in enumerate(sizes):
         magic, own, index, own_term, position, mark, crc, length = struct.unpack_from(">iiqqqQIi", data, at)

@@ -115,7 +115,7 @@ def run_scan(data: bytes) -> None:
     at_head = Cursor(0, found[0].index)
     hinted = _scan(content, rows, rules, at_head)
     expect(hinted == _scan(content, b"", rules, at_head), "the index changes what the data holds", hinted=hinted)
-    expect(hinted[0] == found, "a known index changes what is found", hinted=hinted, found=found)
+    expect(hinted[0] == found, "a known index changes the result", hinted=hinted, found=found)
     with memory_below(FIXED_BYTES):
         _read(content, rows, rules, found)
 
@@ -132,14 +132,14 @@ def _read(content: bytes, rows: bytes, rules: Rules, found: list[Found]) -> None
             expect(bool(error.where and error.remedy), "the error does not say where", it=error)
             continue
         expect(got.count == 1, "not one record", count=got.count)
-        # A stray row may lead to another whole record that says it has this index and lies there.
+        # A wrong row may lead to another intact record that has this index and position.
         elsewhere = int(got.headers["position"][0]) != record.position
         same = bytes(memoryview(got.data)[48:]) == record.body
         expect(same or elsewhere or not rules.position_checked, "another record than asked for", index=record.index)
     if all(record.term == found[0].term for record in found) and not any(rows):
         try:
             runs = term_ranges(reader.term_at, first, last)
-        except DLedgerError as error:  # behind the log's end something looks like the head of a segment
+        except DLedgerError as error:  # after the log's end some bytes look like the start of a segment
             expect(bool(error.where), "the error does not say where", it=error)
             return
         expect([(run.first_index, run.term) for run in runs] == [(first, found[0].term)], "other terms", runs=runs)

@@ -1,4 +1,4 @@
-"""The small files of a store: currterm, log.json, checkpoint, tables; and the control entries behind the tables."""
+"""The small files of a store: currterm, log.json, checkpoint, tables; and the control entries of the tables."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _open(files: CountedFiles, group: str, node_id: str) -> CommitLog:
 
 
 def run_checkpoint(data: bytes) -> None:
-    """Input: the file. A damaged one counts as absent; what is taken was written so to the byte."""
+    """Input: the file. A damaged one counts as absent; an accepted one is re-encoded to the same bytes."""
     path = META / "checkpoint"
     files = files_with(path, data)
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
@@ -99,7 +99,7 @@ def run_tables(data: bytes) -> None:
         snapshot = crc32(snapshot[4:]).to_bytes(4, "big") + snapshot[4:]
     with memory_below(FIXED_BYTES + PER_BYTE * len(data)):
         tables = LogTables.restore(snapshot)
-    if flags & 1 and data[1:] != snapshot:  # nobody writes such a file
+    if flags & 1 and data[1:] != snapshot:  # no node writes such a file
         return
     again = tables.snapshot()
     expect(LogTables.restore(again).snapshot() == again, "the tables change when written again")
@@ -117,7 +117,7 @@ def _ask(tables: LogTables) -> None:
 
 
 def run_control(data: bytes) -> None:
-    """Bodies of control entries, one behind the other, each behind its u16 length; applied to the tables."""
+    """Consecutive bodies of control entries, each after its u16 length; applied to the tables."""
     tables, at, index = LogTables(), 0, 0
     while at + 2 <= len(data):
         size = int.from_bytes(data[at : at + 2], "big")

@@ -1,8 +1,8 @@
-"""A whole store whose files are damaged in any way, opened by the node and by a reader.
+"""A complete store whose files are damaged in any way, opened by the node and by a reader.
 
-What may come of it: the log as it was; the log cut back to before the first damage, but never below what the checkpoint
-vouches for; or a DLedgerError that names the file. Never another exception, never fewer entries in silence, never an
-entry with other content.
+Allowed results: the log as it was; the log truncated before the first damage, but never below the entries that the
+checkpoint covers; or a DLedgerError that names the file. Never another exception, never a silent loss of entries, never
+an entry with other content.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Origin:
         files: its files.
         first: its first entry.
         bodies: of all its entries.
-        ends: (position, index) behind each batch.
-        vouched: the last entry the checkpoint vouches for; -1 if there is none.
+        ends: (position, index) after each batch.
+        covered: the last entry that the checkpoint covers; -1 without one.
     """
 
     files: CountedFiles
     first: int
     bodies: list[bytes]
     ends: list[tuple[int, int]]
-    vouched: int
+    covered: int
 
     @property
     def last(self) -> int:
@@ -76,7 +76,7 @@ def _origin(files: CountedFiles, ends: list[tuple[int, int]]) -> Origin:
 
 @functools.cache
 def origins() -> tuple[Origin, ...]:
-    """Closed in peace; killed long after its last checkpoint; without a checkpoint; without its beginning."""
+    """Stopped; killed long after its last checkpoint; without a checkpoint; trimmed."""
     closed, killed, bare, shortened = (CountedFiles(seed) for seed in range(4))
     log = open_log(closed)
     log.adopt_uuid("0" * 32)
@@ -108,13 +108,13 @@ def origins() -> tuple[Origin, ...]:
         _origin(shortened, shortened_ends),
     )
     assert found[3].first > 0
-    assert found[1].vouched < found[1].last
+    assert found[1].covered < found[1].last
     return found
 
 
 @dataclass
 class Damage:
-    """What was done to a store: the files that differ, and the first position of the data that does."""
+    """The changes of a store: the files that differ, and the first data position that does."""
 
     files: CountedFiles
     touched: set[Path]
@@ -212,7 +212,8 @@ def _look(origin: Origin, damage: Damage, files: CountedFiles) -> None:
             report = reader.verify()
             if not damage.touched:
                 errors = [finding for finding in report.findings if finding.severity == "error"]
-                expect(errors == [] and reader.last_index == origin.last, "a whole store is called damaged", it=errors)
+                intact = errors == [] and reader.last_index == origin.last
+                expect(intact, "an intact store is called damaged", it=errors)
             _compare(origin, damage, range(reader.first_index, reader.last_index + 1), _reading(reader))
     except DLedgerError as error:
         _check_error(error)
@@ -232,21 +233,21 @@ def _open(origin: Origin, damage: Damage) -> None:
         _check_error(error)
         if isinstance(error, CorruptRecordError) and error.where.startswith(str(DATA)):
             after = {path: bytes(inode.content) for path, inode in files.names.items() if path.parent == DATA}
-            expect(after == before, "damage was found, and yet the data was changed", it=error)
-        expect(bool(damage.touched), "a whole store was refused", it=error)
+            expect(after == before, "damage was found, yet the data was changed", it=error)
+        expect(bool(damage.touched), "an intact store was rejected", it=error)
         return
     first, last = log.first_index(), log.last_index()
-    promised = max((index - 1 for position, index in origin.ends if position <= damage.position), default=-1)
+    expected = max((index - 1 for position, index in origin.ends if position <= damage.position), default=-1)
     if META / "checkpoint" not in damage.touched:
-        promised = max(promised, origin.vouched)
-    expect(last >= min(promised, origin.last), "entries were lost in silence", last=last, promised=promised)
+        expected = max(expected, origin.covered)
+    expect(last >= min(expected, origin.last), "entries were lost silently", last=last, expected=expected)
     expect(first == origin.first or last < first, "the log begins elsewhere", first=first, was=origin.first)
 
     def body(index: int) -> bytes:
         return bytes(log.read(index, index + 1, 1).data)[48:]
 
     _compare(origin, damage, range(first, last + 1), body)
-    _go_on(log, files)
+    _continue(log, files)
 
 
 def _compare(origin: Origin, damage: Damage, indexes: range, body: Callable[[int], bytes]) -> None:
@@ -261,7 +262,7 @@ def _compare(origin: Origin, damage: Damage, indexes: range, body: Callable[[int
             # A changed log.json may say that the log begins elsewhere.
             others = any(path.parent == INDEX or path == META / "log.json" for path in damage.touched)
             needs_recheck = damage.position < 1 << 62 or others
-            expect(needs_recheck, "a whole entry is called damaged", index=index, it=error)
+            expect(needs_recheck, "an intact entry is called damaged", index=index, it=error)
             continue
         expect(index >= origin.first, "an entry that was deleted", index=index)
         expect(found == origin.bodies[index - origin.first], "an entry with other content", index=index)
@@ -274,8 +275,8 @@ def _check_error(error: DLedgerError) -> None:
         expect(named, "the error names no file or position", it=error)
 
 
-def _go_on(log: CommitLog, files: CountedFiles) -> None:
-    """The log takes another batch, and has it after the process was killed."""
+def _continue(log: CommitLog, files: CountedFiles) -> None:
+    """Check that the log accepts another batch, and has it after the process was killed."""
     last = log.last_index()
     try:
         term = max([int(run.term) for run in log.term_ranges()], default=1)
