@@ -14,7 +14,7 @@ def runs(*values: float) -> list[Run]:
     return [Run(value, {"spark": value / 1e3, "python": 5.0}) for value in values]
 
 
-def test_a_line_compares_medians() -> None:
+def test_report_line_compares_medians() -> None:
     figures = {DLEDGER: runs(3e6, 9e6, 1e6), KAFKA: runs(1.5e6), MEMORY: runs(5e6)}
     line = Line("read", "rows/s", figures, TARGETS)
     assert line.figures == {DLEDGER: 3e6, KAFKA: 1.5e6, MEMORY: 5e6}
@@ -28,12 +28,12 @@ def test_report_gives_no_verdict_for_missing_measurement() -> None:
     assert Line("read", "rows/s", {DLEDGER: [], MEMORY: runs(1)}, TARGETS).verdicts == ["not measured", "not measured"]
 
 
-def test_an_upper_bound_is_kept_up_to_the_bound_itself() -> None:
+def test_upper_limit_includes_limit_itself() -> None:
     verdicts = [Target(1.5, most=True).verdict({DLEDGER: value}) for value in (1.4, 1.5, 1.6)]
     assert verdicts == ["reached", "reached", "missed"]
 
 
-def test_the_report_is_written_twice(tmp_path: Path) -> None:
+def test_report_is_written_as_json_and_markdown(tmp_path: Path) -> None:
     lines = [
         Line("batch read", "rows/s", {DLEDGER: runs(3e6), MEMORY: runs(4e6)}, TARGETS),
         Line("start", "s", {DLEDGER: [Run(1.25)]}, (Target(1.5, most=True),)),

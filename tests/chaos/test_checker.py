@@ -289,7 +289,7 @@ def test_checker_finds_one_lost_changed_or_swapped_entry(seed: int) -> None:
     assert bodies == log.hashes.tolist() or kinds(history, wrong, wrong, wrong)
 
 
-def test_history_file_has_a_line_for_each_operation_and_note(tmp_path: Path) -> None:
+def test_history_file_has_line_for_each_call_and_note(tmp_path: Path) -> None:
     history = [*ATTEMPTS, decision(True, "t/1/a"), lost(0, "unknown", 5), read(8, 0, {3: 13}, 4, linearizable=True)]
     recorder = Recorder(tmp_path / "history.jsonl")
     for each in history:

@@ -36,12 +36,12 @@ def inputs() -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "path"), inputs())
-def test_the_corpus(target: str, path: Path) -> None:
+def test_target_accepts_corpus_input(target: str, path: Path) -> None:
     warm_up(target)
     TARGETS[target](path.read_bytes())
 
 
-def test_every_target_has_a_corpus() -> None:
+def test_every_target_has_corpus() -> None:
     assert [target for target in TARGETS if not corpus_of(target)] == []
 
 
@@ -75,7 +75,7 @@ def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_mutations_of_the_corpus_and_any_bytes(target: str) -> None:
+def test_target_accepts_mutated_corpus_and_any_bytes(target: str) -> None:
     warm_up(target)
     run = TARGETS[target]
     seeds = [path.read_bytes() for path in corpus_of(target) if f"{target}/{path.name}" not in FAILING]

@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
 
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_a_table_of_a_java_group_grows_with_it(
+def test_ingest_appends_new_entries_of_java_group(
     spark: Any, group_b: JavaGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def append(*bodies: bytes) -> int:

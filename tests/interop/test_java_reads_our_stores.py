@@ -124,9 +124,7 @@ def test_java_reads_converted_broker_log(java: JavaDLedger, tmp_path: Path, prof
 
 
 @pytest.mark.parametrize("profile", ["A"])
-def test_java_a_reads_a_log_with_control_entries_once_they_are_left_out(
-    java: JavaDLedger, tmp_path: Path, profile: str
-) -> None:
+def test_java_a_reads_log_without_control_entries(java: JavaDLedger, tmp_path: Path, profile: str) -> None:
     source = write_own(tmp_path / "own", "B")
     store = tmp_path / "new" / "dledger-n0"
     convert(ConvertRequest(source=source, destination=store, group="g", self_id="n0", peers=PEERS, profile=profile))
@@ -150,7 +148,8 @@ def test_java_continues_native_store(java: JavaDLedger, tmp_path: Path, profile:
     if profile == "B":  # Java's records carry neither time nor CRC: they are taken over by a conversion
         back = tmp_path / "back" / "dledger-n0"
         report = convert(ConvertRequest(source=store, destination=back, group="g", self_id="n0", peers=PEERS))
-        assert report.notes == ("Java DLedger has appended to this store of ours",)
+        (note,) = report.notes
+        assert "Java DLedger" in note
     found = entries(back)
     assert found[: len(ours)] == ours
     assert [entry.body for entry in found[len(ours) :]] == bodies

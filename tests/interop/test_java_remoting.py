@@ -11,6 +11,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("profile", "version"), [("A", VERSIONS[0]), ("B", VERSIONS[1])])
-def test_java_s_classes_make_the_recorded_frames(java: JavaDLedger, profile: str, version: str) -> None:
+def test_java_classes_make_recorded_frames(java: JavaDLedger, profile: str, version: str) -> None:
     del profile
     assert {name: bytes.fromhex(frame) for name, frame in Recorder(java).frames().items()} == recorded(version)

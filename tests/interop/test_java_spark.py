@@ -37,7 +37,7 @@ def reading(running: JavaGroup, **more: str) -> dict[str, str]:
     return options(running, groups="g", safetyLag="500ms", **more)
 
 
-def test_offsets_are_checked_against_the_log_at_each_batch(group: JavaGroup) -> None:
+def test_offsets_are_checked_against_log_at_each_batch(group: JavaGroup) -> None:
     with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
         client.append([b"%d" % number for number in range(10)])
     tracker = Tracker(DLedgerOptions.for_reading(reading(group)))
@@ -56,7 +56,7 @@ def test_offsets_are_checked_against_the_log_at_each_batch(group: JavaGroup) -> 
     assert tracker.wait(bounds, 10) is False
 
 
-def test_uncommitted_reads_go_to_the_stored_end(group: JavaGroup) -> None:
+def test_uncommitted_reads_end_at_stored_end(group: JavaGroup) -> None:
     with Client(group.peers, "g", protocol="dledger-java", timeout_ms=60_000) as client:
         last = client.append([b"just now"]).last_index
     more = {"groups": "g", "safetyLag": "1h", "isolation": "read_uncommitted"}
@@ -65,7 +65,7 @@ def test_uncommitted_reads_go_to_the_stored_end(group: JavaGroup) -> None:
     assert log.chunk(Range("g", last, last + 1), last, 0).batch.column("body").to_pylist() == [b"just now"]
 
 
-def test_messages_are_decoded_and_keep_the_offsets_that_their_broker_gave(group: JavaGroup) -> None:
+def test_decoded_messages_keep_offsets_of_their_broker(group: JavaGroup) -> None:
     messages = encode_messages(
         topic=pa.array(["orders", "orders"]), queue_id=1, body=pa.array([b"one", b"two"]), queue_offset=pa.array([7, 8])
     )

@@ -78,5 +78,5 @@ def test_trace_is_equal_for_different_hash_seeds(core: bool) -> None:
 
 
 @pytest.mark.parametrize("needed", [(), (3,), (0, 17), (5, 6, 7, 40), tuple(range(50))])
-def test_minimal_returns_exactly_the_needed_items(needed: tuple[int, ...]) -> None:
+def test_minimal_returns_exactly_needed_items(needed: tuple[int, ...]) -> None:
     assert minimal(range(50), lambda items: set(needed) <= set(items)) == list(needed)

@@ -119,7 +119,7 @@ def test_an_append_that_java_took_in_another_order_says_where_each_body_lies() -
     assert (found.first_index, found.last_index, found.indexes) == (10, 15, (11, 10, 15))
 
 
-def test_one_in_flight_keeps_the_order() -> None:
+def test_appends_keep_order_with_one_in_flight() -> None:
     leader = Leader()
     append(leader, 20, 1)
     assert leader.bodies == [b"%d" % i for i in range(20)]
