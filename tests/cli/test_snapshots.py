@@ -143,3 +143,8 @@ def test_each_command_lists_examples_and_its_environment_variables() -> None:
             assert "Examples:\n    dledger " in page or "Examples:\n    eval " in page, path
             assert "DLEDGER_DEBUG" in page, path
             assert ("--peers" in page) <= ("DLEDGER_PEERS" in page), path
+
+
+def test_guide_lists_each_command() -> None:
+    guide = (Path(__file__).parents[2] / "dledger_core/cli/README.md").read_text()
+    assert [path[0] for path in commands(main) if f"`{path[0]}" not in guide] == []
