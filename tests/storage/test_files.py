@@ -1,4 +1,4 @@
-"""The real file system behind the seam."""
+"""The operating system's file system; ``tests/contracts/test_files.py`` has the contract of all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dledger_core.storage.files.file_system import OsFiles
 
 
-def test_vectored_writes_of_any_number(tmp_path: Path) -> None:
+def test_pwritev_writes_any_number_of_buffers(tmp_path: Path) -> None:
     files = OsFiles()
     pieces = [bytes([n % 251]) * (n % 5) for n in range(3000)]
     file = files.open(tmp_path / "f", write=True, create=True)
@@ -19,7 +19,7 @@ def test_vectored_writes_of_any_number(tmp_path: Path) -> None:
     assert file.pread(1 << 20, 0) == bytes(7) + b"".join(pieces)
 
 
-def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pwritev_continues_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: real(fd, [bytes(buffers[0])[:3]], offset))
     file = OsFiles().open(tmp_path / "f", write=True, create=True)
@@ -30,44 +30,25 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         file.pwritev([b"a"], 0)
 
 
-def test_holes_are_skipped(tmp_path: Path) -> None:
-    file = OsFiles().open(tmp_path / "f", write=True, create=True)
-    file.truncate(10 << 20)
-    assert file.next_data(0) == 10 << 20
-    file.pwritev([b"x"], 5 << 20)
-    assert 0 < file.next_data(0) <= 5 << 20
-    assert file.next_data(11 << 20) == 10 << 20
-
-
-def test_an_unlinked_file_can_still_be_read(tmp_path: Path) -> None:
+def test_closed_file_rejects_reads(tmp_path: Path) -> None:
     files = OsFiles()
     file = files.open(tmp_path / "f", write=True, create=True)
     file.pwritev([b"abc"], 0)
-    files.unlink(tmp_path / "f")
-    assert file.pread(3, 0) == b"abc"
     file.close()
     file.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         file.pread(3, 0)
 
 
-def test_folders_and_small_files(tmp_path: Path) -> None:
-    files = OsFiles()
-    files.mkdir(tmp_path / "a" / "b")
-    files.mkdir(tmp_path / "a" / "b")
-    assert files.read(tmp_path / "a" / "none") is None
-    assert files.listdir(tmp_path / "none") is None
-    for content in (b"one", b"two"):
-        files.replace(tmp_path / "a" / "file", content)
-        assert files.read(tmp_path / "a" / "file") == content
-    assert files.listdir(tmp_path / "a") == ["b", "file"]
+def test_next_data_skips_hole(tmp_path: Path) -> None:
+    file = OsFiles().open(tmp_path / "f", write=True, create=True)
+    file.truncate(10 << 20)
+    assert file.next_data(0) == 10 << 20
+    file.pwritev([b"x"], 5 << 20)
+    assert 0 < file.next_data(0) <= 5 << 20
 
 
-def test_a_lock_is_held_once(tmp_path: Path) -> None:
-    files = OsFiles()
-    lock = files.lock(tmp_path / "lock")
-    with pytest.raises(BlockingIOError):
-        files.lock(tmp_path / "lock")
-    assert files.read(tmp_path / "lock") == f"{os.getpid()}\n".encode()
+def test_lock_file_contains_process_id(tmp_path: Path) -> None:
+    lock = OsFiles().lock(tmp_path / "lock")
+    assert OsFiles().read(tmp_path / "lock") == f"{os.getpid()}\n".encode()
     lock.close()
-    files.lock(tmp_path / "lock").close()

@@ -72,7 +72,7 @@ class Inode:
 
 
 def _write(target: bytearray, offset: int, data: bytes) -> None:
-    if offset > len(target):
+    if data and offset > len(target):
         target.extend(bytes(offset - len(target)))
     target[offset : offset + len(data)] = data
 
