@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
 import json
 import shutil
 import struct
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,26 +18,9 @@ from dledger_core.cli.formats import COLUMNS, ESCAPES
 from dledger_core.rocketmq import encode_messages
 from dledger_core.storage import CommitLog, open_store
 from tests.cli import command
-from tests.rocketmq.convert.stores import manifest, snapshot, store_of, unpacked
-from tests.support.archives import unpack
+from tests.rocketmq.convert.stores import snapshot, store_of, unpacked
+from tests.rocketmq.golden import MIXED, THREE, extract, units
 from tests.support.logs import SMALL, append
-from tests.support.only_reading import only_reading
-
-ROCKETMQ = Path(__file__).parents[1] / "rocketmq" / "testdata"
-MIXED, THREE = "rocketmq-rmq5-mixed-small", "rocketmq-rmq5-dledger-3-small"
-FACTS = {
-    "topic": "messageTopic",
-    "queue_id": "messageQueueId",
-    "queue_offset": "messageQueueOffset",
-    "physical_offset": "commitLogOffset",
-    "store_size": "storeSize",
-    "msg_id": "msgId",
-    "flag": "flag",
-    "sys_flag": "sysFlag",
-    "body_crc": "bodyCRC",
-    "reconsume_times": "reconsumeTimes",
-    "prepared_transaction_offset": "preparedTransactionOffset",
-}
 
 
 def run(*arguments: object, code: int = 0) -> Result:
@@ -58,14 +37,10 @@ def text(*arguments: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mixed store, and the store and oracle of one broker of three."""
+    """A broker with a mixed log, and one of three brokers in DLedger mode."""
     directory = tmp_path_factory.mktemp("golden")
-    for name, within in ((MIXED, ""), (THREE, "/n0/")):
-        with tarfile.open(ROCKETMQ / f"{name}.tar.gz") as archive:
-            wanted = [
-                m for m in archive if (within in m.name and "timer" not in m.name) or m.name.endswith("oracle.jsonl.gz")
-            ]
-            unpack(archive, directory, wanted)
+    for name, within in ((MIXED, "n0/commitlog"), (MIXED, "n0/dledger-n0"), (THREE, "n0/dledger-n0")):
+        extract(name, within, directory)
     return directory
 
 
@@ -75,35 +50,10 @@ def java(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     return unpacked(f"dledger-{request.param}-diverged", tmp_path_factory.mktemp("java"))
 
 
-def oracle(golden: Path, name: str) -> dict[int, dict[str, Any]]:
-    """Return the units that RocketMQ's own classes read, by physical offset."""
-    with gzip.open(golden / name / "oracle.jsonl.gz") as file:
-        found = (json.loads(line) for line in file)
-        return {unit["commitLogOffset"]: unit for unit in found if unit["kind"] == "unit"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [MIXED, THREE])
-def test_messages_equal_those_rocketmq_reads(golden: Path, name: str) -> None:
-    units = oracle(golden, name)
-    before = snapshot(golden / name / "n0")
-    with only_reading(golden):
-        found = {row["physical_offset"]: row for row in rows(golden / name / "n0", "--decode", "message")}
-    assert snapshot(golden / name / "n0") == before
-    assert len(units) > 400
-    assert set(units) <= set(found)  # half messages that were rolled back are in no queue
-    for at, unit in units.items():
-        row = found[at]
-        assert {name: row[name] for name in FACTS} == {name: unit[key] for name, key in FACTS.items()}
-        body = base64.b64decode(row["body_base64"]) if "body_base64" in row else row["body"].encode()
-        assert hashlib.sha256(body).hexdigest() == unit["bodySha256"]
-        assert (row["tags"], row["keys"]) == (unit["tags"], unit["keys"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("column", ["topic", "tags", "keys", "queue_id"])
 def test_filter_finds_same_messages_as_slow_scan(golden: Path, column: str) -> None:
-    store = golden / THREE / "n0"
+    store = golden / THREE / "n0" / "dledger-n0"
     everything = rows(store, "--decode", "message")
     wanted = {row[column] for row in everything if row[column] is not None}
     option = {"topic": "--topic", "tags": "--tag", "keys": "--key", "queue_id": "--queue"}[column]
@@ -125,15 +75,15 @@ def _fits(row: dict[str, Any], column: str, value: Any) -> bool:
 
 
 def test_unique_key_finds_its_message(golden: Path) -> None:
-    store = golden / THREE / "n0"
+    store = golden / THREE / "n0" / "dledger-n0"
     wanted = rows(store, "--from", 700, "--count", 1, "--decode", "message")[0]
     assert wanted in rows(store, "--key", wanted["properties"]["UNIQ_KEY"])
 
 
 def test_physical_offset_finds_message_in_both_halves_of_mixed_log(golden: Path) -> None:
     store = golden / MIXED / "n0"
-    units = sorted(oracle(golden, MIXED))
-    for at in (units[0], units[200], units[-1], units[-200]):
+    positions = sorted(unit["commitLogOffset"] for unit in units(MIXED))
+    for at in (positions[0], positions[200], positions[-1], positions[-200]):
         for inside in (0, 10):
             (row,) = rows(store, "--from", f"@{at + inside}", "--count", 1)
             assert row["physical_offset"] == at
@@ -156,13 +106,6 @@ def test_entry_without_append_time_is_found_by_store_time(golden: Path) -> None:
     assert len(expected) > 250
     assert rows(store, "--from", since, "--to", until) == expected
     assert rows(store, "--from", since, "--to", until, "--count", 5) == expected[:5]
-
-
-def test_entries_of_java_store_equal_those_java_reads(java: Path) -> None:
-    for node in ("n0", "n1", "n2"):
-        store, _ = store_of(java, node)
-        wanted = [f"{index} {term} {magic}" for index, term, magic, _ in manifest(java, node)]
-        assert text(store, "--format", r"%i %e %{magic}\n") == wanted
 
 
 def test_trimmed_log_is_read_from_its_first_index(java: Path, tmp_path: Path) -> None:
@@ -322,30 +265,6 @@ def test_damaged_commitlog_shows_intact_messages_and_position(golden: Path, tmp_
     assert f"position={at}" in last
 
 
-def test_invalid_properties_do_not_affect_other_messages(tmp_path: Path) -> None:
-    """Lengths beyond the record, no separators, bytes that are not UTF-8."""
-    log = CommitLog.open(tmp_path / "s", group="g", node_id="n0")
-    good = encode_messages(topic="t", queue_id=0, body=[b"b"], keys="k1")[0].as_py()
-    size = good.index(b"KEYS") - 2
-    odd = [good[:size] + struct.pack(">h", 32767) + good[size + 2 :], good[:-8] + b"\xff" * 8, good[:-8] + b"\x01" * 8]
-    append(log, [good, *odd])
-    log.close(3)
-    found = rows(tmp_path / "s", "--decode", "message")
-    assert [row["topic"] for row in found] == ["t", None, "t", "t"]
-    assert found[1]["error"]
-    assert [row["index"] for row in rows(tmp_path / "s", "--key", "k1")] == [0]
-
-
-def test_invalid_append_time_is_unknown(own: Path, tmp_path: Path) -> None:
-    shutil.copytree(own, tmp_path / "s")
-    file = tmp_path / "s" / "data" / f"{0:020d}"
-    data = bytearray(file.read_bytes())
-    data[34:40] = b"\xff" * 6  # of the first entry
-    file.write_bytes(data)
-    assert rows(tmp_path / "s", "--to", 1)[0]["timestamp"] is None
-    assert " - " in text(tmp_path / "s", "--to", 1)[1]
-
-
 Edit = Callable[[bytearray, int], bytes]
 
 
@@ -390,7 +309,7 @@ def test_missing_committed_entries_at_end_are_reported(tmp_path: Path) -> None:
 
 
 def test_tag_star_matches_every_message(golden: Path) -> None:
-    store = golden / THREE / "n0"
+    store = golden / THREE / "n0" / "dledger-n0"
     everything = rows(store, "--topic", "TopicTest", "--format", "json")
     assert rows(store, "--topic", "TopicTest", "--tag", "*") == everything
     assert rows(store, "--topic", "TopicTest", "--tag", "nothing || *") == everything
