@@ -102,6 +102,17 @@ def test_names_avoid_words_without_meaning() -> None:
     assert found == []
 
 
+def test_test_names_have_at_most_80_characters() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and len(node.name) > 80
+    ]
+    assert found == []
+
+
 def words(name: str) -> set[str]:
     spaced = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return set(spaced.split("_"))

@@ -189,7 +189,7 @@ def mark_of(cluster: LocalCluster, node: str) -> Path:
     return cluster.store_path(node) / "meta" / "recovering"
 
 
-def test_a_node_whose_log_lost_its_end_gets_its_vote_back_from_a_leader_elected_without_it(tmp_path: Path) -> None:
+def test_recovering_voter_votes_again_after_leader_elected_without_it(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster)
         soon(lambda: settled(cluster))
@@ -204,7 +204,7 @@ def test_a_node_whose_log_lost_its_end_gets_its_vote_back_from_a_leader_elected_
         check_alike(cluster)
 
 
-def test_without_its_vote_there_is_no_majority_until_another_node_or_the_operator_helps(tmp_path: Path) -> None:
+def test_recovering_voter_keeps_group_without_majority_until_helped(tmp_path: Path) -> None:
     runner = CliRunner()
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster)

@@ -209,7 +209,7 @@ def test_two_queries_with_one_id_are_fenced_and_never_dropped(
     assert log.bodies() == [b"of the first"]
 
 
-def test_a_failed_attempt_leaves_nothing_under_way_and_its_transaction_can_be_aborted(
+def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(
     options: DLedgerOptions, transaction: TransactionId, log: Log
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:

@@ -413,7 +413,7 @@ def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durabl
         found.close()
 
 
-def test_a_file_whose_size_was_lost_in_a_failed_sync_has_it_again_once_it_is_rewritten() -> None:
+def test_rewrite_restores_file_size_lost_in_failed_sync() -> None:
     files = FaultyFiles()
     files.mkdir(DATA)
     segments = Segments(files, DATA, 2048, (), write=True)
@@ -580,9 +580,7 @@ def test_a_blank_that_no_read_touches_is_looked_at_and_repaired(byte: int) -> No
         (0, LAST, True),
     ],
 )
-def test_the_vote_is_taken_where_damage_reaches_the_end_and_before_anything_is_mended(
-    first: int, last: int, lost: bool
-) -> None:
+def test_repair_marks_recovering_voter_before_repairing_damaged_end(first: int, last: int, lost: bool) -> None:
     files = WHOLE.files.clone()
     save_hard_state(files, STORE, HardState(Term(5), NodeId("n1")))
     for index in range(first, last + 1):

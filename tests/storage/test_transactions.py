@@ -98,7 +98,7 @@ def test_what_was_aborted_is_not_opened_again_by_a_straggler_of_its_run():
     table.check_attempt(T0._replace(run_id="run2"))
 
 
-def test_an_abort_that_came_before_its_attempts_keeps_them_from_opening_the_transaction():
+def test_abort_before_attempts_prevents_reopened_transaction():
     table = TransactionTable()
     table.apply_abort({"q": "q", "b": 0, "r": T0.run_id})
     assert table.state(T0)[0] == "aborted"
