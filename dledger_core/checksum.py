@@ -1,9 +1,10 @@
-"""CRC-32 (java.util.zip.CRC32's polynomial) of whole columns of bodies.
+"""CRC-32 (java.util.zip.CRC32's polynomial) of columns of bodies.
 
-One SIMD call per body is still a call per body, so a column is checked in one pass instead. A CRC register that holds
-the CRC c of the body before, when the next four bytes are XORed with c, goes on as if it had just begun. So of a copy
-of the column in which the first four bytes of each body are XORed with the CRC that the body before shall have, the CRC
-is the last body's, if all CRCs are right; a single wrong one always shows, several with the chance of any CRC-32.
+One SIMD call per body is still a call per body, so a column is checked in one pass instead. A CRC register that
+contains the CRC c of the previous body continues as if it had just started when the next four bytes are XORed with c.
+So the first four bytes of each body in a copy of the column are XORed with the expected CRC of the body before. The CRC
+of this copy is the last body's, if all CRCs are right; a single wrong one always shows, several with the probability
+of any CRC-32.
 """
 
 from __future__ import annotations
@@ -17,26 +18,24 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-__all__ = ["Buffer", "crc32", "crc32_column", "crc32_list", "first_mismatch", "match"]
-
 Buffer = bytes | bytearray | memoryview
 _U32 = npt.NDArray[np.uint32]
 _U8 = npt.NDArray[np.uint8]
 _CRC_BYTES: Final = 4
 _CHAIN_COUNT_MIN: Final = 64
 _CHAIN_BYTES: Final = 512 << 10
-"""What is copied at once: it shall stay in the processor's cache."""
+"""Bytes copied at once, so that they stay in the processor's cache."""
 _COPY_BYTES_MAX: Final = 512
-"""Bodies up to this length are cheaper to copy out than to look at in place."""
+"""Bodies up to this length are cheaper to copy than to read in place."""
 
 
 def crc32(data: Buffer, value: int = 0) -> int:
-    """Returns the CRC-32 of ``data``, continuing from ``value``."""
+    """Return the CRC-32 of ``data``, continuing from ``value``."""
     return int(isal_zlib.crc32(data, value))
 
 
 def crc32_column(blob: Buffer, lengths: npt.NDArray[Any]) -> _U32:
-    """Returns the CRC-32 of each body in ``blob``, bodies lying one behind the other.
+    """Return the CRC-32 of each body in ``blob``, contiguous bodies.
 
     Args:
         blob: the concatenated bodies.
@@ -54,12 +53,12 @@ def crc32_column(blob: Buffer, lengths: npt.NDArray[Any]) -> _U32:
 
 
 def crc32_list(bodies: Sequence[Buffer]) -> _U32:
-    """Returns the CRC-32 of each of ``bodies``."""
+    """Return the CRC-32 of each of ``bodies``."""
     return np.fromiter(map(isal_zlib.crc32, bodies), np.uint32, len(bodies))
 
 
 def first_mismatch(blob: Buffer, lengths: npt.NDArray[Any], crcs: npt.NDArray[Any]) -> int | None:
-    """Returns the position in the column of the first body whose CRC differs, or None.
+    """Return the row of the first body whose CRC differs, or None.
 
     Args:
         blob: the concatenated bodies.
@@ -80,12 +79,12 @@ def first_mismatch(blob: Buffer, lengths: npt.NDArray[Any], crcs: npt.NDArray[An
 
 
 def match(bodies: _U8, crcs: _U32, out: _U8 | None = None) -> bool:
-    """Whether bodies of one length have these CRC-32s; False also where one pass cannot tell (shorter than 4 bytes).
+    """Whether bodies of one length have these CRC-32s; False also where one pass cannot decide (shorter than 4 bytes).
 
     Args:
-        bodies: shape (n, length), length > 0; rows need not lie one behind the other.
+        bodies: shape (n, length), length > 0; rows need not be contiguous.
         crcs: shape (n,), the expected CRC-32s.
-        out: contiguous, of the same shape: gets the bodies in the same pass; of no use where the answer is False.
+        out: contiguous, of the same shape: gets the bodies in the same pass; without meaning if the result is False.
     """
     n, length = bodies.shape
     if length < _CRC_BYTES:
@@ -95,32 +94,32 @@ def match(bodies: _U8, crcs: _U32, out: _U8 | None = None) -> bool:
     value = 0
     for row in range(0, n, rows):
         count = min(rows, n - row)
-        piece = copy[:count] if out is None else out[row : row + count]
-        piece[:] = bodies[row : row + count]
+        chunk = copy[:count] if out is None else out[row : row + count]
+        chunk[:] = bodies[row : row + count]
         first = 0 if row else 1
-        heads = np.ndarray((count - first,), "<u4", piece, first * length, (length,))
+        starts = np.ndarray((count - first,), "<u4", chunk, first * length, (length,))
         before = crcs[row + first - 1 : row + count - 1]
-        heads ^= before
-        value = crc32(piece.data.cast("B"), value)
+        starts ^= before
+        value = crc32(chunk.data.cast("B"), value)
         if out is not None:
-            heads ^= before
+            starts ^= before
     return value == int(crcs[-1]) if n else True
 
 
 def _chain(blob: _U8, lengths: npt.NDArray[Any], crcs: _U32) -> int:
-    """Returns the CRC-32 of the column in which each body begins XORed with the CRC of the body before."""
+    """Return the CRC-32 of the column in which the start of each body is XORed with the CRC of the body before."""
     ends = np.cumsum(lengths, dtype=np.int64)
     copy = np.empty(min(len(blob), _CHAIN_BYTES + int(lengths.max())), np.uint8)
     value, row, begin = 0, 0, 0
     while row < len(ends):
         stop = max(row + 1, int(np.searchsorted(ends, begin + _CHAIN_BYTES, side="right")))
         end = int(ends[stop - 1])
-        piece = copy[: end - begin]
-        piece[:] = blob[begin:end]
+        chunk = copy[: end - begin]
+        chunk[:] = blob[begin:end]
         first = max(row, 1)
         starts, before = ends[first - 1 : stop - 1] - begin, crcs[first - 1 : stop - 1]
         for byte in range(_CRC_BYTES):
-            piece[starts + byte] ^= (before >> np.uint32(8 * byte)).astype(np.uint8)
-        value = crc32(piece.data, value)
+            chunk[starts + byte] ^= (before >> np.uint32(8 * byte)).astype(np.uint8)
+        value = crc32(chunk.data, value)
         row, begin = stop, end
     return value

@@ -1,15 +1,15 @@
-"""Bodies of control entries (magic 2): what the log itself needs to remember between data entries.
+"""Bodies of control entries (magic 2): producers, transactions and the log's identity, stored between data entries.
 
-An empty body is a NOOP. Any other is a msgpack map whose key ``k`` names its kind::
+An empty body is a no-op. Any other is a msgpack map whose key ``k`` names its kind::
 
     log           u   uuid of the log (the first control entry of a log)
     producer      p id, e epoch, s sequence, n data entries that follow in the batch, c CRC-32 of their CRC column
     attempt       q query id, b batch id, r run id, a attempt uuid, n and c as above
     commit        q, b, r, parts [[first, last, rows, crc], ...]: the winning ranges of a transaction,
-                  i what the micro-batch was made of (a digest), if its writer knows that
+                  i a digest of the micro-batch's input, if its writer knows it
     abort         q, b
 
-Later versions add kinds and keys; readers ignore what they do not know.
+Later versions add kinds and keys; readers ignore unknown ones.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from dledger_core import checksum
 from dledger_core.checksum import Buffer
 from dledger_core.errors import BadRequestError, CorruptRecordError
 
-__all__ = ["PARTS_MAX", "Part", "TransactionId", "check_parts", "column_crc", "pack", "unpack"]
-
 PARTS_MAX: Final = 16_000
-"""Parts of one transaction: its request, its control entry and its answer fit their bounds (1 MiB, 16,384 elements)."""
+"""Parts of one transaction: request, control entry and response fit their limits (1 MiB, 16,384 elements)."""
 
 
 class TransactionId(NamedTuple):
-    """A Spark micro-batch: ``query_id`` and ``batch_id`` name it, ``run_id`` says which run of the query writes."""
+    """A Spark micro-batch: ``query_id`` and ``batch_id`` name it, ``run_id`` is the run of the query that writes."""
 
     query_id: str
     batch_id: int
@@ -49,23 +47,23 @@ class Part(NamedTuple):
 
 
 def check_parts(parts: Sequence[object]) -> None:
-    """Raises BadRequestError if a transaction has too many parts."""
+    """Raise BadRequestError if a transaction has too many parts."""
     if len(parts) > PARTS_MAX:
         raise BadRequestError(
-            f"a transaction of {len(parts)} parts is above the bound",
+            f"a transaction of {len(parts)} parts exceeds the limit",
             "parts",
             f"commit at most {PARTS_MAX}: append larger chunks, or smaller micro-batches",
-            {"parts": len(parts), "bound": PARTS_MAX},
+            {"parts": len(parts), "limit": PARTS_MAX},
         )
 
 
 def pack(fields: dict[str, Any]) -> bytes:
-    """Returns the body of a control entry."""
+    """Return the body of a control entry."""
     return bytes(msgpack.packb(fields, use_bin_type=True))
 
 
 def unpack(body: Buffer) -> dict[str, Any]:
-    """Returns the map of a control entry's body; an empty body is ``{}``.
+    """Return the map of a control entry's body; an empty body is ``{}``.
 
     Raises:
         CorruptRecordError: not a msgpack map of the expected kind.
@@ -75,7 +73,7 @@ def unpack(body: Buffer) -> dict[str, Any]:
     try:
         unpacker = msgpack.Unpacker(max_buffer_size=len(body))
         unpacker.feed(body)
-        unpacker.skip()  # builds nothing, and finds arrays that claim more elements than follow
+        unpacker.skip()  # rejects, without building anything, arrays that claim more elements than follow
         fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise CorruptRecordError(f"a control entry is not msgpack: {error}") from None
@@ -85,5 +83,5 @@ def unpack(body: Buffer) -> dict[str, Any]:
 
 
 def column_crc(crcs: npt.NDArray[Any]) -> int:
-    """Returns the CRC-32 of a column of CRCs, as little-endian uint32: identifies a batch's content."""
+    """Return the CRC-32 of a column of CRCs, as little-endian uint32: identifies a batch's content."""
     return checksum.crc32(np.ascontiguousarray(crcs, "<u4").tobytes())

@@ -1,7 +1,7 @@
-"""Digests of ranges of entries: equal digests mean equal entries, whoever holds them.
+"""Digests of ranges of entries: equal digests mean equal entries, on any store.
 
-A range's ``content`` covers index, term, magic and body; its ``layout`` covers what may differ between stores that
-hold the same entries (position, mark, body CRC). Both are independent of how the range was read in pieces. They are
+A range's ``content`` covers index, term, magic and body; its ``layout`` covers fields that may differ between stores
+with the same entries (position, flags, body CRC). Neither depends on how the range was split into reads. They are
 BLAKE3, which is as hard to forge as SHA-256 and several times faster.
 """
 
@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from blake3 import blake3
 
-from dledger_core import checksum
 from dledger_core.record import Records
-
-__all__ = ["RangeDigest", "RangeHasher", "damaged_indexes"]
 
 _CONTENT = np.dtype([("index", "<i8"), ("term", "<i8"), ("magic", "<i4"), ("length", "<i4")])
 _LAYOUT = np.dtype([("position", "<i8"), ("flags", "<u8"), ("crc", "<u4")])
@@ -23,7 +20,7 @@ _LAYOUT = np.dtype([("position", "<i8"), ("flags", "<u8"), ("crc", "<u4")])
 
 @dataclass(frozen=True, slots=True)
 class RangeDigest:
-    """Digest of the entries [start, end): 32 bytes of content, 32 of layout, and how many body bytes they hold."""
+    """Digest of the entries [start, end): 32 bytes of content, 32 of layout, and the number of body bytes."""
 
     start: int
     end: int
@@ -33,15 +30,15 @@ class RangeDigest:
 
 
 class RangeHasher:
-    """Takes the records of one range, in order and in pieces of any size. Not thread-safe."""
+    """Digest of one range; records are added in order, in blocks of any size. Not thread-safe."""
 
     def __init__(self, start: int) -> None:
         self._start = self._end = start
         self._nbytes = 0
-        self._heads, self._bodies, self._layout = blake3(), blake3(), blake3()
+        self._headers, self._bodies, self._layout = blake3(), blake3(), blake3()
 
     def update(self, records: Records, first: int = 0, stop: int | None = None) -> None:
-        """Adds records, which continue the ones before; or only those from ``first`` to ``stop``, counted from 0."""
+        """Add records that continue the previous ones; or only those from ``first`` to ``stop``, counted from 0."""
         headers = records.headers[first:stop]
         lengths = records.headers["length"]
         begin = int(lengths[:first].sum(dtype=np.int64))
@@ -52,28 +49,20 @@ class RangeHasher:
         layout = np.empty(len(headers), _LAYOUT)
         for name in _LAYOUT.names or ():
             layout[name] = headers[name]
-        self._heads.update(content.tobytes())
+        self._headers.update(content.tobytes())
         self._bodies.update(bodies)
         self._layout.update(layout.tobytes())
         self._nbytes += len(bodies)
         self._end += len(headers)
 
     def digest(self) -> RangeDigest:
-        """Returns the digest of what was added so far."""
-        content = blake3(self._heads.digest() + self._bodies.digest()).digest()
+        """Return the digest of all records added so far."""
+        content = blake3(self._headers.digest() + self._bodies.digest()).digest()
         return RangeDigest(self._start, self._end, self._nbytes, content, self._layout.digest())
 
 
 def damaged_indexes(records: Records) -> list[int]:
-    """Returns the indexes of records whose body does not match its CRC (CRC 0 with mark 0: not verifiable)."""
-    headers = records.headers
-    if records.count == 0:
+    """Return the indexes of records whose body does not match its CRC."""
+    if records.first_bad_body() is None:
         return []
-    lengths = headers["length"].astype(np.int64)
-    crcs = headers["crc"].astype(np.uint32)
-    foreign = (headers["flags"] == 0) & (crcs == 0)
-    if not foreign.any() and checksum.first_mismatch(records.bodies, lengths, crcs) is None:
-        return []
-    actual = checksum.crc32_column(records.bodies, lengths)
-    wrong = (actual != crcs) & ~foreign
-    return [int(index) for index in headers["index"][wrong]]
+    return [int(index) for index in records.headers["index"][records.bad_bodies()]]

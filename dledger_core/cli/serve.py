@@ -149,11 +149,11 @@ def _check_commitlog(directory: Path, fingerprint: str | None, config: ServerCon
     store = config.store_path(group)
     meta = open_identity(OsFiles(), Layout(store), group=group, node_id=config.self_id)
     if meta is not None:
-        if meta.behind is None and (meta.first_position, meta.first_index) == (0, 0):
+        if meta.commitlog_prefix is None and (meta.first_position, meta.first_index) == (0, 0):
             raise ConfigError("the log did not start after a CommitLog", str(store), "leave --commitlog out")
-        if given is not None and meta.behind not in (None, str(given)):
+        if given is not None and meta.commitlog_prefix not in (None, str(given)):
             raise StoreMismatchError(
-                f"the log started after the CommitLog with fingerprint {meta.behind}, not {given}",
+                f"the log started after the CommitLog with fingerprint {meta.commitlog_prefix}, not {given}",
                 str(store),
                 "correct --fingerprint, or move the store away if it belongs to another group",
             )

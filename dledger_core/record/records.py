@@ -141,8 +141,7 @@ class Records:
 
         Args:
             first_index: the index the first record must have.
-            body_crc: check each body against its CRC too; a CRC of 0 in a record whose flags are 0 (written by
-                Java) means "not verifiable" and passes.
+            body_crc: check each body against its CRC too; one that is not ``verifiable`` passes.
             gather: ``bodies`` will be read next: gather them in the same pass where that saves one.
 
         Raises:
@@ -154,14 +153,8 @@ class Records:
         if not self.count:
             return
         headers = self.headers
-        good = (
-            (headers["index"] == np.arange(first_index, first_index + self.count))
-            & (headers["size"] == sizes)
-            & (headers["length"] == sizes - HEADER_BYTES)
-            & (headers["magic"] >= MAGIC_DATA)
-            & (headers["magic"] <= MAGIC_MEMBERSHIP)
-            & (headers["position"] >= 0)
-        )
+        good = self.well_formed() & (headers["position"] >= 0)
+        good &= headers["index"] == np.arange(first_index, first_index + self.count)
         good[1:] &= headers["term"][1:] >= headers["term"][:-1]
         wrong = None if bool(good.all()) else int(np.argmin(good))
         reason = "the record's header is damaged"
@@ -171,30 +164,48 @@ class Records:
             at = f"index {first_index + wrong}"
             raise CorruptRecordError(reason, at, "", {"index": first_index + wrong})
 
-    def first_bad_body(self, *, gather: bool = False) -> int | None:
-        """Return the row of the first body that does not match its CRC, or None.
+    def well_formed(self) -> npt.NDArray[np.bool_]:
+        """Return which headers have values that a record can have; ``Header.is_well_formed`` for all of them."""
+        headers, sizes = self.headers, self.sizes.astype(np.int64)
+        found: npt.NDArray[np.bool_] = (
+            (headers["size"] == sizes)
+            & (headers["length"] == sizes - HEADER_BYTES)
+            & (headers["magic"] >= MAGIC_DATA)
+            & (headers["magic"] <= MAGIC_MEMBERSHIP)
+            & (headers["index"] >= 0)
+            & (headers["term"] >= 0)
+        )
+        return found
 
-        A CRC of 0 in a record whose flags are 0 (written by Java) means "not verifiable" and passes.
-        """
-        headers = self.headers
-        crcs = headers["crc"].astype(np.uint32)
-        lengths = headers["length"].astype(np.int64)
-        foreign = (headers["flags"] == 0) & (crcs == 0)
-        if not foreign.any():
-            rows = self._equal_rows()
-            if rows is not None:
-                bodies, others = self._body_memory(rows) if gather else (None, None)
-                first = checksum.crc32(memoryview(self.data)[HEADER_BYTES : int(self.sizes[0])])
-                if first == crcs[0] and checksum.match(rows[:, HEADER_BYTES:], crcs[1:], others):
-                    if bodies is not None:
-                        self._bodies = bodies.data
-                    return None
-            return checksum.first_mismatch(self.bodies, lengths, crcs)
-        if foreign.all():
-            return None
-        actual = checksum.crc32_column(self.bodies, lengths)
-        wrong = np.flatnonzero((actual != crcs) & ~foreign)
-        return int(wrong[0]) if len(wrong) else None
+    def verifiable(self) -> npt.NDArray[np.bool_]:
+        """Return which bodies have a CRC. A CRC of 0 in a record without flags means that Java wrote none."""
+        found: npt.NDArray[np.bool_] = (self.headers["flags"] != 0) | (self.headers["crc"] != 0)
+        return found
+
+    def first_bad_body(self, *, gather: bool = False) -> int | None:
+        """Return the row of the first body that does not match its CRC, or None."""
+        crcs = self.headers["crc"].astype(np.uint32)
+        verifiable = self.verifiable()
+        if not verifiable.all():
+            wrong = self.bad_bodies()
+            return int(wrong[0]) if len(wrong) else None
+        rows = self._equal_rows()
+        if rows is not None:
+            bodies, others = self._body_memory(rows) if gather else (None, None)
+            first = checksum.crc32(memoryview(self.data)[HEADER_BYTES : int(self.sizes[0])])
+            if first == crcs[0] and checksum.match(rows[:, HEADER_BYTES:], crcs[1:], others):
+                if bodies is not None:
+                    self._bodies = bodies.data
+                return None
+        return checksum.first_mismatch(self.bodies, self.headers["length"].astype(np.int64), crcs)
+
+    def bad_bodies(self) -> npt.NDArray[np.int64]:
+        """Return the rows of all bodies that do not match their CRC."""
+        verifiable = self.verifiable()
+        if not verifiable.any():
+            return np.empty(0, np.int64)
+        actual = checksum.crc32_column(self.bodies, self.headers["length"].astype(np.int64))
+        return np.flatnonzero((actual != self.headers["crc"]) & verifiable)
 
 
 def records_of(batch: Batch) -> Records:

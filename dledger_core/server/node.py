@@ -169,7 +169,7 @@ class NodeServer:
         profile = log.config.profile
         if profile != config.storage.profile:
             _LOG.warning("group %s stays in profile %s, in which its log was made", group, profile)
-        if (above := log.recovering_mark.above) is not None:
+        if (above := log.recovering_marker.above) is not None:
             told = "group %s: the end of the log was lost; no vote until an entry of a term above %d is committed here"
             _LOG.warning(told, group, above)
         replica = Replica(

@@ -11,7 +11,6 @@ import pytest
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError
-from dledger_core.storage.check.recent_check import check_recent
 from tests.chaos.damage import KINDS, Damage, Spot
 from tests.support.logs import append, open_log, read_all
 
@@ -41,7 +40,7 @@ def start(path: Path) -> int:
     """Open the store as a node does; return its number of entries."""
     log = open_log(None, path, CONFIG)
     try:
-        check_recent(log)
+        log.check_recent()
         return len(read_all(log))
     finally:
         log.close(log.last_index())

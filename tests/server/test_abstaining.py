@@ -19,8 +19,8 @@ from dledger_core.errors import UnreachableError
 from dledger_core.raft import Role
 from dledger_core.server.maintenance.repair import RepairReport, repair_store
 from dledger_core.storage.check.repair import StoreRepair
-from dledger_core.storage.files.checkpoint import load_checkpoint
 from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import load_checkpoint
 from tests.support.group import NODES
 from tests.support.replica_group import LEADER_TICKS_MAX, HandDriven, ReplicaGroup
 from tests.support.server_group import STORAGE
@@ -135,4 +135,4 @@ def test_what_a_repaired_node_may_have_forgotten_is_not_lost_with_its_vote(keep:
     group.drop = lambda _: False
     group.tick(20)
     assert [group.lost(node) for node in group.members.values()] == [[], [], []]
-    assert victim.log.recovering_mark.above is None
+    assert victim.log.recovering_marker.above is None

@@ -26,7 +26,7 @@ from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
 from dledger_core.server.services.appends import ID_BYTES_MAX, UNTIL_READY_MAX
 from dledger_core.server.services.budget import Budget
-from dledger_core.storage.write.trim import TablesSnapshot
+from dledger_core.storage.tables.tables import TablesSnapshot
 from tests.support.replica_group import Asker, HandDriven
 from tests.support.server_group import STORAGE
 
@@ -167,7 +167,7 @@ def test_a_repeat_of_deleted_entries_says_that_the_term_is_unknown(tmp_path):
         n0.replica.save_checkpoint()
         n0.run()
         tables = TablesSnapshot.of(n0.replica.tables)
-        n0.replica.raft.trim(n0.log.delete_prefix(6, tables, n0.replica.commit_index))
+        n0.replica.raft.trim(n0.log.trim(6, tables, n0.replica.commit_index))
         assert n0.log.first_index() > 3
         ask.produced("p", 0, 0, b"a")
         assert (ask.ranges[0], ask.ranges[-1]) == ((2, 2), (2, 2))

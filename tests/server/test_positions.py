@@ -20,7 +20,7 @@ from dledger_core.rocketmq.convert import read_commitlog, start_store_after
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.services.positions import Positions
-from dledger_core.storage.write.trim import TablesSnapshot
+from dledger_core.storage.tables.tables import TablesSnapshot
 from tests.rocketmq.golden import MIXED, extract, messages
 from tests.support.server_group import ServerGroup, eventually, run
 
@@ -141,8 +141,8 @@ def test_a_folder_beside_a_log_that_began_behind_none_is_not_read(tmp_path: Path
             shutil.copytree(golden, tmp_path / "default" / COMMITLOG_DIRECTORY)
             await client.append(BODIES)
             replica = group.hosted("n0").replica
-            segments = replica.log.segment_facts()
-            replica.delete_prefix(Index(segments[1].first_index))
+            segments = replica.log.segment_summaries()
+            replica.trim(Index(segments[1].first_index))
             await eventually(lambda: replica.log.first_index() > 0)
             with pytest.raises(IndexOutOfRangeError, match="before the log"):
                 await client.read_at(0)
@@ -160,13 +160,13 @@ def test_retention_in_the_middle_of_a_read_by_position(
         async with ServerGroup(tmp_path, 1, storage=STORAGE) as group, AsyncClient(format_peers(group.peers)) as client:
             await client.append(BODIES)
             replica = group.hosted("n0").replica
-            log, segments = replica.log, replica.log.segment_facts()
+            log, segments = replica.log, replica.log.segment_summaries()
             whole, left = getattr(log, moment), [1]
 
             def interrupted(*arguments: int) -> int:
                 found = whole(*arguments)
                 if left and left.pop():
-                    log.delete_prefix(segments[1].first_index, TablesSnapshot.of(replica.tables), replica.commit_index)
+                    log.trim(segments[1].first_index, TablesSnapshot.of(replica.tables), replica.commit_index)
                 return int(found)
 
             monkeypatch.setattr(log, moment, interrupted)

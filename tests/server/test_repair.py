@@ -15,7 +15,7 @@ from dledger_core.connect import Client
 from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.verification import mark_needs_verification, verification_reason
+from dledger_core.storage.files.meta_files import mark_needs_verification, verification_reason
 from tests.support.soon import soon
 
 OPTIONS = {"data_segment_bytes": 1 << 18, "index_segment_bytes": 1 << 15, "preallocate_bytes": 0}

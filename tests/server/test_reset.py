@@ -39,8 +39,8 @@ def leader(tmp_path):
 
 
 def delete(n0: HandDriven, segments: int = 2) -> Index:
-    index = n0.log.segment_facts()[segments].first_index
-    n0.replica.delete_prefix(index)
+    index = n0.log.segment_summaries()[segments].first_index
+    n0.replica.trim(index)
     n0.run()
     assert n0.log.first_index() == index
     return index
@@ -59,8 +59,8 @@ def test_what_is_packed_is_read_again(leader):
     assert found.start.log_uuid == leader.replica.log_uuid
     assert found.tables.snapshot() == leader.replica.tables.snapshot() == found.start.tables.data
     assert found.tables.producers.get("p").next_sequence == 1
-    assert found.start.behind is None
-    assert resets.install(first, Term(1), snapshot_of(leader, behind="0-64-seal")).start.behind == "0-64-seal"
+    assert found.start.commitlog_prefix is None
+    assert resets.install(first, Term(1), snapshot_of(leader, behind="0-64-seal")).start.commitlog_prefix == "0-64-seal"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_batch_whose_beginning_is_deleted_here_is_taken_from_there_on(leader, 
         ask = Asker(leader)
         ask.plain(*[b"x" * 3000] * 50)
         leader.run()
-        first = delete(leader, segments=len(leader.log.segment_facts()) - 1)
+        first = delete(leader, segments=len(leader.log.segment_summaries()) - 1)
         n0.replica.step(message(leader, n0))
         n0.run()
         (rest,) = leader.log.read_batches(first, 1 << 20)

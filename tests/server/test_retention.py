@@ -16,7 +16,7 @@ from dledger_core.ids import Index
 from dledger_core.server.maintenance.maintenance import Maintenance
 from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
 from dledger_core.storage.files.file_system import DiskSpace
-from dledger_core.storage.read.log_queries import SegmentFacts
+from dledger_core.storage.read.log_queries import SegmentSummary
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
 
@@ -27,15 +27,16 @@ ROOMY = DiskSpace(90 * GIB, 100 * GIB)
 OLD = RetentionPolicy(file_reserved_hours=72)
 
 
-def segments(*ages_h: float | None, last_bytes: int = GIB) -> list[SegmentFacts]:
+def segments(*ages_h: float | None, last_bytes: int = GIB) -> list[SegmentSummary]:
     """Segments of ten entries each; an age of None is unknown."""
     facts = [
-        SegmentFacts(Index(10 * at), 0 if age is None else int(NOW - age * HOUR), GIB) for at, age in enumerate(ages_h)
+        SegmentSummary(Index(10 * at), 0 if age is None else int(NOW - age * HOUR), GIB)
+        for at, age in enumerate(ages_h)
     ]
-    return [*facts[:-1], SegmentFacts(facts[-1].first_index, facts[-1].last_time_ms, last_bytes)]
+    return [*facts[:-1], SegmentSummary(facts[-1].first_index, facts[-1].last_time_ms, last_bytes)]
 
 
-def decide(policy: RetentionPolicy, facts: list[SegmentFacts], **changes: object) -> int:
+def decide(policy: RetentionPolicy, facts: list[SegmentSummary], **changes: object) -> int:
     arguments = {"keep_from": 10_000, "now_ms": NOW, "hour": 4, "space": ROOMY} | changes
     return plan(policy, facts, **arguments)  # type: ignore[arg-type]
 
@@ -173,7 +174,7 @@ SMALL = RetentionPolicy(retain_bytes=3 * SEGMENT)
 def test_a_node_deletes_and_starts_again(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         filled(n0)
-        first = n0.log.segment_facts()[2].first_index
+        first = n0.log.segment_summaries()[2].first_index
         retain(n0, SMALL)
         assert n0.log.first_index() == n0.replica.raft.first_index == first
         assert n0.log.data_bytes >= 3 * SEGMENT

@@ -29,7 +29,7 @@ async def delete(group: ServerGroup) -> int:
     for node_id, node in group.nodes.items():
         log = group.hosted(node_id).replica.log
         await node._maintenance.retain_round()
-        await eventually(lambda log=log: len(log.segment_facts()) <= 4)
+        await eventually(lambda log=log: len(log.segment_summaries()) <= 4)
     return min(group.hosted(node_id).replica.log.first_index() for node_id in group.nodes)
 
 

@@ -22,9 +22,8 @@ import numpy as np
 
 from dledger_core.ids import NO_TERM, Index
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES, segment_name
-from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.recovering import recovering_above
+from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, recovering_above
 from tests.support.faulty_files import SECTOR, FaultyFiles, Inode
 
 if TYPE_CHECKING:

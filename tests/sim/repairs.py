@@ -21,7 +21,7 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.verification import verification_reason
+from dledger_core.storage.files.meta_files import verification_reason
 from tests.sim.safety import check
 from tests.sim.virtual_time import Resume, Wait, run_task
 from tests.support.faulty_files import Crash

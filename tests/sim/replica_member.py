@@ -46,7 +46,8 @@ from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appended, Appends
 from dledger_core.server.services.budget import Budget
 from dledger_core.storage import CommitLog
-from dledger_core.storage.write.trim import LogStart, TablesSnapshot
+from dledger_core.storage.tables.tables import TablesSnapshot
+from dledger_core.storage.write.trim import LogStart
 from tests.sim.clients import History, SimClient, all_clients, check_history
 from tests.sim.damage import Damages
 from tests.sim.member import TICK, Member
@@ -152,11 +153,11 @@ class WatchedLog(CommitLog):
         self.member.sim.counters["rows rewritten"] += not self.rows_fit(records, first_index)
         super().rewrite_rows(records, first_index)
 
-    def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+    def trim(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
         member = self.member
         member.world.keep_deleted(self, index)
         member.writing = Writing(trimmed_to=index)
-        first_index = super().delete_prefix(index, tables, commit_index)
+        first_index = super().trim(index, tables, commit_index)
         member.writing = Writing()
         member.disk.delete_before(first_index)
         return first_index
@@ -213,7 +214,7 @@ class SimDisk:
         except Crash:
             member.die("crashes in a write")
         except DLedgerError as error:
-            self._log.refuse_writes(error)
+            self._log.reject_writes(error)
             member.input(partial(self._on_failed, error))
         else:
             delay = sim.source.choice((0, 0, 1, 5)) if sim.faults_on else 0
@@ -232,8 +233,8 @@ class SimReplica(Replica):
 
     member: ReplicaMember
 
-    def delete_prefix(self, index: Index) -> None:
-        super().delete_prefix(index)
+    def trim(self, index: Index) -> None:
+        super().trim(index)
         if not self._failed:
             self.member.staged.delete_before(self.raft.first_index)
 
@@ -378,7 +379,7 @@ class ReplicaMember(Member):
         if self.lost_after is not None:
             covered = [batch for batch in kept if batch.last_index <= self.lost_after]
             check(len(found) >= len(covered), "a repair restored too little", self.node_id, found, covered)
-            check(log.recovering_mark.above is not None, "a node votes that lost the end of its log", self.node_id)
+            check(log.recovering_marker.above is not None, "a node votes that lost the end of its log", self.node_id)
             kept, self.lost_after = kept[: len(found)], None
             self.world.isolate_leader()
         check(found[: len(kept)] == kept, "the log lost durable entries", self.node_id, found, kept)
@@ -488,10 +489,10 @@ class ReplicaMember(Member):
         """Delete as much as retention ever might, also entries that another member still needs."""
         replica = self.replica
         end = self.world.damages.deletable_end(min(replica.visible_end, replica.readable_end))
-        starts = [segment.first_index for segment in self.log.segment_facts() if segment.first_index <= end]
+        starts = [segment.first_index for segment in self.log.segment_summaries() if segment.first_index <= end]
         if len(starts) > 1:
             index = random.choice((starts[-1], random.choice(starts[1:])))
-            self.input(lambda: replica.delete_prefix(index))
+            self.input(lambda: replica.trim(index))
             self.crash_soon()
 
     def damage(self, random: Random) -> None:

@@ -14,7 +14,6 @@ import pytest
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import HEADER, segment_name
 from dledger_core.storage import CommitLog, open_store
-from dledger_core.storage.check.recent_check import check_recent
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
 
@@ -59,7 +58,7 @@ def start(files: FaultyFiles) -> CommitLog:
     """What a node does before it serves."""
     log = open_log(files, config=CONFIG)
     try:
-        check_recent(log)
+        log.check_recent()
     except BaseException:
         log.close()
         raise

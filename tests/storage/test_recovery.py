@@ -76,7 +76,7 @@ def test_every_truncation_point(batches: int, segment_bytes: int, shortened: boo
             assert len(read_all(log)) == log.last_index() + 1
             log.close()
             again = open_log(files)
-            assert (again.last_index(), again.recovered.cut_bytes) == (log.last_index(), 0)
+            assert (again.last_index(), again.recovered.torn_bytes) == (log.last_index(), 0)
             again.close()
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_counts_as_absent() -> None:
     files.content(DATA / segment_name(0))[ends[-1] - 1] ^= 1
     log = open_log(files)
     assert (log.last_index(), log.commit_index) == (indexes[-2], -1)
-    assert log.recovered.cut_bytes == ends[-1] - ends[-2]
+    assert log.recovered.torn_bytes == ends[-1] - ends[-2]
     log.close()
 
 

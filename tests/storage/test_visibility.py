@@ -16,9 +16,9 @@ from dledger_core import (
     Visibility,
     open_store,
 )
-from dledger_core.storage.files.checkpoint import Checkpoint, save_checkpoint
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.read.visibility import SKIPPED_MIN
 from tests.spark_connector.store_writer import StoreWriter
 from tests.storage.conftest import GOLDEN

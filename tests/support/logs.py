@@ -12,8 +12,7 @@ from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, ProposedBatch, Records, records_of
 from dledger_core.storage import CommitLog
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 
 SMALL = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024, preallocate_bytes=0)
 STORE = Path("/disk/g/dledger-n0")

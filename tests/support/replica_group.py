@@ -81,7 +81,7 @@ class HandDisk:
                     job()
             except BaseException as error:  # noqa: BLE001 - reported as the node's disk does
                 self.failed = True
-                self._log.refuse_writes(error)
+                self._log.reject_writes(error)
                 self._call_soon(lambda error=error: self._on_failed(error))
 
     def _done(self, ready: Ready) -> None:

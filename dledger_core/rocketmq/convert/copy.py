@@ -28,7 +28,7 @@ from dledger_core.rocketmq.convert.parts import Chunk
 from dledger_core.rocketmq.convert.plan import ConversionState, Plan
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
 from dledger_core.rocketmq.message.records import Located
-from dledger_core.storage.check.recovery import cut_tail
+from dledger_core.storage.check.recovery import truncate_tail
 from dledger_core.storage.files.file_system import Files
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout
@@ -201,11 +201,11 @@ class StoreWriter:
         """Remove the records from ``position`` on and the index rows from ``next_index`` on."""
         if self.data.bases:
             self.data.fill_up(self.data.bases[-1])
-            cut_tail(self.data, position, self.data.written_end(position))
+            truncate_tail(self.data, position, self.data.written_end(position))
         rows = self.index.segments
         if rows.bases:
             rows.fill_up(rows.bases[-1])
-            self.index.cut(next_index, -(-rows.written_end(next_index * INDEX_RECORD_BYTES) // INDEX_RECORD_BYTES))
+            self.index.truncate(next_index, -(-rows.written_end(next_index * INDEX_RECORD_BYTES) // INDEX_RECORD_BYTES))
 
     def write(self, records: Records, end: int | None) -> int:
         """Write records at the positions in their headers.

@@ -159,7 +159,7 @@ def start_store_after(
             data_segment_bytes=config.data_segment_bytes,
             index_segment_bytes=config.index_segment_bytes,
             first_position=commitlog.fingerprint.end,
-            behind=str(commitlog.fingerprint),
+            commitlog_prefix=str(commitlog.fingerprint),
         )
         save_log_meta(files, layout.log_meta, meta)
     finally:

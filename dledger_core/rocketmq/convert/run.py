@@ -25,11 +25,10 @@ from dledger_core.rocketmq.convert.plan import (
 )
 from dledger_core.rocketmq.convert.source import ConversionSource, open_source
 from dledger_core.rocketmq.convert.verify import compare_all, read_source
-from dledger_core.storage.files.checkpoint import Checkpoint, save_checkpoint
 from dledger_core.storage.files.file_system import Files, OsFiles
-from dledger_core.storage.files.hard_state import save_hard_state
 from dledger_core.storage.files.layout import Layout, lock_store
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
+from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint, save_hard_state
 
 
 def commit_index_of(plan: Plan, state: ConversionState) -> int:
@@ -86,7 +85,7 @@ def _meta(request: ConvertRequest, plan: Plan, state: ConversionState) -> LogMet
     first_position = state.first[0] if state.first else plan.start_position
     behind = None
     if source.meta is not None and (source.meta.first_index, source.meta.first_position) == (0, first_position):
-        behind = source.meta.behind
+        behind = source.meta.commitlog_prefix
     return LogMeta(
         profile=plan.profile,
         group=request.group,
@@ -100,7 +99,7 @@ def _meta(request: ConvertRequest, plan: Plan, state: ConversionState) -> LogMet
         tables_index=own.tables_index if own is not None else None,
         foreign_end=end if all_foreign or own is None else own.foreign_end,
         broker_end_index=end if own is None or source.broker_end is None else source.broker_end,
-        behind=behind,
+        commitlog_prefix=behind,
     )
 
 

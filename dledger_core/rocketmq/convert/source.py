@@ -21,16 +21,14 @@ from dledger_core.rocketmq import broker_end_of, end_of, locate
 from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
 from dledger_core.rocketmq.store.commit_log import commit_log_files
 from dledger_core.storage.files.file_system import Files, OsFiles
-from dledger_core.storage.files.hard_state import read_properties
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.log_info import LogMeta
-from dledger_core.storage.files.recovering import recovering_above
+from dledger_core.storage.files.meta_files import read_properties, recovering_above
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.store_reader import StoreReader, open_store
 from dledger_core.storage.read.visibility import Outcomes
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import load_tables
+from dledger_core.storage.tables.tables import LogTables, load_tables
 
 _FLOCK: Final = "hhqqi"
 """Linux's struct flock: type, whence, start, length, pid."""

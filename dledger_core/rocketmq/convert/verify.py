@@ -24,8 +24,8 @@ from dledger_core.rocketmq.convert.messages import (
 from dledger_core.rocketmq.convert.parts import Chunk, SourceCursor, queues_after
 from dledger_core.rocketmq.convert.plan import ConversionState, Plan
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
-from dledger_core.storage.check.scan import Cursor as ScanCursor
-from dledger_core.storage.check.scan import Rules, Scanner
+from dledger_core.storage.check.judge import Rules, ScanCursor
+from dledger_core.storage.check.scan import Scanner
 
 
 def read_source(plan: Plan, cursor: SourceCursor) -> Iterator[Chunk]:
@@ -71,7 +71,7 @@ class _Comparison:
         rules = Rules(marked_from=None)
         cursor = ScanCursor(bases[0] if bases else 0, plan.source.first_index)
         self._scanner = Scanner(target.data, target.index, rules, cursor)
-        self._blocks = self._scanner.runs()
+        self._blocks = self._scanner.blocks()
         self._left: Records | None = None
         self._hasher = RangeHasher(plan.source.first_index)
         self._queues = queues_after(plan.source.before) if plan.assigns_offsets else QueueCounters()
@@ -188,7 +188,7 @@ class _Comparison:
 
     def _differs(self, row: int, what: str) -> CorruptRecordError:
         stop = self._scanner.stop
-        reason = f" ({stop.kind.value})" if stop is not None else ""
+        reason = f" ({stop.fault.value})" if stop is not None else ""
         return CorruptRecordError(
             f"the converted store differs from its source: {what}{reason}",
             str(self._target.data.directory.parent),

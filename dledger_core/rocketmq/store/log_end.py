@@ -16,7 +16,7 @@ import numpy as np
 
 from dledger_core.record import HEADER, HEADER_BYTES, MAGIC_DATA, is_segment_name, segment_name
 from dledger_core.storage.files.file_system import OsFiles
-from dledger_core.storage.files.hard_state import read_properties
+from dledger_core.storage.files.meta_files import read_properties
 from dledger_core.storage.read.store_reader import StoreReader
 
 _WORD: Final = 4

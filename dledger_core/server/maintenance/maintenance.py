@@ -86,7 +86,7 @@ class Maintenance:
 
     async def _retain(self, replica: Replica) -> None:
         loop = asyncio.get_running_loop()
-        segments = await loop.run_in_executor(self._executor, replica.log.segment_facts)
+        segments = await loop.run_in_executor(self._executor, replica.log.segment_summaries)
         if len(segments) < 2:
             return
         _, space = await loop.run_in_executor(self._executor, replica.log.space)
@@ -102,4 +102,4 @@ class Maintenance:
         )
         if index > segments[0].first_index:
             _LOG.info("group %s: deleting entries %d to %d", replica.group, segments[0].first_index, index - 1)
-            replica.delete_prefix(index)
+            replica.trim(index)

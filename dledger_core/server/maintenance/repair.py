@@ -18,11 +18,10 @@ from dledger_core.server.maintenance.peer_records import PeerRecords
 from dledger_core.server.maintenance.repair_environment import EventLoopRepairs, RepairEnvironment
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.damage import Damage
-from dledger_core.storage.check.recent_check import check_recent
 from dledger_core.storage.check.repair import StoreRepair
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.verification import verification_reason
+from dledger_core.storage.files.meta_files import verification_reason
 
 __all__ = ["QuarantinedStores", "RepairReport", "open_sound", "repair_store"]
 
@@ -120,7 +119,7 @@ def open_sound(
         )
     log = log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files)
     try:
-        check_recent(log)
+        log.check_recent()
     except BaseException:
         log.close()
         raise

@@ -14,7 +14,7 @@ from typing import Final
 from dledger_core.errors import ConfigError
 from dledger_core.ids import Index
 from dledger_core.storage.files.file_system import DiskSpace
-from dledger_core.storage.read.log_queries import SegmentFacts
+from dledger_core.storage.read.log_queries import SegmentSummary
 
 __all__ = ["ANY_HOUR", "RetentionPolicy", "parse_hours", "plan"]
 
@@ -77,7 +77,7 @@ class RetentionPolicy:
 
 def plan(
     policy: RetentionPolicy,
-    segments: Sequence[SegmentFacts],
+    segments: Sequence[SegmentSummary],
     *,
     keep_from: int,
     pins: Iterable[int] = (),
@@ -116,7 +116,7 @@ def plan(
     return segments[kept].first_index
 
 
-def _newest_times(segments: Sequence[SegmentFacts]) -> list[int]:
+def _newest_times(segments: Sequence[SegmentSummary]) -> list[int]:
     """Returns each segment's newest append time; where Java wrote none, the next one known, which is not older."""
     times, known = [], 0
     for segment in reversed(segments):

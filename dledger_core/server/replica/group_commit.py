@@ -75,7 +75,7 @@ class DiskWriter:
             while self._turn():
                 pass
         except BaseException as error:  # noqa: BLE001 - reported, and the node stops
-            self._log.refuse_writes(error)
+            self._log.reject_writes(error)
             self._call(self._on_failed, error)
 
     def _turn(self) -> bool:

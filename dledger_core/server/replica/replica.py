@@ -27,8 +27,7 @@ from dledger_core.server.services.pins import Pins
 from dledger_core.server.services.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
 from dledger_core.storage.read.visibility import Visibility
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 
 __all__ = ["Replica"]
 
@@ -97,7 +96,7 @@ class Replica:
             random=environment.random,
             noop=self._noop,
             snapshot_payloads=SnapshotInstalls(log, lambda: self.tables),
-            recovering_above=log.recovering_mark.above,
+            recovering_above=log.recovering_marker.above,
         )
         self._disk = environment.open_disk(log, self._persisted, self._fail)
         self.commit_index = log.commit_index
@@ -199,7 +198,7 @@ class Replica:
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
             self._failed = True
-            self.log.refuse_writes(error)
+            self.log.reject_writes(error)
             _LOG.critical("group %s on %s stops: %s", self.group, self.node_id, error)
             self._on_failed(error)
 
@@ -361,7 +360,7 @@ class Replica:
         """Drops a question, answered or not."""
         self._reads.pop(number, None)
 
-    def delete_prefix(self, index: Index) -> None:
+    def trim(self, index: Index) -> None:
         """Queues the deletion of whole segments before ``index``, the first entry of one, which must be committed.
 
         Another leader's entry in its place might lie elsewhere. The core knows first: it must not ask for what goes.
@@ -372,7 +371,7 @@ class Replica:
             commit_index = self.commit_index
 
             def delete() -> None:
-                self.log.delete_prefix(index, tables, commit_index)
+                self.log.trim(index, tables, commit_index)
 
             self._disk.run(delete)
 

@@ -18,8 +18,8 @@ from dledger_core.ids import Index, Position, Term
 from dledger_core.raft import AppendEntries, Batch, Message
 from dledger_core.record import records_of
 from dledger_core.storage import CommitLog
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import LogStart, TablesSnapshot
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
+from dledger_core.storage.write.trim import LogStart
 
 __all__ = ["NewLog", "SnapshotInstalls", "without_deleted"]
 
@@ -70,7 +70,7 @@ class SnapshotInstalls:
             "version": _VERSION,
             "position": self._log.position_of(first_index),
             "log": self._tables().log_uuid or self._log.log_uuid,
-            "behind": self._log.behind,
+            "behind": self._log.commitlog_prefix,
             "applied": snapshot.applied_index,
             "tables": snapshot.data,
         }
@@ -101,7 +101,7 @@ class SnapshotInstalls:
             position=Position(position),
             previous_term=previous_term,
             log_uuid=log_uuid,
-            behind=behind,
+            commitlog_prefix=behind,
             tables=TablesSnapshot(tables.applied_index, packed),
         )
         self._log.stage_restart(start)

@@ -75,7 +75,7 @@ class Positions:
 
     def _log_prefix(self) -> LogPrefix | None:
         """Return the CommitLog that precedes the log; a snapshot install may have brought its fingerprint."""
-        fingerprint = self._replica.log.behind
+        fingerprint = self._replica.log.commitlog_prefix
         if self._prefix is None and fingerprint is not None and self._open_prefix is not None:
             self._prefix = self._open_prefix(self._replica.log.directory, fingerprint)
         return self._prefix

@@ -16,7 +16,7 @@ from dledger_core.errors import BadRequestError, BehindError, IndexOutOfRangeErr
 from dledger_core.ids import Index
 from dledger_core.record import DESCRIPTIONS, Records, key_of
 from dledger_core.server.replica.replica import Replica
-from dledger_core.storage.read.descriptions import producer_rows, segment_rows, term_rows
+from dledger_core.storage.read.log_queries import producer_rows, segment_rows, term_rows
 from dledger_core.storage.read.visibility import Visibility
 
 __all__ = [
@@ -240,7 +240,7 @@ class Reads:
         log, end = self._replica.log, self._replica.readable_end
         if table == "terms":
             return term_rows(log.term_ranges(), log.first_index(), end)
-        return segment_rows(log.segment_facts(), log.position_of, end)
+        return segment_rows(log.segment_summaries(), log.position_of, end)
 
     async def orphaned_space(self) -> list[int]:
         """Returns how many entries that lost are still stored, and how many bytes they take."""

@@ -1,8 +1,8 @@
-"""Finds what is damaged of entries that are known to have been durable: which ones, and where they lie.
+"""Find the damage among entries that are known to have been durable, with indexes and positions.
 
-Unlike recovery it goes on behind a bad record, to the next one that is whole: by the record's own size, by the index,
-or at the next segment. Unlike ``verify`` it begins at a place that is known to be right and may never miss one: what
-it names is what has to be fetched from a peer.
+Unlike recovery it continues after a bad record, at the next good one: by the record's own size, by the index, or at the
+next segment. Unlike ``verify`` it starts at a place that is known to be right and may never miss one: the result is the
+list of entries to fetch from a peer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position
 from dledger_core.record import Records, index_records
-from dledger_core.storage.check.scan import Cursor, Run, Scanner, Stop, StopKind
+from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop
+from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.index_file import IndexFile, IndexSource, agreement, contradiction
 from dledger_core.storage.read.record_reader import RecordReader
-
-__all__ = ["Damage", "damage_near", "find_damage", "write_wrong_rows", "wrong_rows"]
 
 _ROWS_PER_STEP: Final = 4096
 _NEAR: Final = 1 << 16
@@ -35,11 +34,11 @@ class Damage:
 
     Attributes:
         start: the first one; equal to ``end`` where only the BLANK at a segment's end is damaged.
-        end: behind the last one.
-        position: where the first one has to lie, or the BLANK before it.
+        end: end (exclusive).
+        position: required position of the first one, or of the BLANK before it.
         length: bytes up to the next intact record, or to the end of what was durable.
-        path: the file in which it begins.
-        message: what is wrong, for people.
+        path: the file in which it starts.
+        message: the fault, human-readable.
     """
 
     start: Index
@@ -51,7 +50,7 @@ class Damage:
 
 
 def wrong_rows(index: IndexSource, records: Records, first_index: int) -> tuple[int, npt.NDArray[Any]] | None:
-    """Returns what to write into the index so that it knows these intact records, or None if it does."""
+    """Return the rows that the index needs to agree with these good records, or None if it does."""
     rows = index_records(records)
     wrong = np.flatnonzero(~agreement(index.read(first_index, first_index + records.count), rows, magic=True))
     if not len(wrong):
@@ -61,33 +60,83 @@ def wrong_rows(index: IndexSource, records: Records, first_index: int) -> tuple[
 
 
 def write_wrong_rows(index: IndexFile, records: Records, first_index: int) -> None:
-    """Writes, durably, what the index lacks to know these intact records."""
+    """Correct, durably, the index rows of these good records."""
     wrong = wrong_rows(index, records, first_index)
     if wrong is not None:
         index.write(*wrong)
         index.sync(wrong[0], wrong[0] + len(wrong[1]))
 
 
+def next_record(
+    reader: RecordReader, index: IndexSource, stop: ScanStop, at: int, *, end: int | None = None, skip: int = 0
+) -> ScanCursor | None:
+    """Return the next record after a bad one whose header has the expected index, or None.
+
+    It is sought after the bad record by the record's own size, then by the size in its row, then by the next rows, then
+    at the starts of segments.
+
+    Args:
+        reader: the store.
+        index: its index as stored on disk.
+        stop: the bad record.
+        at: its index.
+        end: end (exclusive) of the indexes to look for; None = only the next rows.
+        skip: bytes after the bad record's position that cannot be read.
+    """
+
+    def found(position: int, wanted: int | None = None) -> ScanCursor | None:
+        with contextlib.suppress(CorruptRecordError):
+            header = reader.header_at(position)
+            if header is not None and (header.index == wanted if wanted is not None else at <= header.index < upto):
+                return ScanCursor(position, header.index, header.term)
+        return None
+
+    position, upto = stop.cursor.position, end if end is not None else 1 << 63
+    row = index.read(at, at + 1)[0]
+    sizes = [stop.size] if stop.size else []
+    if int(row["index"]) == at and int(row["position"]) == position:
+        sizes.append(int(row["size"]))
+    for size in () if skip else sizes:
+        if at + 1 < upto and (cursor := found(position + size, at + 1)):
+            return cursor
+    position += skip
+    for low in range(at, end if end is not None else at + _ROWS_PER_STEP, _ROWS_PER_STEP):
+        high = min(low + _ROWS_PER_STEP, upto)
+        rows = index.read(low, high)
+        known = np.flatnonzero((rows["index"] == np.arange(low, high)) & (rows["position"] > position))
+        for number in known.tolist():
+            if cursor := found(int(rows["position"][number]), low + number):
+                return cursor
+    later = (cursor for base in reader.data.bases if base > position and (cursor := found(base)))
+    return next(later, None)
+
+
 class _Search:
     def __init__(
-        self, reader: RecordReader, index: IndexSource, end: int, end_position: int, on_run: Callable[[Run], None]
+        self,
+        reader: RecordReader,
+        index: IndexSource,
+        end: int,
+        end_position: int,
+        on_block: Callable[[RecordBlock], None],
     ) -> None:
         self.reader = reader
         self.data = reader.data
         self.index = index
         self.end = end
         self.end_position = end_position
-        self.on_run = on_run
-        self.before: Run | None = None
+        self.on_block = on_block
+        self.before: RecordBlock | None = None
 
-    def run(self, cursor: Cursor) -> Iterator[Damage]:
+    def run(self, cursor: ScanCursor) -> Iterator[Damage]:
         while cursor.index is not None and cursor.index < self.end:
             stop, skip = self._scan(cursor)
             if stop is None:
                 return
             place = stop.cursor
             index = cursor.index if place.index is None else place.index
-            onward = self._behind(stop, index, skip)
+            onward = next_record(self.reader, self.index, stop, index, end=self.end, skip=skip)
+            onward = onward or ScanCursor(self.end_position, self.end)
             assert onward.index is not None
             yield Damage(
                 Index(index),
@@ -95,144 +144,104 @@ class _Search:
                 Position(place.position),
                 max(onward.position - place.position, 0),
                 str(self.data.path(place.position)),
-                (StopKind.HEADER if stop.kind is StopKind.END else stop.kind).value,
+                stop.damage.value,
             )
-            cursor = onward
+            cursor = ScanCursor(onward.position, onward.index)
 
-    def _scan(self, cursor: Cursor) -> tuple[Stop | None, int]:
-        """Returns where the intact records from a place on end, or None at the end of all; and bytes to leave out."""
+    def _scan(self, cursor: ScanCursor) -> tuple[ScanStop | None, int]:
+        """Return where the good records from a place on end, or None at the end of all; and bytes to skip."""
         scanner = Scanner(self.data, self.index, self.reader.rules, cursor)
         self.before = None
         try:
-            for run in scanner.runs():
-                kept = run.records.slice(0, min(run.records.count, self.end - run.first_index))
-                stop = self._contradicted(Run(run.first_index, run.position, kept))
+            for found in scanner.blocks():
+                block = found.slice(min(found.records.count, self.end - found.first_index))
+                stop = self._contradicted(block)
                 if stop is not None:
                     return stop, 0
-                self.before = Run(run.first_index, run.position, kept)
-                self.on_run(self.before)
-                if run.end_index >= self.end:
+                self.before = block
+                self.on_block(block)
+                if found.end_index >= self.end:
                     return None, 0
-        except CorruptRecordError:  # the disk cannot read: somewhere in what was to be read next
-            return Stop(StopKind.BODY, scanner.cursor), RECORD_BYTES_MAX
-        stop = scanner.stop or Stop(StopKind.END, scanner.cursor)
-        return (self._blame(stop) if stop.kind is StopKind.TERM else stop), 0
+        except CorruptRecordError:  # the disk cannot read some of the bytes that come next
+            return ScanStop(Fault.BODY, scanner.cursor), RECORD_BYTES_MAX
+        stop = scanner.stop or ScanStop(Fault.END, scanner.cursor)
+        return (self._blame(stop) if stop.fault is Fault.TERM else stop), 0
 
-    def _contradicted(self, run: Run) -> Stop | None:
-        if not run.records.count:
+    def _contradicted(self, block: RecordBlock) -> ScanStop | None:
+        if not block.records.count:
             return None
-        rows = self.index.read(run.first_index, run.end_index)
-        wrong = np.flatnonzero(contradiction(rows, index_records(run.records)))
+        rows = self.index.read(block.first_index, block.end_index)
+        wrong = np.flatnonzero(contradiction(rows, index_records(block.records)))
         if not len(wrong):
             return None
         at = int(wrong[0])
         if at:
-            self.on_run(Run(run.first_index, run.position, run.records.slice(0, at)))
-        cursor = Cursor(int(run.positions[at]), run.first_index + at)
-        return Stop(StopKind.WITNESS, cursor, int(run.records.sizes[at]))
+            self.on_block(block.slice(at))
+        cursor = ScanCursor(int(block.positions[at]), block.first_index + at)
+        return ScanStop(Fault.ROW, cursor, int(block.records.sizes[at]))
 
-    def _blame(self, stop: Stop) -> Stop:
-        """A falling term: the record before may be the wrong one, unless its row confirms it."""
+    def _blame(self, stop: ScanStop) -> ScanStop:
+        """Return which record is wrong if a term falls: the one before, unless its row confirms it."""
         before, index = self.before, stop.cursor.index
         if before is None or index is None or before.end_index != index:
             return stop
-        if (
-            wrong_rows(self.index, before.records.slice(before.records.count - 1, before.records.count), index - 1)
-            is None
-        ):
+        last = before.records.slice(before.records.count - 1, before.records.count)
+        if wrong_rows(self.index, last, index - 1) is None:
             return stop
-        return Stop(StopKind.TERM, Cursor(int(before.positions[-1]), index - 1), int(before.records.sizes[-1]))
-
-    def _behind(self, stop: Stop, index: int, skip: int) -> Cursor:
-        """Returns the next intact-looking record at or behind a damaged place, else the end of all."""
-        position = stop.cursor.position
-        own = self.index.read(index, index + 1)[0]
-        sizes = [stop.size] if stop.size else []
-        if int(own["index"]) == index and int(own["position"]) == position:
-            sizes.append(int(own["size"]))
-        for size in () if skip else sizes:
-            if index + 1 < self.end and self._is_record(index + 1, position + size):
-                return Cursor(position + size, index + 1)
-        found = self._next_known(index, position + skip) or self._next_head(index, position + skip)
-        return found or Cursor(self.end_position, self.end)
-
-    def _is_record(self, index: int, position: int) -> bool:
-        with contextlib.suppress(CorruptRecordError):
-            header = self.reader.header_at(position)
-            return header is not None and header.index == index
-        return False
-
-    def _next_known(self, index: int, position: int) -> Cursor | None:
-        """Returns the first record behind ``position`` that the index knows, and that is there."""
-        for low in range(index, self.end, _ROWS_PER_STEP):
-            high = min(low + _ROWS_PER_STEP, self.end)
-            rows = self.index.read(low, high)
-            known = np.flatnonzero((rows["index"] == np.arange(low, high)) & (rows["position"] > position))
-            for at in known.tolist():
-                if self._is_record(low + at, int(rows["position"][at])):
-                    return Cursor(int(rows["position"][at]), low + at)
-        return None
-
-    def _next_head(self, index: int, position: int) -> Cursor | None:
-        for base in self.data.bases:
-            if base > position:
-                with contextlib.suppress(CorruptRecordError):
-                    header = self.reader.header_at(base)
-                    if header is not None and index <= header.index < self.end:
-                        return Cursor(base, header.index)
-        return None
+        cursor = ScanCursor(int(before.positions[-1]), index - 1)
+        return ScanStop(Fault.TERM, cursor, int(before.records.sizes[-1]))
 
 
 def find_damage(
     reader: RecordReader,
     index: IndexSource,
-    cursor: Cursor,
+    cursor: ScanCursor,
     end: int,
     end_position: int,
-    on_run: Callable[[Run], None] = lambda _run: None,
+    on_block: Callable[[RecordBlock], None] = lambda _block: None,
 ) -> Iterator[Damage]:
-    """Yields what is damaged of a store's entries, in order; changes nothing.
+    """Yield the damage among a store's entries, in order; changes nothing.
 
     Args:
         reader: the store.
-        index: its index as it lies on disk.
-        cursor: where to begin; its index and position must be right.
-        end: the index behind the last entry that must be there.
-        end_position: where that one ends.
-        on_run: gets all intact records, in order.
+        index: its index as stored on disk.
+        cursor: start; its index and position must be right.
+        end: end (exclusive) of the entries that must exist.
+        end_position: end of the last one's record.
+        on_block: receives all good records, in order.
     """
-    return _Search(reader, index, end, end_position, on_run).run(cursor)
+    return _Search(reader, index, end, end_position, on_block).run(cursor)
 
 
 class _FarEnough(Exception):  # noqa: N818
-    """The search has passed what was asked for."""
+    """The search is past the requested entries."""
 
 
 def damage_near(
     reader: RecordReader, index: IndexSource, near: int, first: tuple[int, int], end: tuple[int, int]
 ) -> Damage | None:
-    """Returns the first damage at or shortly behind entry ``near``, or None.
+    """Return the first damage at or shortly after entry ``near``, or None.
 
     Args:
         reader: the store.
         index: its index.
-        near: where damage was met.
+        near: index at which damage was found.
         first: the log's first entry and its position.
-        end: the index behind the last entry, and where that one ends.
+        end: end (exclusive) of the entries, and end of the last one's record.
     """
 
-    def on_run(run: Run) -> None:
-        if run.first_index > near + _NEAR:
+    def on_block(block: RecordBlock) -> None:
+        if block.first_index > near + _NEAR:
             raise _FarEnough
 
-    cursor = Cursor(first[1], first[0])
+    cursor = ScanCursor(first[1], first[0])
     for at in range(min(near, end[0]) - 1, max(first[0], near - _ROWS_PER_STEP) - 1, -1):
         row = index.read(at, at + 1)[0]
         header = reader.header_at(int(row["position"]))
         if header is not None and row.tolist() == (header.magic, int(row["position"]), header.size, at, header.term):
-            cursor = Cursor(int(row["position"]), at)
+            cursor = ScanCursor(int(row["position"]), at)
             break
     try:
-        return next(find_damage(reader, index, cursor, *end, on_run), None)
+        return next(find_damage(reader, index, cursor, *end, on_block), None)
     except _FarEnough:
         return None

@@ -1,7 +1,8 @@
-"""Puts intact records in the place of damaged ones, in an open log or in a store that cannot be opened.
+"""Replace damaged records by good ones, in an open log or in a store that cannot be opened.
 
-Nothing is written that does not fit: records come from a peer's committed entries, at the same indexes, with valid
-CRCs, and must lie exactly where the damaged ones lay, between their intact neighbours. Nothing is ever cut.
+Only fitting records are written: committed entries of a peer, at the same indexes and positions, with valid CRCs and
+with terms between those of their good neighbors. Uncommitted entries would do harm: another entry may replace them on
+the majority. Nothing is ever truncated.
 """
 
 from __future__ import annotations
@@ -29,25 +30,31 @@ from dledger_core.record import (
     place,
 )
 from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
-from dledger_core.storage.check.scan import Cursor, Run
-from dledger_core.storage.files.checkpoint import load_checkpoint
+from dledger_core.storage.check.judge import Fault, ScanCursor, Verdict, native_rules, verdict
+from dledger_core.storage.check.scan import RecordBlock
 from dledger_core.storage.files.file_system import File, Files, OsFiles
-from dledger_core.storage.files.hard_state import load_hard_state, read_properties
 from dledger_core.storage.files.index_file import IndexFile, contradiction
 from dledger_core.storage.files.layout import Layout, lock_store, open_identity, refuse
 from dledger_core.storage.files.log_info import LogMeta, load_log_meta
-from dledger_core.storage.files.recovering import clear_recovering, mark_recovering, recovering_above
+from dledger_core.storage.files.meta_files import (
+    clear_needs_verification,
+    clear_recovering,
+    load_checkpoint,
+    load_hard_state,
+    mark_recovering,
+    read_properties,
+    recovering_above,
+    rewrite_unconfirmed,
+    verification_reason,
+)
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.files.verification import clear_needs_verification, rewrite_unconfirmed, verification_reason
-from dledger_core.storage.read.record_reader import RecordReader, own_rules
+from dledger_core.storage.read.record_reader import RecordReader
 from dledger_core.storage.write.trim import end_interrupted
-
-__all__ = ["StoreRepair", "write_back"]
 
 
 def _misfit(damage: Damage, what: str, index: int) -> CorruptRecordError:
     return CorruptRecordError(
-        f"what a peer holds does not fit: {what}",
+        f"the peer's records do not fit: {what}",
         damage.path,
         "compare the replicas with jobs/audit_replicas.py",
         {"index": index, "position": damage.position},
@@ -57,17 +64,17 @@ def _misfit(damage: Damage, what: str, index: int) -> CorruptRecordError:
 def write_back(
     reader: RecordReader, index: IndexFile, damage: Damage, records: Records | None, commit_index: int
 ) -> Damage | None:
-    """Writes fetched records over a damaged range, durably, and reads them back.
+    """Write fetched records over a damaged range, durably, and read them back.
 
     Args:
         reader: the store.
         index: its index.
-        damage: what is damaged.
-        records: intact entries from ``damage.start`` on, at most to ``damage.end``; None where no entry is damaged.
-        commit_index: entries up to here are known to be committed.
+        damage: the damaged range.
+        records: good entries from ``damage.start`` on, at most to ``damage.end``; None if no entry is damaged.
+        commit_index: entries up to here are committed.
 
     Returns:
-        What remains of the damage, or None.
+        The rest of the damage, or None.
 
     Raises:
         CorruptRecordError: the records do not fit; nothing was written.
@@ -87,7 +94,7 @@ def write_back(
     if stop == damage.end and end < damage.position + damage.length:
         _write_blank(data, end)
         touched.add(data.base_of(end))
-    data.sync(sorted(touched))  # before the rows: a crash must not tear a record and its witness
+    data.sync(sorted(touched))  # before the rows: a crash must not tear a record and its row
     index.write(damage.start, index_records(records))
     index.sync(damage.start, stop)
     at = damage.start
@@ -107,7 +114,7 @@ def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Reco
     headers = records.headers
     positions = headers["position"].astype(np.int64)
     if not bool((positions == place(records.sizes, damage.position, data.segment_bytes)).all()):
-        raise _misfit(damage, "they lie elsewhere", damage.start)
+        raise _misfit(damage, "they have other positions", damage.start)
     end = int(positions[-1]) + int(records.sizes[-1])
     behind = damage.position + damage.length
     if stop == damage.end and end != behind and data.base_of(end) + data.segment_bytes != behind:
@@ -124,11 +131,11 @@ def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Reco
     terms = headers["term"]
     if (before is not None and int(terms[0]) < before) or (after is not None and int(terms[-1]) > after):
         raise _misfit(damage, "their terms do not lie between those of the neighbours", damage.start)
-    _cross_check_all(reader, index, damage, records)
+    _cross_check(reader, index, damage, records)
 
 
 def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: int | None = None) -> int | None:
-    """Term of an entry, if its row and its record agree: a header has no CRC, and may be damaged too."""
+    """Return the term of an entry, if its row and its record agree: a header has no CRC, and may be damaged too."""
     if at < 0:
         return None
     row = index.read(at, at + 1)[0]
@@ -136,20 +143,18 @@ def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: 
     return header.term if header is not None and header.index == at and header.term == int(row["term"]) else None
 
 
-def _cross_check_all(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:
-    """A row that contradicts a fetched record must be what is damaged: the record here is the fetched one then."""
+def _cross_check(reader: RecordReader, index: IndexFile, damage: Damage, records: Records) -> None:
+    """Raise if a row contradicts a fetched record, unless the record here equals it: then the row is damaged."""
     rows = index.read(damage.start, damage.start + records.count)
     for at in np.flatnonzero(contradiction(rows, index_records(records))).tolist():
         fetched = records.slice(at, at + 1).first
         found = reader.header_at(fetched.position)
         if found is None or replace(found, flags=0, crc=0) != replace(fetched, flags=0, crc=0):
-            raise _misfit(
-                damage, "term and magic are neither those of the record here nor of its row", damage.start + at
-            )
+            raise _misfit(damage, "term and magic differ from the record here and from its row", damage.start + at)
 
 
 def _write_records(data: Segments, position: int, records: Records) -> set[int]:
-    """Writes records where their headers say, BLANKs between segments; returns the segments that were touched."""
+    """Write records at their positions, BLANKs between segments; return the segments that were written."""
     positions, sizes = records.headers["position"].astype(np.int64), records.sizes.astype(np.int64)
     breaks = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
     view, offset, touched = memoryview(records.data), 0, set[int]()
@@ -172,14 +177,14 @@ def _write_records(data: Segments, position: int, records: Records) -> set[int]:
 
 
 def _write_blank(data: Segments, position: int) -> None:
-    """Writes the BLANK that fills a segment from ``position`` on, and zeros behind it."""
+    """Write the BLANK that fills a segment from ``position`` on, and zeros after it."""
     stop = data.base_of(position) + data.segment_bytes
     data.write(position, [PREFIX.pack(MAGIC_BLANK, stop - position)])
     data.zero(position + PREFIX.size, stop)
 
 
 class StoreRepair:
-    """A store of ours that is held for repair, whether it can be opened as a log or not; made by ``open``."""
+    """A native store that is locked for repair, whether it can be opened as a log or not; made by ``open``."""
 
     def __init__(self, files: Files, layout: Layout, meta: LogMeta, lock: File | None, config: StorageConfig) -> None:
         self.meta: Final = meta
@@ -192,7 +197,7 @@ class StoreRepair:
         self._data = Segments.load(files, layout.data, meta.data_segment_bytes, write=write, gaps=True)
         index = Segments.load(files, layout.index, meta.index_segment_bytes, write=write, gaps=True)
         self._index = IndexFile(index)
-        self._reader = RecordReader(self._data, self._index, own_rules(meta))
+        self._reader = RecordReader(self._data, self._index, native_rules(meta))
         self._checkpoint = load_checkpoint(files, layout.checkpoint)
 
     @classmethod
@@ -206,32 +211,32 @@ class StoreRepair:
         config: StorageConfig | None = None,
         write: bool = True,
     ) -> StoreRepair:
-        """Takes hold of a store.
+        """Open a store for repair.
 
         Args:
-            directory: the one that holds ``data/`` and ``index/``.
+            directory: the one that contains ``data/`` and ``index/``.
             group: the group it must belong to; None = any.
             node_id: the node it must belong to; None = any.
             files: the file system.
-            config: for its bound on unsynced bytes.
-            write: take the lock; False = only look, beside whoever has it.
+            config: for its limit on unsynced bytes.
+            write: take the lock; False = read only, also while a node has the store open.
 
         Raises:
-            StoreMismatchError: it is another's, or no store of ours.
+            StoreMismatchError: it belongs to another group or node, or is not a native store.
             StoreBusyError: another process has it open.
         """
         files, layout = files or OsFiles(), Layout(Path(directory))
         try:
             found = load_log_meta(files, layout.log_meta)
             if found is None or (found.discarding and not write):
-                raise StoreMismatchError("no store of ours is here", str(layout.root), "name the store of a node")
+                raise StoreMismatchError("no native store found", str(layout.root), "name the store of a node")
             group, node_id = group or found.group, node_id or found.node_id
             open_identity(files, layout, group=group, node_id=node_id)
             lock = lock_store(files, layout) if write else None
             try:
                 if found.discarding:
-                    for folder in (layout.root, layout.meta, layout.data, layout.index):
-                        files.sync_dir(folder)  # that it starts anew must be durable before anything goes
+                    for parent in (layout.root, layout.meta, layout.data, layout.index):
+                        files.sync_dir(parent)  # the restart must be durable before anything is deleted
                     found = end_interrupted(files, layout, found)
                 return cls(files, layout, found, lock, config or StorageConfig())
             except BaseException:
@@ -243,7 +248,7 @@ class StoreRepair:
 
     @property
     def verification_reason(self) -> str | None:
-        """Why the store is suspect, or None."""
+        """Reason why the store needs verification, or None."""
         return verification_reason(self._files, self._layout)
 
     @property
@@ -255,10 +260,10 @@ class StoreRepair:
         return recovering_above(self._files, self._layout, NO_TERM)
 
     def accept_loss(self) -> None:
-        """Gives the node its vote back, whatever it may have acknowledged behind what it holds.
+        """Let the node vote again, although it may have acknowledged entries after the end of its log.
 
         Raises:
-            DiskFailedError: the disk does not take it.
+            DiskFailedError: the write failed.
         """
         with self._writing():
             clear_recovering(self._files, self._layout)
@@ -269,36 +274,43 @@ class StoreRepair:
         return self._layout.root
 
     def find(self, *, rewrite_rows: bool = False) -> list[Damage]:
-        """Reads everything that was durable and returns what is damaged of it.
+        """Read all entries that were durable and return the damage.
 
         Args:
-            rewrite_rows: correct rows of the index that do not know an intact record.
+            rewrite_rows: correct index rows that do not agree with a good record.
 
         Raises:
-            DiskFailedError: the disk does not take the rows.
+            DiskFailedError: writing the rows failed.
         """
         end = self._durable_end()
         if end is None:
             return []
-        first = Cursor(self.meta.first_position, self.meta.first_index)
+        first = ScanCursor(self.meta.first_position, self.meta.first_index)
 
-        def on_run(run: Run) -> None:
+        def on_block(block: RecordBlock) -> None:
             if self._closed:
-                raise RuntimeError("the store was closed while it was read")
+                raise RuntimeError("the store was closed during the read")
             if rewrite_rows:
-                write_wrong_rows(self._index, run.records, run.first_index)
+                write_wrong_rows(self._index, block.records, block.first_index)
 
         with self._writing():
-            found = list(find_damage(self._reader, self._index, first, *end, on_run))
+            found = list(find_damage(self._reader, self._index, first, *end, on_block))
             if rewrite_rows:
                 self._index.segments.sync(self._index.segments.bases)
-        if self._checkpoint is None:  # then a bad record near the end is a torn tail
-            written_end = self._data.written_end(self.meta.first_position)
-            found = [one for one in found if written_end - one.position > self._config.unsynced_bytes_max]
-        return found
+        written_end = self._data.written_end(self.meta.first_position)
+        return [damage for damage in found if self._verdict(damage, written_end) is Verdict.DAMAGED]
+
+    def _verdict(self, damage: Damage, written_end: int) -> Verdict:
+        return verdict(
+            Fault(damage.message),
+            damage.position,
+            covered_end=self._checkpoint.position if self._checkpoint is not None else 0,
+            written_end=written_end,
+            unsynced_bytes_max=self._config.unsynced_bytes_max,
+        )
 
     def _durable_end(self) -> tuple[int, int] | None:
-        """Returns index and position behind the last durable entry, as the checkpoint or else the index has it."""
+        """Return the ends (index, position) of the durable entries by the checkpoint, or else by the index."""
         if self._checkpoint is not None:
             return self._checkpoint.durable_index + 1, self._checkpoint.position
         rows = self._index.segments
@@ -310,10 +322,10 @@ class StoreRepair:
         return last + 1, int(row["position"]) + int(row["size"])
 
     def prepare(self) -> None:
-        """Makes data files that are gone, and lengthens those that are too short: with zeros, which are damage.
+        """Create missing data files and extend short ones with zeros, which count as damage.
 
         Raises:
-            DiskFailedError: the disk does not take them.
+            DiskFailedError: a write failed.
         """
         end = self._durable_end()
         if end is None:
@@ -327,13 +339,13 @@ class StoreRepair:
             data.sync_dir()
 
     def mark_recovering_if_end_is_lost(self, found: Sequence[Damage]) -> None:
-        """Takes the node's vote if what may lie behind the last durable entry can be gone too; see ``recovering_mark``.
+        """Mark the node as a recovering voter if entries after the last durable one may be lost too.
 
-        Called before anything is mended: afterwards nothing shows that it was damaged.
+        Called before any repair: afterwards nothing shows that the end was damaged.
 
         Raises:
-            CorruptRecordError: nobody knows the node's term.
-            DiskFailedError: the disk does not take the mark.
+            CorruptRecordError: the node's term is unknown.
+            DiskFailedError: writing the marker failed.
         """
         end = self._durable_end()
         if end is not None and any(damage.end >= end[0] for damage in found):
@@ -347,16 +359,16 @@ class StoreRepair:
 
         Raises:
             CorruptRecordError: the records do not fit; nothing was written.
-            DiskFailedError: the disk does not take them.
+            DiskFailedError: a write failed.
         """
         with self._writing():
             return write_back(self._reader, self._index, damage, records, commit_index)
 
     def settle(self) -> None:
-        """Makes certain that all that can be read is on disk, and takes the mark away; the last step of a repair.
+        """Sync all readable data and clear the needs-verification marker. Last step of a repair.
 
         Raises:
-            DiskFailedError: the disk does not take it.
+            DiskFailedError: a write failed.
         """
         with self._writing():
             if self.verification_reason is not None:
@@ -367,7 +379,7 @@ class StoreRepair:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except PermissionError:  # the files' owner's business
+        except PermissionError:  # not a disk failure
             raise
         except OSError as error:
             raise DiskFailedError(
@@ -375,7 +387,7 @@ class StoreRepair:
             ) from error
 
     def close(self) -> None:
-        """Lets go of the store; a ``find`` in another thread ends."""
+        """Close the store; a ``find`` in another thread ends."""
         self._closed = True
         self._data.close()
         self._index.segments.close()

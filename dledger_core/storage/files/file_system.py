@@ -1,13 +1,13 @@
-"""The one seam to the operating system: every byte a store reads or writes passes through here.
+"""The only seam to the operating system: a store reads and writes every byte through this module.
 
-``Files`` and ``File`` are what the rest of the package sees; ``OsFiles`` is the real thing. Tests put in files that
-lose, tear and fail writes. Rules that hold for every implementation:
+The rest of the package uses the protocols ``Files`` and ``File``; ``OsFiles`` implements them. Tests use files that
+lose, tear and fail writes. Rules for every implementation:
 
-* a write is durable only after ``datasync``; a created, replaced or removed name only after ``sync_dir`` of its folder
-  (``replace`` and ``mkdir`` do that themselves);
-* errors are plain ``OSError``; whoever calls decides what they mean;
-* a file stays usable for those who hold it after its name is gone, and closes when nobody holds it any more, so a
-  reader in another thread never meets a recycled descriptor.
+* a write is durable only after ``datasync``; a created, replaced or removed name only after ``sync_dir`` of its
+  directory (``replace`` and ``mkdir`` include that);
+* errors are plain ``OSError``; the caller decides their meaning;
+* an open file stays usable after its name is removed, and closes with its last reference, so that a reader in another
+  thread never reads from a recycled descriptor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from dledger_core.checksum import Buffer
-
-__all__ = ["DiskSpace", "File", "Files", "OsFile", "OsFiles"]
+from dledger_core.checksum import Buffer, crc32
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FLAGS = os.O_CLOEXEC
@@ -31,13 +30,13 @@ _FLAGS = os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Room on a file system, as an ordinary user may use it."""
+    """Space on a file system that an ordinary user may use."""
 
     free_bytes: int
     total_bytes: int
 
     def used_ratio(self, free_bytes: int) -> float:
-        """Returns which part is in use when so much is free."""
+        """Return the ratio in use with this much free space."""
         return 1 - free_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
@@ -45,59 +44,59 @@ class File(Protocol):
     """An open file. ``pread`` is safe from any thread."""
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Returns up to ``length`` bytes; fewer only at the end of the file."""
+        """Return up to ``length`` bytes; fewer only at the end of the file."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Writes all of ``buffers``, one behind the other, at ``offset``."""
+        """Write all of ``buffers`` contiguously at ``offset``."""
 
     def datasync(self) -> None:
-        """Makes the bytes and the size durable."""
+        """Make the bytes and the size durable."""
 
     def size(self) -> int:
-        """Returns the length of the file."""
+        """Return the length of the file."""
 
     def truncate(self, size: int) -> None:
-        """Sets the length; new bytes are zeros and take no space."""
+        """Set the length; new bytes are zeros and use no space."""
 
     def next_data(self, offset: int) -> int:
-        """Returns the first offset at or after ``offset`` that may be other than zero, or the size if there is none."""
+        """Return the first offset at or after ``offset`` that may be other than zero, or the size if there is none."""
 
     def close(self) -> None:
-        """Closes the file (releasing a lock held through it)."""
+        """Close the file; a lock of it is released."""
 
 
 class Files(Protocol):
-    """The file system as far as a store needs it."""
+    """The file system operations that a store needs."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> File:
-        """Opens a file; ``create`` makes it if it is absent."""
+        """Open a file; ``create`` makes it if it is missing."""
 
     def read(self, path: Path) -> bytes | None:
-        """Returns the content of a small file, or None if there is none."""
+        """Return the content of a small file, or None if it is missing."""
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Puts ``data`` in the place of ``path``, atomically and durably."""
+        """Replace the file ``path`` by one with ``data``, atomically and durably."""
 
     def listdir(self, path: Path) -> list[str] | None:
-        """Returns the names in a folder, sorted, or None if there is no such folder."""
+        """Return the names in a directory, sorted, or None if it is missing."""
 
     def mkdir(self, path: Path) -> None:
-        """Makes a folder and its parents durably, if absent."""
+        """Create a directory and its parents durably, if missing."""
 
     def unlink(self, path: Path) -> None:
-        """Removes a file's name."""
+        """Remove a file's name."""
 
     def sync_dir(self, path: Path) -> None:
-        """Makes created and removed names of a folder durable."""
+        """Make created and removed names of a directory durable."""
 
     def space(self, path: Path) -> DiskSpace:
-        """Returns how much room there is where ``path`` lies."""
+        """Return the space on the file system of ``path``."""
 
     def lock(self, path: Path) -> File:
-        """Locks ``path``, creating it if absent, until the result is closed.
+        """Lock ``path``, created if missing, until the result is closed.
 
         Raises:
-            BlockingIOError: somebody else holds the lock.
+            BlockingIOError: another process has the lock.
         """
 
 
@@ -234,3 +233,40 @@ class OsFiles:
         file.truncate(0)
         file.pwritev([f"{os.getpid()}\n".encode()], 0)
         return file
+
+
+def write_checked(files: Files, path: Path, fields: dict[str, Any]) -> None:
+    """Replace a file with ``fields`` and their CRC, atomically and durably.
+
+    The CRC is there so that a damaged value is never taken for another one.
+    """
+    files.replace(path, _encode(fields))
+
+
+def read_checked(files: Files, path: Path) -> dict[str, Any] | None:
+    """Return the fields that ``write_checked`` wrote; None if the file is missing; ``{}`` if it is damaged."""
+    data = files.read(path)
+    if data is None:
+        return None
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        found = json.loads(data)
+        found.pop("crc32")
+        if _encode(found) == data:
+            return dict(found)
+    return {}
+
+
+def remove_durably(files: Files, path: Path) -> None:
+    """Remove a file, durably, if it exists."""
+    if files.read(path) is not None:
+        files.unlink(path)
+        files.sync_dir(path.parent)
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
+    return (json.dumps(fields | {"crc32": fields_crc(fields)}, indent=2) + "\n").encode()
+
+
+def fields_crc(fields: dict[str, Any]) -> int:
+    """Return the CRC-32 of all fields in a fixed order, so that the layout of the file does not matter."""
+    return crc32(json.dumps({key: fields[key] for key in sorted(fields) if key != "crc32"}).encode())

@@ -1,7 +1,7 @@
-"""The index: 32 bytes for each entry, at index * 32, that say where its record lies.
+"""The index: a row of 32 bytes for each entry, at index * 32, with the place of its record.
 
-The data is the truth and the index is derived from it. Nobody trusts a row before it is compared with the record it
-points to. A row that was never written reads as zeros. In a store written by Java the column ``magic`` may be wrong.
+The index is derived from the data. A row is used only after it was compared with its record. A row that was never
+written reads as zeros. In a store written by Java the column ``magic`` may be wrong.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from dledger_core.raft.batch import TermRange
 from dledger_core.record import INDEX_RECORD, INDEX_RECORD_BYTES
 from dledger_core.storage.files.segments import Segments
 
-__all__ = ["IndexFile", "IndexSource", "OverlaidIndex", "agreement", "contradiction", "term_ranges"]
-
 Rows = npt.NDArray[Any]
 _GAP_FILES_MAX: Final = 1024
 
 
 class IndexSource(Protocol):
-    """Where index rows come from."""
+    """A source of index rows."""
 
     def read(self, start: int, end: int) -> Rows:
-        """Returns the rows (dtype INDEX_RECORD) of entries [start, end); zeros where there are none."""
+        """Return the rows (dtype INDEX_RECORD) of entries [start, end); zeros where there are none."""
 
 
 class IndexFile:
@@ -40,9 +38,9 @@ class IndexFile:
         """See ``IndexSource``."""
         begin, stop = start * INDEX_RECORD_BYTES, end * INDEX_RECORD_BYTES
         if begin // self.segments.segment_bytes == (stop - 1) // self.segments.segment_bytes:
-            data = self._piece(begin, stop)
+            data = self._bytes(begin, stop)
         else:
-            data = b"".join(self._piece(a, b) for a, b in self._split(begin, stop))
+            data = b"".join(self._bytes(a, b) for a, b in self._split(begin, stop))
         return np.frombuffer(data, INDEX_RECORD)
 
     def _split(self, begin: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -51,13 +49,13 @@ class IndexFile:
             yield begin, upto
             begin = upto
 
-    def _piece(self, begin: int, stop: int) -> bytes:
-        data = self.segments.read(begin, stop - begin) if self.segments.holds(begin) else b""
+    def _bytes(self, begin: int, stop: int) -> bytes:
+        data = self.segments.read(begin, stop - begin) if self.segments.covers(begin) else b""
         missing = stop - begin - len(data)
         return data + bytes(missing) if missing else data
 
     def write(self, first_index: int, rows: Rows) -> bool:
-        """Writes rows, one write per file; returns whether a file had to be made."""
+        """Write rows, one write per file; return whether a file was created."""
         data = memoryview(rows.astype(INDEX_RECORD, copy=False).tobytes())  # numpy joins arrays in native byte order
         begin = first_index * INDEX_RECORD_BYTES
         made = False
@@ -70,7 +68,7 @@ class IndexFile:
         return made
 
     def sync(self, first_index: int, end_index: int) -> None:
-        """Makes the rows [first_index, end_index) durable."""
+        """Make the rows [first_index, end_index) durable."""
         begin, stop, size = (
             first_index * INDEX_RECORD_BYTES,
             end_index * INDEX_RECORD_BYTES,
@@ -79,7 +77,7 @@ class IndexFile:
         self.segments.sync([base for base in self.segments.bases if base + size > begin and base < stop])
 
     def _make(self, base: int) -> None:
-        """Makes a file, and those between it and its neighbours, so that there is no gap."""
+        """Create a file, and those between it and its neighbors, so that there is no gap."""
         bases, step = self.segments.bases, self.segments.segment_bytes
         first = last = base
         if bases and base > bases[-1]:
@@ -87,22 +85,22 @@ class IndexFile:
         elif bases and base < bases[0]:
             last = bases[0] - step
         if last - first > _GAP_FILES_MAX * step:
-            first = last = base  # the neighbour is a stray file; recovery drops it when it wipes what lies behind
+            first = last = base  # the neighbor is an unexpected file; recovery removes it with the rows after the end
         for between in range(first, last + 1, step):
             self.segments.create(between)
         self.segments.sync_dir()
 
-    def cut(self, first_index: int, end_index: int) -> None:
-        """Wipes the rows [first_index, end_index) and drops files behind."""
+    def truncate(self, first_index: int, end_index: int) -> None:
+        """Zero the rows [first_index, end_index) and remove later files."""
         begin, stop = first_index * INDEX_RECORD_BYTES, end_index * INDEX_RECORD_BYTES
         self.segments.drop([base for base in reversed(self.segments.bases) if base > begin])
         upto = min(stop, self.segments.base_of(begin) + self.segments.segment_bytes)
-        if self.segments.holds(begin) and upto > begin:
+        if self.segments.covers(begin) and upto > begin:
             self.segments.zero(begin, upto)
 
 
 class OverlaidIndex:
-    """An index whose rows from some entry on are held in memory, because the files do not have them right."""
+    """An index whose rows from some entry on are in memory, because those in the files are missing or wrong."""
 
     def __init__(self, below: IndexSource) -> None:
         self._below = below
@@ -111,11 +109,11 @@ class OverlaidIndex:
 
     @property
     def first(self) -> int | None:
-        """The first entry held in memory, or None."""
+        """The first entry with a row in memory, or None."""
         return self._first
 
     def extend(self, first_index: int, rows: Rows) -> None:
-        """Holds rows; once begun, each call must continue the one before."""
+        """Add rows; each call must continue the previous one or overlap it."""
         if self._first is None:
             self._first = first_index
         self._rows = np.concatenate([self._rows[: first_index - self._first], rows], dtype=INDEX_RECORD)
@@ -124,17 +122,17 @@ class OverlaidIndex:
         """See ``IndexSource``."""
         if self._first is None or end <= self._first:
             return self._below.read(start, end)
-        held = self._rows[max(start - self._first, 0) : end - self._first]
-        missing = end - max(start, self._first) - len(held)
+        kept = self._rows[max(start - self._first, 0) : end - self._first]
+        missing = end - max(start, self._first) - len(kept)
         if missing > 0:
-            held = np.concatenate([held, np.zeros(missing, INDEX_RECORD)])
+            kept = np.concatenate([kept, np.zeros(missing, INDEX_RECORD)])
         if start >= self._first:
-            return held
-        return np.concatenate([self._below.read(start, self._first), held])
+            return kept
+        return np.concatenate([self._below.read(start, self._first), kept])
 
 
 def agreement(rows: Rows, expected: Rows, *, magic: bool) -> npt.NDArray[np.bool_]:
-    """Returns which rows say what the records say.
+    """Return which rows agree with the records.
 
     Args:
         rows: from the index.
@@ -149,10 +147,10 @@ def agreement(rows: Rows, expected: Rows, *, magic: bool) -> npt.NDArray[np.bool
 
 
 def contradiction(rows: Rows, expected: Rows) -> npt.NDArray[np.bool_]:
-    """Returns which rows know where the record lies and yet say another term or magic than the record.
+    """Return which rows have the place of the record and yet another term or magic.
 
-    A header has no CRC; its row is its second witness. Where the two disagree in these alone, one of them is damaged,
-    and nobody can tell here which. A row that is wrong as a whole says nothing about the record.
+    A header has no CRC; its row is the only cross-check. Where the two differ in these alone, one of them is damaged,
+    and this store alone cannot decide which. A row with another place is simply wrong, and proves nothing.
     """
     place: npt.NDArray[np.bool_] = np.ones(len(rows), np.bool_)
     for name in ("position", "size", "index"):
@@ -162,13 +160,13 @@ def contradiction(rows: Rows, expected: Rows) -> npt.NDArray[np.bool_]:
 
 
 def term_ranges(term_at: Callable[[int], int], first_index: int, last_index: int) -> list[TermRange]:
-    """Returns the runs of terms of entries [first_index, last_index], found by bisecting."""
-    runs: list[TermRange] = []
+    """Return the term ranges of entries [first_index, last_index], found by bisecting."""
+    ranges: list[TermRange] = []
     start = first_index
     while start <= last_index:
         term = term_at(start)
-        runs.append(TermRange(Index(start), Term(term)))
-        low, high = start, last_index + 1  # entry low has the term, entry high has another or is behind the end
+        ranges.append(TermRange(Index(start), Term(term)))
+        low, high = start, last_index + 1  # entry low has the term, entry high has another or is past the end
         while high - low > 1:
             middle = (low + high) // 2
             if term_at(middle) == term:
@@ -176,4 +174,4 @@ def term_ranges(term_at: Callable[[int], int], first_index: int, last_index: int
             else:
                 high = middle
         start = high
-    return runs
+    return ranges

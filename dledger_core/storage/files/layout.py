@@ -1,4 +1,4 @@
-"""Where a store's files are, whose they are, and the first files of a new one."""
+"""Paths and owner of a store, and the first files of a new one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEM
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.log_info import LogMeta, load_log_meta, save_log_meta
 
-__all__ = [
-    "Layout",
-    "check_complete",
-    "check_owner",
-    "claim_store",
-    "lacks_identity",
-    "lock_store",
-    "open_identity",
-    "refuse",
-]
-
 _META_LEFTOVERS = frozenset({"lock", "log.json.tmp"})
 _JAVA_NAMES = frozenset({"data", "index", "currterm", "checkpoint"})
 
@@ -35,17 +24,17 @@ class Layout:
 
     @property
     def data(self) -> Path:
-        """Folder of the data files."""
+        """Directory of the data files."""
         return self.root / "data"
 
     @property
     def index(self) -> Path:
-        """Folder of the index files."""
+        """Directory of the index files."""
         return self.root / "index"
 
     @property
     def meta(self) -> Path:
-        """Folder of what is ours alone."""
+        """Directory of the files that only native stores have."""
         return self.root / "meta"
 
     @property
@@ -55,7 +44,7 @@ class Layout:
 
     @property
     def checkpoint(self) -> Path:
-        """Lower bound on what is durable and committed."""
+        """Lower bound on the durable and the committed entries."""
         return self.meta / "checkpoint"
 
     @property
@@ -64,45 +53,55 @@ class Layout:
         return self.meta / "tables"
 
     @property
+    def recovering(self) -> Path:
+        """Marker of a recovering voter."""
+        return self.meta / "recovering"
+
+    @property
+    def needs_verification(self) -> Path:
+        """Marker of a store with a failed write."""
+        return self.meta / "needs-verification"
+
+    @property
     def converting(self) -> Path:
-        """Progress of a conversion into this store; as long as it is there, the store is not complete."""
+        """State of a conversion into this store, which is incomplete while the file exists."""
         return self.meta / "converting.json"
 
     @property
     def lock(self) -> Path:
-        """Held while a process has the store open."""
+        """Locked while a process has the store open."""
         return self.meta / "lock"
 
 
 def refuse(error: OSError, path: Path) -> NoReturn:
-    """Raises the error for a store that cannot be opened or made at all."""
+    """Raise the error for a store that cannot be opened or created."""
     where = str(error.filename or path)
     raise ConfigError(
         f"the store cannot be opened: {error.strerror or error}",
         where,
-        "check that the directory exists, is writable, and the disk has room",
+        "check that the directory exists and is writable, and that the disk has free space",
     ) from error
 
 
 def check_complete(files: Files, layout: Layout) -> None:
-    """Raises StoreIncompleteError if a conversion into the store has not come to its end."""
+    """Raise StoreIncompleteError if a conversion into the store is not finished."""
     if files.read(layout.converting) is not None:
         raise StoreIncompleteError(
             "the store is being converted, or its conversion was interrupted",
             str(layout.root),
-            "run the same dledger convert again, it goes on where it stopped; or remove the directory",
+            "run the same dledger convert again, it resumes; or remove the directory",
         )
 
 
 def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> LogMeta | None:
-    """Looks whose store a directory holds, writing nothing.
+    """Read the owner of a store; writes nothing.
 
     Returns:
-        The identity of our own store, or None where a new one may be made.
+        The identity of the native store, or None where a new one may be created.
 
     Raises:
-        StoreMismatchError: it is another group's or node's, Java's, or no store at all.
-        StoreIncompleteError: a conversion into it has not come to its end.
+        StoreMismatchError: it belongs to another group or node or to Java, or is not a store.
+        StoreIncompleteError: a conversion into it is not finished.
     """
     check_complete(files, layout)
     meta = load_log_meta(files, layout.log_meta)
@@ -120,11 +119,11 @@ def open_identity(files: Files, layout: Layout, *, group: str, node_id: str) -> 
 
 
 def check_owner(directory: Path, *, group: str, node_id: str, files: Files | None = None) -> None:
-    """Looks whether a directory is free for, or holds, the store of this group and node; writes nothing.
+    """Check that a directory is free for, or contains, the store of this group and node; writes nothing.
 
     Raises:
-        StoreMismatchError: it holds something else.
-        StoreIncompleteError: a conversion into it has not come to its end.
+        StoreMismatchError: it contains something else.
+        StoreIncompleteError: a conversion into it is not finished.
         ConfigError: it cannot be read.
     """
     try:
@@ -140,54 +139,54 @@ def _check_vacant(files: Files, layout: Layout) -> None:
         return
     if lacks_identity(files, layout):
         raise StoreMismatchError(
-            "the file is missing, so nobody knows whose store this is",
+            "meta/log.json is missing, so the store cannot be identified",
             str(layout.log_meta),
             "restore it from a backup, or move the store away and let the node catch up from its peers",
         )
-    stray = _stray(files, layout, names, in_meta)
-    if stray is None:
+    unexpected = _unexpected(files, layout, names, in_meta)
+    if unexpected is None:
         raise StoreMismatchError(
-            "the directory holds a store written by Java DLedger (it has no meta/log.json)",
+            "the directory contains a store written by Java DLedger (it has no meta/log.json)",
             str(layout.root),
-            "use another directory, or take the log over with 'dledger convert'",
+            "use another directory, or convert the store with 'dledger convert'",
         )
     raise StoreMismatchError(
-        f"the directory is not empty and is no store (it holds {stray!r})",
+        f"the directory is not empty and not a store (it contains {unexpected!r})",
         str(layout.root),
         "use an empty or a new directory",
     )
 
 
 def lacks_identity(files: Files, layout: Layout) -> bool:
-    """Whether a store is ours, as its other files and its records tell, but has lost ``meta/log.json``."""
+    """Whether a store is native by its other files and its records, but has lost ``meta/log.json``."""
     if files.read(layout.log_meta) is not None:
         return False
     if set(files.listdir(layout.meta) or ()) & {"checkpoint", "tables"}:
         return True
-    head = _first_header(files, layout.data)
-    # Java writes zeros where our records hold the append time, the mark and the CRC.
-    return _is_record(head) and any(head[32:44])
+    header = _first_header(files, layout.data)
+    # Java writes zeros where native records have flags, append time and CRC.
+    return _is_record(header) and any(header[32:44])
 
 
-def _stray(files: Files, layout: Layout, names: set[str], in_meta: set[str]) -> str | None:
-    """Returns the name of something that Java DLedger would not have written, or None."""
+def _unexpected(files: Files, layout: Layout, names: set[str], in_meta: set[str]) -> str | None:
+    """Return the name of a file that Java DLedger does not write, or None."""
     if "meta" in names:
         return f"meta/{min(in_meta)}" if in_meta else "meta"
-    for folder in (layout.data, layout.index):
-        if folder.name in names:
-            for name in files.listdir(folder) or ():
+    for directory in (layout.data, layout.index):
+        if directory.name in names:
+            for name in files.listdir(directory) or ():
                 if not is_segment_name(name):
-                    return f"{folder.name}/{name}"
+                    return f"{directory.name}/{name}"
     if not names & _JAVA_NAMES:
         return min(names)
-    head = _first_header(files, layout.data)
-    if any(head[:4]) and not _is_record(head):
+    header = _first_header(files, layout.data)
+    if any(header[:4]) and not _is_record(header):
         return f"data/{(files.listdir(layout.data) or [''])[0]}"
     return None
 
 
 def _first_header(files: Files, data: Path) -> bytes:
-    """Returns the first record's header, or what lies in its place; empty if there is no data file."""
+    """Return the bytes of the first record's header; empty if there is no data file."""
     names = [name for name in files.listdir(data) or () if is_segment_name(name)]
     return files.open(data / names[0]).pread(HEADER_BYTES, 0) if names else b""
 
@@ -198,7 +197,7 @@ def _is_record(header: bytes) -> bool:
 
 
 def lock_store(files: Files, layout: Layout) -> File:
-    """Takes the store's lock.
+    """Take the store's lock.
 
     Raises:
         StoreBusyError: another process has it.
@@ -218,11 +217,11 @@ def lock_store(files: Files, layout: Layout) -> File:
 def claim_store(
     files: Files, layout: Layout, *, group: str, node_id: str, config: StorageConfig
 ) -> tuple[LogMeta, File]:
-    """Locks our own store, or makes an empty one; returns its identity and the lock.
+    """Lock the native store, or create an empty one; return its identity and the lock.
 
-    ``meta/log.json`` is the first file of a new store: a crash leaves either nothing or a store of ours.
+    ``meta/log.json`` is the first file of a new store: a crash leaves either nothing or a native store.
     """
-    open_identity(files, layout, group=group, node_id=node_id)  # nothing is written into a foreign directory
+    open_identity(files, layout, group=group, node_id=node_id)  # before anything is written into the directory
     lock = lock_store(files, layout)
     try:
         meta = open_identity(files, layout, group=group, node_id=node_id)

@@ -1,7 +1,7 @@
-"""``meta/log.json``: what a log is, fixed when it is made. The first file a new store gets, replaced atomically.
+"""``meta/log.json``: identity and constants of a log, the first file of a new store.
 
-It carries a CRC, so that a damaged name of a field is not taken for a field that is left out. Whoever changes the file
-by hand removes the line ``crc32``.
+It has a CRC, so that a damaged field name is not taken for a missing field. To change the file by hand, remove the line
+``crc32``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal
 
-from dledger_core.checksum import crc32
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreMismatchError
-from dledger_core.storage.files.file_system import Files
-
-__all__ = ["FORMAT_VERSION", "LogMeta", "load_log_meta", "save_log_meta"]
+from dledger_core.storage.files.file_system import Files, fields_crc, write_checked
 
 FORMAT_VERSION: Final = 1
 
@@ -40,7 +37,7 @@ _KINDS: Final[dict[str, type | tuple[type, ...]]] = {
     "log_uuid": (str, NoneType),
     "previous_term": (int, NoneType),
     "tables_index": (int, NoneType),
-    "behind": (str, NoneType),
+    "commitlog_prefix": (str, NoneType),
 }
 
 
@@ -49,22 +46,22 @@ class LogMeta:
     """Identity and constants of a log.
 
     Attributes:
-        format_version: of the files; a reader refuses a higher one.
+        format_version: of the files; a reader rejects a higher one.
         profile: ``A`` or ``B``.
         log_uuid: made by the group's first leader; None until the node knows it.
         group: name of the group.
         node_id: the node whose store this is.
         data_segment_bytes: size of a data file.
         index_segment_bytes: size of an index file.
-        first_position: where the first data file starts.
+        first_position: start of the first data file.
         first_index: index of the first entry at ``first_position``.
         previous_term: term of the entry before ``first_index``, or None if unknown.
-        tables_index: where the log's beginning was deleted, ``meta/tables`` holds at least what the control entries up
-            to here said (-1 = there were none); None where the whole log is there to derive the tables from.
-        discarding: the store starts anew at ``first_index``; files that are still there belong to what it held before.
-        foreign_end: entries below were written by Java and may carry no mark and no CRC.
-        broker_end_index: messages of entries below carry the queue offsets that a broker gave them.
-        behind: fingerprint of the CommitLog that the log starts after; None if it starts after none.
+        tables_index: of a trimmed log: ``meta/tables`` includes at least the control entries up to here (-1 = there
+            were none); None if the log is complete and the tables can be derived from it.
+        discarding: the store restarts at ``first_index``; remaining files belong to the log before.
+        foreign_end: entries below were written by Java and may have neither flags nor CRC.
+        broker_end_index: messages of entries below have queue offsets that a broker assigned.
+        commitlog_prefix: fingerprint of the CommitLog that the log starts after; None if it starts after none.
     """
 
     profile: Literal["A", "B"]
@@ -81,10 +78,10 @@ class LogMeta:
     discarding: bool = False
     foreign_end: int = 0
     broker_end_index: int = 0
-    behind: str | None = None
+    commitlog_prefix: str | None = None
 
     def effective(self, config: StorageConfig) -> StorageConfig:
-        """Returns ``config`` with what the log has fixed: segment sizes and profile."""
+        """Return ``config`` with the segment sizes and the profile of the log."""
         return replace(
             config,
             profile=self.profile,
@@ -117,18 +114,13 @@ def _parse(found: Any, path: Path) -> LogMeta:
         meta.effective(StorageConfig())
     except ConfigError as error:
         raise TypeError(f"{error.where} {error.what}") from None
-    if found.get(_CRC, _crc(found)) != _crc(found):
+    if found.get(_CRC, fields_crc(found)) != fields_crc(found):
         raise TypeError(f"it does not match its {_CRC}")
     return meta
 
 
-def _crc(found: dict[str, Any]) -> int:
-    """Returns the CRC-32 over everything else, in an order of its own: the file may be laid out by hand."""
-    return crc32(json.dumps({key: found[key] for key in sorted(found) if key != _CRC}).encode())
-
-
 def load_log_meta(files: Files, path: Path) -> LogMeta | None:
-    """Returns the identity of the store, or None if it has none.
+    """Return the identity of the store, or None if it has none.
 
     Raises:
         StoreMismatchError: the file is malformed or of a newer version.
@@ -147,6 +139,5 @@ def load_log_meta(files: Files, path: Path) -> LogMeta | None:
 
 
 def save_log_meta(files: Files, path: Path, meta: LogMeta) -> None:
-    """Replaces ``meta/log.json``, atomically and durably."""
-    made = asdict(meta)
-    files.replace(path, (json.dumps(made | {_CRC: _crc(made)}, indent=2) + "\n").encode())
+    """Replace ``meta/log.json``, atomically and durably."""
+    write_checked(files, path, asdict(meta))

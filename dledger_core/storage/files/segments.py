@@ -1,8 +1,8 @@
 """A list of fixed-size files that together are one address space: the data files, or the index files, of a store.
 
-Each file is named by the offset of its first byte, 20 decimal digits, and is made at its full size (sparse zeros).
-The first one need not start at 0; neighbours follow each other without a gap. One descriptor per file is opened on
-first use and lives as long as the file is in the list, because only then does a later sync report a failed write.
+Each file is named by the offset of its first byte, 20 decimal digits, and is created at its full size (sparse zeros).
+The first one need not start at 0; neighbors have no gap between them. One descriptor per file is opened on first use
+and stays open while the file is in the list: a new descriptor would not report a failed write of an earlier one.
 
 One thread writes; any thread reads. The list itself is replaced, never changed in place.
 """
@@ -21,8 +21,6 @@ from dledger_core.errors import CorruptRecordError, StoreMismatchError
 from dledger_core.record import is_segment_name, segment_name
 from dledger_core.storage.files.file_system import File, Files
 
-__all__ = ["Segments"]
-
 _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 
@@ -33,14 +31,12 @@ def _bases(names: Iterable[str], directory: Path, *, strict: bool) -> list[int]:
         if is_segment_name(name):
             bases.append(int(name))
         elif strict:
-            raise StoreMismatchError(
-                f"a file named {name!r} does not belong here", str(directory), "move it out of the store"
-            )
+            raise StoreMismatchError(f"unexpected file {name!r}", str(directory), "move it out of the store")
     return sorted(bases)
 
 
 class Segments:
-    """The files of one folder, ``data/`` or ``index/``."""
+    """The files of one directory, ``data/`` or ``index/``."""
 
     def __init__(self, files: Files, directory: Path, segment_bytes: int, bases: Sequence[int], *, write: bool) -> None:
         self.directory = directory
@@ -48,7 +44,7 @@ class Segments:
         self._files = files
         self._write = write
         self._bases: tuple[int, ...] = ()
-        self._held: frozenset[int] = frozenset()
+        self._existing: frozenset[int] = frozenset()
         self._set_bases(bases)
         self._opened: dict[int, File] = {}
 
@@ -56,26 +52,26 @@ class Segments:
     def load(
         cls, files: Files, directory: Path, segment_bytes: int, *, write: bool = False, gaps: bool = False
     ) -> Segments:
-        """Lists a folder.
+        """List a directory.
 
         Args:
             files: the file system.
-            directory: the folder.
+            directory: ``data/`` or ``index/``.
             segment_bytes: size of each file.
-            write: open for writing, and refuse stray files.
-            gaps: allow missing files in between (an index can be made again).
+            write: open for writing, and reject unexpected files.
+            gaps: allow missing files in between (an index can be rebuilt).
 
         Raises:
-            StoreMismatchError: a file does not belong here.
+            StoreMismatchError: there is an unexpected file.
             CorruptRecordError: a file is missing between others.
         """
         bases = _bases(files.listdir(directory) or (), directory, strict=write)
         for base in bases:
             if base % segment_bytes:
                 raise StoreMismatchError(
-                    f"the name is no multiple of the segment size {segment_bytes}",
+                    f"the name is not a multiple of the segment size {segment_bytes}",
                     str(directory / segment_name(base)),
-                    "use the segment size the store was made with",
+                    "use the segment size with which the store was created",
                 )
         for before, base in pairwise(bases):
             if base != before + segment_bytes and not gaps:
@@ -85,7 +81,7 @@ class Segments:
 
     def _set_bases(self, bases: Iterable[int]) -> None:
         self._bases = tuple(sorted(bases))
-        self._held = frozenset(self._bases)
+        self._existing = frozenset(self._bases)
 
     @property
     def bases(self) -> tuple[int, ...]:
@@ -93,15 +89,15 @@ class Segments:
         return self._bases
 
     def base_of(self, position: int) -> int:
-        """Returns where the segment that holds ``position`` starts."""
+        """Return the start of the segment that covers ``position``."""
         return position - position % self.segment_bytes
 
-    def holds(self, position: int) -> bool:
+    def covers(self, position: int) -> bool:
         """Whether a segment covers ``position``."""
-        return position - position % self.segment_bytes in self._held
+        return position - position % self.segment_bytes in self._existing
 
     def path(self, position: int) -> Path:
-        """Returns the file that covers ``position``, whether it exists or not."""
+        """Return the file that covers ``position``, whether it exists or not."""
         return self.directory / segment_name(self.base_of(position))
 
     def _file(self, base: int) -> File:
@@ -112,16 +108,16 @@ class Segments:
         return file
 
     def read(self, position: int, length: int) -> bytes:
-        """Returns bytes of one segment; fewer than ``length`` at its end or where the file is too short.
+        """Return bytes of one segment; fewer than ``length`` at its end or where the file is too short.
 
         Raises:
-            CorruptRecordError: the disk cannot read them, or the file is gone.
+            CorruptRecordError: the disk cannot read them, or the file is missing.
         """
         offset = position % self.segment_bytes
         base = position - offset
         try:
             return self._file(base).pread(min(length, self.segment_bytes - offset), offset)
-        except PermissionError:  # the file's owner's business, not damage
+        except PermissionError:  # not damage
             raise
         except OSError as error:
             where = str(self.directory / segment_name(base))
@@ -133,17 +129,17 @@ class Segments:
             ) from error
 
     def size_of(self, base: int) -> int:
-        """Returns the length of a segment's file."""
+        """Return the length of a segment's file."""
         return self._file(base).size()
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
-        """Writes inside one segment, which must exist."""
+        """Write inside one segment, which must exist."""
         offset = position % self.segment_bytes
         self._file(position - offset).pwritev(buffers, offset)
 
     def create(self, base: int) -> None:
-        """Makes the segment that starts at ``base`` (if absent) at its full size; ``sync_dir`` makes it durable."""
-        if base in self._held:
+        """Create the segment that starts at ``base`` (if missing) at its full size; ``sync_dir`` makes it durable."""
+        if base in self._existing:
             return
         file = self._files.open(self.directory / segment_name(base), write=True, create=True)
         file.truncate(0)
@@ -153,46 +149,46 @@ class Segments:
         self._set_bases((*self._bases, base))
 
     def fill_up(self, base: int) -> None:
-        """Extends a file that a crash left shorter than its size."""
+        """Extend a file that a crash left shorter than its size."""
         file = self._file(base)
         if file.size() < self.segment_bytes:
             file.truncate(self.segment_bytes)
 
     def sync(self, bases: Iterable[int]) -> None:
-        """Makes the content of segments durable."""
+        """Make the content of segments durable."""
         for base in bases:
             self._file(base).datasync()
 
     def sync_dir(self) -> None:
-        """Makes created and removed segments durable."""
+        """Make created and removed segments durable."""
         self._files.sync_dir(self.directory)
 
     def drop(self, bases: Sequence[int]) -> None:
-        """Removes segments in the order given, durably; threads that still read them keep their files."""
+        """Remove segments in the given order, durably; threads that still read them keep their files."""
         if not bases:
             return
-        gone = set(bases)
-        self._set_bases(base for base in self._bases if base not in gone)
+        removed = set(bases)
+        self._set_bases(base for base in self._bases if base not in removed)
         for base in bases:
             self._files.unlink(self.directory / segment_name(base))
             self._opened.pop(base, None)
         self.sync_dir()
 
     def forget(self) -> None:
-        """Takes note that all files are being removed; threads that still read them keep them."""
+        """Drop all files from the list before they are removed; threads that still read them keep them."""
         self._set_bases(())
         self._opened = {}
 
     def zero(self, start: int, stop: int) -> None:
-        """Writes zeros over [start, stop), which lies inside one segment."""
+        """Write zeros over [start, stop), inside one segment."""
         for at in range(start, stop, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, stop - at)
             self.write(at, [memoryview(_ZEROS)[:length]])
 
     def rewrite(self, position: int, end: int | None = None) -> None:
-        """Writes what lies at or behind ``position``, up to ``end``, once more, as it can be read; makes it durable.
+        """Write all bytes from ``position`` to ``end`` again, as they are read; make them durable.
 
-        Their sizes too: the sync that failed may have been the one of a new file.
+        Sizes too: the failed sync may have been the one of a new file.
         """
         for base in self._bases:
             if base + self.segment_bytes <= position:
@@ -209,7 +205,7 @@ class Segments:
             file.datasync()
 
     def written_end(self, position: int) -> int:
-        """Returns the position behind the last byte at or after ``position`` that is not zero, else ``position``."""
+        """Return the end of the last byte at or after ``position`` that is not zero, else ``position``."""
         end = position
         for base in self._bases:
             if base + self.segment_bytes <= position:
@@ -226,5 +222,5 @@ class Segments:
         return end
 
     def close(self) -> None:
-        """Lets go of all files."""
+        """Close all files."""
         self._opened = {}

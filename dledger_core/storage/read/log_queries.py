@@ -1,10 +1,11 @@
-"""Questions about the durable log that are answered through the index: batches, control entries, times."""
+"""Queries of the durable log through the index: batches, control entries, times, segments, descriptions."""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -15,21 +16,11 @@ from dledger_core import checksum
 from dledger_core.config import BATCH_BYTES_MAX
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Term
-from dledger_core.raft.batch import BATCHES_MAX, Batch
+from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, MAGIC_DATA, Header, Records, append_time
-from dledger_core.storage.check.recovery import batch_ends
+from dledger_core.storage.check.judge import batch_ends
 from dledger_core.storage.read.record_reader import RecordReader
-
-__all__ = [
-    "SegmentFacts",
-    "control_entries",
-    "index_at_position",
-    "index_at_time",
-    "place_of",
-    "prefix_before",
-    "read_batches",
-    "segment_facts",
-]
+from dledger_core.storage.tables.tables import LogTables
 
 _ROWS_PER_STEP: Final = 1 << 16
 _BACK_BYTES: Final = 1 << 20
@@ -37,14 +28,14 @@ _BACK_COUNT: Final = 4096
 
 
 def read_batches(reader: RecordReader, start: int, first_index: int, end: int, max_bytes: int) -> list[Batch]:
-    """Returns whole batches, the first one containing ``start``; at least one, then as many as fit and may be.
+    """Return complete batches, the first one containing ``start``; at least one, then as many as fit.
 
     Args:
         reader: the store.
         start: an entry of the log.
         first_index: the log's first entry.
-        end: the index behind its last one.
-        max_bytes: bound on the bytes of all batches.
+        end: end (exclusive) of the log.
+        max_bytes: limit on the bytes of all batches.
     """
     begin = _batch_start(reader, start, first_index)
     records = reader.read(begin, end, max_bytes)
@@ -57,29 +48,29 @@ def read_batches(reader: RecordReader, start: int, first_index: int, end: int, m
     first = 0
     terms = records.headers["term"][ends].tolist()
     for last, term in zip(ends.tolist(), terms, strict=True):
-        piece = records.slice(first, last + 1)
-        batches.append(Batch(Index(begin + first), piece.count, Term(term), piece.nbytes, piece))
+        block = records.slice(first, last + 1)
+        batches.append(Batch(Index(begin + first), block.count, Term(term), block.nbytes, block))
         first = last + 1
     return batches
 
 
 def _first_batch(reader: RecordReader, begin: int, end: int) -> Records:
-    """Returns records from ``begin`` to the end of its batch or further; each read may stop at a damaged row."""
-    pieces: list[Records] = []
+    """Return records from ``begin`` to the end of its batch or later; each read may stop at a damaged row."""
+    blocks: list[Records] = []
     while begin < end:
-        pieces.append(reader.read(begin, end, BATCH_BYTES_MAX))
-        if len(batch_ends(pieces[-1])):
+        blocks.append(reader.read(begin, end, BATCH_BYTES_MAX))
+        if len(batch_ends(blocks[-1])):
             break
-        begin += pieces[-1].count
-    return _joined(pieces)
+        begin += blocks[-1].count
+    return _joined(blocks)
 
 
-def _joined(pieces: Sequence[Records]) -> Records:
-    return Records(np.concatenate([piece.sizes for piece in pieces]), b"".join(piece.data for piece in pieces))
+def _joined(blocks: Sequence[Records]) -> Records:
+    return Records(np.concatenate([block.sizes for block in blocks]), b"".join(block.data for block in blocks))
 
 
 def _batch_start(reader: RecordReader, start: int, first_index: int) -> int:
-    """Returns the first entry of the batch that holds ``start``: the one behind the last batch end before it."""
+    """Return the first entry of the batch that contains ``start``, after the last batch end before it."""
     if start > first_index and len(batch_ends(reader.read(start - 1, start, 1, body_crc=False))):
         return start
     at = start
@@ -95,44 +86,44 @@ def _batch_start(reader: RecordReader, start: int, first_index: int) -> int:
 
 
 def _read_all(reader: RecordReader, start: int, end: int) -> Records:
-    pieces: list[Records] = []
+    blocks: list[Records] = []
     while start < end:
-        pieces.append(reader.read(start, end, 2 * _BACK_BYTES, body_crc=False))
-        start += pieces[-1].count
-    return _joined(pieces)
+        blocks.append(reader.read(start, end, 2 * _BACK_BYTES, body_crc=False))
+        start += blocks[-1].count
+    return _joined(blocks)
 
 
-def prefix_before(reader: RecordReader, index: int) -> tuple[int, int, int] | None:
-    """Returns the last segment that begins at or before ``index``, unless it is the first.
+def segment_before(reader: RecordReader, index: int) -> tuple[int, int, int] | None:
+    """Return the last segment that starts at or before ``index``, unless it is the first.
 
     Returns:
         Its position, the index of its first record, and the term of the record before that.
     """
     for base in reversed(reader.data.bases[1:]):
-        head = _known_head(reader, base)
-        if head is not None and head <= index:
+        first = _known_first(reader, base)
+        if first is not None and first <= index:
             with contextlib.suppress(CorruptRecordError):  # it is repaired first
-                return base, head, reader.term_at(head - 1)
+                return base, first, reader.term_at(first - 1)
     return None
 
 
-def _known_head(reader: RecordReader, base: int) -> int | None:
-    """Returns the index of the record at a segment's head, or None if the index does not know it there."""
-    head = reader.header_at(base)
-    if head is None:
+def _known_first(reader: RecordReader, base: int) -> int | None:
+    """Return the index of a segment's first record, or None if its row does not confirm it."""
+    header = reader.header_at(base)
+    if header is None:
         return None
-    row = reader.index.read(head.index, head.index + 1)[0]
-    return head.index if (int(row["position"]), int(row["index"])) == (base, head.index) else None
+    row = reader.index.read(header.index, header.index + 1)[0]
+    return header.index if (int(row["position"]), int(row["index"])) == (base, header.index) else None
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentFacts:
+class SegmentSummary:
     """One data file.
 
     Attributes:
         first_index: its first entry.
         last_time_ms: append time of its last entry; 0 if unknown (Java wrote it).
-        nbytes: its size; of the last one what is in use.
+        nbytes: its size; of the last one the bytes in use.
     """
 
     first_index: Index
@@ -140,19 +131,19 @@ class SegmentFacts:
     nbytes: int
 
 
-def segment_facts(reader: RecordReader, end: int) -> list[SegmentFacts]:
-    """Returns what is known of each data file that holds entries below ``end``, in order."""
-    heads = [head for base in reader.data.bases if (head := _known_head(reader, base)) is not None and head < end]
-    facts = []
-    for first, stop in pairwise([*heads, end]):
+def segment_summaries(reader: RecordReader, end: int) -> list[SegmentSummary]:
+    """Return a summary of each data file that contains entries below ``end``, in order."""
+    firsts = [first for base in reader.data.bases if (first := _known_first(reader, base)) is not None and first < end]
+    found = []
+    for first, stop in pairwise([*firsts, end]):
         last = reader.header_at(int(reader.index.read(stop - 1, stop)[0]["position"]))
         time_ms = last.time_ms if last is not None and last.index == stop - 1 else 0
-        facts.append(SegmentFacts(Index(first), time_ms, reader.data.segment_bytes))
-    if facts:
+        found.append(SegmentSummary(Index(first), time_ms, reader.data.segment_bytes))
+    if found:
         row = reader.index.read(end - 1, end)[0]
         used = (int(row["position"]) + int(row["size"]) - 1) % reader.data.segment_bytes + 1
-        facts[-1] = replace(facts[-1], nbytes=used)
-    return facts
+        found[-1] = replace(found[-1], nbytes=used)
+    return found
 
 
 def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
@@ -165,7 +156,7 @@ def control_entries(reader: RecordReader, start: int, end: int) -> Iterator[tupl
         rows = reader.index.read(low, high)
         for at in np.flatnonzero(rows["magic"] != MAGIC_DATA).tolist():
             index, time_ms, magic, body = _other_entry(reader, low + at, rows[at])
-            if magic == MAGIC_DATA:  # its row is missing, and each such entry would be searched for
+            if magic == MAGIC_DATA:  # its row is missing: scan, instead of a search for each such entry
                 yield from _scanned_control_entries(reader, low + at, high)
                 break
             if magic == MAGIC_CONTROL:
@@ -185,7 +176,7 @@ def _scanned_control_entries(reader: RecordReader, start: int, end: int) -> Iter
 def _other_entry(reader: RecordReader, index: int, row: Any) -> tuple[Index, int, int, bytes]:
     """Return (index, append time, magic, body) of an entry that the index does not call a data entry."""
     position, size = int(row["position"]), int(row["size"])
-    data = reader.data.read(position, size) if size >= HEADER_BYTES and reader.data.holds(position) else b""
+    data = reader.data.read(position, size) if size >= HEADER_BYTES and reader.data.covers(position) else b""
     if len(data) == size and size >= HEADER_BYTES:
         header = Header.unpack(data)
         body = data[HEADER_BYTES:]
@@ -229,3 +220,55 @@ def index_at_position(reader: RecordReader, first_index: int, end: int, position
         return begin + size
 
     return first_index + bisect_right(range(first_index, end), position, key=end_of)
+
+
+# --- rows of the tables in ``record.descriptions`` ----------------------------------------------------------------
+
+Rows = list[list[Any]]
+
+
+def term_rows(ranges: Sequence[TermRange], first: int, end: int) -> Rows:
+    """Return the rows of ``terms`` within [first, end)."""
+    bounds = [*(int(found.first_index) for found in ranges), end]
+    rows = []
+    for (low, high), found in zip(pairwise(bounds), ranges, strict=True):
+        begin, stop = max(low, first), min(high, end)
+        if begin < stop:
+            rows.append([begin, stop, int(found.term)])
+    return rows
+
+
+def segment_rows(segments: Sequence[SegmentSummary], position_of: Callable[[int], int], end: int) -> Rows:
+    """Return the rows of ``segments`` for entries before ``end``; ``position_of`` returns an entry's position."""
+    bounds = [*(int(segment.first_index) for segment in segments), end]
+    return [
+        [begin, min(stop, end), int(position_of(begin)), segment.nbytes, segment.last_time_ms or None]
+        for (begin, stop), segment in zip(pairwise(bounds), segments, strict=True)
+        if begin < end
+    ]
+
+
+def producer_rows(tables: LogTables, after: list[Any] | None = None, most: int | None = None) -> Rows:
+    """Return at most ``most`` rows of ``producers`` after the key ``after``; all of them by default."""
+    producers, queries = tables.producers.entries, tables.transactions.queries
+    keys = [(name, "producer") for name in producers] + [(name, "query") for name, q in queries.items() if q.committed]
+    if after is not None:
+        keys = [key for key in keys if key > tuple(after)]
+    chosen = sorted(keys) if most is None else heapq.nsmallest(most, keys)
+    rows: Rows = []
+    for name, kind in chosen:
+        if kind == "producer":
+            entry = producers[name]
+            newest = entry.appends[-1] if entry.appends else None
+            span = [int(newest.first_index), int(newest.last_index)] if newest is not None else [None, None]
+            rows.append([name, kind, entry.epoch, None, entry.next_sequence, *span, entry.time_ms or None])
+        else:
+            query = queries[name]
+            batch_id, parts = next(reversed(query.committed.items()))
+            span = [min(p.first for p in parts), max(p.last for p in parts)] if parts else [None, None]
+            rows.append([name, kind, None, query.run_id or None, batch_id + 1, *map(_plain, span), None])
+    return rows
+
+
+def _plain(number: int | None) -> int | None:
+    return None if number is None else int(number)

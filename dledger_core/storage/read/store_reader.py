@@ -1,8 +1,8 @@
-"""``open_store``: read-only access to a node's store, ours or Java's of both generations, live or at rest.
+"""``open_store``: read-only access to a node's store, native or Java's of both generations, online or offline.
 
-No lock is taken and nothing is written, so it works on a running broker's own directory. What counts as the log's end
-is what the writer's own recovery would keep: the scan of the tail ends at the first invalid record (in a store of
-ours, at the last whole batch). The view is fixed when the store is opened; open it again to see more.
+No lock is taken and nothing is written, so it works on a running broker's own directory. The log ends where the
+writer's own recovery would end it: at the first bad record (in a native store, at the last complete batch). The view is
+fixed when the store is opened; open it again to see more.
 """
 
 from __future__ import annotations
@@ -34,35 +34,36 @@ from dledger_core.record import (
     is_segment_name,
     to_arrow,
 )
-from dledger_core.storage.check.recovery import batch_ends
-from dledger_core.storage.check.scan import Cursor, Rules, Scanner
-from dledger_core.storage.check.start_check import start_findings
-from dledger_core.storage.check.verify import StoreReport, record_behind, verify_store
-from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint
+from dledger_core.storage.check.damage import next_record
+from dledger_core.storage.check.judge import JAVA_A, JAVA_B, Rules, ScanCursor, complete_end, native_rules
+from dledger_core.storage.check.scan import Scanner
+from dledger_core.storage.check.verify import StoreReport, start_findings, verify_store
 from dledger_core.storage.files.file_system import Files, OsFiles
-from dledger_core.storage.files.hard_state import read_properties
 from dledger_core.storage.files.index_file import IndexFile, OverlaidIndex, agreement, term_ranges
 from dledger_core.storage.files.layout import Layout, check_complete, lacks_identity
 from dledger_core.storage.files.log_info import LogMeta, load_log_meta
+from dledger_core.storage.files.meta_files import Checkpoint, load_checkpoint, read_properties
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.read.descriptions import producer_rows, segment_rows, term_rows
-from dledger_core.storage.read.log_queries import control_entries, index_at_position, index_at_time, segment_facts
-from dledger_core.storage.read.record_reader import RecordReader, out_of_range, own_rules
+from dledger_core.storage.read.log_queries import (
+    control_entries,
+    index_at_position,
+    index_at_time,
+    producer_rows,
+    segment_rows,
+    segment_summaries,
+    term_rows,
+)
+from dledger_core.storage.read.record_reader import RecordReader, out_of_range
 from dledger_core.storage.read.visibility import Outcomes, Until, Visibility
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import load_tables
-
-__all__ = ["StoreReader", "open_store"]
+from dledger_core.storage.tables.tables import LogTables, load_tables
 
 READ_BYTES: Final = 8 << 20
 _TAIL_SEGMENTS: Final = 3
-_JAVA_A: Final = Rules(blank="jump")
-_JAVA_B: Final = Rules(position_checked=False, blank="skip")
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Who wrote a store, and what it says about itself."""
+    """Writer and recorded state of a store."""
 
     writer: Literal["dledger-python", "java-a", "java-b"]
     meta: LogMeta | None
@@ -72,10 +73,10 @@ class _Origin:
     @property
     def rules(self) -> Rules:
         if self.meta is not None:
-            # Only of what is committed: the rest may be overwritten while this view of it stays.
+            # Only committed entries: the others may be overwritten while this view stays open.
             committed = self.checkpoint.commit_index if self.checkpoint is not None else -1
-            return replace(own_rules(self.meta), cross_checked_to=committed + 1)
-        return _JAVA_A if self.writer == "java-a" else _JAVA_B
+            return replace(native_rules(self.meta), cross_checked_to=committed + 1)
+        return JAVA_A if self.writer == "java-a" else JAVA_B
 
 
 def _origin(files: Files, layout: Layout) -> _Origin:
@@ -90,47 +91,47 @@ def _origin(files: Files, layout: Layout) -> _Origin:
 
 
 def _segment_bytes(files: Files, directory: Path, recorded: int | None, default: int) -> int:
-    """Returns the size of the files in a folder: the recorded one, or that of the first ones, the last may be cut."""
+    """Return the size of the files in a directory: as recorded, or of the first two files; the last may differ."""
     if recorded is not None:
         return recorded
     names = sorted(name for name in files.listdir(directory) or () if is_segment_name(name))
     return max((files.open(directory / name).size() for name in names[:2]), default=0) or default
 
 
-def _check_folder(files: Files, layout: Layout) -> None:
-    """Refuses a directory without identity whose ``data/`` is missing or holds something else than data files."""
+def _check_directory(files: Files, layout: Layout) -> None:
+    """Raise if a directory without identity has no ``data/`` or no data files in it."""
     names = files.listdir(layout.data)
-    found = "there is no data/" if names is None else f"data/ holds {names[0]!r}" if names else ""
+    found = "there is no data/" if names is None else f"data/ contains {names[0]!r}" if names else ""
     if found and not any(map(is_segment_name, names or ())):
         raise StoreMismatchError(
-            f"no store is here ({found})", str(layout.root), "name the directory that holds data/ and index/"
+            f"no store found ({found})", str(layout.root), "name the directory that contains data/ and index/"
         )
 
 
 def open_store(path: Path | str, *, files: Files | None = None, since: StoreReader | None = None) -> StoreReader:
-    """Opens a node's store for reading.
+    """Open a node's store for reading.
 
     Args:
-        path: the directory that holds ``data/`` and ``index/``.
+        path: the directory that contains ``data/`` and ``index/``.
         files: the file system.
-        since: an earlier view of the same store: its tail need not be looked at again. It stays as it is.
+        since: an earlier view of the same store, whose tail need not be scanned again. It does not change.
 
     Raises:
         StoreMismatchError: there is no store.
-        StoreIncompleteError: a conversion into it, or its emptying, has not come to its end.
+        StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
         CorruptRecordError: a data file is missing between others.
     """
     files, layout = files or OsFiles(), Layout(Path(path))
     check_complete(files, layout)
     origin = _origin(files, layout)
     if origin.meta is None:
-        _check_folder(files, layout)
+        _check_directory(files, layout)
     meta = origin.meta
     if meta is not None and meta.discarding:
         raise StoreIncompleteError(
-            "the store was being emptied, to go on from its leader's first index",
+            "a snapshot install of the store was interrupted",
             str(layout.root),
-            "start its node: it ends what was interrupted",
+            "start its node: it completes the install",
         )
     data_bytes = _segment_bytes(files, layout.data, meta.data_segment_bytes if meta else None, DATA_SEGMENT_BYTES)
     index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
@@ -165,7 +166,7 @@ class StoreReader:
         self.last_index: Final = Index(self._scan_tail(seen))
 
     def _find_first(self, meta: LogMeta | None) -> int:
-        """Returns the first entry's index: as recorded, else as the first record says."""
+        """Return the first entry's index: as recorded, else from the first record."""
         if meta is not None and self._reader.data.bases[:1] == (meta.first_position,):
             return meta.first_index
         found = self._reader.first_record()
@@ -180,30 +181,30 @@ class StoreReader:
 
     @property
     def writer(self) -> Literal["dledger-python", "java-a", "java-b"]:
-        """Who writes the store: we, or Java's generation A or B."""
+        """Program that writes the store: this one, or Java's generation A or B."""
         return self._origin.writer
 
     @property
     def commit_index(self) -> Index | None:
-        """A recorded lower bound on what is committed; None if the store records none."""
+        """The recorded commit index, a lower bound; None if the store records none."""
         found = self.checkpoint_commit_index
         return None if found is None else Index(min(found, self.last_index))
 
     @property
     def identity_lost(self) -> bool:
-        """Whether the store is ours but has no ``meta/log.json``, so that it is read as if Java had written it."""
+        """Whether the store is native but has no ``meta/log.json``, so that it is read as if Java had written it."""
         return self._origin.meta is None and lacks_identity(self._files, self._layout)
 
     @property
     def checkpoint_commit_index(self) -> Index | None:
-        """What the checkpoint, if any, says is the last committed entry; above ``last_index`` if the end is lost."""
+        """The last committed entry in the checkpoint; above ``last_index`` if the end is lost."""
         checkpoint, java = self._origin.checkpoint, self._origin.java_commit_index
         found = java if checkpoint is None else checkpoint.commit_index
         return None if found is None else Index(found)
 
     @property
     def log_uuid(self) -> str | None:
-        """Identity of the log; None in a store that has none, like all of Java's."""
+        """Identity of the log; None in a store without one, like all of Java's."""
         return self._origin.meta.log_uuid if self._origin.meta is not None else None
 
     @property
@@ -221,7 +222,7 @@ class StoreReader:
 
     @property
     def meta(self) -> LogMeta | None:
-        """What a store of ours records about itself; None in a store written by Java."""
+        """Identity and constants of a native store; None in a store written by Java."""
         return self._origin.meta
 
     @property
@@ -231,7 +232,7 @@ class StoreReader:
 
     @property
     def position_end(self) -> int:
-        """Where the last entry's record ends; where the files begin if there is none."""
+        """End of the last entry's record; the start of the files if there is none."""
         if self.last_index < self.first_index:
             return self._reader.data.bases[0] if self._reader.data.bases else 0
         row = self._index.read(self.last_index, self.last_index + 1)[0]
@@ -242,9 +243,9 @@ class StoreReader:
         return control_entries(self._reader, max(start, self.first_index), min(end, self.last_index + 1))
 
     def _continues(self, since: StoreReader) -> bool:
-        """Whether this is the store of an earlier view, and still holds that view's last entry.
+        """Whether this is the store of an earlier view, and still contains that view's last entry.
 
-        The same index and term mean the same log up to there, as Raft has it.
+        The same index and term mean the same log up to there (Log Matching, Raft section 5.3).
         """
         same = (since.writer, since.log_uuid, since.segment_bytes) == (self.writer, self.log_uuid, self.segment_bytes)
         if not same or since.last_index < max(since.first_index, self.first_index):
@@ -257,57 +258,57 @@ class StoreReader:
             int(row["term"]),
         )
 
-    def _seen_end(self) -> Cursor:
-        """Returns the place up to which the files held all this view knows; behind it rows are in memory."""
+    def _seen_end(self) -> ScanCursor:
+        """Return the place up to which this view's index rows are in the files; later rows are in memory."""
         if self._index.first is not None:
             row = self._index.read(self._index.first, self._index.first + 1)[0]
-            return Cursor(int(row["position"]), self._index.first)
-        return Cursor(self.position_end, self.last_index + 1, self._reader.term_at(self.last_index))
+            return ScanCursor(int(row["position"]), self._index.first)
+        return ScanCursor(self.position_end, self.last_index + 1, self._reader.term_at(self.last_index))
 
-    def _scan_tail(self, seen: Cursor | None) -> int:
-        """Walks the tail, holds the index rows that the files do not have, and returns the last entry's index."""
+    def _scan_tail(self, seen: ScanCursor | None) -> int:
+        """Scan the tail, keep the index rows that the files lack, and return the last entry's index."""
         start = self._tail_start() if seen is None else seen
         last = (start.index if start.index is not None else self.first_index) - 1
         scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, start)
-        for run in scanner.runs():
-            rows = index_records(run.records)
-            rows["position"] = run.positions
+        for block in scanner.blocks():
+            rows = index_records(block.records)
+            rows["position"] = block.positions
             if self._index.first is None:
-                on_disk = self._disk_index.read(run.first_index, run.end_index)
+                on_disk = self._disk_index.read(block.first_index, block.end_index)
                 wrong = np.flatnonzero(~agreement(on_disk, rows, magic=False))
                 if len(wrong):
-                    at = int(wrong[0])
-                    self._index.extend(run.first_index + at, rows[at:])
+                    first = int(wrong[0])
+                    self._index.extend(block.first_index + first, rows[first:])
             else:
-                self._index.extend(run.first_index, rows)
-            ends = batch_ends(run.records)
-            if len(ends):
-                last = run.first_index + int(ends[-1])
+                self._index.extend(block.first_index, rows)
+            at = complete_end(block.records)
+            if at is not None:
+                last = block.first_index + at
         self._stop = scanner.stop
         return last
 
     def damaged_end(self) -> tuple[Index, Index] | None:
-        """Returns the entries [start, end) behind the last one that are damaged: others follow, so the log goes on.
+        """Return the damaged entries [start, end) after the last one, if the log continues after them.
 
-        None where nothing follows, or what is older than the last entry: Java leaves what it truncates.
+        None if no record follows, or only older ones: Java does not remove the entries that it truncates.
         """
         stop, start = self._stop, self.last_index + 1
         if stop is None or (stop.cursor.index or 0) != start:
             return None
-        behind = record_behind(self._reader, self._disk_index, stop, start)
-        if behind is None or behind.index is None or behind.term < stop.cursor.term:
+        after = next_record(self._reader, self._disk_index, stop, start)
+        if after is None or after.index is None or after.term < stop.cursor.term:
             return None
         again = Scanner(self._reader.data, self._disk_index, self._origin.rules, stop.cursor)
-        if next(again.runs(), None) is not None:  # it has grown meanwhile
+        if next(again.blocks(), None) is not None:  # the store has grown meanwhile
             return None
-        return Index(start), Index(max(behind.index, start + 1))
+        return Index(start), Index(max(after.index, start + 1))
 
-    def _tail_start(self) -> Cursor:
-        """Returns where the tail begins: behind the checkpoint, or at a segment whose head the index knows."""
+    def _tail_start(self) -> ScanCursor:
+        """Return the start of the tail: after the checkpoint, or a segment whose first record has an index row."""
         data, checkpoint = self._reader.data, self._origin.checkpoint
-        vouched = checkpoint is not None and checkpoint.durable_index >= self.first_index
-        if checkpoint is not None and vouched and data.holds(checkpoint.position):
-            return Cursor(checkpoint.position, checkpoint.durable_index + 1)
+        covered = checkpoint is not None and checkpoint.durable_index >= self.first_index
+        if checkpoint is not None and covered and data.covers(checkpoint.position):
+            return ScanCursor(checkpoint.position, checkpoint.durable_index + 1)
         if self._origin.meta is None:
             for base in reversed(data.bases[: max(len(data.bases) - _TAIL_SEGMENTS + 1, 1)]):
                 header = self._reader.header_at(base)
@@ -315,17 +316,17 @@ class StoreReader:
                     row = self._disk_index.read(header.index, header.index + 1)[0]
                     same = (int(row["position"]), int(row["size"]), int(row["index"]), int(row["term"]))
                     if same == (base, header.size, header.index, header.term):
-                        return Cursor(base, header.index)
-        return Cursor(data.bases[0] if data.bases else 0)
+                        return ScanCursor(base, header.index)
+        return ScanCursor(data.bases[0] if data.bases else 0)
 
     def term_ranges(self) -> list[TermRange]:
-        """Returns the runs of terms, in order."""
+        """Return the term ranges, in order."""
         return term_ranges(self._reader.term_at, self.first_index, self.last_index)
 
     def describe(self, table: str) -> pa.RecordBatch:
-        """Returns what the store says about its log: a table of DESCRIPTIONS, up to the last entry.
+        """Return a description of the log: a table of DESCRIPTIONS, up to the last entry.
 
-        In a store that Java wrote there are no producers.
+        A store that Java wrote has no producers.
 
         Raises:
             BadRequestError: there is no such table.
@@ -334,8 +335,8 @@ class StoreReader:
         if table == "terms":
             return description_batch(table, term_rows(self.term_ranges(), self.first_index, end))
         if table == "segments":
-            facts = segment_facts(self._reader, end) if end > self.first_index else []
-            return description_batch(table, segment_rows(facts, self._position_of, end))
+            found = segment_summaries(self._reader, end) if end > self.first_index else []
+            return description_batch(table, segment_rows(found, self._position_of, end))
         if table == "producers":
             return description_batch(table, producer_rows(self._tables()))
         raise BadRequestError(f"no table {table!r}", "table", f"use {', '.join(DESCRIPTIONS)}")
@@ -344,7 +345,7 @@ class StoreReader:
         return int(self._index.read(index, index + 1)["position"][0])
 
     def _tables(self) -> LogTables:
-        """Producers and transactions as of the last entry: the snapshot, and the control entries behind it."""
+        """Return producers and transactions as of the last entry: the snapshot, and the control entries after it."""
         if self._origin.meta is None:
             return LogTables()
         tables = load_tables(self._files, self._layout, self._origin.meta)
@@ -404,7 +405,7 @@ class StoreReader:
         Args:
             start: first index.
             end: end (exclusive).
-            max_bytes: bound on the records that are read; at least one is.
+            max_bytes: limit on the bytes of the records; at least one is read.
             isolation: ``read_uncommitted`` shows entries of open transactions and orphaned attempts too.
             until: the recorded commit index, or the last entry of the store.
 
@@ -464,9 +465,9 @@ class StoreReader:
         return Index(index_at_time(self._reader, self.first_index, self.last_index + 1, timestamp_ms))
 
     def read(self, start: int, end: int, *, max_bytes: int = READ_BYTES) -> pa.RecordBatch:
-        """Returns entries from ``start`` on, control entries included, with columns of RECORD_SCHEMA.
+        """Return entries from ``start`` on, control entries included, with columns of RECORD_SCHEMA.
 
-        May end before ``end`` when ``max_bytes`` is reached, but holds at least one entry.
+        May end before ``end`` when ``max_bytes`` is reached, but contains at least one entry.
 
         Raises:
             IndexOutOfRangeError: ``start`` is not in the log.
@@ -475,15 +476,15 @@ class StoreReader:
         return to_arrow(self.records(start, end, max_bytes), magic=True)
 
     def records(self, start: int, end: int, max_bytes: int = READ_BYTES) -> Records:
-        """Returns records as they lie on disk, checked; otherwise like ``read``."""
+        """Return records as stored on disk, checked; otherwise like ``read``."""
         if not self.first_index <= start <= self.last_index or end <= start:
             raise out_of_range(self._layout.root, start, end, self.first_index, self.last_index)
         return self._reader.read(start, min(end, self.last_index + 1), max_bytes)
 
     def index_mismatches(self, records: Records) -> list[int]:
-        """Returns those of ``records`` about which the index files say something else than the data.
+        """Return the indexes of those ``records`` whose rows in the index files differ from the data.
 
-        Rows at the end that were not written yet do not count: a store that runs, or was killed, is behind there.
+        Rows at the end that were not written yet do not count: the index of a running or killed store lags there.
         """
         if not records.count:
             return []
@@ -498,27 +499,27 @@ class StoreReader:
 
     @cached_property
     def _index_end(self) -> int:
-        """The index behind the last entry that the index files know."""
+        """End (exclusive) of the entries that the index files contain."""
         first = self._index.first
         if first is None:
             return self.last_index + 1
         before = max(first - 1, self.first_index)
         written = np.flatnonzero(self._disk_index.read(before, self.last_index + 1)["size"])
-        # Without a single row the index is lost, and not behind.
+        # Without a single row the index is lost; it does not lag.
         return before + int(written[-1]) + 1 if len(written) else self.last_index + 1
 
     def verify(self) -> StoreReport:
-        """Reads everything and reports what is wrong; see ``Finding``."""
+        """Read everything and report all problems; see ``Finding``."""
         meta = self._origin.meta
         report = verify_store(self._reader, self._disk_index, self.first_index, self._origin.checkpoint, meta)
         term = 0
-        with contextlib.suppress(CorruptRecordError):  # then it is among the findings
+        with contextlib.suppress(CorruptRecordError):  # it is one of the findings
             term = self._reader.term_at(self.last_index) if self.last_index >= self.first_index else 0
         more = start_findings(self._files, self._layout, meta, last_index=report.last_index, last_term=term)
         return replace(report, findings=(*more, *report.findings))
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Close the data and index files."""
         self._reader.data.close()
         self._disk_index.segments.close()
 

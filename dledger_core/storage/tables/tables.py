@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
@@ -10,10 +11,11 @@ from dledger_core import control
 from dledger_core.checksum import Buffer, crc32
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import NO_INDEX, Index
+from dledger_core.storage.files.file_system import Files
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.log_info import LogMeta
 from dledger_core.storage.tables.producers import ProducerTable
 from dledger_core.storage.tables.transactions import TransactionTable
-
-__all__ = ["LogTables"]
 
 _VERSION: Final = 1
 
@@ -28,7 +30,7 @@ class LogTables:
         self.applied_index: Index = NO_INDEX
 
     def apply(self, index: Index, time_ms: int, body: Buffer) -> None:
-        """Takes in one committed control entry (magic 2); entries at or below ``applied_index`` are ignored.
+        """Apply one committed control entry (magic 2); entries at or below ``applied_index`` are ignored.
 
         Args:
             index: its index.
@@ -39,13 +41,13 @@ class LogTables:
             return
         fields = control.unpack(body)
         try:
-            self._take_in(fields, index, time_ms)
+            self._apply(fields, index, time_ms)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"a control entry has malformed fields: {error!r}"
             raise CorruptRecordError(what, f"index {index}", "", {"index": int(index)}) from None
         self.applied_index = index
 
-    def _take_in(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
+    def _apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
         kind = fields.get("k")
         if kind == "producer":
             self.producers.apply(fields, index, time_ms)
@@ -59,7 +61,7 @@ class LogTables:
             self.log_uuid = str(fields["u"])
 
     def snapshot(self) -> bytes:
-        """Returns the tables as bytes: CRC-32 and a msgpack map."""
+        """Return the tables as bytes: CRC-32 and a msgpack map."""
         fields: dict[str, Any] = {
             "version": _VERSION,
             "applied": self.applied_index,
@@ -72,15 +74,15 @@ class LogTables:
 
     @classmethod
     def restore(cls, data: bytes) -> LogTables:
-        """Returns the tables of a snapshot; empty ones if it is damaged or of another version.
+        """Return the tables of a snapshot; empty ones if it is damaged or has another version.
 
-        Empty tables are right too where the whole log is there: they are then rebuilt from its control entries.
+        Empty tables are correct for a complete log: they are then rebuilt from its control entries.
         """
         return cls.parse(data) or cls()
 
     @classmethod
     def parse(cls, data: bytes) -> LogTables | None:
-        """Returns the tables of a snapshot, or None if it is damaged or of another version."""
+        """Return the tables of a snapshot, or None if it is damaged or has another version."""
         if len(data) < 4 or crc32(data[4:]) != int.from_bytes(data[:4], "big"):
             return None
         try:
@@ -99,3 +101,42 @@ class LogTables:
         tables.producers.restore(fields["producers"])
         tables.transactions.restore(fields["transactions"])
         return tables
+
+
+@dataclass(frozen=True, slots=True)
+class TablesSnapshot:
+    """The tables of producers and transactions as bytes.
+
+    Attributes:
+        applied_index: the last control entry applied; -1 if there was none.
+        data: result of ``LogTables.snapshot``.
+    """
+
+    applied_index: Index
+    data: bytes
+
+    @classmethod
+    def of(cls, tables: LogTables) -> TablesSnapshot:
+        """Return the snapshot of the tables' current state."""
+        return cls(tables.applied_index, tables.snapshot())
+
+
+def load_tables(files: Files, layout: Layout, meta: LogMeta) -> LogTables:
+    """Return the tables of the last snapshot; the log's later control entries are not applied yet.
+
+    Raises:
+        CorruptRecordError: the entries that could replace a missing or damaged snapshot are deleted.
+    """
+    data = files.read(layout.tables)
+    if meta.tables_index is None:
+        return LogTables.restore(data or b"")
+    tables = LogTables.parse(data) if data is not None else None
+    if tables is not None and tables.applied_index >= meta.tables_index:
+        return tables
+    found = "missing" if data is None else "damaged" if tables is None else "older than the deletion"
+    raise CorruptRecordError(
+        f"the tables of producers and transactions are {found}, and the entries they were derived from are deleted",
+        str(layout.tables),
+        "restore the file, or move the store away and let the node catch up from its peers",
+        {"first_index": meta.first_index},
+    )

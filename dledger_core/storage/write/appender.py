@@ -1,14 +1,14 @@
-"""The writer's side of the data and index files: whole batches in as few writes as possible, then one sync.
+"""The writer's side of the data and index files: complete batches in as few writes as possible, then one sync.
 
-Also zeroes the data file ahead of the tail, because overwriting real zeros makes a sync twice as fast as growing a
-sparse file does.
+Also preallocates the data file after the end of the log with zeros, because a sync of overwritten zeros is twice as
+fast as one that allocates the blocks of a sparse file.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,19 +17,18 @@ from dledger_core.checksum import Buffer
 from dledger_core.errors import invariant
 from dledger_core.raft.batch import Batch
 from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, Records, index_records, place, records_of
-from dledger_core.storage.check.recovery import cut_tail
+from dledger_core.storage.check.recovery import truncate_tail
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.segments import Segments
-
-__all__ = ["Appender", "bounded"]
 
 _ZERO_CHUNK_MIN: Final = 64 << 10
 _ZERO_CHUNK_MAX: Final = 1 << 20
 _LARGE_SYNC_BYTES: Final = 512 << 10
+_IDLE_S: Final = 5.0
 
 
 def bounded(batches: Sequence[Batch], bytes_max: int) -> Iterator[Sequence[Batch]]:
-    """Yields ``batches`` in order, in shares of at most ``bytes_max``; a larger one alone."""
+    """Yield ``batches`` in order, in shares of at most ``bytes_max``; a larger one alone."""
     first, size = 0, 0
     for at, batch in enumerate(batches):
         if at > first and size + batch.nbytes > bytes_max:
@@ -40,7 +39,7 @@ def bounded(batches: Sequence[Batch], bytes_max: int) -> Iterator[Sequence[Batch
 
 
 class Appender:
-    """Owned by the writer thread, but for ``preallocate``."""
+    """Owned by the writer thread, except for ``preallocate``."""
 
     def __init__(self, data: Segments, index: IndexFile, position: int, preallocate_bytes: int) -> None:
         self.data = data
@@ -56,7 +55,7 @@ class Appender:
         self.unsynced_bytes = 0
 
     def append(self, batches: Sequence[Batch]) -> bool:
-        """Writes batches behind the tail, index rows too; returns whether a data segment was begun."""
+        """Write batches at the end of the log, and their index rows; return whether a data segment was created."""
         writes: list[tuple[int, list[Buffer]]] = []
         for batch in batches:
             self._plan(records_of(batch), writes)
@@ -69,10 +68,10 @@ class Appender:
         return rolled
 
     def _plan(self, records: Records, writes: list[tuple[int, list[Buffer]]]) -> None:
-        """Adds the writes of one batch, joined to the last one where they continue it, and moves the tail."""
+        """Add the writes of one batch, joined to the last one where they continue it, and move the end of the log."""
         positions = records.headers["position"].astype(np.int64)
-        places = place(records.sizes, self.position, self.data.segment_bytes)
-        invariant(bool((positions == places).all()), "a batch is not where the log ends", position=self.position)
+        expected = place(records.sizes, self.position, self.data.segment_bytes)
+        invariant(bool((positions == expected).all()), "a batch is not at the end of the log", position=self.position)
         sizes = records.sizes.astype(np.int64)
         breaks = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
         edges = [0, *breaks.tolist(), records.count]
@@ -120,28 +119,28 @@ class Appender:
         self._unsynced_index.update(range(segments.base_of(begin), stop, segments.segment_bytes))
 
     def sync(self) -> None:
-        """Makes all data written so far durable."""
+        """Make all data written so far durable."""
         self.data.sync(sorted(self._unsynced))
         self._unsynced.clear()
         self._synced_bytes, self.unsynced_bytes = self.unsynced_bytes, 0
 
     def sync_index(self) -> None:
-        """Makes all index rows written so far durable."""
+        """Make all index rows written so far durable."""
         self.index.segments.sync(sorted(self._unsynced_index.intersection(self.index.segments.bases)))
         self._unsynced_index.clear()
 
-    def cut(self, position: int, first_index: int, end_index: int) -> None:
-        """Removes everything from ``position`` on, durably, and the rows [first_index, end_index)."""
+    def truncate(self, position: int, first_index: int, end_index: int) -> None:
+        """Remove everything from ``position`` on, durably, and the rows [first_index, end_index)."""
         written_end = self.position
         self.position = position
         with self._zero_lock:
-            cut_tail(self.data, position, written_end)
+            truncate_tail(self.data, position, written_end)
             self._zeroed_to = min(self._zeroed_to, self._segment_end(position))
         self._unsynced.intersection_update(self.data.bases)
-        self.index.cut(first_index, end_index)
+        self.index.truncate(first_index, end_index)
 
     def restart(self, position: int) -> None:
-        """Goes on at ``position``, in files that are still to be made."""
+        """Continue at ``position``, in files that do not exist yet."""
         with self._zero_lock:
             self.data.forget()
             self.index.segments.forget()
@@ -154,38 +153,38 @@ class Appender:
         return self.data.base_of(position) + self.data.segment_bytes
 
     def _claim(self, position: int) -> None:
-        """Keeps ``preallocate`` off what is about to be written; waits only for a chunk that is in the way."""
+        """Keep ``preallocate`` off the bytes about to be written; wait only for a chunk that overlaps them."""
         if position > self._zeroed_to:
             with self._zero_lock:
                 self._zeroed_to = max(self._zeroed_to, position)
 
     def preallocate(self) -> bool:
-        """Writes and syncs one chunk of zeros behind the tail; returns whether there is more to do.
+        """Write and sync one chunk of zeros after the end of the log; return whether there is more to do.
 
-        Safe beside ``append``: below ``_zeroed_to`` nothing is ever zeroed, and a writer that goes beyond it moves it
-        first.
+        Safe during ``append``: nothing before ``_zeroed_to`` is ever zeroed, and a writer that writes past it moves
+        it first.
         """
         with self._zero_lock:
             start, tail = self._zeroed_to, self.position
             stop = self._zero_stop(start)
-            if stop <= start or start < tail or not self.data.holds(start):
+            if stop <= start or start < tail or not self.data.covers(start):
                 return False
             self.data.zero(start, stop)
             self._zeroed_to = stop
         try:
             self.data.sync([self.data.base_of(start)])
         except FileNotFoundError:
-            if self.data.holds(start):
+            if self.data.covers(start):
                 raise
-            return False  # it was removed meanwhile
+            return False  # it was deleted meanwhile
         return stop < self._segment_end(start) and self._zero_stop(stop) > stop
 
     def _zero_stop(self, start: int) -> int:
-        """Returns where the next chunk of zeros ends; ``start`` if it is not time for it yet.
+        """Return the end of the next chunk of zeros; ``start`` if none is due.
 
-        No more than was appended since the start, but for two small chunks: zeros are for a log that is busy, and would
-        be most of what the disk gets from very many that are not. None while syncs are large: they gain little, and
-        zeros would be half of what is written where the log is as fast as it can be.
+        No more than was appended since the start, except for two small chunks: only a busy log gains, and zeros would
+        be most of the bytes that many idle logs write. None while syncs are large: they gain little, and zeros would
+        be half of the bytes written when the log is fastest.
         """
         if self._synced_bytes > _LARGE_SYNC_BYTES:
             return start
@@ -193,3 +192,44 @@ class Appender:
         chunk = min(max(_ZERO_CHUNK_MIN, appended // 2), _ZERO_CHUNK_MAX, self._preallocate_bytes // 4)
         stop = min(start + chunk, self._segment_end(start))
         return stop if stop <= self.position + min(self._preallocate_bytes, max(2 * chunk, appended)) else start
+
+
+class Preallocation:
+    """A thread that runs ``step`` while there is work; starts with the first ``poke``, ends when the log is idle."""
+
+    def __init__(self, step: Callable[[], bool]) -> None:
+        self._step = step
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def poke(self) -> None:
+        """Report that the end of the log has moved."""
+        if self._wanted.is_set():
+            return
+        with self._lock:
+            self._wanted.set()
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="dledger-preallocate", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            woken = self._wanted.wait(_IDLE_S)
+            with self._lock:
+                if self._closing.is_set() or (not woken and not self._wanted.is_set()):
+                    self._thread = None
+                    return
+            self._wanted.clear()
+            while not self._closing.is_set() and self._step():
+                pass
+
+    def close(self) -> None:
+        """End the thread and wait for it."""
+        with self._lock:
+            self._closing.set()
+            self._wanted.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join()

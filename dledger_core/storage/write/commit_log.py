@@ -1,13 +1,14 @@
 """``CommitLog``: one replica's log on disk, as the Raft core and the node see it.
 
-Three kinds of callers, and what they may call:
+Three kinds of callers and their calls:
 
-* the event loop stages (``stage``, ``stage_truncate``): batches get their place, nothing is read or written;
-* one writer thread persists (``persist``, ``save_checkpoint``, ``delete_prefix``), in the order of the Readys;
-* any thread reads what is durable.
+* the event loop stages (``place``, ``stage``, ``stage_truncate``, ``stage_restart``): batches get their positions,
+  nothing is read or written;
+* one writer thread persists (``persist``, ``save_checkpoint``, ``trim``), in the order of the Readys;
+* any thread reads durable entries.
 
-The first write or sync that fails is the last one: the log refuses to write from then on, because after a failed sync
-nobody knows what is on disk. Reading goes on.
+The first write or sync that fails is the last one: from then on the log rejects writes, because a failed sync leaves
+the contents of the disk unknown, and the kernel reports it only once. Reads continue.
 """
 
 from __future__ import annotations
@@ -28,27 +29,30 @@ from dledger_core.raft.pointers import LogPointers
 from dledger_core.raft.ready import HardState
 from dledger_core.record import INDEX_RECORD_BYTES, ProposedBatch, Records
 from dledger_core.storage.check.damage import Damage, write_wrong_rows
-from dledger_core.storage.check.recovery import LogEnd, recover
+from dledger_core.storage.check.judge import native_rules
+from dledger_core.storage.check.recovery import RecoveredEnd, recover
 from dledger_core.storage.check.repair import write_back
-from dledger_core.storage.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from dledger_core.storage.files.file_system import DiskSpace, File, Files, OsFiles
-from dledger_core.storage.files.hard_state import load_hard_state, save_hard_state
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout, claim_store, refuse
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
-from dledger_core.storage.files.preallocation import Preallocation
-from dledger_core.storage.files.recovering import RecoveringMark
+from dledger_core.storage.files.meta_files import (
+    Checkpoint,
+    RecoveringMarker,
+    load_checkpoint,
+    load_hard_state,
+    mark_needs_verification,
+    save_checkpoint,
+    save_hard_state,
+)
 from dledger_core.storage.files.segments import Segments
-from dledger_core.storage.files.verification import mark_needs_verification
 from dledger_core.storage.read import log_queries
-from dledger_core.storage.read.record_reader import RecordReader, own_rules
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.appender import Appender, bounded
+from dledger_core.storage.read.record_reader import RecordReader
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot, load_tables
+from dledger_core.storage.write.appender import Appender, Preallocation, bounded
 from dledger_core.storage.write.durable_log import DurableLog
 from dledger_core.storage.write.staging import StagedEnd, Staging, check_proposal, with_java_entries
-from dledger_core.storage.write.trim import LogStart, TablesSnapshot, end_interrupted, load_tables, remove_everything
-
-__all__ = ["CommitLog"]
+from dledger_core.storage.write.trim import LogStart, end_interrupted, remove_everything
 
 
 class CommitLog(DurableLog):
@@ -67,20 +71,20 @@ class CommitLog(DurableLog):
         self._lock = lock
         self._tables: LogTables | None = load_tables(files, layout, meta)
         self._failure: DiskFailedError | None = None
-        self._cuts = 0
-        for folder in (layout.root, layout.meta, layout.data, layout.index):
-            files.sync_dir(folder)  # a name that a killed process made is found, yet may not be durable
+        self._removals = 0
+        for directory in (layout.root, layout.meta, layout.data, layout.index):
+            files.sync_dir(directory)  # a file created by a killed process is visible but may not be durable yet
         self._meta = meta = end_interrupted(files, layout, meta)
         data = Segments.load(files, layout.data, config.data_segment_bytes, write=True)
         index = Segments.load(files, layout.index, config.index_segment_bytes, write=True, gaps=True)
         self._index = IndexFile(index)
-        self._reader = RecordReader(data, self._index, own_rules(meta))
+        self._reader = RecordReader(data, self._index, native_rules(meta))
         self._checkpoint = load_checkpoint(files, layout.checkpoint)
         end = recover(self._reader, self._index, meta, self._checkpoint, unsynced_bytes_max=config.unsynced_bytes_max)
-        self.recovered: Final[LogEnd] = end
+        self.recovered: Final[RecoveredEnd] = end
         self._first_index, self._last_index = end.first_index, end.last_index
         self._hard_state = load_hard_state(files, layout.root, end.term or meta.previous_term or 0)
-        self.recovering_mark: Final = RecoveringMark(files, layout, self._hard_state.term)
+        self.recovering_marker: Final = RecoveringMarker(files, layout, self._hard_state.term)
         recorded = self._checkpoint.commit_index if self._checkpoint is not None else NO_INDEX
         self._commit_index = min(max(recorded, end.first_index - 1), end.last_index)
         self._appender = Appender(data, self._index, end.position, config.preallocate_bytes)
@@ -97,20 +101,20 @@ class CommitLog(DurableLog):
         config: StorageConfig | None = None,
         files: Files | None = None,
     ) -> CommitLog:
-        """Opens a store, or makes one where there is none; recovers from a crash.
+        """Open a store, or create one where there is none; recover from a crash.
 
         Args:
             directory: the store, ``<dir>/<group>/dledger-<node id>``.
             group: the group it must belong to.
             node_id: the node it must belong to.
-            config: segment sizes and profile count only for a new store; an old one keeps its own.
+            config: segment sizes and profile apply only to a new store; an old one keeps its own.
             files: the file system.
 
         Raises:
-            StoreMismatchError: the directory is another's, or no store; nothing was written.
+            StoreMismatchError: the directory belongs to another node or group, or is not a store; nothing was written.
             StoreBusyError: another process has it open.
-            CorruptRecordError: the store is damaged; nothing was cut.
-            ConfigError: the directory cannot be made or written.
+            CorruptRecordError: the store is damaged; nothing was truncated.
+            ConfigError: the directory cannot be created or written.
         """
         files, config, layout = files or OsFiles(), config or StorageConfig(), Layout(Path(directory))
         try:
@@ -125,11 +129,11 @@ class CommitLog(DurableLog):
             refuse(error, layout.root)
         return log
 
-    # What the node and the Raft core ask.
+    # --- state --------------------------------------------------------------------------------------------------
 
     @property
     def directory(self) -> Path:
-        """The store."""
+        """The store's directory."""
         return self._layout.root
 
     @property
@@ -139,7 +143,7 @@ class CommitLog(DurableLog):
 
     @property
     def commit_index(self) -> Index:
-        """A lower bound on what is committed; after ``open`` the recorded one."""
+        """A lower bound on the commit index; after ``open`` the recorded one."""
         return Index(self._commit_index)
 
     @property
@@ -149,25 +153,25 @@ class CommitLog(DurableLog):
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """Why the log refuses to write, or None."""
+        """Reason why the log rejects writes, or None."""
         return self._failure
 
     def load_tables(self) -> LogTables:
-        """Returns the tables of the last snapshot; the log's control entries behind it are still to be applied."""
+        """Return the tables of the last snapshot; later control entries of the log are not applied yet."""
         tables, self._tables = self._tables, None
         return tables if tables is not None else load_tables(self._files, self._layout, self._meta)
 
     def save_tables(self, snapshot: TablesSnapshot) -> None:
-        """Keeps a snapshot of the tables; called by the writer thread. A lost one only makes the next start longer.
+        """Save a snapshot of the tables; called by the writer thread. Losing one only makes the next start longer.
 
-        One of before the log began anew comes too late, and is dropped.
+        A snapshot from before the last restart of the log comes too late, and is dropped.
         """
         with self._writing():
             if snapshot.applied_index >= (self._meta.tables_index or NO_INDEX):
                 self._files.replace(self._layout.tables, snapshot.data)
 
     def space(self) -> tuple[Position, DiskSpace]:
-        """Returns where the log ended on disk, and then how much room there was; any thread may call."""
+        """Return the end of the log on disk, then the free space; any thread may call."""
         position = self._appender.position
         return Position(position), self._files.space(self._layout.root)
 
@@ -187,11 +191,11 @@ class CommitLog(DurableLog):
             staged_end=self._staging.end,
         )
 
-    # The event loop.
+    # --- event loop ---------------------------------------------------------------------------------------------
 
     @property
     def staged_end(self) -> Position:
-        """Where the last staged record ends."""
+        """End of the last staged record."""
         return self._staging.end
 
     def place(self, proposal: Proposal, first_index: Index, term: Term, now_ms: int | None = None) -> Batch:
@@ -213,32 +217,36 @@ class CommitLog(DurableLog):
         self._staging.stage(batch)
 
     def stage_truncate(self, index: Index) -> None:
-        """Moves the staged end back to before entry ``index``."""
+        """Move the staged end back to before entry ``index``."""
         self._staging.truncate(index)
 
     def stage_restart(self, start: LogStart) -> None:
-        """Moves the staged end to where the log starts anew; ``persist`` is then to be given the same."""
+        """Move the staged end to the new start of the log; the same ``start`` must be passed to ``persist``."""
         self._staging.restart(StagedEnd(start.first_index, start.position, 0))
 
-    # The writer thread.
+    # --- writer thread ------------------------------------------------------------------------------------------
 
     def persist(
         self,
         hard_state: HardState | None,
         truncate_from: Index | None,
         batches: Sequence[Batch],
-        reset: LogStart | None = None,
+        restart: LogStart | None = None,
     ) -> None:
-        """Makes a Ready's share durable: the hard state, the new start, the cut, then all batches with one sync.
+        """Make a Ready durable: the hard state, the restart, the truncation, then all batches with one sync.
 
-        Raises DiskFailedError if a write or sync failed, now or earlier.
+        The hard state is first: an entry of a term is durable only after the term is, or a restart could vote in a term
+        that its own log exceeds.
+
+        Raises:
+            DiskFailedError: a write or sync failed, now or earlier.
         """
         with self._writing():
             if hard_state is not None:
                 save_hard_state(self._files, self._layout.root, hard_state)
                 self._hard_state = hard_state
-            if reset is not None:
-                self._reset(reset)
+            if restart is not None:
+                self._restart(restart)
             if truncate_from is not None:
                 self._truncate(truncate_from)
             if batches:
@@ -246,12 +254,19 @@ class CommitLog(DurableLog):
                 self._append(batches)
 
     def _append(self, batches: Sequence[Batch]) -> None:
-        bound = max(self.config.unsynced_bytes_max // 2, 1)
+        # Recovery judges a bad record further from the end than ``unsynced_bytes_max`` as damage, so this many bytes
+        # must never be unsynced at once. Half of it, because recovery cannot know where a sync stopped.
+        limit = max(self.config.unsynced_bytes_max // 2, 1)
         rolled = False
-        for share in bounded(batches, bound):
-            invariant(share[0].first_index == self._last_index + 1, "a gap in the log", last=self._last_index)
+        for share in bounded(batches, limit):
+            invariant(
+                share[0].first_index == self._last_index + 1,
+                "a batch leaves a gap in the files",
+                first=share[0].first_index,
+                last=self._last_index,
+            )
             rolled |= self._appender.append(share)
-            if self.config.durability == "fsync" or self._appender.unsynced_bytes > bound:
+            if self.config.durability == "fsync" or self._appender.unsynced_bytes > limit:
                 self._appender.sync()
             self._last_index = share[-1].last_index
             self._staging.persisted(share)
@@ -263,13 +278,19 @@ class CommitLog(DurableLog):
     def _truncate(self, index: int) -> None:
         if index > (last := self._last_index):
             return
-        invariant(index > self._commit_index, "a committed entry would be cut", index=index, commit=self._commit_index)
+        invariant(
+            index > self._commit_index,
+            "a committed entry would be truncated",
+            index=index,
+            commit_index=self._commit_index,
+        )
         end = self._certain_end_of(index - 1)
         self._last_index = index - 1
-        self._cuts += 1
+        self._removals += 1
+        # Before the truncation: a checkpoint above the end of the log means damage.
         if self._checkpoint is not None and self._checkpoint.durable_index >= index:
             self._save(Checkpoint(index - 1, min(self._commit_index, index - 1), end.position))
-        self._appender.cut(end.position, index, last + 1)
+        self._appender.truncate(end.position, index, last + 1)
 
     def save_checkpoint(self, commit_index: int) -> None:
         """Record the durable and the committed end. Raises like ``persist``."""
@@ -281,12 +302,13 @@ class CommitLog(DurableLog):
         """Remove the marker of a recovering voter (``Ready.votes_again``). Raises like ``persist``."""
         self.save_checkpoint(commit_index)
         with self._writing():
-            self.recovering_mark.end()
+            self.recovering_marker.end()
 
     def _write_checkpoint(self) -> None:
         self._appender.sync()
         self._appender.sync_index()
         last = self._last_index
+        invariant(self._appender.unsynced_bytes == 0, "a checkpoint covers unsynced entries", last=last)
         checkpoint = Checkpoint(last, min(self._commit_index, last), self._appender.position)
         if checkpoint != self._checkpoint:
             self._save(checkpoint)
@@ -295,22 +317,22 @@ class CommitLog(DurableLog):
         save_checkpoint(self._files, self._layout.checkpoint, checkpoint)
         self._checkpoint = checkpoint
 
-    def delete_prefix(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
-        """Drops data segments that lie wholly below ``index``; returns the new first index. Raises like ``persist``.
+    def trim(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
+        """Delete data segments that end before ``index``; return the new first index. Raises like ``persist``.
 
         Args:
-            index: nothing from here on is deleted.
-            tables: of what is committed up to ``commit_index``.
-            commit_index: what is kept begins here at the latest, so that it has its place for good.
+            index: no entry from here on is deleted.
+            tables: include the committed entries up to ``commit_index``.
+            commit_index: the log starts here at the latest, because the position of a committed entry never changes.
         """
         with self._writing():
-            found = log_queries.prefix_before(self._reader, min(index, commit_index))
+            found = log_queries.segment_before(self._reader, min(index, commit_index))
             if found is None:
                 return self.first_index()
             position, first, term = found
             self._files.replace(self._layout.tables, tables.data)
             self._commit_index = max(self._commit_index, min(commit_index, self._last_index))
-            self._write_checkpoint()  # with what is kept, before the rest goes
+            self._write_checkpoint()  # before the deletion, so that it covers only remaining entries
             self._save_meta(
                 replace(
                     self._meta,
@@ -321,14 +343,14 @@ class CommitLog(DurableLog):
                 )
             )
             self._first_index = first
-            self._cuts += 1
+            self._removals += 1
             data, rows = self._reader.data, self._index.segments
             data.drop([base for base in data.bases if base < position])
             rows.drop([base for base in rows.bases if base + rows.segment_bytes <= first * INDEX_RECORD_BYTES])
             return Index(first)
 
-    def _reset(self, start: LogStart) -> None:
-        """Discards the log and begins it anew; a crash leaves the one or the other, and the hard state in any case."""
+    def _restart(self, start: LogStart) -> None:
+        """Discard the log and restart it; a crash leaves the old or the new one, and the hard state in any case."""
         self._files.replace(self._layout.tables, start.tables.data)
         self._save_meta(
             replace(
@@ -338,22 +360,22 @@ class CommitLog(DurableLog):
                 previous_term=start.previous_term if start.previous_term != NO_TERM else None,
                 tables_index=start.tables.applied_index,
                 log_uuid=self._meta.log_uuid or start.log_uuid,
-                behind=self._meta.behind or start.behind,
+                commitlog_prefix=self._meta.commitlog_prefix or start.commitlog_prefix,
                 discarding=True,
             )
         )
         self._commit_index = start.first_index - 1
         self._first_index, self._last_index = start.first_index, start.first_index - 1
-        self._cuts += 1
+        self._removals += 1
         self._appender.restart(start.position)
         self._meta = remove_everything(self._files, self._layout, self._meta)
         self._checkpoint = load_checkpoint(self._files, self._layout.checkpoint)
 
     def adopt_uuid(self, uuid: str) -> None:
-        """Records the log's identity, once.
+        """Record the log's identity, once.
 
         Raises:
-            StoreMismatchError: the store already belongs to another log.
+            StoreMismatchError: the store belongs to another log.
         """
         if self._meta.log_uuid not in (None, uuid):
             raise StoreMismatchError(
@@ -368,7 +390,7 @@ class CommitLog(DurableLog):
         if meta != self._meta:
             save_log_meta(self._files, self._layout.log_meta, meta)
             self._meta = meta
-            self._reader.rules = own_rules(meta)
+            self._reader.rules = native_rules(meta)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -380,13 +402,13 @@ class CommitLog(DurableLog):
             raise self._fail(error) from error
 
     def write_back(self, damage: Damage, records: Records | None, commit_index: int) -> Damage | None:
-        """Puts records over damaged ones; see ``repair.write_back``. Called by the writer thread."""
+        """Replace damaged records; see ``repair.write_back``. Called by the writer thread."""
         with self._writing():
-            self._write_checkpoint()  # what of the damage a crash leaves must not look like a torn tail
+            self._write_checkpoint()  # so that damage which a crash leaves does not look like a torn tail
             return write_back(self._reader, self._index, damage, records, min(commit_index, self._last_index))
 
     def rewrite_rows(self, records: Records, first_index: int) -> None:
-        """Corrects rows of the index that do not know intact committed records. Called by the writer thread."""
+        """Correct index rows that do not agree with good committed records. Called by the writer thread."""
         with self._writing():
             if first_index >= self._first_index:
                 write_wrong_rows(self._index, records, first_index)
@@ -399,30 +421,30 @@ class CommitLog(DurableLog):
         self._failure = self._failure or DiskFailedError(
             f"writing failed: {error.strerror or error}",
             str(error.filename or self._layout.root),
-            "check the disk, then start again; the store is suspect until it was verified",
+            "check the disk, then start again; the store needs verification",
             {"errno": error.errno or 0},
         )
         return self._failure
 
-    def refuse_writes(self, error: BaseException) -> None:
-        """Ends writing, because its replica stopped: what was derived since then may be wrong. Any thread may call."""
+    def reject_writes(self, error: BaseException) -> None:
+        """Reject all writes, because the replica stopped: later state may be wrong. Any thread may call."""
         self._failure = self._failure or DiskFailedError(
-            f"the replica stopped: {error}", str(self._layout.root), "find out why, then start again"
+            f"the replica stopped: {error}", str(self._layout.root), "check the log, then start again"
         )
 
     def preallocate(self) -> bool:
-        """Zeroes one chunk ahead of the tail; returns whether there is more to do. Safe from any one thread."""
+        """Preallocate one chunk; return whether there is more to do. Safe from any one thread."""
         if self._failure is not None:
             return False
         try:
             return self._appender.preallocate()
         except OSError as error:
-            if error.errno != errno.ENOSPC:  # room is needed for entries; zeros ahead of them only make syncs faster
+            if error.errno != errno.ENOSPC:  # preallocation only makes syncs faster: entries may still fit
                 self._fail(error)
             return False
 
     def close(self, commit_index: int | None = None) -> None:
-        """Syncs, records a last checkpoint and lets go of the store; the log is not usable afterwards."""
+        """Sync, save a last checkpoint and close the store; the log is not usable afterwards."""
         self._preallocation.close()
         try:
             if self._failure is None:

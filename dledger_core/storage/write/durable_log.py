@@ -1,13 +1,14 @@
-"""What is durable of a log, as any thread reads it while one other thread writes.
+"""The durable entries of a log, read by any thread while one other thread writes.
 
-Readers take no lock. The writer moves ``_first_index`` and ``_last_index`` before it takes anything away, then counts
-``_cuts``: whoever fails to read something although it was in the range asks again if the count has changed.
+Readers take no lock. The writer moves ``_first_index`` and ``_last_index`` before it removes anything, then increments
+``_removals``: a reader that fails inside the range retries if the number has changed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position, Term
@@ -21,13 +22,13 @@ from dledger_core.storage.read import log_queries
 from dledger_core.storage.read.record_reader import RecordReader, out_of_range
 from dledger_core.storage.write.staging import StagedEnd
 
-__all__ = ["DurableLog"]
-
+RECENT_BYTES: Final = 256 << 20
+_READ_BYTES: Final = 8 << 20
 T = TypeVar("T")
 
 
 class DurableLog:
-    """The reading side of ``CommitLog``, which sets all of this."""
+    """The reading side of ``CommitLog``, which sets the attributes."""
 
     _layout: Layout
     _meta: LogMeta
@@ -35,9 +36,9 @@ class DurableLog:
     _reader: RecordReader
     _first_index: int
     _last_index: int
-    _cuts: int
+    _removals: int
     on_damage: Callable[[int], None] | None = None
-    """Told the index near which a read met damage; called in the reading thread."""
+    """Called with the index near which a read found damage, in the reading thread."""
 
     def first_index(self) -> Index:
         """See ``LogStore``."""
@@ -48,20 +49,21 @@ class DurableLog:
         return Index(self._last_index)
 
     @property
-    def behind(self) -> str | None:
+    def commitlog_prefix(self) -> str | None:
         """Fingerprint of the CommitLog that the log starts after; None if it starts after none."""
-        return self._meta.behind
+        return self._meta.commitlog_prefix
 
     def term_ranges(self) -> Sequence[TermRange]:
         """See ``LogStore``; found by bisecting the index."""
-        runs = term_ranges(self._reader.term_at, self._first_index, self._last_index)
+        ranges = term_ranges(self._reader.term_at, self._first_index, self._last_index)
         before = self._meta.previous_term
         if before is not None and self._meta.first_index == self._first_index:
-            runs = [TermRange(Index(self._first_index - 1), Term(before)), *(run for run in runs if run.term != before)]
-        return runs
+            later = (found for found in ranges if found.term != before)
+            ranges = [TermRange(Index(self._first_index - 1), Term(before)), *later]
+        return ranges
 
     def read_batches(self, start: Index, max_bytes: int) -> Sequence[Batch]:
-        """See ``LogStore``: whole checked batches, the first one containing ``start``."""
+        """See ``LogStore``: complete checked batches, the first one containing ``start``."""
         self._check_range(start, start + 1)
         end = self._last_index + 1
         return self._reporting(
@@ -69,7 +71,7 @@ class DurableLog:
         )
 
     def read(self, start: int, end: int, max_bytes: int) -> Records:
-        """Returns checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
+        """Return checked durable records from ``start`` up to ``end`` or ``max_bytes``, but at least one.
 
         Raises:
             IndexOutOfRangeError: ``start`` is not in the log.
@@ -78,16 +80,16 @@ class DurableLog:
         return self._reporting(start, lambda: self._read(start, end, max_bytes, body_crc=True))
 
     def inspect(self, start: int, end: int, max_bytes: int) -> Records:
-        """Returns records as ``read`` does, for who looks for damage and wants to find it: it is not reported here."""
+        """Return records like ``read``, for a caller that searches for damage: it is not reported here."""
         return self._read(start, end, max_bytes, body_crc=True)
 
     def check_blanks(self, records: Records, first_index: int) -> None:
-        """Raises CorruptRecordError if a segment that these records fill does not end with its BLANK."""
+        """Raise CorruptRecordError if a segment that these records fill does not end with its BLANK."""
         following = first_index + records.count
         self._reporting(first_index, lambda: self._reader.check_blanks(records, self.position_of(following)))
 
     def read_raw(self, start: int, end: int, max_bytes: int) -> Records:
-        """Returns records as ``read`` does, without checking bodies against their CRCs."""
+        """Return records like ``read``, without checking bodies against their CRCs."""
         return self._read(start, end, max_bytes, body_crc=False)
 
     def _read(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
@@ -108,23 +110,44 @@ class DurableLog:
             raise
 
     def _undisturbed(self, read: Callable[[], T]) -> T:
-        """Returns what ``read`` returns; reads again if what it met may have been taken away meanwhile."""
+        """Return the result of ``read``; retry if the entries may have been removed meanwhile."""
         while True:
-            cuts = self._cuts
+            removals = self._removals
             try:
                 return read()
             except CorruptRecordError:
-                if cuts == self._cuts:
+                if removals == self._removals:
                     raise
 
+    def check_recent(self, recent_bytes: int = RECENT_BYTES) -> Index:
+        """Read and check the newest records before the log is served; the rest is the scrub's work.
+
+        Args:
+            recent_bytes: bytes before the end of the log.
+
+        Returns:
+            The first index that was read.
+
+        Raises:
+            CorruptRecordError: with file and position of the first damaged record.
+        """
+        first, last = self.first_index(), self.last_index()
+        if last < first:
+            return first
+        oldest = self.position_of(last) - recent_bytes
+        start = begin = Index(first + bisect_left(range(first, last), oldest, key=self.position_of))
+        while start <= last:
+            start = Index(start + self.read(start, last + 1, _READ_BYTES).count)
+        return begin
+
     def damage_near(self, index: int) -> Damage | None:
-        """Returns what is damaged at or shortly behind an entry, or None; slow, reads from the last intact one on."""
+        """Return the damage at or shortly after an entry, or None; slow, reads from the last good one on."""
         end = self._last_index + 1
         first, position = self._first_index, self._reader.data.bases[0] if self._reader.data.bases else 0
         return damage_near(self._reader, self._index, index, (first, position), (end, self._end_of(end - 1).position))
 
     def rows_fit(self, records: Records, first_index: int) -> bool:
-        """Whether the index knows these records."""
+        """Whether the index rows of these records agree with them."""
         return wrong_rows(self._index, records, first_index) is None
 
     def _check_range(self, start: int, end: int) -> None:
@@ -133,7 +156,7 @@ class DurableLog:
             raise out_of_range(self._layout.root, start, end, first, last)
 
     def index_at_time(self, timestamp_ms: int) -> Index:
-        """Returns the first entry appended at or after a time, or last_index + 1 if there is none."""
+        """Return the first entry appended at or after a time, or last_index + 1 if there is none."""
 
         def find() -> int:
             return log_queries.index_at_time(self._reader, self._first_index, self._last_index + 1, timestamp_ms)
@@ -149,7 +172,7 @@ class DurableLog:
         return Index(self._undisturbed(find))
 
     def position_of(self, index: int) -> Position:
-        """Returns where a record lies; for last_index + 1 the end of the log."""
+        """Return the position of a record; for last_index + 1 the end of the log."""
         if index == self._last_index + 1:
             return Position(self._end_of(index - 1).position)
         self._check_range(index, index + 1)
@@ -165,9 +188,9 @@ class DurableLog:
 
         return self._undisturbed(find)
 
-    def segment_facts(self) -> list[log_queries.SegmentFacts]:
-        """Returns what is known of each data file, in order."""
-        return self._undisturbed(lambda: log_queries.segment_facts(self._reader, self._last_index + 1))
+    def segment_summaries(self) -> list[log_queries.SegmentSummary]:
+        """Return a summary of each data file, in order."""
+        return self._undisturbed(lambda: log_queries.segment_summaries(self._reader, self._last_index + 1))
 
     def control_entries(self, start: int, end: int) -> Iterator[tuple[Index, int, bytes]]:
         """Yield (index, append time in ms, body) of the control entries in [start, end)."""
@@ -179,7 +202,7 @@ class DurableLog:
         return self._undisturbed(lambda: self._end_of(self._last_index).time_ms)
 
     def _end_of(self, index: int) -> StagedEnd:
-        """Returns the end of the durable log as it is behind entry ``index``."""
+        """Return the end of the durable log if ``index`` were its last entry."""
         if index < self._first_index:
             bases = self._reader.data.bases
             position = bases[0] if bases else self._meta.first_position
@@ -188,13 +211,13 @@ class DurableLog:
         return StagedEnd(index + 1, position + size, time_ms)
 
     def _certain_end_of(self, index: int) -> StagedEnd:
-        """Returns ``_end_of`` an entry for who is going to cut there; raises CorruptRecordError if it is damaged."""
+        """Return ``_end_of`` an entry to truncate after; raise CorruptRecordError if the entry is damaged."""
         if index >= self._first_index:
             self._reader.read(index, index + 1, 1, body_crc=False)
         return self._end_of(index)
 
     def _place(self, index: int) -> tuple[int, int, int]:
-        """Return position, size and append time of an entry; where its record is damaged, what its row says."""
+        """Return position, size and append time of an entry; from its row if its record is damaged."""
         try:
             return log_queries.place_of(self._reader, index)
         except CorruptRecordError:

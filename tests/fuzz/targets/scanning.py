@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from dledger_core.errors import DLedgerError
 from dledger_core.record import segment_name
-from dledger_core.storage.check.scan import Cursor, Rules, Scanner
+from dledger_core.storage.check.judge import Rules, ScanCursor
+from dledger_core.storage.check.scan import Scanner
 from dledger_core.storage.files.index_file import IndexFile, term_ranges
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.read.record_reader import RecordReader
@@ -48,10 +49,10 @@ def _files(data: bytes, rows: bytes) -> tuple[Segments, IndexFile]:
     return load(files, STORE / "data", SEGMENT_BYTES), IndexFile(load(files, STORE / "index", SEGMENT_BYTES))
 
 
-def _scan(data: bytes, rows: bytes, rules: Rules, cursor: Cursor) -> tuple[list[Found], tuple[object, ...]]:
+def _scan(data: bytes, rows: bytes, rules: Rules, cursor: ScanCursor) -> tuple[list[Found], tuple[object, ...]]:
     segments, index = _files(data, rows)
     scanner, found = Scanner(segments, index, rules, cursor), []
-    for run in scanner.runs():
+    for run in scanner.blocks():
         headers, at = run.records.headers, 0
         for number, size in enumerate(run.records.sizes.tolist()):
             fields = int(headers["index"][number]), int(headers["term"][number]), int(run.positions[number])
@@ -60,7 +61,7 @@ def _scan(data: bytes, rows: bytes, rules: Rules, cursor: Cursor) -> tuple[list[
         expect(len(found) * 48 <= SEGMENTS * SEGMENT_BYTES, "more records than bytes")
     stop = scanner.stop
     expect(stop is not None, "a scan without an end")
-    return found, (stop.kind, stop.cursor)
+    return found, (stop.fault, stop.cursor)
 
 
 def _slow(data: bytes, rules: Rules) -> list[Found]:
@@ -107,12 +108,12 @@ def run_scan(data: bytes) -> None:
     split = SEGMENTS * SEGMENT_BYTES
     content, rows = rest[:split], rest[split : split + SEGMENT_BYTES]
     with memory_below(FIXED_BYTES):
-        found, stop = _scan(content, rows, rules, Cursor(0))
+        found, stop = _scan(content, rows, rules, ScanCursor(0))
     slow = _slow(content, rules)
     expect(found == slow, "other records than one by one", found=found, slow=slow, stop=stop)
     if not found:
         return
-    at_head = Cursor(0, found[0].index)
+    at_head = ScanCursor(0, found[0].index)
     hinted = _scan(content, rows, rules, at_head)
     expect(hinted == _scan(content, b"", rules, at_head), "the index changes what the data holds", hinted=hinted)
     expect(hinted[0] == found, "a known index changes the result", hinted=hinted, found=found)

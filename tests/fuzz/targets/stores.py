@@ -18,9 +18,8 @@ from dledger_core.checksum import crc32
 from dledger_core.errors import CorruptRecordError, DLedgerError
 from dledger_core.record import segment_name
 from dledger_core.storage import CommitLog, StoreReader, open_store
-from dledger_core.storage.files.checkpoint import load_checkpoint
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import TablesSnapshot
+from dledger_core.storage.files.meta_files import load_checkpoint
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from tests.fuzz.counted_files import CountedFiles
 from tests.fuzz.finding import expect, memory_below
 from tests.support.logs import STORE, append, open_log
@@ -99,7 +98,7 @@ def origins() -> tuple[Origin, ...]:
     tables = LogTables()
     for index, time_ms, body in log.control_entries(0, log.last_index() + 1):
         tables.apply(index, time_ms, body)
-    log.delete_prefix(int(log.last_index()), TablesSnapshot.of(tables), log.last_index())
+    log.trim(int(log.last_index()), TablesSnapshot.of(tables), log.last_index())
     log.close(log.last_index())
     found = (
         _origin(closed, ends),

@@ -374,7 +374,7 @@ def test_back_to_java_queues_go_on_behind_the_old_log(open_: Path, tmp_path: Pat
     metas = [load_log_meta(OsFiles(), Layout(path).log_meta) for path in (store, tmp_path / "dledger-b")]
     assert metas[0] is not None
     assert metas[1] is not None
-    assert metas[0].behind == metas[1].behind == str(read_commitlog(open_).fingerprint)
+    assert metas[0].commitlog_prefix == metas[1].commitlog_prefix == str(read_commitlog(open_).fingerprint)
 
 
 def dump(directory: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -13,9 +13,8 @@ from dledger_core.ids import Term
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
-from dledger_core.storage.files.recovering import clear_recovering, mark_recovering
-from dledger_core.storage.tables.tables import LogTables
-from dledger_core.storage.write.trim import TablesSnapshot
+from dledger_core.storage.files.meta_files import clear_recovering, mark_recovering
+from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from tests.rocketmq.convert.stores import converted, entries
 from tests.support.logs import append
 
@@ -32,8 +31,8 @@ def store(tmp_path: Path) -> Path:
     tables = LogTables()
     for index, time_ms, body in log.control_entries(0, 300):
         tables.apply(index, time_ms, body)
-    first = log.segment_facts()[2].first_index
-    assert log.delete_prefix(first, TablesSnapshot.of(tables), 299) == first > 0
+    first = log.segment_summaries()[2].first_index
+    assert log.trim(first, TablesSnapshot.of(tables), 299) == first > 0
     log.close(299)
     return path
 

@@ -1,0 +1,243 @@
+"""The judge of records: whether a record is good, torn or damaged, and where a log ends. Nothing else decides it.
+
+A record is good if nothing contradicts it (``first_fault``):
+
+=====================================================  ==============  =======================================
+evidence                                               fault           reason
+=====================================================  ==============  =======================================
+magic, sizes, index and term are possible values       HEADER          a header has no CRC of its own
+its position is that of its bytes (not in Java's B)    HEADER          a misdirected write looks like a record
+it has an append time (native, from ``marked_from``)   HEADER          only Java writes records without one
+its index continues the one before                     INDEX           an entry is missing, or the index wrong
+its term is not below the one before                   TERM            terms in a log never decrease
+its body matches its CRC                               BODY            also if the file ends inside the body
+the file has all of it, or its CRC covers the rest     PARTIAL         zeros after a short file are invented
+its index row has the same term and magic              ROW             no CRC covers term and magic
+=====================================================  ==============  =======================================
+
+A record with a fault is torn or damaged (``verdict``), by where it is:
+
+=====================================================  ==============  =======================================
+before the end that the checkpoint covers              damaged         it was durable, perhaps acknowledged
+more than the unsynced bytes before the last byte      damaged         it was synced: a crash loses only later
+ of the files (native stores)                                          writes
+otherwise                                              torn            a crash interrupted its write
+=====================================================  ==============  =======================================
+
+A damaged record is reported and repaired from a peer, and nothing is truncated: entries after it may be committed. A
+torn record and all data after it are truncated: it was never acknowledged. The log ends after the last complete batch
+of good records (``complete_end``), because a batch is acknowledged only as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.record import HEADER_BYTES, Records, append_times, ends_batch, index_records
+from dledger_core.storage.files.index_file import Rows, contradiction
+from dledger_core.storage.files.log_info import LogMeta
+from dledger_core.storage.files.segments import Segments
+
+_ALL = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Evidence that a log has; it differs with the program that wrote the files.
+
+    Attributes:
+        position_checked: the header has the record's position (not so in Java's generation B).
+        blank: a BLANK ``exact``: must reach the segment's end; ``skip``: is skipped by its length (generation B);
+            ``jump``: ends the segment whatever its length is (generation A).
+        marked_from: from this index on each record has an append time and a CRC; None = never required.
+        cross_checked_to: below this index a row that has the record's place must have its term and magic too; 0 = no
+            row is compared.
+    """
+
+    position_checked: bool = True
+    blank: Literal["exact", "skip", "jump"] = "exact"
+    marked_from: int | None = None
+    cross_checked_to: int = 0
+
+
+JAVA_A = Rules(blank="jump")
+JAVA_B = Rules(position_checked=False, blank="skip")
+
+
+def native_rules(meta: LogMeta) -> Rules:
+    """Return the rules of a native store."""
+    return Rules(marked_from=meta.foreign_end if meta.profile == "B" else None, cross_checked_to=_ALL)
+
+
+class Fault(Enum):
+    """Evidence against a record; see the module."""
+
+    END = "no further record"
+    HEADER = "the record's header is damaged"
+    BODY = "the body does not match its CRC"
+    TERM = "the term is below the one before"
+    INDEX = "the index does not continue the one before"
+    PARTIAL = "the file ends within the record"
+    ROW = "the record and its index row differ in term or magic"
+
+
+class Verdict(Enum):
+    """Result for a record."""
+
+    GOOD = "good"
+    TORN = "torn"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanCursor:
+    """A place between two records.
+
+    Attributes:
+        position: position of the next record or BLANK.
+        index: the index it must have, or None if any is accepted.
+        term: the term of the record before; the next is not below it.
+    """
+
+    position: int
+    index: int | None = None
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScanStop:
+    """Where and why a scan ended; ``size`` is the record's own, 0 if its header is damaged."""
+
+    fault: Fault
+    cursor: ScanCursor
+    size: int = 0
+
+    @property
+    def damage(self) -> Fault:
+        """The fault if there should be a record: where none starts, its header is damaged."""
+        return Fault.HEADER if self.fault is Fault.END else self.fault
+
+
+def first_fault(
+    records: Records,
+    first_index: int,
+    rules: Rules,
+    *,
+    positions: npt.NDArray[np.int64],
+    term: int = 0,
+    rows: Rows | None = None,
+    body_crc: bool = True,
+    bytes_in_file: int | None = None,
+) -> tuple[int, Fault] | None:
+    """Return the first record that is not good and its fault, or None if all are good.
+
+    Args:
+        records: consecutive bytes that may be records.
+        first_index: index that the first one must have.
+        rules: evidence that the log has.
+        positions: int64, shape (n,): real position of each.
+        term: term of the record before.
+        rows: their index rows, to compare; None = not compared.
+        body_crc: check bodies.
+        bytes_in_file: bytes of ``records`` that the file has; the rest is invented as zeros. None = all.
+    """
+    headers = records.headers
+    indexes, terms = headers["index"].astype(np.int64), headers["term"].astype(np.int64)
+    formed = records.well_formed()
+    if rules.position_checked:
+        formed &= headers["position"] == positions
+    if rules.marked_from is not None:
+        formed &= (append_times(headers) != 0) | (indexes < rules.marked_from)
+    continues = indexes == np.arange(first_index, first_index + records.count)
+    previous = np.empty_like(terms)
+    previous[0], previous[1:] = term, terms[:-1]
+    good = formed & continues & (terms >= previous)
+    if rows is not None and first_index < rules.cross_checked_to:
+        differs = (rows["term"] != terms) | (rows["magic"] != headers["magic"])
+        if bool(differs.any()):
+            good &= ~(contradiction(rows, _rows_of(records, positions)) & (indexes < rules.cross_checked_to))
+    found: tuple[int, Fault] | None = None
+    if not bool(good.all()):
+        bad = int(np.argmin(good))
+        if not formed[bad]:
+            fault = Fault.HEADER
+        elif not continues[bad]:
+            fault = Fault.INDEX
+        else:
+            fault = Fault.TERM if terms[bad] < previous[bad] else Fault.ROW
+        found = bad, fault
+        records = records.slice(0, bad)
+    if body_crc and records.count:
+        wrong = records.first_bad_body()
+        if wrong is not None:
+            found = wrong, Fault.BODY
+            records = records.slice(0, wrong)
+    if bytes_in_file is not None and records.nbytes > bytes_in_file:
+        # Only a CRC can tell a record from zeros that the file does not have.
+        past_file = records.starts + records.sizes > bytes_in_file
+        invented = past_file & ~records.verifiable()
+        if bool(invented.any()):
+            found = int(np.argmax(invented)), Fault.PARTIAL
+    return found
+
+
+def _rows_of(records: Records, positions: npt.NDArray[np.int64]) -> Rows:
+    rows = index_records(records)
+    rows["position"] = positions
+    return rows
+
+
+def verdict(
+    fault: Fault | None, position: int, *, covered_end: int, written_end: int, unsynced_bytes_max: int | None
+) -> Verdict:
+    """Return whether a record is good, torn or damaged; see the module.
+
+    Args:
+        fault: evidence against it.
+        position: its position.
+        covered_end: end of the records that the checkpoint covers.
+        written_end: end of the last byte in the data files that is not zero.
+        unsynced_bytes_max: limit on unsynced bytes; None in a store that has none (Java's).
+    """
+    if fault is None:
+        return Verdict.GOOD
+    if position < covered_end:
+        return Verdict.DAMAGED
+    if unsynced_bytes_max is not None and written_end - position > unsynced_bytes_max:
+        return Verdict.DAMAGED
+    return Verdict.TORN
+
+
+def batch_ends(records: Records) -> npt.NDArray[np.int64]:
+    """Return the rows of the last entries of batches; without flags each entry is its own batch (Java's stores)."""
+    return np.flatnonzero(ends_batch(records.headers) | (records.headers["flags"] == 0))
+
+
+def complete_end(records: Records) -> int | None:
+    """Return the row of the last entry of the last complete batch, or None if no batch ends in these good records.
+
+    A last entry without a body has no CRC. If a write stopped inside its append time, the rest of the time is zero; the
+    leader made sure that the last byte of a complete one is not (``Staging.place``).
+    """
+    ends = batch_ends(records)
+    flags = records.headers["flags"][ends].astype(np.uint64)
+    torn = (records.sizes[ends] == HEADER_BYTES) & (flags != 0) & ((flags & np.uint64(0xFF)) == 0)
+    complete = ends[~torn]
+    return int(complete[-1]) if len(complete) else None
+
+
+def corrupt(data: Segments, stop: ScanStop, index: int | None = None) -> CorruptRecordError:
+    """Return the error for a damaged record."""
+    at = stop.cursor.index if index is None else index
+    return CorruptRecordError(
+        stop.damage.value,
+        str(data.path(stop.cursor.position)),
+        "repair the store from a peer, or restore it",
+        ({} if at is None else {"index": at}) | {"position": stop.cursor.position},
+    )
