@@ -169,7 +169,7 @@ def test_the_verdict_and_the_tables(diverged: dict[str, Path]) -> None:
 
 
 def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DLedgerError, match=r"no store is here|no directory|does not exist"):
+    with pytest.raises(DLedgerError, match=r"no store found|no directory|does not exist"):
         run_audit(tmp_path / "tables", {"n0": tmp_path / "a", "n1": tmp_path / "b"})
 
 

@@ -27,7 +27,7 @@ def test_another_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, "[DLEDGER_OPTION] give exactly one of the options peers and path"),
         ({"peers": "n0-127.0.0.1:1", "maxOffsetPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
-        ({"path": "/nowhere/store"}, "no store is here"),
+        ({"path": "/nowhere/store"}, "no store found"),
     ],
 )
 def test_wrong_options_fail_before_the_query_starts(spark: Any, options: dict[str, str], said: str) -> None:

@@ -140,7 +140,7 @@ def test_all_tables_of_a_store_of_java(tmp_path: Path) -> None:
 
 def test_a_path_that_is_no_store(tmp_path: Path) -> None:
     for table in TABLES:
-        with pytest.raises(OptionError, match=rf"wrong value '{tmp_path}': no store is here .* at path; name the dir"):
+        with pytest.raises(OptionError, match=rf"wrong value '{tmp_path}': no store found .* at path; name the dir"):
             rows(table, path=str(tmp_path))
     with StoreWriter(tmp_path, group="orders") as store:
         for path in (tmp_path, tmp_path / "orders"):
