@@ -43,7 +43,7 @@ def test_commit_makes_winners_visible_and_losers_skipped():
     also_won = attempt(table, 30, 2)
     commit(table, [won, also_won])
     assert Visibility.of(table, 50).end == 50
-    assert table.losers == [(21, 26)]
+    assert table.orphaned_ranges == [(21, 26)]
     assert Visibility.of(table, 50).orphaned(22, 23) == [(21, 26)]
     assert Visibility.of(table, 50).orphaned(26, 50) == []
 
@@ -66,7 +66,7 @@ def test_late_attempts_of_a_committed_transaction_lose():
         table.check_attempt(T0)
     attempt(table, 40, 3)  # was in flight when the commit was appended
     assert Visibility.of(table, 60).end == 60
-    assert table.losers == [(41, 44)]
+    assert table.orphaned_ranges == [(41, 44)]
 
 
 def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
@@ -74,7 +74,7 @@ def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
     part = attempt(table, 10, 5)
     table.apply_abort({"q": "q", "b": 0})
     assert Visibility.of(table, 50).end == 50
-    assert table.losers == [(11, 16)]
+    assert table.orphaned_ranges == [(11, 16)]
     with pytest.raises(TransactionError):
         table.check_commit(T0, [part])
     commit(table, [part])
@@ -94,7 +94,7 @@ def test_what_was_aborted_is_not_opened_again_by_a_straggler_of_its_run():
         table.check_attempt(T0)
     attempt(table, 20, 5)  # was in flight when the abort was appended
     assert Visibility.of(table, 50).end == 50
-    assert table.losers == [(11, 16), (21, 26)]
+    assert table.orphaned_ranges == [(11, 16), (21, 26)]
     table.check_attempt(T0._replace(run_id="run2"))
 
 
@@ -104,7 +104,7 @@ def test_abort_before_attempts_prevents_reopened_transaction():
     assert table.state(T0)[0] == "aborted"
     attempt(table, 20, 5)
     assert Visibility.of(table, 50).end == 50
-    assert table.losers == [(21, 26)]
+    assert table.orphaned_ranges == [(21, 26)]
     newer = T0._replace(run_id="run2")
     commit(table, [attempt(table, 60, 5, newer)], newer)
     table.apply_abort({"q": "q", "b": 0, "r": "run2"})
@@ -122,7 +122,7 @@ def test_a_new_run_retires_the_old_one():
         table.check_commit(T0, [])
     attempt(table, 30, 5)  # the old run's, in flight
     commit(table, [part], newer)
-    assert table.losers == [(11, 16), (31, 36)]
+    assert table.orphaned_ranges == [(11, 16), (31, 36)]
 
 
 def test_what_a_retired_run_left_open_is_lost():
@@ -133,7 +133,7 @@ def test_what_a_retired_run_left_open_is_lost():
     attempt(table, 30, 5, newer)
     assert Visibility.of(table, 50).end == 20
     assert sorted(table.open) == [("another query", 0), ("q", 1)]
-    assert table.losers == [(11, 16)]
+    assert table.orphaned_ranges == [(11, 16)]
 
 
 def test_a_run_that_was_retired_hears_so_even_of_a_transaction_that_is_committed():
@@ -158,7 +158,7 @@ def test_an_attempt_for_a_micro_batch_before_the_newest_is_fenced():
         table.check_attempt(T0)
     attempt(table, 20, 5, T0._replace(run_id="run2"))  # was in flight
     assert Visibility.of(table, 50).end == 50
-    assert table.losers == [(21, 26)]
+    assert table.orphaned_ranges == [(21, 26)]
     table.check_attempt(T0._replace(batch_id=5))
 
 
@@ -261,17 +261,9 @@ def test_losers_are_what_no_commit_named_whatever_the_order(steps: list[tuple[in
             index += 2 + index % 3
         else:
             end(query, kind)
-    found = table.losers
+    found = table.orphaned_ranges
     assert [at for start, stop in found for at in range(start, stop)] == sorted(lost)
     assert all(before[1] < after[0] for before, after in pairwise(found))
-
-
-def test_a_snapshot_from_before_inputs_and_aborted_transactions_is_read():
-    table = TransactionTable()
-    table.restore({"open": [], "queries": [["q", "run1", ["run0"], [[0, [[1, 2, 2, 5]]]]]], "losers": []})
-    assert table.state(T0) == ("committed", [Part(1, 2, 2, 5)])
-    assert table.committed_input(T0) == (0, "")
-    assert isinstance(table.fenced(T0._replace(run_id="run0")), FencedError)
 
 
 @pytest.mark.parametrize(
@@ -279,5 +271,5 @@ def test_a_snapshot_from_before_inputs_and_aborted_transactions_is_read():
 )
 def test_a_malformed_snapshot_is_none(queries):
     fields = {"version": 1, "applied": 0, "log": None, "producers": LogTables().producers.snapshot()}
-    packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "losers": []}})
+    packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "orphaned": []}})
     assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None

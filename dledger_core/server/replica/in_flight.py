@@ -8,8 +8,7 @@ from typing import Any
 
 from dledger_core.errors import DLedgerError, FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
 from dledger_core.ids import Index, Term
-from dledger_core.storage.tables.producers import Appended as Known
-from dledger_core.storage.tables.producers import ProducerTable
+from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 
 __all__ = ["Appended", "ProducerKey", "ProducersInFlight", "Reply", "Waiting"]
 
@@ -85,7 +84,7 @@ class ProducersInFlight:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def decide(self, key: ProducerKey, crc: int) -> Waiting | Known | None:
+    def decide(self, key: ProducerKey, crc: int) -> Waiting | ProducerAppend | None:
         """Returns the batch in flight or the committed append that this one repeats; None if it is the next one.
 
         Raises:
@@ -111,7 +110,7 @@ class ProducersInFlight:
             raise SequenceConflictError("a repeated sequence carries other content", "", "use a new producer id", about)
         return waiting
 
-    def _committed(self, key: ProducerKey, crc: int, about: dict[str, Any]) -> Known:
+    def _committed(self, key: ProducerKey, crc: int, about: dict[str, Any]) -> ProducerAppend:
         known = self._table().check(key.producer_id, key.epoch, key.sequence, crc)
         if known is None:  # it expired with appends in flight
             raise ProducerUnknownError(

@@ -1,4 +1,4 @@
-"""Find the damage among entries that are known to have been durable, with indexes and positions.
+"""Find the damage among entries that are that were durable, with indexes and positions.
 
 Unlike recovery it continues after a bad record, at the next good one: by the record's own size, by the index, or at the
 next segment. Unlike ``verify`` it starts at a place that is known to be right and may never miss one: the result is the
@@ -36,7 +36,7 @@ class Damage:
         start: the first one; equal to ``end`` where only the BLANK at a segment's end is damaged.
         end: end (exclusive).
         position: required position of the first one, or of the BLANK before it.
-        length: bytes up to the next intact record, or to the end of what was durable.
+        length: bytes up to the next intact record, or to the end of the durable entries.
         path: the file in which it starts.
         message: the fault, human-readable.
     """
@@ -181,7 +181,7 @@ class _Search:
         return ScanStop(Fault.ROW, cursor, int(block.records.sizes[at]))
 
     def _blame(self, stop: ScanStop) -> ScanStop:
-        """Return which record is wrong if a term falls: the one before, unless its row confirms it."""
+        """Return the record to blame for a falling term: the previous one, unless its row confirms it."""
         before, index = self.before, stop.cursor.index
         if before is None or index is None or before.end_index != index:
             return stop

@@ -8,8 +8,8 @@ evidence                                               fault           reason
 magic, sizes, index and term are possible values       HEADER          a header has no CRC of its own
 its position is that of its bytes (not in Java's B)    HEADER          a misdirected write looks like a record
 it has an append time (native, from ``marked_from``)   HEADER          only Java writes records without one
-its index continues the one before                     INDEX           an entry is missing, or the index wrong
-its term is not below the one before                   TERM            terms in a log never decrease
+its index continues the previous one                   INDEX           an entry is missing, or the index wrong
+its term is not below the previous one                 TERM            terms in a log never decrease
 its body matches its CRC                               BODY            also if the file ends inside the body
 the file has all of it, or its CRC covers the rest     PARTIAL         zeros after a short file are invented
 its index row has the same term and magic              ROW             no CRC covers term and magic
@@ -81,8 +81,8 @@ class Fault(Enum):
     END = "no further record"
     HEADER = "the record's header is damaged"
     BODY = "the body does not match its CRC"
-    TERM = "the term is below the one before"
-    INDEX = "the index does not continue the one before"
+    TERM = "the term is below the previous one"
+    INDEX = "the index does not continue the previous one"
     PARTIAL = "the file ends within the record"
     ROW = "the record and its index row differ in term or magic"
 
@@ -112,7 +112,7 @@ class ScanCursor:
 
 @dataclass(frozen=True, slots=True)
 class ScanStop:
-    """Where and why a scan ended; ``size`` is the record's own, 0 if its header is damaged."""
+    """End of a scan and its reason; ``size`` is the record's own, 0 if its header is damaged."""
 
     fault: Fault
     cursor: ScanCursor

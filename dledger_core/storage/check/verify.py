@@ -38,7 +38,7 @@ class Finding:
 
     Attributes:
         kind: ``CORRUPT`` a record is damaged or missing; ``INDEX_MISMATCH`` an index row differs from its record
-            (harmless, recovery rewrites it); ``TERM_REGRESSION`` a term below the one before; ``INDEX_GAP`` indexes
+            (harmless, recovery rewrites it); ``TERM_REGRESSION`` a term below the previous one; ``INDEX_GAP`` indexes
             are missing; ``TORN_TAIL`` bytes after the last complete batch, which recovery would truncate;
             ``FOREIGN_FILE`` an unexpected file.
         severity: ``error`` or ``warning``.

@@ -21,8 +21,6 @@ from dledger_core.ids import Index
 from dledger_core.storage.tables.tables import LogTables
 from dledger_core.storage.tables.transactions import TransactionTable
 
-__all__ = ["Outcomes", "Until", "Visibility"]
-
 Until = Literal["committed", "end"]
 """Up to which entry a store is read: the recorded commit index, or its last entry."""
 
@@ -52,9 +50,9 @@ class Visibility:
         """Return the visible part of a log whose control entries before ``committed_end`` are applied."""
         oldest = min(transactions.open.items(), key=lambda item: item[1].first_index, default=None)
         if oldest is None or oldest[1].first_index >= committed_end:
-            return cls(Index(committed_end), None, transactions.losers)
+            return cls(Index(committed_end), None, transactions.orphaned_ranges)
         (query_id, batch_id), found = oldest
-        return cls(found.first_index, TransactionId(query_id, batch_id, found.run_id), transactions.losers)
+        return cls(found.first_index, TransactionId(query_id, batch_id, found.run_id), transactions.orphaned_ranges)
 
     def orphaned(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of orphaned attempts that overlap [start, end), in order."""
@@ -115,7 +113,7 @@ class Outcomes:
                 self._tables.apply(index, time_ms, body)
             self._end = max(self._end, committed_end)
             found = Visibility.of(self._tables.transactions, committed_end)
-            return replace(found, orphaned_ranges=tuple(found.orphaned_ranges))  # the table goes on changing
+            return replace(found, orphaned_ranges=tuple(found.orphaned_ranges))  # the table keeps changing
 
     def open_ranges(self) -> list[tuple[int, int]]:
         """Return the ranges [start, end) of data entries of all open transactions, sorted."""

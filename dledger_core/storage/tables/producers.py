@@ -1,8 +1,8 @@
-"""The producer table: which appends the log already holds.
+"""The producer table: the newest appends of each producer in the log.
 
 A pure function of the log's control entries, so every replica, and every restart from a snapshot and the tail,
-arrives at the same table. It makes a repeated append return its first result and refuses everything that would
-break the sequence.
+arrives at the same table. A repeated append returns its first result, and an append that would break the sequence
+is rejected.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from typing import Any, Final
 from dledger_core.errors import FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
 from dledger_core.ids import Index
 
-__all__ = ["Appended", "ProducerEntry", "ProducerTable"]
-
 REMEMBERED_COUNT: Final = 16
 EXPIRY_MS: Final = 7 * 24 * 3600 * 1000
 PRODUCERS_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class ProducerAppend:
     """One append of a producer: its sequence, the data entries' range (inclusive) and the CRC of their CRCs."""
 
     sequence: int
@@ -34,15 +32,15 @@ class Appended:
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """What is known of one producer: its epoch and newest appends, oldest first."""
+    """One producer: its epoch and newest appends, oldest first."""
 
     epoch: int
     time_ms: int
-    appends: deque[Appended] = field(default_factory=lambda: deque(maxlen=REMEMBERED_COUNT))
+    appends: deque[ProducerAppend] = field(default_factory=lambda: deque(maxlen=REMEMBERED_COUNT))
 
     @property
     def next_sequence(self) -> int:
-        """The sequence that is expected next."""
+        """The expected sequence of the next append."""
         return self.appends[-1].sequence + 1 if self.appends else 0
 
 
@@ -58,11 +56,11 @@ class ProducerTable:
         return self._producers
 
     def get(self, producer_id: str) -> ProducerEntry | None:
-        """Returns what is known of a producer."""
+        """Return a producer's entry, or None."""
         return self._producers.get(producer_id)
 
-    def check(self, producer_id: str, epoch: int, sequence: int, crc: int) -> Appended | None:
-        """Decides about an append before it is proposed.
+    def check(self, producer_id: str, epoch: int, sequence: int, crc: int) -> ProducerAppend | None:
+        """Decide about an append before it is proposed.
 
         Returns:
             The first result if it is a repeat; None if it is the next one.
@@ -100,7 +98,7 @@ class ProducerTable:
         return found
 
     def apply(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
-        """Takes in a committed ``producer`` control entry; one of an older epoch or sequence changes nothing.
+        """Apply a committed ``producer`` control entry; one of an older epoch or sequence changes nothing.
 
         Args:
             fields: its map.
@@ -112,10 +110,10 @@ class ProducerTable:
         if entry is None or epoch > entry.epoch:
             entry = self._producers[producer_id] = ProducerEntry(epoch, time_ms)
         elif epoch < entry.epoch or sequence < entry.next_sequence:
-            return  # a leader writes neither; whoever did, what was first in the log stays the result
+            return  # no leader proposes one; if there is one, the first result stays valid
         entry.time_ms = time_ms
         first, last = Index(index + 1), Index(index + int(fields["n"]))
-        entry.appends.append(Appended(sequence, first, last, int(fields["c"])))
+        entry.appends.append(ProducerAppend(sequence, first, last, int(fields["c"])))
         self._producers.move_to_end(producer_id)
         self._expire(time_ms)
 
@@ -127,16 +125,16 @@ class ProducerTable:
             self._producers.popitem(last=False)
 
     def snapshot(self) -> list[Any]:
-        """Returns the table as msgpack-able lists, in order of activity."""
+        """Return the table as msgpack-able lists, in order of activity."""
         return [
             [key, e.epoch, e.time_ms, [[a.sequence, a.first_index, a.last_index, a.crc] for a in e.appends]]
             for key, e in self._producers.items()
         ]
 
     def restore(self, rows: list[Any]) -> None:
-        """Replaces the table by what ``snapshot`` returned."""
+        """Replace the table by a snapshot."""
         self._producers.clear()
         for key, epoch, time_ms, appends in rows:
             entry = ProducerEntry(epoch, time_ms)
-            entry.appends.extend(Appended(s, Index(first), Index(last), crc) for s, first, last, crc in appends)
+            entry.appends.extend(ProducerAppend(s, Index(first), Index(last), crc) for s, first, last, crc in appends)
             self._producers[key] = entry

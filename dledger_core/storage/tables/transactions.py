@@ -1,12 +1,12 @@
-"""The transaction table: which entries belong to open, committed or lost attempts.
+"""The transaction table: entries of open, committed and orphaned attempts.
 
 Like the producer table a pure function of the log's control entries. A transaction is a Spark micro-batch in one
-group. Each task attempt appends under its own uuid; the ``commit`` entry lists the winning ranges. The losers are the
-ranges of attempts that did not win. ``visibility`` has the rule of ``read_committed``.
+group. Each task attempt appends under its own uuid; the ``commit`` entry lists the winning ranges. The other ranges are
+orphaned. ``visibility`` has the rule of ``read_committed``.
 
 Fencing: a run of a query that appears first retires the run before it. A retired run may neither append nor commit, and
-what it left open is lost. A query commits its micro-batches in order: an attempt for one before its newest committed
-one is of another query with the same id.
+its open attempts are orphaned. A query commits its micro-batches in order: an attempt for one before its newest
+committed one comes from another query with the same id.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any, Final
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import FencedError, TransactionError
 from dledger_core.ids import Index
-
-__all__ = ["OpenTransaction", "Query", "TransactionTable"]
+from dledger_core.record import merge_ranges
 
 COMMITTED_REMEMBERED: Final = 64
 RETIRED_REMEMBERED: Final = 16
@@ -36,7 +35,7 @@ class OpenTransaction:
     """A transaction with attempts in the log and neither commit nor abort.
 
     Attributes:
-        first_index: its oldest control entry; nothing from here on is visible.
+        first_index: its oldest control entry; entries from here on are not visible.
         begin_ms: append time of that entry.
         run_id: run that wrote last.
         parts: ranges of data entries appended so far, one per append.
@@ -56,7 +55,7 @@ class Query:
         run_id: the run that writes.
         retired: the runs before it, newest last.
         committed: the parts that won, by micro-batch.
-        inputs: what the committed micro-batches were made of, as far as their writers said.
+        inputs: digests of the committed micro-batches' inputs, if their writers sent them.
         aborted: (micro-batch, run) of aborted transactions; that run cannot open them again.
     """
 
@@ -73,12 +72,12 @@ class Query:
 
 
 class TransactionTable:
-    """Transactions and losers of one log. Not thread-safe."""
+    """Transactions and orphaned ranges of one log. Not thread-safe."""
 
     def __init__(self) -> None:
         self._open: dict[Key, OpenTransaction] = {}
         self._queries: OrderedDict[str, Query] = OrderedDict()
-        self._losers: list[tuple[int, int]] = []
+        self._orphaned: list[tuple[int, int]] = []
 
     @property
     def open(self) -> dict[Key, OpenTransaction]:
@@ -91,12 +90,12 @@ class TransactionTable:
         return self._queries
 
     @property
-    def losers(self) -> Sequence[tuple[int, int]]:
-        """The losers' ranges [start, end), sorted and disjoint; the table's own list."""
-        return self._losers
+    def orphaned_ranges(self) -> Sequence[tuple[int, int]]:
+        """Ranges [start, end) of orphaned attempts, sorted and disjoint; the table's own list."""
+        return self._orphaned
 
     def state(self, key: TransactionId) -> tuple[str, list[Part]]:
-        """Returns ``unknown``, ``open``, ``committed`` or ``aborted``, and the parts appended or won."""
+        """Return ``unknown``, ``open``, ``committed`` or ``aborted``, and the parts appended or won."""
         query = self._queries.get(key.query_id)
         if query is not None and key.batch_id in query.committed:
             return "committed", query.committed[key.batch_id]
@@ -107,12 +106,12 @@ class TransactionTable:
         return "aborted" if aborted else "unknown", []
 
     def committed_input(self, key: TransactionId) -> tuple[int, str]:
-        """Returns the query's newest committed micro-batch (-1 if none), and the input of this one, if it is known."""
+        """Return the query's newest committed micro-batch (-1 if none), and the input of this one, if it is known."""
         query = self._queries.get(key.query_id)
         return (query.newest, query.inputs.get(key.batch_id, "")) if query is not None else (-1, "")
 
     def check_attempt(self, key: TransactionId) -> None:
-        """Decides about an attempt's append.
+        """Decide about an attempt's append.
 
         Raises:
             FencedError: its run was retired by a newer one, or the query is past this micro-batch.
@@ -133,11 +132,11 @@ class TransactionTable:
             )
 
     def check_commit(self, key: TransactionId, parts: Sequence[Part]) -> bool:
-        """Decides about a commit; returns True if it is done already.
+        """Decide about a commit; return True if it is done already.
 
         Raises:
             FencedError: its run was retired.
-            TransactionError: committed with other parts, or parts that are not (any more) in the log.
+            TransactionError: committed with other parts, or with parts that are not in the log.
         """
         state, known = self.state(key)
         if state == "committed":
@@ -157,13 +156,13 @@ class TransactionTable:
         return False
 
     def check_run(self, key: TransactionId) -> None:
-        """Raises FencedError if a newer run of the query retired this one."""
+        """Raise FencedError if a newer run of the query retired this one."""
         error = self.fenced(key)
         if error is not None:
             raise error
 
     def fenced(self, key: TransactionId) -> FencedError | None:
-        """Returns the error for a run that a newer one retired, None for any other."""
+        """Return the error for a run that a newer one retired, None for any other."""
         query = self._queries.get(key.query_id)
         if query is None or not key.run_id or key.run_id not in query.retired:
             return None
@@ -171,7 +170,7 @@ class TransactionTable:
         return FencedError("a newer run of this query writes to the log", "", "stop this run", values)
 
     def apply_attempt(self, fields: dict[str, Any], index: Index, time_ms: int) -> None:
-        """Takes in a committed ``attempt`` control entry at ``index``; its data entries follow."""
+        """Apply a committed ``attempt`` control entry at ``index``; its data entries follow."""
         key = _key(fields)
         rows = int(fields["n"])
         part = Part(index + 1, index + rows, rows, int(fields.get("c", 0)))
@@ -179,7 +178,7 @@ class TransactionTable:
         opened = (key.query_id, key.batch_id) in self._open
         past = not opened and (key.batch_id < query.newest or (key.batch_id, key.run_id) in query.aborted)
         if past or key.batch_id in query.committed or (key.run_id and key.run_id in query.retired):
-            self._lose([part])
+            self._orphan([part])
             return
         self._enter_run(query, key)
         found = self._open.setdefault((key.query_id, key.batch_id), OpenTransaction(index, time_ms, key.run_id))
@@ -187,9 +186,9 @@ class TransactionTable:
         found.parts.append(part)
 
     def apply_commit(self, fields: dict[str, Any]) -> None:
-        """Takes in a committed ``commit`` control entry.
+        """Apply a committed ``commit`` control entry.
 
-        One that came too late (another commit, an abort or a newer run was first in the log) changes nothing.
+        A late one (another commit, an abort or a newer run was first in the log) changes nothing.
         """
         key = _key(fields)
         won = [Part(*part) for part in fields["parts"]]
@@ -202,7 +201,7 @@ class TransactionTable:
         self._open.pop((key.query_id, key.batch_id), None)
         self._enter_run(query, key)
         if found is not None:
-            self._lose(part for part in found.parts if part not in set(won))
+            self._orphan(part for part in found.parts if part not in set(won))
         query.committed[key.batch_id] = won
         if fields.get("i"):
             query.inputs[key.batch_id] = str(fields["i"])
@@ -210,10 +209,10 @@ class TransactionTable:
             query.inputs.pop(query.committed.popitem(last=False)[0], None)
 
     def apply_abort(self, fields: dict[str, Any]) -> None:
-        """Takes in a committed ``abort`` control entry: all parts of the open transaction lose.
+        """Apply a committed ``abort`` control entry: all parts of the open transaction are orphaned.
 
-        That run cannot open it (again). One of another run than the one that wrote last changes nothing: a late abort
-        must not end a newer run's work.
+        Its run cannot open it again. An abort of another run than the last writer changes nothing: a late abort must
+        not end a newer run's work.
         """
         key = _key(fields)
         query, found = self._query(key.query_id), self._open.get((key.query_id, key.batch_id))
@@ -221,7 +220,7 @@ class TransactionTable:
             return
         if found is not None:
             del self._open[key.query_id, key.batch_id]
-            self._lose(found.parts)
+            self._orphan(found.parts)
         run_id = found.run_id if found is not None else key.run_id
         query.aborted = [*query.aborted, (key.batch_id, run_id)][-ABORTED_REMEMBERED:]
 
@@ -238,23 +237,17 @@ class TransactionTable:
                 query.retired = [*query.retired, query.run_id][-RETIRED_REMEMBERED:]
             query.run_id = key.run_id
             for left in [opened for opened in self._open if opened[0] == key.query_id]:
-                self._lose(self._open.pop(left).parts)
+                self._orphan(self._open.pop(left).parts)
 
-    def _lose(self, parts: Iterable[Part]) -> None:
+    def _orphan(self, parts: Iterable[Part]) -> None:
         added = [(part.first, part.last + 1) for part in parts if part.rows]
         if not added:
             return
-        at = max(bisect_left(self._losers, min(added)) - 1, 0)  # what is before is left alone: there may be thousands
-        merged: list[tuple[int, int]] = []
-        for start, end in sorted([*self._losers[at:], *added]):
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-            else:
-                merged.append((start, end))
-        self._losers[at:] = merged
+        at = max(bisect_left(self._orphaned, min(added)) - 1, 0)  # earlier ranges, perhaps thousands, do not change
+        self._orphaned[at:] = merge_ranges([*self._orphaned[at:], *added])
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns the table as a msgpack-able map."""
+        """Return the table as a msgpack-able map."""
         return {
             "open": [
                 [*key, t.first_index, t.begin_ms, t.run_id, [list(p) for p in t.parts]] for key, t in self._open.items()
@@ -267,26 +260,25 @@ class TransactionTable:
                 ]
                 for name, q in self._queries.items()
             ],
-            "losers": [list(pair) for pair in self._losers],
+            "orphaned": [list(pair) for pair in self._orphaned],
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
-        """Replaces the table by what ``snapshot`` returned."""
+        """Replace the table by a snapshot."""
         self._open = {
             (q, b): OpenTransaction(Index(first), begin, run, [Part(*p) for p in parts])
             for q, b, first, begin, run, parts in fields["open"]
         }
         self._queries = OrderedDict((name, _restored(*known)) for name, *known in fields["queries"])
-        self._losers = [(start, end) for start, end in fields["losers"]]
+        self._orphaned = [(start, end) for start, end in fields["orphaned"]]
 
 
-def _restored(run_id: str, retired: list[str], committed: list[list[Any]], aborted: Sequence[Any] = ()) -> Query:
-    """Returns a query of a snapshot; one made before there were inputs and aborted transactions has none."""
+def _restored(run_id: str, retired: list[str], committed: list[list[Any]], aborted: Sequence[Any]) -> Query:
     query = Query(run_id, list(retired), aborted=[(batch_id, run) for batch_id, run in aborted])
-    for batch_id, parts, *made_of in committed:
+    for batch_id, parts, made_of in committed:
         query.committed[batch_id] = [Part(*part) for part in parts]
-        if made_of and made_of[0]:
-            query.inputs[batch_id] = made_of[0]
+        if made_of:
+            query.inputs[batch_id] = made_of
     return query
 
 
