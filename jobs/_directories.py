@@ -53,7 +53,7 @@ def check_checkpoint(directory: str) -> str:
 
 
 def check_audit_directory(directory: str) -> None:
-    """Refuses an audit's ``--table`` that cannot be written or holds other things than its tables.
+    """Reject an audit's ``--table`` that cannot be written or holds other things than its tables.
 
     Raises:
         ConfigError: says which and why.
@@ -64,7 +64,7 @@ def check_audit_directory(directory: str) -> None:
 
 
 def check_apart(written: Mapping[str, str | None], read: Mapping[str, str | None] | None = None) -> None:
-    """Refuses to write to a directory that is, holds or lies in another one of the job's directories.
+    """Reject to write to a directory that is, holds or lies in another one of the job's directories.
 
     Args:
         written: directories that the job writes to, by option; None where it was not given.
@@ -103,7 +103,7 @@ def check_file(path: str, option: str) -> str:
 
 
 def check_writable(directory: str, option: str) -> None:
-    """Refuses a directory that is a file or cannot be written; it may hold anything.
+    """Reject a directory that is a file or cannot be written; it may hold anything.
 
     Raises:
         ConfigError: says which and why.
@@ -122,7 +122,7 @@ def _foreign(directory: str, what: str, option: str) -> ConfigError:
 
 
 def _names(directory: str, option: str) -> set[str]:
-    """Returns the names in the directory, none if it is absent; raises ConfigError if it cannot be written."""
+    """Return the names in the directory, none if it is absent; raises ConfigError if it cannot be written."""
     path = local_path(directory)
     if path is None:
         return set()

@@ -146,7 +146,7 @@ def _check(options: Options) -> None:
 
 
 def main() -> None:
-    """Runs the job."""
+    """Run the job."""
     run_job(command)
 
 

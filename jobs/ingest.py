@@ -40,7 +40,7 @@ from jobs._cli import (
 from jobs._directories import check_apart, check_checkpoint, check_file, check_table
 from jobs._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
 from spark_connector import LagReport, lag_reports, register
-from spark_connector.monitoring.prometheus import parse_place
+from spark_connector.monitoring.prometheus import parse_target
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import Tracker
 from spark_connector.schema import schema_for
@@ -227,7 +227,7 @@ _EXAMPLES = examples(
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:
-    """Streams logs into a Delta table, each entry exactly once."""
+    """Stream logs into a Delta table, each entry exactly once."""
     check_versions()
     options = IngestOptions.parse(given)
     available = _check(options)
@@ -240,7 +240,7 @@ def command(**given: Any) -> Outcome:
 def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
     """Check options and reachability before a JVM starts; return what can be read per group."""
     check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
-    place = None if options.lag_prometheus is None else parse_place(options.lag_prometheus)
+    place = None if options.lag_prometheus is None else parse_target(options.lag_prometheus)
     if isinstance(place, str):
         check_file(place, "--lag-prometheus")
     source = options.source()
@@ -306,7 +306,7 @@ def _failed(error: Exception, source: dict[str, str]) -> Outcome:
 
 
 def main() -> None:
-    """Runs the job."""
+    """Run the job."""
     run_job(command)
 
 

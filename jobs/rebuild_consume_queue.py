@@ -126,7 +126,7 @@ __all__ = ["command", "main", "rebuild"]
 @verbose_option
 @dry_run_option
 def command(**options: Any) -> Outcome:
-    """Rebuilds consume queues from a log into a Delta table.
+    """Rebuild consume queues from a log into a Delta table.
 
     One row per message and queue: group, topic, queue_id, queue_offset, position, size, tags_code, store_timestamp,
     index, keys, msg_id, born_timestamp, committed (true or null), broker_serves, rebuild_slot. POSITION and SIZE are
@@ -220,7 +220,7 @@ def _outcome(plan: RebuildPlan, found: dict[str, Any], stream: TableStream) -> O
 
 
 def main() -> None:
-    """Runs the job."""
+    """Run the job."""
     run_job(command)
 
 

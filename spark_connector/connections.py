@@ -1,7 +1,7 @@
 """Open clients and stores of this process: one bounded pool, shared by all readers and writers.
 
-Executors run one task after another in a process, so connections and views of stores outlive a task. The least
-recently used one leaves the pool first; its connections or files close once nothing uses it any more.
+Executors run one task after another in a process, so connections and views of stores outlive a task. The pool evicts
+the least recently used one; its connections or files close with its last user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_MS: Final = 5_000
 
 
 class _Pool:
-    """Objects by key, the most recently used ones. Thread-safe; empty after a fork, as neither can cross one."""
+    """The most recently used objects, by key. Thread-safe. Empty after a fork, which neither can cross."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[Hashable, Any] = OrderedDict()
@@ -43,12 +43,12 @@ class _Pool:
 _pool = _Pool()
 
 
-def _begin_empty() -> None:
-    global _pool  # noqa: PLW0603 - the child of a fork must not use what the parent opened
+def _start_empty() -> None:
+    global _pool  # noqa: PLW0603 - a forked child must not use the connections of its parent
     _pool = _Pool()
 
 
-os.register_at_fork(after_in_child=_begin_empty)
+os.register_at_fork(after_in_child=_start_empty)
 
 
 def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -> Client:
@@ -57,8 +57,8 @@ def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -
     Args:
         options: the options of the query.
         group: the group.
-        planning: report peers that no node responds for within seconds; tasks wait for the whole ``fetchRetryMs``,
-            because a cluster may restart while a query runs.
+        planning: fail within seconds if no node responds. Tasks retry for all of ``fetchRetryMs``, because a cluster
+            may restart while a query runs.
     """
     limits = {"timeout_ms": options.fetch_timeout_ms, "retry_timeout_ms": options.fetch_retry_ms}
     if planning:
@@ -74,21 +74,21 @@ def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -
 
 
 def store_for(path: str) -> StoreReader:
-    """Return a view of the store as it is now; only what is new since the pooled view is examined.
+    """Return a view of the current store; only entries added since the pooled view are scanned.
 
     Raises:
-        OptionError: there is no store.
+        OptionError: the directory is not a store.
     """
     try:
-        # An older view is not closed: another thread may be reading from it. Its files close with it.
+        # An older view is not closed here, because another thread may read from it; its files close with it.
         view: StoreReader = _pool.use(("store", path), lambda since: open_store(path, since=since))
     except StoreMismatchError as error:
-        raise OptionError(f"wrong value {path!r}: {error.what}", "path", _remedy(path, error)) from None
+        raise OptionError(f"path {path!r}: {error.what}", "", _remedy(path, error)) from None
     return view
 
 
 def _remedy(path: str, error: StoreMismatchError) -> str:
-    """Name the stores below, where the path is that of a node's whole directory or of a group's."""
+    """Name the stores below the path if it is the directory of a node or of a group."""
     try:
         locate(path).one_store()
     except StoreMismatchError as located:

@@ -1,7 +1,7 @@
-"""``decode = message``: entries to rows of messages, whole batches at a time.
+"""Entries to rows of the exact schema that Spark checks; with ``decode = message``, RocketMQ messages to columns.
 
-Topics and tags are looked at before bodies are decompressed, so what a query does not want costs little. Bodies are
-decompressed in pieces: a few megabytes of them may stand for gigabytes.
+Batches are converted as columns. Topics and tags are filtered before bodies are decompressed, so unwanted messages
+cost little. Bodies are decompressed in chunks, because a few megabytes may expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 
 _OPENED_BYTES_MAX: Final = 32 << 20
-"""What the bodies of one piece may grow to; a single body may be larger."""
+"""Limit of the decompressed bodies of one chunk; a single body may exceed it."""
 
 
 def rows_of(batch: pa.RecordBatch, part: Range, options: DLedgerOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Adds the group, decodes messages, leaves out what nobody asked for and casts to what Spark checks for."""
+    """Yield the rows of a batch in ``schema``: messages filtered and decoded, ``group`` and ``committed`` added."""
     names = ["index", "term", "position", "timestamp", "body"]
     if options.decode == "message":
         of_messages = [name for name in schema.names if name not in (*names[:-1], "group", "committed")]
         batch = wanted(batch.select(names), options)
         fail = options.on_decode_error == "fail"
-        pieces = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
+        chunks = decoded(batch, of_messages, fail=fail, group=part.group) if batch.num_rows else iter(())
     else:
-        pieces = iter([{name: batch.column(name) for name in names}])
-    for columns in pieces:
+        chunks = iter([{name: batch.column(name) for name in names}])
+    for columns in chunks:
         rows = len(columns["index"])
         if "group" in schema.names:
             columns["group"] = pa.repeat(part.group, rows)
-        if part.log is not None and "queue_offset" in columns:  # brokers assign them; in our logs the rebuild does
+        if (
+            part.log is not None and "queue_offset" in columns
+        ):  # a broker assigns them; in native logs the rebuild job does
             columns["queue_offset"] = pa.nulls(rows, pa.int64())
-        if "committed" in schema.names:  # true up to what a probe has proved
+        if "committed" in schema.names:  # true up to the index that a probe proved committed
             proved = pc.less_equal(columns["index"], pa.scalar(part.min_commit, pa.int64()))
             columns["committed"] = pc.if_else(proved, pa.scalar(True), pa.scalar(None, pa.bool_()))
         yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
 def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:
-    """Returns the entries whose messages have one of the topics and one of the tags that the options name.
+    """Return the entries whose messages have one of the topics and one of the tags of the options.
 
-    A body that is no message stays: it is for ``onDecodeError`` to say what becomes of it.
+    A body that is not a message stays: ``onDecodeError`` decides about it.
 
     Args:
         batch: entries with the column ``body``.
@@ -65,22 +67,22 @@ def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:
 
 
 def decoded(batch: pa.RecordBatch, names: list[str], *, fail: bool, group: str) -> Iterator[dict[str, Any]]:
-    """Yields the columns of pieces of a batch: its own, with those of the messages instead of and beside ``body``.
+    """Yield chunks of a batch as columns: its own, plus those of the messages, which replace ``body``.
 
     Args:
         batch: entries with the column ``body``.
-        names: columns of the messages; where ``body`` is not among them none is decompressed.
-        fail: a body that is no message, or cannot be decompressed, is an error.
-        group: the log, for the error's text.
+        names: columns of the messages; without ``body`` none is decompressed.
+        fail: raise if a body is not a message or cannot be decompressed.
+        group: the log, for the error.
 
     Raises:
-        DecodeError: there is such a body.
+        DecodeError: such a body was found.
     """
     asked = [*names, "error"] if fail and "error" not in names else names
-    for piece, found in decode_chunks(batch, asked, opened_bytes_max=_OPENED_BYTES_MAX):
+    for chunk, found in decode_chunks(batch, asked, opened_bytes_max=_OPENED_BYTES_MAX):
         if fail:
-            _check(found.column("error"), piece.column("index"), group)
-        yield {name: piece.column(name) for name in piece.schema.names} | {n: found.column(n) for n in names}
+            _check(found.column("error"), chunk.column("index"), group)
+        yield {name: chunk.column(name) for name in chunk.schema.names} | {n: found.column(n) for n in names}
 
 
 def _check(errors: pa.Array, indexes: pa.Array, group: str) -> None:
@@ -89,8 +91,8 @@ def _check(errors: pa.Array, indexes: pa.Array, group: str) -> None:
         at = pc.index(errors.is_valid(), True).as_py()
         index = indexes[at].as_py()
         raise DecodeError(
-            f"entry {index} is no message that can be read: {errors[at].as_py()}",
+            f"entry {index} cannot be decoded as a message: {errors[at].as_py()}",
             f"group {group!r}",
-            "set onDecodeError=column to get such entries as rows with the column error, or start behind this one",
+            "set onDecodeError=column to get such entries as rows with the column error, or start after this one",
             {"index": index, "such_entries_nearby": wrong},
         )

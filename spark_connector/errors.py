@@ -4,14 +4,14 @@ Spark keeps only the text of a Python error, so the code leads the message, as S
 
     DLEDGER_OPTION                       an option is unknown or has a wrong value
     DLEDGER_SCHEMA                       columns that cannot be read or written
-    DLEDGER_SPARK_VERSION                another Spark than the one this connector was made for
-    DLEDGER_CHECKPOINT                   an offset this version cannot read
-    DLEDGER_DECODE                       a body is no message, and onDecodeError=fail
+    DLEDGER_SPARK_VERSION                this Spark version is not supported
+    DLEDGER_CHECKPOINT                   an offset that this version cannot read
+    DLEDGER_DECODE                       a body is not a message, and onDecodeError=fail
     DLEDGER_DATA_LOSS.RETENTION          entries were deleted before the query read them
-    DLEDGER_DATA_LOSS.LOG_RECREATED      the log has another identity than the one in the checkpoint
-    DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry the query consumed is another one now
-    DLEDGER_DATA_LOSS.OFFSET_BEYOND_END  the log ends before what the query has consumed
-    DLEDGER_DATA_LOSS.GROUP_GONE         the checkpoint holds a group that the query does not read
+    DLEDGER_DATA_LOSS.LOG_RECREATED      the log identity differs from the one in the checkpoint
+    DLEDGER_DATA_LOSS.TERM_MISMATCH      the last entry that the query consumed was replaced
+    DLEDGER_DATA_LOSS.OFFSET_BEYOND_END  the log ends below the next index of the query
+    DLEDGER_DATA_LOSS.GROUP_GONE         the checkpoint contains a group that the query does not read
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = logging.getLogger("spark_connector")
 
 
 class OptionError(ConfigError):
-    """An option is unknown or has a wrong value; ``where`` names it."""
+    """An option is unknown or has a wrong value; ``what`` names it."""
 
     name = "DLEDGER_OPTION"
 
 
 class SchemaError(ConfigError):
-    """The columns do not fit."""
+    """The columns cannot be read or written."""
 
     name = "DLEDGER_SCHEMA"
 
@@ -67,35 +67,35 @@ class CheckpointError(DLedgerError):
 
 
 class DecodeError(DLedgerError):
-    """A body is no message, or cannot be decompressed."""
+    """A body is not a message, or cannot be decompressed."""
 
     code = 702
     name = "DLEDGER_DECODE"
 
 
 class DataLossError(DLedgerError):
-    """Entries that the query should have read are gone, or are other entries now.
+    """Entries that the query should have read are deleted or were replaced.
 
     Args:
         group: the log.
-        start: first index concerned.
-        end: index behind the last one concerned.
-        fact: one sentence that says what was found, without code and range.
+        start: first affected index.
+        end: end of the affected indexes (exclusive).
+        finding: one sentence without code and range.
         cause: the likely reason.
-        resume: the index a new checkpoint should start from.
+        resume: start index for a new checkpoint.
     """
 
     code = 701
     name = "DLEDGER_DATA_LOSS"
 
-    def __init__(self, group: str, start: int, end: int, fact: str, cause: str, resume: int) -> None:
-        super().__init__(fact, f"group {group!r}", "", {"start": start, "end": end})
-        # Pickle calls the class with args, so args must be what __init__ takes.
-        self.args = (group, start, end, fact, cause, resume)
+    def __init__(self, group: str, start: int, end: int, finding: str, cause: str, resume: int) -> None:
+        super().__init__(finding, f"group {group!r}", "", {"start": start, "end": end})
+        # Pickle calls the class with args, so they must be the parameters of __init__.
+        self.args = (group, start, end, finding, cause, resume)
 
     @property
     def what(self) -> str:
-        """What was found."""
+        """The finding."""
         return str(self.args[3])
 
     @property
@@ -105,9 +105,9 @@ class DataLossError(DLedgerError):
 
     @property
     def remedy(self) -> str:
-        """What to do next."""
+        """Options that continue the query or start a new one."""
         return (
-            "To go on and accept it set failOnDataLoss=false; to start over use a new checkpoint with "
+            "To continue and accept the loss, set failOnDataLoss=false; to start over, use a new checkpoint with "
             f'startingOffsets={{"{self.args[0]}": {self.args[5]}}}.'
         )
 
@@ -118,17 +118,17 @@ class DataLossError(DLedgerError):
 
     @property
     def start(self) -> int:
-        """First index concerned."""
+        """First affected index."""
         return int(self.args[1])
 
     @property
     def end(self) -> int:
-        """Index behind the last one concerned."""
+        """End of the affected indexes (exclusive)."""
         return int(self.args[2])
 
     def __str__(self) -> str:
-        group, _, _, fact, cause, _ = self.args
-        return f"[{self.name}] group '{group}': {fact}.\nCause: {cause}.\n{self.remedy}"
+        group, _, _, finding, cause, _ = self.args
+        return f"[{self.name}] group '{group}': {finding}.\nCause: {cause}.\n{self.remedy}"
 
 
 class RetentionError(DataLossError):
@@ -138,7 +138,7 @@ class RetentionError(DataLossError):
 
     @classmethod
     def of(cls, group: str, start: int, first_index: int, end: int | None = None) -> RetentionError:
-        """Makes the error for a reader at ``start`` of a log that begins at ``first_index`` (reading up to ``end``)."""
+        """Make the error for a reader at ``start`` of a log that starts at ``first_index`` (reading up to ``end``)."""
         stop = first_index if end is None else min(first_index, end)
         return cls(
             group,
@@ -158,31 +158,31 @@ class LogRecreatedError(DataLossError):
 
     @classmethod
     def of(cls, group: str, known: str, found: str, next_index: int, first_index: int, end: int) -> LogRecreatedError:
-        """Makes the error for an offset of log ``known`` at ``next_index`` that now finds log ``found``.
+        """Make the error for an offset of log ``known`` at ``next_index`` that now finds log ``found``.
 
-        Its range is what going on from ``next_index`` would leave out of the new log.
+        Its range are the entries of the new log that a query which continues at ``next_index`` skips.
         """
         stop = max(first_index, min(next_index, end))
         return cls(
             group,
             first_index,
             stop,
-            f"the checkpoint is of log {known} up to index {next_index}, but the servers hold log {found} "
-            f"with indexes [{first_index}, {end}); going on from {next_index} leaves out its entries "
+            f"the checkpoint belongs to log {known} up to index {next_index}, but the servers store log {found} "
+            f"with indexes [{first_index}, {end}); continuing at {next_index} skips its entries "
             f"[{first_index}, {stop}) ({stop - first_index} entries)",
-            "the log was deleted and made anew, or the peers or the checkpoint belong to another cluster",
+            "the log was deleted and re-created, or the peers or the checkpoint belong to another cluster",
             first_index,
         )
 
 
 class TermMismatchError(DataLossError):
-    """The record before the offset is another one than was consumed."""
+    """The record before the offset is not the one that the query consumed."""
 
     name = "DLEDGER_DATA_LOSS.TERM_MISMATCH"
 
     @classmethod
     def of(cls, group: str, next_index: int, known: object, found: object, first_index: int) -> TermMismatchError:
-        """Makes the error for an offset whose last consumed record was ``known`` and is ``found`` now."""
+        """Make the error for an offset whose last consumed record had the check ``known`` and has ``found`` now."""
         at = next_index - 1
         return cls(
             group,
@@ -195,20 +195,20 @@ class TermMismatchError(DataLossError):
 
 
 class OffsetBeyondEndError(DataLossError):
-    """The offset lies behind the end of the log."""
+    """The offset is after the end of the log."""
 
     name = "DLEDGER_DATA_LOSS.OFFSET_BEYOND_END"
 
     @classmethod
     def of(cls, group: str, next_index: int, end: int) -> OffsetBeyondEndError:
-        """Makes the error for an offset at ``next_index`` in a log that ends at ``end``."""
+        """Make the error for an offset at ``next_index`` in a log that ends at ``end``."""
         return cls(
             group,
             end,
             next_index,
             f"the query is at index {next_index} but the log ends at {end}: "
             f"entries [{end}, {next_index}) ({next_index - end} entries) are missing",
-            "the log lost its tail or was made anew, or the offset was never in this log",
+            "the log lost its tail or was re-created, or the offset belongs to another log",
             end,
         )
 
@@ -220,13 +220,13 @@ class GroupGoneError(DataLossError):
 
     @classmethod
     def of(cls, group: str, next_index: int, reads: list[str]) -> GroupGoneError:
-        """Makes the error for a checkpoint with ``group`` while the query reads the groups ``reads``."""
+        """Make the error for a checkpoint with ``group`` of a query that reads the groups ``reads``."""
         return cls(
             group,
             next_index,
             next_index,
-            f"the checkpoint holds this group up to index {next_index}, but the query reads {', '.join(reads)}",
-            "'groups' or 'groupsPattern' was changed, no node hosts it any more, or the checkpoint is of another query",
+            f"the checkpoint contains this group up to index {next_index}, but the query reads {', '.join(reads)}",
+            "'groups' or 'groupsPattern' changed, no node hosts the group, or this is the checkpoint of another query",
             next_index,
         )
 
@@ -249,11 +249,11 @@ def loss_error(group: str, loss: Loss) -> DataLossError:
 
 @dataclass(slots=True)
 class LossPolicy:
-    """What ``failOnDataLoss`` says: raise, or log a warning with the same text and count.
+    """The option ``failOnDataLoss``: raise on a loss, or log and count it.
 
     Attributes:
         fail: raise on every loss.
-        events: losses that were let pass.
+        events: accepted losses.
         entries: entries known to be lost with them.
     """
 
@@ -263,7 +263,7 @@ class LossPolicy:
     _reported: set[tuple[str, str, int]] = field(default_factory=set)
 
     def report(self, error: DataLossError, at: int | None = None) -> None:
-        """Raises ``error``, or logs and counts it, once for each index ``at`` of a reader (default: its start)."""
+        """Raise ``error``, or log and count it, once for each index ``at`` of a reader (default: its start)."""
         if self.fail:
             raise error
         key = (error.name, str(error.args[0]), error.start if at is None else at)
@@ -272,4 +272,4 @@ class LossPolicy:
         self._reported.add(key)
         self.events += 1
         self.entries += max(0, error.end - error.start)
-        _log.warning("%s (failOnDataLoss=false: going on; %d losses so far)", error, self.events)
+        _log.warning("data loss accepted (failOnDataLoss=false): losses=%d error=%s", self.events, error)

@@ -1,15 +1,15 @@
-"""Stream offsets: how far a query has read each group, as JSON that Spark keeps in its checkpoint.
+"""Stream offsets: the next index of each group that a query reads, as JSON in the Spark checkpoint.
 
 ::
 
     {"groups": {"default": {"check": 305419896, "log": "<uuid>", "next": 1200, "term": 7}}, "v": 1}
 
-``next`` is the next index to read. ``term`` and ``check`` describe the record before it, ``log`` the log's
-identity; together they show a re-created, rolled-back or rewritten log. ``check`` is the CRC-32 of that record's
-index, term and position (three big-endian 64-bit integers) and its body's CRC-32 (big-endian, 32 bits). Where
-nothing precedes ``next``, ``term`` is -1 and ``check`` is null; a Java store has no identity: ``log`` is null.
+``next`` is the next index to read. ``term`` and ``check`` describe the record before it, ``log`` is the uuid of the
+log. Together they detect a re-created, rolled-back or rewritten log. ``check`` is the CRC-32 of that record's index,
+term and position (three big-endian 64-bit integers) and its body's CRC-32 (big-endian, 32 bits). If no record precedes
+``next``, ``term`` is -1 and ``check`` is null. A Java store has no uuid: ``log`` is null.
 
-Spark compares offsets as strings, so the keys are always sorted and the same offset always gives the same text.
+Spark compares offsets as strings, so the keys are always sorted and equal offsets have equal texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEYS = {"check", "log", "next", "term"}
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """How far one group is read.
+    """The next index of one group, and the record before it.
 
     Attributes:
         next: the next index to read.
@@ -45,8 +45,8 @@ class GroupOffset:
     check: int | None = None
 
     @property
-    def mark(self) -> EntryCheck | None:
-        """The record before ``next``, None if unknown."""
+    def last_consumed(self) -> EntryCheck | None:
+        """Term and check of the record before ``next``, None if unknown."""
         return None if self.check is None else EntryCheck(self.term, self.check)
 
     @property
@@ -55,13 +55,13 @@ class GroupOffset:
         return LogPosition(self.next, self.log, self.term, self.check)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the sorted map that is stored."""
+        """Return the stored map, with sorted keys."""
         return {"check": self.check, "log": self.log, "next": self.next, "term": self.term}
 
     @classmethod
-    def at(cls, index: int, log: str | None, mark: EntryCheck | None) -> GroupOffset:
-        """Makes the offset before ``index``; ``mark`` describes the record before it."""
-        return cls(index, log) if mark is None else cls(index, log, mark.term, mark.check)
+    def at(cls, index: int, log: str | None, before: EntryCheck | None) -> GroupOffset:
+        """Make the offset at ``index``; ``before`` describes the previous record."""
+        return cls(index, log) if before is None else cls(index, log, before.term, before.check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +72,29 @@ class StreamOffset:
 
     @property
     def next_indexes(self) -> dict[str, int]:
-        """The next index of each group, as the options ``startingOffsets`` and ``endingOffsets`` take it."""
+        """The next index of each group, in the form of the options ``startingOffsets`` and ``endingOffsets``."""
         return {group: self.groups[group].next for group in sorted(self.groups)}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what Spark stores; the same offset always gives the same text."""
+        """Return the map that Spark stores; equal offsets have equal texts."""
         return {"groups": {group: self.groups[group].to_json() for group in sorted(self.groups)}, "v": VERSION}
 
     @classmethod
     def from_json(cls, data: Any, where: str = "checkpoint") -> StreamOffset:
-        """Reads what ``to_json`` made.
+        """Parse the output of ``to_json``.
 
         Raises:
-            CheckpointError: made by a newer version, or not an offset of this source; ``where`` names its place.
+            CheckpointError: made by a newer version, or not an offset of this source; ``where`` names the file.
         """
         groups = _groups(data, where)
         return cls({group: _group_offset(fields, where) for group, fields in sorted(groups.items())})
 
     @classmethod
     def from_text(cls, text: Any, where: str = "checkpoint") -> StreamOffset | None:
-        """Reads an offset as Spark's files and progress reports show it; None if there is none, or another source's.
+        """Parse an offset from Spark's files or progress reports; None if it is missing or of another source.
 
         Raises:
-            CheckpointError: an offset of this source that is damaged or of a newer version.
+            CheckpointError: an offset of this source is damaged or has a newer version.
         """
         data = _of_this_source(text)
         return None if data is None else cls.from_json(data, where)
@@ -102,14 +102,14 @@ class StreamOffset:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """End of a log when a micro-batch was planned, and the lag from the end of that micro-batch to there.
+    """End of a log when a micro-batch was planned, and the lag between them.
 
     Attributes:
-        end: the index behind the last readable entry.
+        end: end of the readable entries (exclusive).
         log: uuid of the log, None if it has none.
         records: indexes from the first unread entry on; 0 if there is none, None if unknown, as are the others.
-        bytes: what their records take in the log.
-        seconds: how long the first unread entry had been waiting; None also if its append time is unknown.
+        bytes: size of their records in the log.
+        seconds: age of the first unread entry; None also if its append time is unknown.
     """
 
     end: int
@@ -131,8 +131,8 @@ class LatestOffset:
 
     Attributes:
         groups: the logs.
-        losses: how often ``failOnDataLoss=false`` let a loss pass in this run.
-        lost: entries that were lost with them.
+        losses: losses that ``failOnDataLoss=false`` accepted in this run.
+        lost: entries lost with them.
     """
 
     groups: Mapping[str, LogEnd]
@@ -140,7 +140,7 @@ class LatestOffset:
     lost: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what Spark shows."""
+        """Return the map that Spark shows."""
         groups = {}
         for group, end in sorted(self.groups.items()):
             lag = None
@@ -151,7 +151,7 @@ class LatestOffset:
 
     @classmethod
     def from_text(cls, text: Any) -> LatestOffset | None:
-        """Reads a progress report's text; None if there is none, or another source's."""
+        """Parse the text of a progress report; None if it is missing or of another source."""
         data = _of_this_source(text)
         if data is None:
             return None
@@ -166,7 +166,7 @@ class LatestOffset:
 
 
 def _of_this_source(text: Any) -> dict[str, Any] | None:
-    """Returns the map in a text (or the map itself) if it has the shape of this source's offsets."""
+    """Return the map in a text (or the map itself) if it has the shape of this source's offsets."""
     try:
         data = json.loads(text) if isinstance(text, (str, bytes)) else text
     except ValueError:
@@ -175,7 +175,7 @@ def _of_this_source(text: Any) -> dict[str, Any] | None:
 
 
 def _groups(data: Any, where: str) -> dict[str, Any]:
-    """Returns the groups of an offset.
+    """Return the groups of an offset.
 
     Raises:
         CheckpointError: made by a newer version, or not an offset of this source.
@@ -188,23 +188,23 @@ def _groups(data: Any, where: str) -> dict[str, Any]:
             "use the connector that wrote it, or a newer one",
         )
     if version != VERSION or not isinstance(data.get("groups"), dict):
-        raise _foreign(data, where)
+        raise _not_an_offset(data, where)
     return dict(data["groups"])
 
 
 def _group_offset(fields: Any, where: str) -> GroupOffset:
     if not isinstance(fields, dict) or not set(fields) >= _KEYS:
-        raise _foreign(fields, where)
+        raise _not_an_offset(fields, where)
     log, check = fields["log"], fields["check"]
     numbers = [fields["next"], fields["term"], *([] if check is None else [check])]
     if not all(type(number) is int for number in numbers) or not (log is None or isinstance(log, str)):
-        raise _foreign(fields, where)
+        raise _not_an_offset(fields, where)
     return GroupOffset(fields["next"], log, fields["term"], check)
 
 
-def _foreign(data: Any, where: str) -> CheckpointError:
+def _not_an_offset(data: Any, where: str) -> CheckpointError:
     return CheckpointError(
         f"{str(data)[:200]} is not an offset of this source",
         where,
-        "the checkpoint is of another source, or damaged: use a new checkpoint directory, or restore this one",
+        "the checkpoint belongs to another source or is damaged: use a new checkpoint directory, or restore this one",
     )

@@ -1,7 +1,6 @@
-"""Values of options: what their texts mean, as types for the model in ``options``.
+"""Types of option values for the model in ``options``: each parses the text of an option.
 
-A validator takes the text of an option, or a value that is right already; a wrong text is a ValueError that says what
-the value must be.
+A validator passes a value of the right type on. A wrong text is a ValueError that describes the valid values.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _INT64_END: Final = 1 << 63
 _MILLIS: Final = re.compile(r"\d{1,15}", re.ASCII)
 
 StartSpec = Literal["earliest", "latest"] | Mapping[str, int]
-"""Where to start or end: everywhere alike, or per group an index, EARLIEST or LATEST."""
+"""Start or end: the same for all groups, or per group an index, EARLIEST or LATEST."""
 
 TimeSpec = int | Mapping[str, int]
-"""Milliseconds since the epoch: for all groups alike, or per group."""
+"""Milliseconds since the epoch: one for all groups, or per group."""
 
 
 def _of_text(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Returns a validator that parses a text and passes every other value on."""
+    """Return a validator that parses a text and passes every other value on."""
     return BeforeValidator(lambda value: parse(value.strip()) if isinstance(value, str) else value)
 
 
@@ -85,18 +84,18 @@ def _replica(text: str) -> str:
     raise ValueError("it must be any, leader, follower or node:ID")
 
 
-def _listed(text: str, separator: str, what: str) -> tuple[str, ...]:
+def _listed(text: str, separator: str, item: str) -> tuple[str, ...]:
     if text.startswith("["):
         try:
             parts = json.loads(text)
         except ValueError:
             parts = None
         if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
-            raise ValueError(f"it must be {what}s, or a JSON list of them")
+            raise ValueError(f"it must be {item}s, or a JSON list of them")
     else:
         parts = [part.strip() for part in re.split(separator, text) if part.strip()]
     if not parts:
-        raise ValueError(f"it names no {what}")
+        raise ValueError(f"it names no {item}")
     return tuple(dict.fromkeys(parts))
 
 
@@ -114,7 +113,9 @@ def _offsets(text: str) -> StartSpec:
         parsed = json.loads(text)
         stored = StreamOffset.from_text(parsed)
     except ValueError:
-        raise ValueError('it must be earliest, latest or JSON like {"default": 1200}, or @ and a file of it') from None
+        raise ValueError(
+            'it must be earliest, latest or JSON like {"default": 1200}, or @FILE with that content'
+        ) from None
     except CheckpointError as error:
         raise ValueError(error.what) from None
     parsed = parsed if stored is None else stored.next_indexes
@@ -124,17 +125,17 @@ def _offsets(text: str) -> StartSpec:
 
 
 def _file(path: str) -> str:
-    """Returns a file's content; of a micro-batch's file in Spark's checkpoint the offset of this source."""
+    """Return the content of a file; of a micro-batch file in a Spark checkpoint the offset of this source."""
     try:
         content = Path(path).read_text(encoding="utf-8").strip()
-        ours = [ends for ends in read_offsets(Path(path)) if ends is not None] if content.startswith("v1\n") else []
+        offsets = [ends for ends in read_offsets(Path(path)) if ends is not None] if content.startswith("v1\n") else []
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"cannot read the file: {error}") from None
     except CheckpointError as error:
         raise ValueError(error.what) from None
-    if len(ours) > 1:
-        raise ValueError("the file holds offsets of several sources: give one of them as JSON")
-    return json.dumps(ours[0].to_json()) if ours else content
+    if len(offsets) > 1:
+        raise ValueError("the file contains offsets of several sources: give one of them as JSON")
+    return json.dumps(offsets[0].to_json()) if offsets else content
 
 
 def _index(group: str, value: object) -> int:
@@ -159,7 +160,7 @@ def _times(text: str) -> TimeSpec:
 
 
 def _time(text: str) -> int:
-    """Returns milliseconds since the epoch, from that number or an ISO-8601 time.
+    """Return milliseconds since the epoch, from that number or an ISO-8601 time.
 
     A time without a zone is in UTC: the session's time zone is unknown here, and a table must not depend on it.
     """

@@ -1,7 +1,7 @@
 """Options of ``format("dledger")``: names, defaults and checks, as one model.
 
-Spark hands over a flat map of strings with lower-cased names. An unknown option is an error that names the nearest
-known one: a limit with a typing error in its name must not silently do nothing.
+Spark passes a flat map of strings with lower-case names. An unknown option is an error that names the nearest known
+one: a misspelled limit must not be ignored silently.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from spark_connector.option_values import EARLIEST, LATEST, StartSpec, TimeSpec
 
 __all__ = ["EARLIEST", "LATEST", "DLedgerOptions", "StartSpec", "TimeSpec"]
 
-_SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
+_OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 _WRITTEN: Final = frozenset({"peers", "group", "fetch_timeout_ms", "fetch_retry_ms", "append_max_bytes", "protocol"})
-"""Options of a write; those of a read are all but two of the fields."""
+"""Options of a write; a read takes all fields but two."""
 _WRITTEN_ONLY: Final = frozenset({"group", "append_max_bytes"})
 _OF_TABLES: Final = frozenset(
     {"table", "peers", "path", "groups", "groups_pattern", "fetch_timeout_ms", "fetch_retry_ms", "protocol"}
 )
-"""Options that have a meaning for metadata tables."""
+"""Options of metadata tables."""
 _OF_MESSAGES: Final = ("topics", "tags", "on_decode_error")
 _OF_JAVA: Final = ("safety_lag_ms", "commit_probe")
 _NOT_OF_JAVA: Final = (
     *("path", "groups_pattern", "discovery_ms", "table", "pin_ms"),
     *("starting_timestamp", "starting_strategy", "ending_timestamp"),
 )
-"""A Java group has no such thing: no append times, no list of groups, no descriptions."""
+"""Java groups have no append times, no list of groups and no descriptions."""
 _KAFKAS_NAMES: Final = {
     "kafka.bootstrap.servers": "peers",
     "assign": "groups",
@@ -45,7 +45,7 @@ _KAFKAS_NAMES: Final = {
     "endingoffsetsbytimestamp": "endingTimestamp",
     "topic": "group",
 }
-"""Names that users of Kafka's connector know, and what serves here; ``topics`` is close to ``topic`` and no target."""
+"""Names of Kafka's connector and their equivalents here."""
 _OFFSETS: Final = ['earliest, latest, {"default": 1200} or @offsets.json']
 _TIME: Final = ["2026-03-01T12:00:00Z"]
 
@@ -57,39 +57,39 @@ class DLedgerOptions(BaseModel):
         peers: the servers, ``n0-host:port;n1-host:port``; empty when a store is read.
         path: a node's store directory, read without servers; empty when servers are read.
         groups: the logs to read.
-        groups_pattern: instead: every log whose whole name this regular expression matches, new ones too.
-        discovery_ms: how often a stream looks for new ones.
-        table: read what is known of the logs, not their entries: groups, nodes, terms, segments or producers.
+        groups_pattern: read every log whose name this regular expression matches completely, also new ones.
+        discovery_ms: interval at which a stream looks for new groups.
+        table: read metadata of the logs: groups, nodes, terms, segments or producers.
         group: the log to write to; None = the column ``group``, else ``default``.
-        starting_offsets: where a new query begins; None = earliest for a batch, latest for a stream.
-        starting_timestamp: a new query begins at the first entry appended then or later; wins over
+        starting_offsets: start of a new query; None = earliest for a batch, latest for a stream.
+        starting_timestamp: start a new query at the first entry appended at this time or later; overrides
             ``starting_offsets``.
-        starting_strategy: where there is no such entry: error, or latest.
-        ending_offsets: where a batch read ends, and what a stream never passes.
-        ending_timestamp: the same, before the first entry appended then or later; wins over ``ending_offsets``.
-        max_offsets_per_trigger: at most this many indexes in a micro-batch, all groups together.
-        max_bytes_per_trigger: at most this many bytes of the logs in a micro-batch, all groups together.
-        min_offsets_per_trigger: hold a micro-batch back until there are so many indexes.
-        max_trigger_delay: milliseconds after which it is not held back any longer.
-        min_partitions: plan at least this many partitions where there are that many entries.
-        max_records_per_partition: plan no partition of more entries.
+        starting_strategy: without such an entry: error, or latest.
+        ending_offsets: end of a batch read; a stream reads no entry after it.
+        ending_timestamp: end before the first entry appended at this time or later; overrides ``ending_offsets``.
+        max_offsets_per_trigger: limit of the indexes in a micro-batch, all groups together.
+        max_bytes_per_trigger: limit of the bytes of the logs in a micro-batch, all groups together.
+        min_offsets_per_trigger: delay a micro-batch until this many indexes are available.
+        max_trigger_delay: limit of that delay, in milliseconds.
+        min_partitions: plan at least this many partitions if there are as many entries.
+        max_records_per_partition: limit of the entries in a partition.
         fail_on_data_loss: fail the query on a loss, or log and count it.
-        pin_ms: how long what is planned is kept out of retention; None = 10 minutes for a stream, 0 for a batch.
-        read_from: which replica: any, leader, follower or node:ID.
+        pin_ms: duration of pins against retention; None = 10 minutes for a stream, 0 for a batch.
+        read_from: the replica to read: any, leader, follower or node:ID.
         decode: none, or message for RocketMQ's columns.
         topics: with ``decode``: only messages of these topics; empty = all.
         tags: with ``decode``: only messages with one of these tags; empty = all.
-        on_decode_error: a body that is no message is a row with the column ``error`` set, or fails the query.
-        isolation: read_committed leaves out losing and open transactions.
-        fetch_max_bytes: bytes of one read, and so of one Arrow batch; None = 4 MiB from servers, 8 MiB from files.
-        fetch_timeout_ms: how long one request may take.
-        fetch_retry_ms: how long a failing read or append is tried again, on this and other replicas.
-        poll_ms: how long an idle stream waits at the server for new entries.
+        on_decode_error: a body that is not a message becomes a row with the column ``error`` set, or fails the query.
+        isolation: read_committed skips orphaned attempts and open transactions.
+        fetch_max_bytes: bytes of one read and of one Arrow batch; None = 4 MiB from servers, 8 MiB from files.
+        fetch_timeout_ms: timeout of one request.
+        fetch_retry_ms: total timeout of a read or append with its retries on all replicas.
+        poll_ms: time that an idle stream waits at the server for new entries.
         append_max_bytes: bytes of bodies in one append of the sink.
         protocol: dledger, or dledger-java for a Java group.
-        safety_lag_ms: of a Java group: read up to the end that was seen so long ago.
+        safety_lag_ms: of a Java group: read up to the end that was observed this long ago.
         commit_probe: of a Java group: append probe entries and read below them instead.
-        columns: those that a user-given schema names; None = all.
+        columns: the columns of a user-given schema; None = all.
     """
 
     model_config = ConfigDict(
@@ -139,7 +139,7 @@ class DLedgerOptions(BaseModel):
     columns: tuple[str, ...] | None = None
 
     def read_bytes(self, *, files: bool = False) -> int:
-        """Returns the bytes of one read, from servers or from files: these give large reads at less cost."""
+        """Return the bytes of one read, from servers or from files, where large reads cost less."""
         return self.fetch_max_bytes or (8 << 20 if files else 4 << 20)
 
     @property
@@ -155,10 +155,10 @@ class DLedgerOptions(BaseModel):
 
     @classmethod
     def for_reading(cls, options: Mapping[str, str]) -> DLedgerOptions:
-        """Checks the options of a read.
+        """Check the options of a read.
 
         Raises:
-            OptionError: unknown option, wrong value, or options that do not go together.
+            OptionError: unknown option, wrong value, or options that exclude each other.
         """
         parsed = cls._parsed(options, frozenset(cls.model_fields) - _WRITTEN_ONLY - {"columns"}, "reading")
         _check_source(parsed)
@@ -168,25 +168,25 @@ class DLedgerOptions(BaseModel):
             _check_groups(name, getattr(parsed, name), parsed)
         least, most = parsed.min_offsets_per_trigger, parsed.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
-            raise OptionError(f"{least} is more than maxOffsetsPerTrigger", "minOffsetsPerTrigger", "lower it")
-        _refuse(parsed, parsed.model_fields_set - _OF_TABLES if parsed.table else (), f"with table={parsed.table}")
+            raise OptionError(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}", "", "lower it")
+        _reject(parsed, parsed.model_fields_set - _OF_TABLES if parsed.table else (), f"with table={parsed.table}")
         return parsed
 
     @classmethod
     def for_writing(cls, options: Mapping[str, str]) -> DLedgerOptions:
-        """Checks the options of a write.
+        """Check the options of a write.
 
         Raises:
             OptionError: unknown option, wrong value, no ``peers``, or a Java group.
         """
         parsed = cls._parsed(options, _WRITTEN, "writing")
         if not parsed.peers:
-            remedy = "name the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
-            raise OptionError("the option peers is missing", "peers", remedy)
+            remedy = "list the servers: n0-127.0.0.1:40911;n1-127.0.0.1:40912"
+            raise OptionError("missing option peers", "", remedy)
         if parsed.protocol == "dledger-java":
             raise OptionError(
-                "Spark does not write to Java groups, which have no transactions",
-                "protocol",
+                "protocol=dledger-java cannot be written: Java groups have no transactions",
+                "",
                 "append with Client(peers, group, protocol='dledger-java').append, for example in foreachPartition",
             )
         return parsed
@@ -199,7 +199,7 @@ class DLedgerOptions(BaseModel):
             field = names.get(name.lower())
             if field in allowed:
                 given[_name_of(field)] = value
-            elif name.lower() not in _SPARKS_OWN:
+            elif name.lower() not in _OF_SPARK:
                 raise _unknown(name, allowed, doing, known=field is not None)
         try:
             return cls.model_validate(given)
@@ -208,7 +208,7 @@ class DLedgerOptions(BaseModel):
 
 
 def _name_of(field: str) -> str:
-    """Returns the option's name of a field."""
+    """Return the option's name of a field."""
     return str(DLedgerOptions.model_fields[field].validation_alias)
 
 
@@ -216,11 +216,11 @@ def _wrong_value(error: ValidationError, given: Mapping[str, str]) -> OptionErro
     first = error.errors()[0]
     name, cause = str(first["loc"][0]), first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
-        return OptionError(cause.what, name, cause.remedy)
+        return OptionError(f"{name}: {cause.what}", "", cause.remedy)
     reason = str(cause or first["msg"]).replace("Input should", "it should", 1)
     [field] = (field for field in DLedgerOptions.model_fields if _name_of(field) == name)
     example = (DLedgerOptions.model_fields[field].examples or [""])[0]
-    return OptionError(f"wrong value {given[name]!r}: {reason}", name, f"for example {example}")
+    return OptionError(f"wrong value {given[name]!r} of {name}: {reason}", "", f"for example {example}")
 
 
 def _unknown(name: str, allowed: frozenset[str], doing: str, *, known: bool) -> OptionError:
@@ -228,52 +228,52 @@ def _unknown(name: str, allowed: frozenset[str], doing: str, *, known: bool) -> 
     kafkas = _KAFKAS_NAMES.get(name.lower(), "")
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if kafkas.lower() in by_lower:
-        hint = f"what Kafka calls so is {kafkas!r} here"
+        hint = f"its name in this connector is {kafkas!r}"
     elif nearest:
         hint = f"did you mean {by_lower[nearest[0]]!r}?"
     else:
         hint = f"known options: {', '.join(sorted(by_lower.values()))}"
-    return OptionError(f"option {name!r} is not for {doing}" if known else f"unknown option {name!r}", name, hint)
+    return OptionError(f"option {name!r} is not for {doing}" if known else f"unknown option {name!r}", "", hint)
 
 
-def _refuse(options: DLedgerOptions, fields: Iterable[str], why: str, remedy: str = "leave it out") -> None:
-    """Refuses those of the fields that were given."""
+def _reject(options: DLedgerOptions, fields: Iterable[str], context: str, remedy: str = "leave it out") -> None:
+    """Raise an error if one of the fields was given."""
     for field in fields:
         if field in options.model_fields_set:
-            raise OptionError(f"{why} it does nothing", _name_of(field), remedy)
+            raise OptionError(f"{_name_of(field)} has no effect {context}", "", remedy)
 
 
 def _check_source(options: DLedgerOptions) -> None:
-    """Checks that servers or a store are named, and which of their logs."""
+    """Check the options that name servers or a store, and their logs."""
     if bool(options.peers) == bool(options.path):
         raise OptionError(
             "give exactly one of the options peers and path",
-            "peers, path",
+            "",
             "peers names servers (n0-127.0.0.1:40911;n1-…), path (or load(path)) a node's store directory",
         )
     if options.groups_pattern is not None and options.groups_given:
-        raise OptionError("give only one of the options groups and groupsPattern", "groups, groupsPattern", "drop one")
+        raise OptionError("give only one of the options groups and groupsPattern", "", "leave one out")
     if options.path and (len(options.groups) > 1 or options.groups_pattern is not None):
         name = "groups" if options.groups_given else "groupsPattern"
-        raise OptionError("a store holds one group", name, "name one group or leave the option out")
+        raise OptionError(f"{name}: a store contains one group", "", "name one group, or leave the option out")
     if options.peers and options.read_from.startswith("node:"):
         nodes = [str(peer.node_id) for peer in parse_peers(options.peers)]
         if options.read_from.removeprefix("node:") not in nodes:
             remedy = f"use one of {', '.join(f'node:{node}' for node in nodes)}"
-            raise OptionError(f"wrong value {options.read_from!r}: peers names no such node", "readFrom", remedy)
+            raise OptionError(f"readFrom {options.read_from!r}: the node is not in peers", "", remedy)
 
 
 def _check_messages(options: DLedgerOptions) -> None:
     if options.decode != "message":
-        _refuse(options, _OF_MESSAGES, "without decode=message", "set decode=message, or leave it out")
+        _reject(options, _OF_MESSAGES, "without decode=message", "set decode=message, or leave it out")
 
 
 def _check_java(options: DLedgerOptions) -> None:
     is_java = options.protocol == "dledger-java"
     remedy = "leave it out" if is_java else "set protocol=dledger-java, or leave it out"
-    _refuse(options, _NOT_OF_JAVA if is_java else _OF_JAVA, f"with protocol={options.protocol}", remedy)
+    _reject(options, _NOT_OF_JAVA if is_java else _OF_JAVA, f"with protocol={options.protocol}", remedy)
     if is_java and options.read_from not in ("any", "leader"):
-        raise OptionError("a Java group is read at its leader", "readFrom", "leave it out")
+        raise OptionError("readFrom: a Java group is read from its leader", "", "leave it out")
 
 
 def _check_groups(field: str, spec: StartSpec | TimeSpec | None, options: DLedgerOptions) -> None:
@@ -283,4 +283,4 @@ def _check_groups(field: str, spec: StartSpec | TimeSpec | None, options: DLedge
     else:
         reason = f"is not among the groups {', '.join(options.groups)}"
     if unknown:
-        raise OptionError(f"group {unknown[0]!r} {reason}", _name_of(field), "correct either option")
+        raise OptionError(f"{_name_of(field)}: group {unknown[0]!r} {reason}", "", "correct either option")

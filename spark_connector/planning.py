@@ -18,23 +18,23 @@ from spark_connector.errors import OptionError
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 
 SPLIT_ENTRIES_MIN: Final = 10_000
-"""Fewer entries than this are not worth a partition of their own: each costs Spark about 25 ms."""
+"""Smaller partitions do not pay off: each costs Spark about 25 ms."""
 SPLIT_BYTES_MIN: Final = 8 << 20
-"""Unless they are as large as this together."""
+"""Entries of this total size are worth a partition, whatever their number."""
 _TOLERANCE: Final = 20
-"""A partition may differ from the mean by about this part of it: looking for the very entry would take longer."""
+"""A partition may deviate from the mean size by one part in this many: an exact split costs more reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Entries [start, end) of one group, with all that an executor needs to read them.
+    """Entries [start, end) of one group, with everything that an executor needs to read them.
 
     Attributes:
         group: the log.
         start: first index.
-        end: index behind the last one.
-        min_commit: a replica must have reached this commit index: only then does it know the outcome of every
-            transaction within the range.
+        end: end index (exclusive).
+        min_commit: the replica must have reached this commit index, because only then it has the outcome of every
+            transaction in the range.
         log: uuid of the log, None if it has none.
     """
 
@@ -51,15 +51,15 @@ class Range:
 
 
 def limit_ends(starts: Mapping[str, int], ends: Mapping[str, int], most: int | None) -> dict[str, int]:
-    """Returns the end of each group for a batch of at most ``most`` indexes.
+    """Return the end of each group for a batch of at most ``most`` indexes.
 
-    The limit is shared in proportion to the backlog. Every group with a backlog moves on by at least one index, so
-    none starves; the batch exceeds the limit only where there are more such groups than indexes allowed.
+    The limit is shared in proportion to the backlog. Every group with a backlog advances by at least one index, so that
+    none starves; the batch exceeds the limit only if there are more such groups than indexes allowed.
 
     Args:
         starts: per group the next index.
-        ends: per group the end of what can be read; one below its start means nothing new.
-        most: the limit, None for none.
+        ends: per group the end of the readable entries; one below its start means no new entries.
+        most: the limit, or None.
     """
     backlog = {group: max(0, ends[group] - start) for group, start in starts.items()}
     if most is None:
@@ -68,7 +68,7 @@ def limit_ends(starts: Mapping[str, int], ends: Mapping[str, int], most: int | N
 
 
 def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
-    """Shares ``most`` units among the groups in proportion to their backlog, at least one where there is any."""
+    """Share ``most`` units among the groups in proportion to their backlog, at least one per backlog."""
     total = sum(backlog.values())
     if total <= most:
         return dict(backlog)
@@ -86,23 +86,23 @@ def shares(backlog: Mapping[str, int], most: int) -> dict[str, int]:
 
 
 def core_count() -> int:
-    """Returns how many partitions run at once, as far as this process can know.
+    """Return the assumed number of partitions that run at once: the cores of this machine.
 
-    A data source's Python process cannot ask Spark; where executors have other cores than the driver's machine,
-    ``minPartitions`` says so.
+    The Python process of a data source cannot ask Spark. If executors have other cores than the driver's machine, set
+    ``minPartitions``.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def partition_count(entries: int, nbytes: int, cores: int, min_partitions: int | None) -> int:
-    """Returns how many partitions so many entries of so many bytes are worth."""
+    """Return the number of partitions for this many entries and bytes."""
     useful = max(-(-entries // SPLIT_ENTRIES_MIN), -(-nbytes // SPLIT_BYTES_MIN))
     return max(1, min(entries, max(min(cores, useful), min_partitions or 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A range and where its records lie: bytes [low, high) of its log."""
+    """A range and its bytes [low, high) in the log."""
 
     part: Range
     low: int
@@ -110,48 +110,48 @@ class Extent:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its records; 1 at least, so that every entry has some weight."""
+        """Bytes of its records; at least 1, so that every range has weight."""
         return max(1, self.high - self.low)
 
 
 def split(
     extents: Sequence[Extent], parts: int, position: Callable[[str, int], int], most: int | None = None
 ) -> list[tuple[Range, ...]]:
-    """Cuts the ranges, laid end to end, into pieces of nearly the same number of bytes.
+    """Divide the ranges, in order, into partitions of nearly the same number of bytes.
 
-    A piece may hold ranges of several groups, and a group may lie in several pieces. Empty ranges and empty pieces
-    are left out.
+    A partition may contain ranges of several groups, and a group may be in several partitions. Empty ranges and empty
+    partitions are left out.
 
     Args:
         extents: the ranges.
-        parts: how many pieces; there may be fewer, and more if ``most`` demands it.
-        position: returns where the record at an index of a group begins; asked a few times for each cut.
-        most: at most so many entries in a piece.
+        parts: number of partitions; there may be fewer, or more because of ``most``.
+        position: returns the position of the record at an index of a group; called a few times per partition.
+        most: limit of the entries in a partition.
     """
     extents = [extent for extent in extents if extent.part.count > 0]
     total = sum(extent.nbytes for extent in extents)
     goals = [total * number // parts for number in range(1, parts)]
-    pieces: list[list[Range]] = [[]]
+    found: list[list[Range]] = [[]]
     before = 0
     for extent in extents:
         start, end = extent.part.start, extent.part.end
         while goals and goals[0] <= before + extent.nbytes:
             goal = extent.low + goals.pop(0) - before
-            cut = _index_near(extent, start, goal, total // parts // _TOLERANCE, position)
-            if cut > start:
-                pieces[-1].append(replace(extent.part, start=start, end=cut))
-            start = cut
-            pieces.append([])
+            border = _index_near(extent, start, goal, total // parts // _TOLERANCE, position)
+            if border > start:
+                found[-1].append(replace(extent.part, start=start, end=border))
+            start = border
+            found.append([])
         if start < end:
-            pieces[-1].append(replace(extent.part, start=start))
+            found[-1].append(replace(extent.part, start=start))
         before += extent.nbytes
-    return [smaller for piece in pieces if piece for smaller in _cut_by_count(piece, most)]
+    return [smaller for partition in found if partition for smaller in _split_by_count(partition, most)]
 
 
 def _index_near(extent: Extent, start: int, goal: int, tolerance: int, position: Callable[[str, int], int]) -> int:
-    """Returns an index from ``start`` up to the extent's end whose record begins near ``goal``.
+    """Return an index from ``start`` up to the extent's end whose record starts near ``goal``.
 
-    Guesses from the mean size of an entry, and halves what is left in every other step.
+    Interpolates by the mean size of an entry, and bisects in every other step.
     """
     part = extent.part
     low, low_at, high, high_at, halve = part.start, extent.low, part.end, extent.high, False
@@ -167,34 +167,34 @@ def _index_near(extent: Extent, start: int, goal: int, tolerance: int, position:
     return max(start, low if goal - low_at <= high_at - goal else high)
 
 
-def _cut_by_count(piece: Sequence[Range], most: int | None) -> list[tuple[Range, ...]]:
-    """Cuts a piece into as few as hold at most ``most`` entries each, of nearly the same number."""
-    total = sum(part.count for part in piece)
+def _split_by_count(partition: Sequence[Range], most: int | None) -> list[tuple[Range, ...]]:
+    """Divide a partition into the fewest of at most ``most`` entries each, of nearly the same number."""
+    total = sum(part.count for part in partition)
     number = 1 if most is None else -(-total // most)
-    bounds = [total * cut // number for cut in range(number + 1)]
+    limits = [total * part // number for part in range(number + 1)]
     found: list[tuple[Range, ...]] = []
-    for low, high in itertools.pairwise(bounds):
+    for low, high in itertools.pairwise(limits):
         taken, offset = [], 0
-        for whole in piece:
-            start, end = max(low - offset, 0), min(high - offset, whole.count)
+        for part in partition:
+            start, end = max(low - offset, 0), min(high - offset, part.count)
             if start < end:
-                taken.append(replace(whole, start=whole.start + start, end=whole.start + end))
-            offset += whole.count
+                taken.append(replace(part, start=part.start + start, end=part.start + end))
+            offset += part.count
         found.append(tuple(taken))
     return found
 
 
 def last_within(start: int, end: int, most: int, position: Callable[[int], int]) -> int:
-    """Returns the last index so that [start, it) lies in ``most`` bytes of the log, but at least ``start + 1``.
+    """Return the largest end for which [start, end) takes at most ``most`` bytes, but at least ``start + 1``.
 
-    Guesses from the mean size of an entry, and halves the range in every other step, so that entries of very
-    different sizes do no harm: entries of one size take five looks, any others at most twice the logarithm.
+    Interpolates by the mean size of an entry, and bisects in every other step, so that uneven sizes do no harm:
+    entries of one size take five calls of ``position``, others at most twice the logarithm of their number.
 
     Args:
         start: first index, below ``end``.
-        end: index behind the last one.
+        end: end index (exclusive).
         most: bytes of records with their headers.
-        position: returns where the record at an index of [start, end] begins; positions only grow.
+        position: returns the position of the record at an index of [start, end]; positions increase.
     """
     base, top = position(start), position(end)
     goal = base + most
@@ -216,19 +216,19 @@ def last_within(start: int, end: int, most: int, position: Callable[[int], int])
 def ends_within_bytes(
     starts: Mapping[str, int], ends: Mapping[str, int], most: int, position: Callable[[str, int], int]
 ) -> dict[str, int]:
-    """Returns the end of each group for a batch of at most ``most`` bytes.
+    """Return the end of each group for a batch of at most ``most`` bytes.
 
-    The limit is shared in proportion to the backlog in bytes. Every group with a backlog moves on by at least one
-    entry; the batch exceeds the limit only by entries that are larger than their group's share.
+    The limit is shared in proportion to the backlog in bytes. Every group with a backlog advances by at least one
+    entry; the batch exceeds the limit only by entries that are larger than the share of their group.
 
     Args:
         starts: per group the next index.
-        ends: per group the end of what can be read; none below its start.
+        ends: per group the end of the readable entries, at or above its start.
         most: bytes of records with their headers.
-        position: returns where the record at an index of a group begins, or where the one before it ends.
+        position: returns the position of the record at an index of a group, or the end of the previous record.
     """
-    behind = [group for group in starts if ends[group] > starts[group]]
-    backlog = {group: position(group, ends[group]) - position(group, starts[group]) for group in behind}
+    late = [group for group in starts if ends[group] > starts[group]]
+    backlog = {group: position(group, ends[group]) - position(group, starts[group]) for group in late}
     found = dict(ends)
     for group, share in shares(backlog, most).items():
 
@@ -240,9 +240,9 @@ def ends_within_bytes(
 
 
 class MinimumDelay:
-    """Holds a micro-batch back until it has ``least`` entries or the last one is ``delay_ms`` ago.
+    """Delays a micro-batch until it has ``least`` entries or the last one is ``delay_ms`` ago.
 
-    The first micro-batch of a run is not held back.
+    The first micro-batch of a run is not delayed.
     """
 
     def __init__(self, least: int | None, delay_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -251,8 +251,8 @@ class MinimumDelay:
         self._clock = clock
         self._last: float | None = None
 
-    def holds(self, backlog: int) -> bool:
-        """Whether a micro-batch of ``backlog`` entries should wait; if not, counts it as taken now if not empty."""
+    def delays(self, backlog: int) -> bool:
+        """Whether a micro-batch of ``backlog`` entries has to wait; if not, and not empty, its delay starts now."""
         now = self._clock()
         early = self._last is not None and now - self._last < self._delay_s
         if self._least is not None and backlog < self._least and early:
@@ -263,31 +263,34 @@ class MinimumDelay:
 
 
 class EndBound:
-    """The ends that the options give to a stream; a time wins over an index, as with Kafka.
+    """The end that a stream never passes: an index per group, or the first entry appended at a time or later.
+
+    A time overrides an index, as with Kafka. A known end never moves, because append times never decrease. With the
+    trigger AvailableNow the query stops there, with any other it continues without new rows.
 
     Raises:
-        OptionError: ``endingOffsets`` holds a word: where the log ends now is what the trigger AvailableNow is for.
+        OptionError: ``endingOffsets`` contains a word; the trigger AvailableNow reads up to the current end.
     """
 
     def __init__(self, options: DLedgerOptions) -> None:
         spec = options.ending_offsets
         if spec is not None and (not isinstance(spec, Mapping) or {EARLIEST, LATEST} & set(spec.values())):
             raise OptionError(
-                "a stream can end only at an index",
-                "endingOffsets",
+                "endingOffsets: a stream can end only at an index",
+                "",
                 'give indexes per group like {"default": 1200}, or use endingTimestamp; '
-                "to read what is there now use trigger(availableNow=True)",
+                "to read the available entries use trigger(availableNow=True)",
             )
         self._indexes = dict(spec) if isinstance(spec, Mapping) else {}
         self._times = options.ending_timestamp
         self._found: dict[str, int] = {}
 
     def ends(self, bounds: Mapping[str, LogBounds], index_at: Callable[[str, int], int]) -> dict[str, int]:
-        """Returns how far each group may be read of what is there now.
+        """Return the end of the entries that may be read now, per group.
 
         Args:
-            bounds: what is there.
-            index_at: returns the first index of a group that was appended at or after a time, else its end.
+            bounds: the readable entries.
+            index_at: returns the first index of a group appended at or after a time, else its end.
         """
         return {group: min(view.end, self._end(group, view, index_at)) for group, view in bounds.items()}
 

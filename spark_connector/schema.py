@@ -25,11 +25,11 @@ MESSAGE_SCHEMA: Final = pa.schema(
 """Columns with ``decode = message``."""
 
 _COMMITTED: Final = pa.field("committed", pa.bool_())
-"""Of a Java group: true where a probe has proved it, else null."""
+"""Of a Java group: true if a probe proved it, else null."""
 
 
 def schema_for(decode: str, protocol: str = "dledger", columns: Sequence[str] | None = None) -> pa.Schema:
-    """Returns the columns for the options ``decode`` and ``protocol``; ``columns``: only these, in this order."""
+    """Return the columns for the options ``decode`` and ``protocol``, or ``columns`` of them in that order."""
     schema = MESSAGE_SCHEMA if decode == "message" else ENTRY_SCHEMA
     if protocol == "dledger-java":
         schema = schema.append(_COMMITTED)
@@ -37,7 +37,7 @@ def schema_for(decode: str, protocol: str = "dledger", columns: Sequence[str] | 
 
 
 def ddl_of(schema: pa.Schema) -> str:
-    """Returns an Arrow schema as DDL text, which Spark takes wherever it takes a schema.
+    """Return an Arrow schema as DDL text, which Spark accepts for every schema.
 
     Raises:
         SchemaError: Spark has no such type.
@@ -71,7 +71,7 @@ def _type_name(kind: Any) -> str:
         return f"array<{_type_name(kind.value_type)}>"
     if pa.types.is_struct(kind):
         return f"struct<{','.join(f'{_quoted(field.name)}:{_type_name(field.type)}' for field in kind)}>"
-    raise SchemaError(f"Spark has no type for Arrow's {kind}", "schema", "cast the column")
+    raise SchemaError(f"Spark has no type for Arrow's {kind}", "", "cast the column")
 
 
 def _null(field: pa.Field) -> str:
@@ -83,18 +83,18 @@ def _quoted(name: str) -> str:
 
 
 def chosen_columns(schema: StructType, offered: pa.Schema) -> tuple[str, ...]:
-    """Returns the columns that a user-given schema names: some of those offered or all, in any order.
+    """Return the columns of a user-given schema: any of those offered, in any order.
 
     Raises:
-        SchemaError: a column is unknown, has another type, or is named twice; or there is none.
+        SchemaError: a column is unknown, has another type or is named twice, or there is none.
     """
     known = {field.name: _type_name(field.type) for field in offered}
     names = tuple(schema.names)
     fit = all(known.get(column.name) == column.dataType.simpleString() for column in schema.fields)
     if not fit or not names or len(set(names)) < len(names):
         raise SchemaError(
-            f"the schema {schema.simpleString()} does not fit this source",
-            "schema",
+            f"the schema {schema.simpleString()} does not match the columns of this source",
+            "",
             f"leave .schema() out, or name some of these columns: {ddl_of(offered)}",
         )
     return names

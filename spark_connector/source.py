@@ -1,4 +1,4 @@
-"""The data source ``dledger``: hands Spark the right reader or writer for the options."""
+"""The data source ``dledger``: makes the reader or writer that the options ask for."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class DLedgerDataSource(DataSource):
         return "dledger"
 
     def schema(self) -> str:
-        """Columns of a read; a wrong option fails here, before the query starts."""
+        """The columns of a read; raises on a wrong option, before the query starts."""
         return ddl_of(_columns_of(DLedgerOptions.for_reading(self.options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Makes the batch reader, or that of a metadata table."""
+        """Make the batch reader, or that of a metadata table."""
         options = self._read_options(schema)
         if options.table is not None:
             from spark_connector.reading.tables import TableReader
@@ -43,22 +43,22 @@ class DLedgerDataSource(DataSource):
         return DLedgerBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Makes the stream reader."""
+        """Make the stream reader."""
         if "table" in {name.lower() for name in self.options}:
-            raise OptionError("a metadata table is no stream", "table", "use spark.read instead of spark.readStream")
+            raise OptionError("table: a metadata table cannot be streamed", "", "use spark.read, not spark.readStream")
         from spark_connector.reading.readers import DLedgerStreamReader
 
         return DLedgerStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Makes the batch writer: one transaction for each group."""
+        """Make the batch writer: one transaction for each group."""
         options = DLedgerOptions.for_writing(self.options)
         from spark_connector.writing.writers import DLedgerBatchWriter
 
         return DLedgerBatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Makes the stream writer: one transaction for each micro-batch and group."""
+        """Make the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options)
         from spark_connector.writing.writers import DLedgerStreamWriter
 

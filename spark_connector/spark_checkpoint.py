@@ -1,8 +1,8 @@
-"""The checkpoint of a Spark query that reads our logs: its files, read without Spark.
+"""The Spark checkpoint of a query that reads logs with this connector, read without Spark.
 
 Spark writes ``metadata`` (the query's id), ``offsets/N`` before micro-batch N runs (a version, a line about the batch,
-then one line for each source: where the micro-batch ends) and ``commits/N`` when it is done. The first micro-batch of
-our source is empty and holds the start of the query.
+then the end offset of each source on a line) and ``commits/N`` after its commit. The first micro-batch of this source
+is empty and records the start of the query.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
     "read_offsets",
 ]
 
-_SPARKS_VERSION: Final = "v1"
+_SPARK_VERSION: Final = "v1"
 _NOT_STARTED: Final = "-"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _FILE_SCHEME: Final = re.compile(r"file:(//(?=/)|(?=/(?!/)))")
 
 
 def local_path(location: str) -> Path | None:
-    """Returns the absolute path of a location as Spark takes it; None if it is not on this machine's file system.
+    """Return the absolute path of a Spark location; None if it is not in this machine's file system.
 
-    Spark does not decode %20 and the like in ``file:`` locations, so neither does this.
+    Spark does not decode %20 and similar escapes in ``file:`` locations, so neither does this function.
     """
     location = _FILE_SCHEME.sub("", location, count=1)
     return None if not location or _SCHEME.match(location) else Path(location).absolute()
@@ -50,9 +50,9 @@ class MicroBatch:
 
     Attributes:
         number: its batch id.
-        committed: whether it is done: its rows are in the sink.
-        planned_at: when it was planned.
-        ends: per source where it ends, None for a source that is not ours or has not started.
+        committed: whether its rows are in the sink.
+        planned_at: time of its planning.
+        ends: end offset per source, None for another source or one that has not started.
     """
 
     number: int
@@ -68,7 +68,7 @@ class SparkCheckpoint:
     Attributes:
         path: its directory.
         query_id: the query's id, None if it is not recorded.
-        batches: the micro-batches that Spark still keeps, in order; one at least.
+        batches: the micro-batches that Spark retains, in order; at least one.
     """
 
     path: Path
@@ -82,12 +82,12 @@ class SparkCheckpoint:
 
     @property
     def committed(self) -> MicroBatch | None:
-        """The newest one that is done."""
+        """The newest committed micro-batch."""
         return next((batch for batch in reversed(self.batches) if batch.committed), None)
 
     @property
     def reached(self) -> MicroBatch:
-        """The micro-batch up to whose end everything is in the sink; the empty first one if none is committed.
+        """The micro-batch whose end is the progress of the sink; the empty first one if none is committed.
 
         Raises:
             CheckpointError: there is no such micro-batch.
@@ -95,7 +95,7 @@ class SparkCheckpoint:
         batch = self.committed or self.batches[0]
         if not batch.committed and batch.number != 0:
             raise CheckpointError(
-                "no micro-batch of this checkpoint is committed, and the first one is deleted",
+                "no micro-batch of this checkpoint is committed, and the first one is missing",
                 str(self.path / "commits"),
                 "its files were deleted or copied in part: restore commits/",
             )
@@ -103,15 +103,17 @@ class SparkCheckpoint:
 
 
 def read_checkpoint(path: Path) -> SparkCheckpoint:
-    """Reads a checkpoint.
+    """Read a checkpoint.
 
     Raises:
-        CheckpointError: the directory is no checkpoint, is damaged, or is of a query that reads none of our logs.
+        CheckpointError: the directory is not a checkpoint, is damaged, or its query does not read a dledger log.
     """
     numbers = _numbers(path / "offsets")
     if not numbers:
-        what = "no micro-batch was planned here yet" if (path / "metadata").is_file() else "no checkpoint is here"
-        remedy = "name the directory that was given as checkpointLocation: it holds metadata and offsets"
+        what = (
+            "no micro-batch was planned yet" if (path / "metadata").is_file() else "the directory is not a checkpoint"
+        )
+        remedy = "name the checkpointLocation of the query: it contains metadata and offsets"
         raise CheckpointError(what, str(path), remedy)
     done = _numbers(path / "commits")
     found = (_micro_batch(path / "offsets" / str(number), number, number in done) for number in sorted(numbers))
@@ -122,10 +124,10 @@ def read_checkpoint(path: Path) -> SparkCheckpoint:
 
 
 def planned_offset(location: str) -> StreamOffset | None:
-    """Returns where the newest planned micro-batch of a query with one source ends.
+    """Return the end of the newest planned micro-batch of a query with one source.
 
     Returns:
-        None if nothing is planned there, or if the checkpoint is not on this machine.
+        None if none is planned, or if the checkpoint is not on this machine.
 
     Raises:
         CheckpointError: the query has other sources, or the file is damaged.
@@ -143,7 +145,7 @@ def planned_offset(location: str) -> StreamOffset | None:
 
 
 def read_offsets(file: Path) -> tuple[StreamOffset | None, ...]:
-    """Returns where a micro-batch ends, per source, from its file in ``offsets``; None for sources that are not ours.
+    """Return the end of a micro-batch per source from its file in ``offsets``; None for other sources.
 
     Raises:
         CheckpointError: the file is damaged, or another version of Spark wrote it.
@@ -155,13 +157,13 @@ def read_offsets(file: Path) -> tuple[StreamOffset | None, ...]:
 
 
 def has_committed(location: str) -> bool | None:
-    """Whether the query of this checkpoint has finished a micro-batch; None if this process cannot read it."""
+    """Whether the query of this checkpoint has committed a micro-batch; None if this process cannot read it."""
     path = local_path(location)
     return None if path is None else bool(_numbers(path / "commits"))
 
 
 def input_of(location: str, batch_id: int) -> str:
-    """Returns a digest of a micro-batch's entry in Spark's offset log; empty if this process cannot read it."""
+    """Return a digest of a micro-batch's entry in Spark's offset log; empty if this process cannot read it."""
     path = local_path(location)
     try:
         return "" if path is None else hashlib.sha256((path / "offsets" / str(batch_id)).read_bytes()).hexdigest()[:32]
@@ -188,18 +190,18 @@ def _micro_batch(file: Path, number: int, committed: bool) -> MicroBatch | None:
         about, _ = _lines(file)
         planned, ends = _parsed(file, about), read_offsets(file)
     except FileNotFoundError:
-        return None  # the query runs, and Spark deletes what it no longer needs
+        return None  # the query is running, and Spark has deleted the file
     at = planned.get("batchTimestampMs") if isinstance(planned, dict) else None
-    # The clock's beginning stands for a batch whose time Spark did not record.
+    # Spark writes 0 for a batch whose time it did not record.
     planned_at = datetime.fromtimestamp(at / 1000, UTC) if isinstance(at, int) and at > 0 else None
     return MicroBatch(number, committed, planned_at, ends)
 
 
 def _lines(file: Path) -> tuple[str, list[str]]:
-    """Returns the line about the micro-batch and that of each source."""
-    head, *rest = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    if head.strip() != _SPARKS_VERSION:
-        what = f"the file begins with {head[:20]!r}, not with {_SPARKS_VERSION}"
+    """Return the line about the micro-batch and that of each source."""
+    first_line, *rest = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    if first_line.strip() != _SPARK_VERSION:
+        what = f"the file starts with {first_line[:20]!r}, not with {_SPARK_VERSION}"
         raise CheckpointError(what, str(file), "it is damaged, or another version of Spark wrote it")
     return (rest[0] if rest else ""), [line for line in rest[1:] if line.strip()]
 
@@ -208,5 +210,5 @@ def _parsed(file: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        what = "the file is damaged: it does not hold what Spark writes there"
-        raise CheckpointError(what, str(file), "restore it") from None
+        what = "the file is damaged: its content is not the JSON that Spark writes"
+        raise CheckpointError(what, str(file), "restore the file from a backup") from None

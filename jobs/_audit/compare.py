@@ -71,7 +71,7 @@ def compare_entries(
     pause_s: float = SECOND_LOOK_S,
     limiters: Mapping[str, RateLimiter] | None = None,
 ) -> dict[str, Any]:
-    """Compares the entries of [start, end) on replicas that all hold it, and returns a row of RESULTS.
+    """Compare the entries of [start, end) on replicas that all hold it, and returns a row of RESULTS.
 
     Args:
         replicas: the holders.
@@ -118,7 +118,7 @@ def _compared(
 
 
 def _read(source: Source, start: int, end: int, bounds: tuple[int, int]) -> _Table:
-    """Reads a range, with one entry more on both sides to see whether terms rise."""
+    """Read a range, with one entry more on both sides to see whether terms rise."""
     low, high = max(bounds[0], start - 1), min(bounds[1], end + 1)
     rows = np.zeros(high - low, _ENTRY)
     gaps, nbytes = [], 0
@@ -152,7 +152,7 @@ def _fingerprints(batch: pa.RecordBatch, header_bytes: int) -> Rows:
 
 
 def _mismatches(tables: dict[str, _Table]) -> list[int]:
-    """Returns the indexes at which the replicas differ, or have something wrong by themselves."""
+    """Return the indexes at which the replicas differ, or have something wrong by themselves."""
     reference, *others = tables.values()
     mismatched = (reference.rows["state"] != State.PRESENT) | reference.rows["irregular"]
     for other in others:
@@ -173,7 +173,7 @@ def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -
 
 
 def _merged(group: str, judged: dict[int, list[Judgement]]) -> list[tuple[Judgement, AuditFinding]]:
-    """Returns one finding for consecutive indexes with the same judgement."""
+    """Return one finding for consecutive indexes with the same judgement."""
     places: dict[Judgement, list[int]] = {}
     for index in sorted(judged):
         for judgement in judged[index]:
@@ -188,7 +188,7 @@ def _merged(group: str, judged: dict[int, list[Judgement]]) -> list[tuple[Judgem
 def _evident(
     judgement: Judgement, finding: AuditFinding, evidence: dict[int, dict[str, Seen]], sources: dict[str, Source]
 ) -> AuditFinding:
-    """Adds what was seen at the finding's first index."""
+    """Add what was seen at the finding's first index."""
     index = finding.start
     seen = evidence[index]
     shown: dict[str, Any] = {
@@ -209,7 +209,7 @@ def _evident(
 
 
 def _pair(judgement: Judgement, present: list[str]) -> tuple[str, str]:
-    """Returns one who disagrees and one to compare it with."""
+    """Return one who disagrees and one to compare it with."""
     wrong = [name for name in judgement.replicas if name in present]
     right = [name for name in judgement.right if name in present] or wrong[1:]
     return (wrong[0], right[0]) if wrong and right else ("", "")
@@ -223,7 +223,7 @@ def _body(source: Source, index: int) -> bytes:
 
 
 def difference(bodies: dict[str, bytes]) -> dict[str, Any] | None:
-    """Returns the offset of the first byte at which two bodies differ, and 32 bytes of each around it, in hex."""
+    """Return the offset of the first byte at which two bodies differ, and 32 bytes of each around it, in hex."""
     one, other = bodies.values()
     common = min(len(one), len(other))
     unequal = np.flatnonzero(np.frombuffer(one, np.uint8, common) != np.frombuffer(other, np.uint8, common))
@@ -236,7 +236,7 @@ def difference(bodies: dict[str, bytes]) -> dict[str, Any] | None:
 
 
 def index_findings(replica: AuditedReplica) -> list[AuditFinding]:
-    """Returns the ranges of a store whose index rows do not match the data; needs no Spark."""
+    """Return the ranges of a store whose index rows do not match the data; needs no Spark."""
     with open_store(replica.path) as reader:
         return [
             AuditFinding.of(Class.INDEX_MISMATCH, replica.group, replica.name, found.start, found.end)

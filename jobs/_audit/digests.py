@@ -25,7 +25,7 @@ _SUMS: Final = [("entries", "sum"), ("bytes", "sum"), ("read_at", "min"), ("read
 def digest_rows(
     task: ReadTask, run_id: str, resumes: str = "", limiter: RateLimiter | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of DIGESTS of one task; needs no Spark."""
+    """Yield the rows of DIGESTS of one task; needs no Spark."""
     replica = task.replica
     constant = {"run_id": run_id, "group": replica.group, "replica": replica.name}
     constant |= {"log_uuid": replica.log_uuid or "", "source": replica.source, "resumes": resumes}
@@ -83,7 +83,7 @@ def differing_ranges(digests: pa.Table, *more: tuple[str, str]) -> pa.Table:
 
 
 def of_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
-    """Returns the rows of some ranges only, which are given by the columns group, start and end."""
+    """Return the rows of some ranges only, which are given by the columns group, start and end."""
     # Arrow cannot join tables with list columns.
     numbered = digests.select(KEY).append_column("row", pa.array(range(digests.num_rows), pa.int64()))
     rows = numbered.join(ranges.select(KEY), KEY, join_type="left semi")["row"]
@@ -91,7 +91,7 @@ def of_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
 
 
 def compare_digests(digests: pa.Table) -> pa.Table:
-    """Returns a row (RESULTS) for each range that is not simply equal on all its replicas."""
+    """Return a row (RESULTS) for each range that is not simply equal on all its replicas."""
     wrong = pc.add(*(pc.fill_null(pc.list_value_length(digests[name]), 0) for name in ("damaged", "index_wrong")))
     bad = pc.or_(pc.not_equal(digests["problem"], ""), pc.greater(wrong, 0))
     grouped = differing_ranges(digests.append_column("bad", bad), ("bad", "any"))
@@ -125,7 +125,7 @@ def _judge_range(key: tuple[str, int, int], rows: Sequence[dict[str, Any]]) -> d
 
 
 def _other_layouts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the replicas whose layout is not the majority's; without a majority all, joined by commas."""
+    """Return the replicas whose layout is not the majority's; without a majority all, joined by commas."""
     layouts = Counter(row["layout"] for row in rows)
     if len(layouts) < 2:
         return []
@@ -136,7 +136,7 @@ def _other_layouts(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def compared_by_replica(digests: pa.Table) -> pa.Table:
-    """Returns how much of each replica was compared: ranges that at least two could read.
+    """Return how much of each replica was compared: ranges that at least two could read.
 
     Returns:
         The columns group, replica, run_id, entries, bytes, first and last: a row per replica and run that read it.
@@ -149,7 +149,7 @@ def compared_by_replica(digests: pa.Table) -> pa.Table:
 
 
 def proven_by_replica(ranges: pa.Table) -> pa.Table:
-    """Returns the same of the proven ranges of a plan, by replica and day; ``run_id`` is empty."""
+    """Return the same of the proven ranges of a plan, by replica and day; ``run_id`` is empty."""
     proven = ranges.filter(pc.is_valid(ranges["proven_at"]))
     parents = pc.list_parent_indices(proven["replicas"])
     rows = proven.take(parents)
@@ -173,7 +173,7 @@ def _summed(rows: pa.Table, whose: list[str]) -> pa.Table:
 
 
 def bytes_read(digests: pa.Table, run_id: str) -> dict[str, int]:
-    """Returns how many bytes of records this run's first pass read, by replica."""
+    """Return how many bytes of records this run's first pass read, by replica."""
     read = digests.filter(pc.and_(pc.equal(digests["run_id"], run_id), pc.equal(digests["problem"], "")))
     headers = pc.multiply(pc.subtract(read["end"], read["start"]), HEADER_BYTES)
     sizes = pa.table({"replica": read["replica"], "size": pc.add(read["bytes"], headers)})

@@ -59,7 +59,7 @@ class Seen:
         return self.term, self.magic, self.size, self.digest
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the evidence of this replica."""
+        """Return the evidence of this replica."""
         if self.state is not State.PRESENT:
             shown: dict[str, Any] = {"state": self.state.name.lower()}
             return shown | ({"reason": self.reason} if self.reason else {})
@@ -78,7 +78,7 @@ class Judgement(NamedTuple):
 
 
 def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
-    """Returns the faults at one index that all of these replicas should hold.
+    """Return the faults at one index that all of these replicas should hold.
 
     Args:
         seen: by replica's name.
@@ -109,7 +109,7 @@ def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
 
 
 def _sides(present: Mapping[str, Seen]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the replicas of two clusters that differ and agree within themselves; else two empty tuples."""
+    """Return the replicas of two clusters that differ and agree within themselves; else two empty tuples."""
     here = tuple(name for name in present if not name.startswith(OTHER))
     there = tuple(name for name in present if name.startswith(OTHER))
     agreed = all(len({present[name].content for name in side}) == 1 for side in (here, there))
@@ -117,7 +117,7 @@ def _sides(present: Mapping[str, Seen]) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _divide(present: Mapping[str, Seen], *, committed: bool) -> tuple[tuple[str, ...], dict[str, Seen]]:
-    """Returns the replicas that are right, and the others; none is right where it cannot be decided."""
+    """Return the replicas that are right, and the others; none is right where it cannot be decided."""
     if len({entry.content for entry in present.values()}) <= 1:
         return tuple(present), {}
     votes = {name: entry for name, entry in present.items() if not entry.irregular} or dict(present)
@@ -140,7 +140,7 @@ def _class_of(entry: Seen, right_term: int, *, committed: bool) -> Class:
 
 
 def committed_end(replicas: Sequence[AuditedReplica]) -> int:
-    """Returns the index up to which (exclusive) a difference between these replicas is one of committed entries.
+    """Return the index up to which (exclusive) a difference between these replicas is one of committed entries.
 
     The lowest recorded commit index counts; offline it is a lower bound, and a replica that records none is ignored.
     """
@@ -149,7 +149,7 @@ def committed_end(replicas: Sequence[AuditedReplica]) -> int:
 
 
 def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
-    """Returns the findings of the snapshot alone: lost ends, lag, and entries deleted on some replicas only."""
+    """Return the findings of the snapshot alone: lost ends, lag, and entries deleted on some replicas only."""
     usable = [replica for replica in replicas if replica.reachable]
     first = min((r.first_index for r in usable), default=0)
     end = max((r.end for r in usable), default=0)
@@ -173,7 +173,7 @@ def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
 
 
 def findings_of(results: pa.Table) -> list[AuditFinding]:
-    """Returns the findings of all comparisons (RESULTS), merged; worst first.
+    """Return the findings of all comparisons (RESULTS), merged; worst first.
 
     An index row that does not match an entry is left out where the entry itself is found wrong.
     """
@@ -191,7 +191,7 @@ def findings_of(results: pa.Table) -> list[AuditFinding]:
 
 
 def _outside(finding: AuditFinding, others: Sequence[AuditFinding]) -> list[AuditFinding]:
-    """Returns the parts of a finding outside those of others on the same replica."""
+    """Return the parts of a finding outside those of others on the same replica."""
     left = [(finding.start, finding.end)]
     for other in others:
         if finding.group == other.group and finding.replica in other.replica.split(","):
@@ -201,7 +201,7 @@ def _outside(finding: AuditFinding, others: Sequence[AuditFinding]) -> list[Audi
 
 
 def merge_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
-    """Joins neighbouring ranges of the same class and replica; the evidence is the first one's. Worst come first."""
+    """Join neighbouring ranges of the same class and replica; the evidence is the first one's. Worst come first."""
     merged: list[AuditFinding] = []
     for finding in sorted(findings, key=lambda f: (f.group, f.kind, f.replica, f.start, f.end)):
         last = merged[-1] if merged else None
@@ -216,7 +216,7 @@ def merge_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
 
 
 def verdict_of(findings: Iterable[AuditFinding], incomplete: Sequence[str]) -> Verdict:
-    """Returns the verdict: a real difference outweighs parts that were not compared, and those outweigh equality."""
+    """Return the verdict: a real difference outweighs parts that were not compared, and those outweigh equality."""
     found = list(findings)
     if any(finding.severity in (Severity.CRITICAL, Severity.ERROR) for finding in found):
         return Verdict.INCONSISTENT

@@ -31,7 +31,7 @@ _TYPES: Final[dict[str, pa.DataType]] = {
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Returns the schema of columns such as ``group string, start long``."""
+    """Return the schema of columns such as ``group string, start long``."""
     return pa.schema([(name, _TYPES[kind]) for name, kind in (column.split() for column in columns.split(","))])
 
 
@@ -274,7 +274,7 @@ class AuditedReplica:
         return max(self.data_bytes, 0) / max(1, self.last_index + 1 - self.first_index)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the map of the JSON summary."""
+        """Return the map of the JSON summary."""
         return {
             "name": self.name,
             "group": self.group,
@@ -315,7 +315,7 @@ class AuditFinding:
     def of(
         cls, kind: Class, group: str, replica: str, start: int, end: int, evidence: dict[str, Any] | None = None
     ) -> AuditFinding:
-        """Returns a finding about all entries of [start, end)."""
+        """Return a finding about all entries of [start, end)."""
         return cls(
             kind=kind, group=group, replica=replica, start=start, end=end, count=end - start, evidence=evidence or {}
         )
@@ -337,18 +337,18 @@ class AuditFinding:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> AuditFinding:
-        """Returns the finding that ``to_row`` made a row of."""
+        """Return the finding that ``to_row`` made a row of."""
         named = {name: row[name] for name in ("group", "replica", "start", "end", "count")}
         return cls(kind=Class(row["class"]), evidence=json.loads(row["evidence"]), **named)
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the row of a table of findings."""
+        """Return the row of a table of findings."""
         named = {name: getattr(self, name) for name in ("group", "replica", "start", "end", "count")}
         facts = {"class": self.kind.value, "severity": self.severity.value, "evidence": json.dumps(self.evidence)}
         return named | facts
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the map of the JSON summary."""
+        """Return the map of the JSON summary."""
         meaning, next_step = self.explanation
         return {
             "class": self.kind.value,
@@ -365,7 +365,7 @@ class AuditFinding:
 
 
 def result(key: tuple[str, int, int], findings: Iterable[AuditFinding] = (), **more: Any) -> dict[str, Any]:
-    """Returns a row of RESULTS for a range.
+    """Return a row of RESULTS for a range.
 
     Args:
         key: group, start and end.
@@ -391,7 +391,7 @@ class ReadTask(NamedTuple):
 
 
 def aligned(start: int, end: int, span: int) -> Iterator[tuple[int, int]]:
-    """Divides [start, end) at the multiples of ``span``."""
+    """Divide [start, end) at the multiples of ``span``."""
     while start < end:
         stop = min(end, start - start % span + span)
         yield start, stop

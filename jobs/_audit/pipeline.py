@@ -203,7 +203,7 @@ class Audit:
 def digest_pass(
     spark: SparkSession, tasks: Sequence[ReadTask], run_id: str, *, resumes: str = "", rate: int | None = None
 ) -> pa.Table:
-    """Returns the digests of all ranges, a row per replica and range (DIGESTS).
+    """Return the digests of all ranges, a row per replica and range (DIGESTS).
 
     Args:
         spark: the session.
@@ -223,7 +223,7 @@ def digest_pass(
 def entry_pass(
     spark: SparkSession, ranges: Sequence[tuple[tuple[AuditedReplica, ...], int, int]], rate: int | None = None
 ) -> pa.Table:
-    """Compares ranges entry by entry, a row each (RESULTS); with a rate one range after the other.
+    """Compare ranges entry by entry, a row each (RESULTS); with a rate one range after the other.
 
     Args:
         spark: the session.
@@ -240,7 +240,7 @@ def entry_pass(
 
 
 def index_pass(spark: SparkSession, stores: Sequence[AuditedReplica]) -> pa.Table:
-    """Compares the index files of stores with their data (RESULTS)."""
+    """Compare the index files of stores with their data (RESULTS)."""
 
     def rows(replica: AuditedReplica) -> _Rows:
         yield result((replica.group, replica.first_index, replica.end), index_findings(replica))
@@ -251,7 +251,7 @@ def index_pass(spark: SparkSession, stores: Sequence[AuditedReplica]) -> pa.Tabl
 def _spread(
     spark: SparkSession, what: str, work: Sequence[_Work], rows: Callable[[_Work], _Rows], schema: pa.Schema
 ) -> pa.Table:
-    """Runs ``rows`` for each item in a task of its own, or for neighbours in one task if there are very many."""
+    """Run ``rows`` for each item in a task of its own, or for neighbours in one task if there are very many."""
     items = list(work)
     if not items:
         return schema.empty_table()
@@ -268,7 +268,7 @@ def _spread(
 
 @contextmanager
 def _watched(spark: SparkSession, what: str) -> Iterator[None]:
-    """Shows how many tasks of the jobs started inside are done."""
+    """Show how many tasks of the jobs started inside are done."""
     tracker = spark.sparkContext.statusTracker()
     done = threading.Event()
 
@@ -293,7 +293,7 @@ def _watched(spark: SparkSession, what: str) -> Iterator[None]:
 
 
 def append(spark: SparkSession, rows: pa.Table, path: str) -> None:
-    """Appends rows to a Delta table in one commit, and creates it, even without rows, if it is absent."""
+    """Append rows to a Delta table in one commit, and creates it, even without rows, if it is absent."""
     from delta.tables import DeltaTable
 
     if not rows.num_rows and DeltaTable.isDeltaTable(spark, path):
@@ -302,7 +302,7 @@ def append(spark: SparkSession, rows: pa.Table, path: str) -> None:
 
 
 def earlier_digests(spark: SparkSession, directory: str) -> DataFrame | None:
-    """Returns the digests of all runs (DIGESTS), or None if there are none."""
+    """Return the digests of all runs (DIGESTS), or None if there are none."""
     from delta.tables import DeltaTable
 
     path = f"{directory}/audit_ranges"

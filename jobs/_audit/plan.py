@@ -66,7 +66,7 @@ class VerifiedRange(NamedTuple):
 
 
 def common_range(replicas: Sequence[AuditedReplica]) -> tuple[int, int]:
-    """Returns [start, end) that all reachable replicas can be compared at; empty if fewer than two."""
+    """Return [start, end) that all reachable replicas can be compared at; empty if fewer than two."""
     usable = [replica for replica in replicas if replica.reachable]
     if len(usable) < 2:
         return 0, 0
@@ -75,7 +75,7 @@ def common_range(replicas: Sequence[AuditedReplica]) -> tuple[int, int]:
 
 
 def sections(replicas: Sequence[AuditedReplica]) -> list[Section]:
-    """Divides the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
+    """Divide the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
     usable = [replica for replica in replicas if replica.reachable and replica.end > replica.first_index]
     edges = sorted({edge for replica in usable for edge in (replica.first_index, replica.end)})
     found = []
@@ -92,13 +92,13 @@ def two_logs(replicas: Sequence[AuditedReplica]) -> bool:
 
 
 def _by_log(start: int, end: int, holders: tuple[AuditedReplica, ...]) -> list[Section]:
-    """Compares the first entry, which holds the log's identity, within our cluster alone."""
+    """Compare the first entry, which holds the log's identity, within our cluster alone."""
     here = tuple(replica for replica in holders if not replica.other)
     return [Section(start, start + 1, here), *([Section(start + 1, end, holders)] if end > start + 1 else [])]
 
 
 def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -> int:
-    """Returns entries per range: a power of two that makes neither tiny ranges, nor too many, nor huge ones.
+    """Return entries per range: a power of two that makes neither tiny ranges, nor too many, nor huge ones.
 
     Args:
         entries: to be compared.
@@ -112,7 +112,7 @@ def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -
 
 
 def plan_ranges(snapshot: Snapshot, *, mode: str = "digest", seed: str = "", rate: int | None = None) -> pa.Table:
-    """Returns the ranges to compare, in order (RANGES).
+    """Return the ranges to compare, in order (RANGES).
 
     Args:
         snapshot: the replicas.
@@ -144,7 +144,7 @@ def _sample(ranges: list[tuple[int, int]], chance: random.Random) -> list[tuple[
 
 
 def of_replicas(digests: pa.Table, replicas: Iterable[AuditedReplica]) -> pa.Table:
-    """Returns the digests of these very replicas, with the column ``known``: their identities."""
+    """Return the digests of these very replicas, with the column ``known``: their identities."""
     logs = pc.fill_null(digests["log_uuid"], "")
     known = pc.binary_join_element_wise(digests["replica"], logs, digests["source"], "|")
     wanted = pa.array([replica.identity for replica in replicas if replica.reachable], pa.string())
@@ -160,7 +160,7 @@ def trust_proven(
     now: datetime,
     percent: int | None = None,
 ) -> pa.Table:
-    """Marks ranges as proven that were equal on all their replicas within ``age``, but for the share to read again.
+    """Mark ranges as proven that were equal on all their replicas within ``age``, but for the share to read again.
 
     Entries above every recorded commit index may still be replaced, so they are never trusted.
 
@@ -249,7 +249,7 @@ def _covering(
 
 
 def due_count(moments: Sequence[datetime], age: timedelta, now: datetime) -> int:
-    """Returns how many trusted ranges to read again, the longest unread first, so that all are within ``age``.
+    """Return how many trusted ranges to read again, the longest unread first, so that all are within ``age``.
 
     The i-th oldest of n (from 1) may be as old as n - i + 1 of n parts of ``age``: if none is older, as many are due in
     each part, however often one runs. Without that, all that one run had proven would be due at once.
@@ -265,7 +265,7 @@ def due_count(moments: Sequence[datetime], age: timedelta, now: datetime) -> int
 
 
 def chain_of(resumes: Mapping[str, str], run_id: str) -> list[str]:
-    """Returns the run, the one that it resumed, and so on.
+    """Return the run, the one that it resumed, and so on.
 
     Raises:
         ConfigError: nothing was recorded of the run.
@@ -290,7 +290,7 @@ def reading_tasks(
     rate: int | None = None,
     recorded: Container[RecordedRange] = frozenset(),
 ) -> list[ReadTask]:
-    """Returns the tasks of the first pass, neighbours on different replicas so that all nodes work at once.
+    """Return the tasks of the first pass, neighbours on different replicas so that all nodes work at once.
 
     Args:
         ranges: the plan (RANGES); proven ranges are not read.
@@ -315,7 +315,7 @@ def reading_tasks(
 
 
 def _joined(replica: AuditedReplica, rows: Iterable[Mapping[str, Any]], length: float) -> list[ReadTask]:
-    """Joins neighbouring ranges up to a length, where the reader divides them again: at multiples of the span."""
+    """Join neighbouring ranges up to a length, where the reader divides them again: at multiples of the span."""
     tasks: list[ReadTask] = []
     for row in rows:
         start, end, span = row["start"], row["end"], row["span"]
@@ -328,7 +328,7 @@ def _joined(replica: AuditedReplica, rows: Iterable[Mapping[str, Any]], length: 
 
 
 def steps(tasks: Sequence[ReadTask], step_bytes: float) -> Iterator[list[ReadTask]]:
-    """Divides the work into steps of about that many bytes, at least one task each."""
+    """Divide the work into steps of about that many bytes, at least one task each."""
     step: list[ReadTask] = []
     size = 0.0
     for task in tasks:
@@ -343,7 +343,7 @@ def steps(tasks: Sequence[ReadTask], step_bytes: float) -> Iterator[list[ReadTas
 
 
 def bundles(tasks: Sequence[ReadTask], *, one_per_node: bool) -> list[tuple[ReadTask, ...]]:
-    """Returns the reads of each task of Spark; with ``one_per_node`` no node is read by two of them at a time."""
+    """Return the reads of each task of Spark; with ``one_per_node`` no node is read by two of them at a time."""
     if not one_per_node:
         return [(task,) for task in tasks]
     by_node: dict[str, list[ReadTask]] = {}

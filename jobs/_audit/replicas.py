@@ -79,7 +79,7 @@ def take_snapshot(options: Options) -> Snapshot:
 
 
 def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
-    """Parses ``--replica NAME=DIR``, given at least twice.
+    """Parse ``--replica NAME=DIR``, given at least twice.
 
     Raises:
         ConfigError: malformed, fewer than two, or a name or directory twice.
@@ -102,7 +102,7 @@ def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[AuditedReplica, ...]]:
-    """Returns the replicas by group: of stores, of CommitLogs, or of brokers' folders, which may hold one of each.
+    """Return the replicas by group: of stores, of CommitLogs, or of brokers' folders, which may hold one of each.
 
     Raises:
         ConfigError: as ``store_replicas``.
@@ -129,7 +129,7 @@ def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[AuditedReplica, ...
 
 
 def _parts_of_broker(path: Path) -> dict[str, Path]:
-    """Returns the logs in a broker's storePathRootDir: a CommitLog, a DLedger store, or, after an upgrade, both."""
+    """Return the logs in a broker's storePathRootDir: a CommitLog, a DLedger store, or, after an upgrade, both."""
     found = locate(path) if path.is_dir() else Location(path)
     if found.is_store or found.is_commitlog:
         return {}
@@ -140,7 +140,7 @@ def _parts_of_broker(path: Path) -> dict[str, Path]:
 
 
 def store_replicas(stores: dict[str, Path]) -> tuple[AuditedReplica, ...]:
-    """Opens stores, or classic CommitLogs, and returns what they hold.
+    """Open stores, or classic CommitLogs, and returns what they hold.
 
     Raises:
         ConfigError: a directory is no store, or the stores belong to different logs.
@@ -168,7 +168,7 @@ def _check_kinds(kinds: Mapping[str, bool]) -> None:
 
 
 def _classic_replicas(folders: Mapping[str, Path]) -> tuple[AuditedReplica, ...]:
-    """Returns the CommitLogs as they are now; later messages are left to the next audit."""
+    """Return the CommitLogs as they are now; later messages are left to the next audit."""
     logs = {name: ClassicCommitLog(path) for name, path in folders.items()}
     # Where a file's size is not a multiple of a block, blocks are smaller, so that each file begins with one.
     block = math.gcd(BLOCK_BYTES, *(file.position for log in logs.values() for file in log.files))
@@ -221,7 +221,7 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
 
 
 def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000) -> tuple[AuditedReplica, ...]:
-    """Asks the nodes of a group; waits a moment for those that are just starting or a heartbeat behind.
+    """Ask the nodes of a group; waits a moment for those that are just starting or a heartbeat behind.
 
     Args:
         peers: the servers.
@@ -303,7 +303,7 @@ class RateLimiter:
         self._paid_until = clock()
 
     def take(self, nbytes: int) -> None:
-        """Counts bytes that were just read, and waits until the next ones are due."""
+        """Count bytes that were just read, and waits until the next ones are due."""
         if self.rate is None:
             return
         now = self._clock()
@@ -355,18 +355,18 @@ class Source(ABC):
 
     @abstractmethod
     def digests(self, start: int, end: int, span: int) -> Iterator[RangeSeen | Gap]:
-        """Yields the aligned ranges of [start, end), in order and without holes."""
+        """Yield the aligned ranges of [start, end), in order and without holes."""
 
     def entries(self, start: int, end: int) -> Iterator[pa.RecordBatch | Gap]:
-        """Yields the entries of [start, end) with the columns of RECORD_SCHEMA, in order and without holes."""
+        """Yield the entries of [start, end) with the columns of RECORD_SCHEMA, in order and without holes."""
         return read_past_damage(self.read, start, end)
 
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
-        """Reads entries from ``start`` to at most ``end``; returns batches and the next index."""
+        """Read entries from ``start`` to at most ``end``; returns batches and the next index."""
         raise NotImplementedError
 
     def place(self, index: int) -> dict[str, Any]:
-        """Returns further facts that help to find an entry."""
+        """Return further facts that help to find an entry."""
         del index
         return {}
 
@@ -374,7 +374,7 @@ class Source(ABC):
 def read_past_damage(
     fetch: Callable[[int, int], tuple[list[_Item], int]], start: int, end: int, span: int = 1
 ) -> Iterator[_Item | Gap]:
-    """Reads [start, end) unit by unit of ``span`` entries where it must, so that damage costs one unit only.
+    """Read [start, end) unit by unit of ``span`` entries where it must, so that damage costs one unit only.
 
     Args:
         fetch: reads from a start to at most an end; returns items and where to go on. Fails as a whole if any of it
@@ -413,7 +413,7 @@ def read_past_damage(
 
 @contextmanager
 def open_source(replica: AuditedReplica, limiter: RateLimiter | None = None) -> Iterator[Source]:
-    """Opens a replica for one task; ``limiter`` counts all bytes read.
+    """Open a replica for one task; ``limiter`` counts all bytes read.
 
     A process keeps its view of a store: to open one that Java wrote means to scan its last files, gigabytes.
     """
@@ -465,7 +465,7 @@ class _StoreSource(Source):
             yield from read_past_damage(lambda at, limit: self._digest(at, limit, span), first, stop, span)
 
     def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
-        """Digests complete ranges, of about as many bytes as one read returns."""
+        """Digest complete ranges, of about as many bytes as one read returns."""
         seen, wrong = list[RangeSeen](), list[int]()
         hasher, at = RangeHasher(start), start
         while at < end:
@@ -518,7 +518,7 @@ class _ClassicSource(Source):
             at = index + 1
 
     def place(self, index: int) -> dict[str, Any]:
-        """Returns file and offset of a block, and the message in it."""
+        """Return file and offset of a block, and the message in it."""
         low, high = self._positions(index, index + 1)
         file = self._log.file_at(low)
         shown: dict[str, Any] = {"file": Path(file.path).name, "offset": low - file.position}
@@ -532,7 +532,7 @@ class _ClassicSource(Source):
         return start * self._block, min(end * self._block, self._end)
 
     def _damaged(self, start: int, end: int) -> dict[int, str]:
-        """Returns the blocks of damaged messages, and why."""
+        """Return the blocks of damaged messages, and why."""
         found: dict[int, str] = {}
         for low, high, why in self._log.damage(*self._positions(start, end)):
             for block in range(max(start, low // self._block), min(end, -(-high // self._block))):

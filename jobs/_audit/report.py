@@ -26,7 +26,7 @@ Report = dict[str, Any]
 def report_groups(
     snapshot: Snapshot, results: pa.Table, compared: pa.Table, run_id: str
 ) -> tuple[list[Report], list[AuditFinding]]:
-    """Returns the report of each group, and the findings of all of them, merged, worst first.
+    """Return the report of each group, and the findings of all of them, merged, worst first.
 
     Args:
         snapshot: the replicas.
@@ -94,7 +94,7 @@ def _report(
 
 
 def coverage(compared: int, eligible: int | None, nbytes: int) -> dict[str, Any]:
-    """Returns how much of a replica was compared with another one; bytes are those of bodies.
+    """Return how much of a replica was compared with another one; bytes are those of bodies.
 
     Args:
         compared: entries.
@@ -113,7 +113,7 @@ def coverage(compared: int, eligible: int | None, nbytes: int) -> dict[str, Any]
 
 
 def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the coverage of several groups, or replicas, together."""
+    """Return the coverage of several groups, or replicas, together."""
     rows = list(parts)
     known = [row["entries_eligible"] for row in rows if row["entries_eligible"] is not None]
     entries, nbytes = (sum(row[name] for row in rows) for name in ("entries_compared", "bytes_compared"))
@@ -121,7 +121,7 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _apart(parts: Iterable[Section], usable: Sequence[AuditedReplica]) -> list[str]:
-    """Returns a reason if two clusters hold no entry in common: then they were not compared."""
+    """Return a reason if two clusters hold no entry in common: then they were not compared."""
     both = any(len({replica.other for replica in part.replicas}) == 2 for part in parts)
     if both or not any(r.other for r in usable) or not any(r.end > r.first_index for r in usable):
         return []
@@ -148,7 +148,7 @@ def _provenance(one: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def alignment(replicas: Sequence[AuditedReplica], findings: Sequence[AuditFinding]) -> dict[str, Any] | None:
-    """Returns whether CommitLogs are equal to their ends, as an upgrade to DLedger needs them; None for other logs."""
+    """Return whether CommitLogs are equal to their ends, as an upgrade to DLedger needs them; None for other logs."""
     if not replicas or not all(replica.block_bytes for replica in replicas):
         return None
     ends = {replica.name: replica.end_position for replica in replicas}
@@ -164,7 +164,7 @@ def alignment(replicas: Sequence[AuditedReplica], findings: Sequence[AuditFindin
 
 
 def alignment_note(found: Mapping[str, Any]) -> str:
-    """Returns the alignment in words."""
+    """Return the alignment in words."""
     unit = f"in a CommitLog an index counts blocks: position = index x {found['block_bytes']:,}"
     ends = found["end_positions"]
     last = max(ends.values())
@@ -178,13 +178,13 @@ def alignment_note(found: Mapping[str, Any]) -> str:
 
 
 def findings_table(findings: Iterable[AuditFinding], run_id: str, found_at: datetime) -> pa.Table:
-    """Returns the findings of a run (FINDINGS)."""
+    """Return the findings of a run (FINDINGS)."""
     run = {"run_id": run_id, "found_at": found_at}
     return pa.Table.from_pylist([run | finding.to_row() for finding in findings], FINDINGS)
 
 
 def runs_table(reports: Sequence[Report], findings: Sequence[AuditFinding], **run: Any) -> pa.Table:
-    """Returns a row per group (RUNS).
+    """Return a row per group (RUNS).
 
     Args:
         reports: of the groups.
@@ -203,7 +203,7 @@ def runs_table(reports: Sequence[Report], findings: Sequence[AuditFinding], **ru
 
 
 def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[AuditFinding]) -> dict[str, Any]:
-    """Returns the JSON summary of all groups, without the facts of the run (id, mode, duration)."""
+    """Return the JSON summary of all groups, without the facts of the run (id, mode, duration)."""
     incomplete = [f"{report['group']}: {reason}" for report in reports for reason in report["incomplete"]]
     names = dict.fromkeys(name for report in reports for name in report["coverage"])
     by_name = {name: _sum(r["coverage"][name] for r in reports if name in r["coverage"]) for name in names}
@@ -234,7 +234,7 @@ _TICKS: Final = 5
 
 
 def page(summary: Mapping[str, Any], ranges: pa.Table, frame: Mapping[str, Any]) -> str:
-    """Returns the report.
+    """Return the report.
 
     Args:
         summary: the JSON summary.
@@ -258,7 +258,7 @@ def page(summary: Mapping[str, Any], ranges: pa.Table, frame: Mapping[str, Any])
 
 
 def _shown(value: Any) -> str:
-    """Returns the text of a cell: numbers with separators, lists joined, ``-`` for None."""
+    """Return the text of a cell: numbers with separators, lists joined, ``-`` for None."""
     match value:
         case None:
             return "-"
@@ -278,7 +278,7 @@ def _evidence(finding: Mapping[str, Any]) -> dict[str, Any]:
 def _picture(
     replicas: list[dict[str, Any]], ranges: list[dict[str, Any]], findings: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns each replica's log from left to right, in percent of the width: ranges compared, and findings."""
+    """Return each replica's log from left to right, in percent of the width: ranges compared, and findings."""
     usable = [one for one in replicas if one["reachable"]]
     low = min((one["first_index"] for one in usable), default=0)
     high = max([low + 1, *(one["last_index"] + 1 for one in usable), *(finding["end"] for finding in findings)])

@@ -40,7 +40,7 @@ def _data_file() -> Path:
 
 
 def _departures(flights: pa.Table) -> npt.NDArray[np.datetime64]:
-    """Returns when each flight left, local time; of a cancelled one when it should have left."""
+    """Return when each flight left, local time; of a cancelled one when it should have left."""
     year, month, day = (flights[name].to_numpy() for name in ("year", "month", "day"))
     date = (year - 1970).astype("datetime64[Y]").astype("datetime64[M]") + (month - 1).astype("timedelta64[M]")
     scheduled = flights["sched_dep_time"].to_numpy()
@@ -52,7 +52,7 @@ def _departures(flights: pa.Table) -> npt.NDArray[np.datetime64]:
 
 
 def _json_rows(table: pa.Table) -> pa.ChunkedArray:
-    """Returns each row as a JSON object, without a Python object per row."""
+    """Return each row as a JSON object, without a Python object per row."""
     pieces: list[pa.ChunkedArray | str] = []
     for number, name in enumerate(table.column_names):
         column = table[name]
@@ -66,7 +66,7 @@ def _json_rows(table: pa.Table) -> pa.ChunkedArray:
 
 
 def flight_messages() -> pa.Table:
-    """Returns the messages' columns, in departure order.
+    """Return the messages' columns, in departure order.
 
     Returns:
         Columns topic, queue_id int32, tags (carrier), keys (tail number, null where unknown), body binary (the row

@@ -39,7 +39,7 @@ _NARROWEST: Final = 0.006
 def run_audit(
     table: Path, replicas: Mapping[str, Path] | None = None, peers: str = "", groups: str = ""
 ) -> dict[str, Any]:
-    """Runs ``jobs/audit_replicas.py`` and returns its summary; its progress goes on to stderr.
+    """Run ``jobs/audit_replicas.py`` and returns its summary; its progress goes on to stderr.
 
     Args:
         table: directory for the Delta tables.
@@ -63,7 +63,7 @@ def run_audit(
 
 
 def load_audit(path: Path | str) -> dict[str, Any]:
-    """Returns a summary that the job wrote to a file: its last line, which is all it prints to stdout."""
+    """Return a summary that the job wrote to a file: its last line, which is all it prints to stdout."""
     return dict(json.loads(Path(path).read_text(encoding="utf-8").strip().splitlines()[-1]))
 
 
@@ -87,7 +87,7 @@ class Verdict:
 
 
 def verdict(summary: Mapping[str, Any]) -> Verdict:
-    """Returns the verdict with how far it reaches, and why it does not reach further."""
+    """Return the verdict with how far it reaches, and why it does not reach further."""
     severities: dict[str, int] = {}
     for finding in summary["findings"]:
         severities[finding["severity"]] = severities.get(finding["severity"], 0) + 1
@@ -98,7 +98,7 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
 
 
 def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns a row per replica: what it holds, how much of it was compared."""
+    """Return a row per replica: what it holds, how much of it was compared."""
     rows = [
         {name: replica.get(name) for name in ("group", "name", "kind", "role", "first_index", "last_index")}
         | {"commit_index": replica.get("commit_index")}
@@ -110,13 +110,13 @@ def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def findings_table(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Returns a row per finding, numbered as ``drill_down`` takes them."""
+    """Return a row per finding, numbered as ``drill_down`` takes them."""
     names = ("class", "severity", "group", "replica", "start", "end", "count", "meaning", "next_step")
     return pd.DataFrame([{name: finding[name] for name in names} for finding in summary["findings"]], columns=names)
 
 
 def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
-    """Returns the picture of a group: each replica's log from left to right, what was compared, what was found.
+    """Return the picture of a group: each replica's log from left to right, what was compared, what was found.
 
     Args:
         summary: of an audit.

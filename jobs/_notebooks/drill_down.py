@@ -93,7 +93,7 @@ def _marked(digits: str, text: str, odd: set[int]) -> str:
 
 
 def drill_down(summary: Mapping[str, Any], number: int = 0) -> DrillDown:
-    """Reads the entry where a finding begins from every replica of its group.
+    """Read the entry where a finding begins from every replica of its group.
 
     Args:
         summary: of an audit.

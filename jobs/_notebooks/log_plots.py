@@ -28,13 +28,13 @@ _BATCH: Final = 500
 
 
 def nodes_table(client: Client) -> pd.DataFrame:
-    """Returns a row per node, as it describes itself."""
+    """Return a row per node, as it describes itself."""
     names = [field.name for field in fields(NodeStatus)]
     return pd.DataFrame([{name: getattr(node, name) for name in names} for node in client.metadata().nodes])
 
 
 def append_messages(client: Client, messages: pa.Table, pause_s: float = 0.0) -> None:
-    """Appends rows of messages, in requests of 500.
+    """Append rows of messages, in requests of 500.
 
     Args:
         client: of the group.
@@ -47,7 +47,7 @@ def append_messages(client: Client, messages: pa.Table, pause_s: float = 0.0) ->
 
 
 def latency_seconds(table: DataFrame, since: pd.Timestamp) -> pd.Series[float]:
-    """Returns for each row of a Delta table the seconds from its append until the file that holds it was written.
+    """Return for each row of a Delta table the seconds from its append until the file that holds it was written.
 
     Args:
         table: rows that the ingest job wrote, or a query like it.
@@ -62,7 +62,7 @@ def latency_seconds(table: DataFrame, since: pd.Timestamp) -> pd.Series[float]:
 
 
 def plot_latency(seconds: Sequence[float]) -> Figure:
-    """Returns a histogram with the median."""
+    """Return a histogram with the median."""
     figure, axes = new_figure(8.0, 3.0)
     axes.hist(seconds, bins=20, color=COLORS[0])
     if len(seconds):
@@ -75,7 +75,7 @@ def plot_latency(seconds: Sequence[float]) -> Figure:
 
 
 def plot_per_hour(counts: pd.DataFrame, names: Mapping[int, str]) -> Figure:
-    """Returns stacked steps.
+    """Return stacked steps.
 
     Args:
         counts: columns hour, queue_id, count.
@@ -103,7 +103,7 @@ def plot_per_hour(counts: pd.DataFrame, names: Mapping[int, str]) -> Figure:
 
 
 def plot_per_queue(counts: pd.DataFrame, names: Mapping[int, str]) -> Figure:
-    """Returns bars.
+    """Return bars.
 
     Args:
         counts: columns topic, queue_id, count.

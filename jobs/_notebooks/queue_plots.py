@@ -53,7 +53,7 @@ def _size(count: float) -> str:
 
 
 def plot_depth(statistics: QueueStatistics) -> Figure:
-    """Returns bars: how many messages each queue holds, the deepest first; queue offsets given out twice in red."""
+    """Return bars: how many messages each queue holds, the deepest first; queue offsets given out twice in red."""
     rows = sorted(statistics.queues.to_pylist(), key=lambda row: -row["messages"])
     if not rows:
         return _empty("Depth")
@@ -81,7 +81,7 @@ def plot_depth(statistics: QueueStatistics) -> Figure:
 
 
 def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure:
-    """Returns stacked steps: messages per second over time, by topic.
+    """Return stacked steps: messages per second over time, by topic.
 
     Args:
         statistics: of a log.
@@ -120,7 +120,7 @@ def plot_rates(statistics: QueueStatistics, bucket_seconds: float) -> Figure:
 
 
 def plot_skew(statistics: QueueStatistics) -> Figure:
-    """Returns a dot per queue: its messages against an even share of its topic, the most uneven topic first."""
+    """Return a dot per queue: its messages against an even share of its topic, the most uneven topic first."""
     topics = statistics.skew()["topic"].to_pylist()[:_QUEUES_MAX]
     if not topics:
         return _empty("Skew")
@@ -155,7 +155,7 @@ def _share_color(share: float) -> str:
 
 
 def plot_tags(statistics: QueueStatistics) -> Figure:
-    """Returns bars per topic, split by tag: the most frequent ones, all others, and none."""
+    """Return bars per topic, split by tag: the most frequent ones, all others, and none."""
     names = _topics(statistics)[:_QUEUES_MAX]
     if not names:
         return _empty("Tags")
@@ -188,7 +188,7 @@ def plot_tags(statistics: QueueStatistics) -> Figure:
 
 
 def plot_waiting(lag: pa.Table) -> Figure:
-    """Returns bars: what waits for each consumer group, by topic; none waiting is a line with 0."""
+    """Return bars: what waits for each consumer group, by topic; none waiting is a line with 0."""
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for row in lag.to_pylist():
         totals[row["consumer"], row["topic"]] += row["waiting"]

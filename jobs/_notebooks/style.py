@@ -20,7 +20,7 @@ _INK: Final = "#30363d"
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """Returns a figure and its axes, without a frame around."""
+    """Return a figure and its axes, without a frame around."""
     figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
     for one in [axes] if isinstance(axes, Axes) else axes:
         one.spines[["top", "right"]].set_visible(False)
@@ -29,13 +29,13 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, A
 
 
 def finished(figure: Figure) -> Figure:
-    """Returns the figure, which a notebook then shows once, as the cell's result."""
+    """Return the figure, which a notebook then shows once, as the cell's result."""
     plt.close(figure)
     return figure
 
 
 def row_height(rows: int) -> float:
-    """Returns the height of a figure with so many rows."""
+    """Return the height of a figure with so many rows."""
     return max(1.6, 0.8 + 0.27 * rows)
 
 
@@ -47,7 +47,7 @@ def _known() -> frozenset[int]:
 
 
 def label(text: str | None, longest: int = _LABEL_MAX) -> str:
-    """Returns a text for a label: cut in the middle, what the font lacks as an escape, no formula."""
+    """Return a text for a label: cut in the middle, what the font lacks as an escape, no formula."""
     if text is None:
         return "(none)"
     if len(text) > longest:
@@ -58,5 +58,5 @@ def label(text: str | None, longest: int = _LABEL_MAX) -> str:
 
 
 def colors_of(names: Sequence[str]) -> dict[str, str]:
-    """Returns a colour for each name; those behind the last colour share a grey."""
+    """Return a colour for each name; those behind the last colour share a grey."""
     return {name: COLORS[place] if place < len(COLORS) else OTHER for place, name in enumerate(names)}

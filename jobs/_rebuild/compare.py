@@ -121,7 +121,7 @@ class Comparison:
 
 
 def check_compared(directory: str) -> str:
-    """Returns the folder that holds the topics: ``directory`` or its ``consumequeue``.
+    """Return the folder that holds the topics: ``directory`` or its ``consumequeue``.
 
     Raises:
         ConfigError: it is no local directory, or its queues are no files.
@@ -144,7 +144,7 @@ def compare(
     consumers: Consumers | None = None,
     log_end: LogEnd | None = None,
 ) -> Comparison:
-    """Compares the files below ``directory`` with the messages of one group's log.
+    """Compare the files below ``directory`` with the messages of one group's log.
 
     Args:
         spark: the session.
@@ -200,7 +200,7 @@ def _claims(rows: DataFrame, on_duplicate: str) -> DataFrame:
 
 
 def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, Any]:
-    """Says of lost messages which groups have not come to them yet."""
+    """Report of lost messages which groups have not come to them yet."""
     offsets = consumers.get((found["topic"], found["queue_id"]))
     if found["kind"] != "CQ_MISSING" or not offsets:
         return found
@@ -316,7 +316,7 @@ def _missing(joined: DataFrame, strange: DataFrame, doubled: DataFrame) -> DataF
 
 
 def _ranges(differences: DataFrame) -> tuple[dict[str, Any], ...]:
-    """Joins neighbouring slots of one class and queue."""
+    """Join neighbouring slots of one class and queue."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

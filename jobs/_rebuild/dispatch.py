@@ -33,7 +33,7 @@ _Ints = npt.NDArray[np.int64]
 
 
 def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _Bools]:
-    """Returns the units with one more, behind its own, for each further queue of a message.
+    """Return the units with one more, behind its own, for each further queue of a message.
 
     One that is NAMED_AGAIN is skipped: it only says that the queue's offsets run ahead of its slots.
 
@@ -80,12 +80,12 @@ def _wanted(units: pa.RecordBatch) -> _Bools:
 
 
 def _lists(texts: pa.StringArray) -> pa.ListArray:
-    """Splits as Java does: empty pieces at the end do not count."""
+    """Split as Java does: empty pieces at the end do not count."""
     return pc.split_pattern(pc.utf8_rtrim(texts, _SEPARATOR), _SEPARATOR)
 
 
 def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, Any, Any, Any, Any]:
-    """Returns parent row, queue name, queue id, offset (0 if ``offsets`` is None) and why it is skipped, if it is."""
+    """Return parent row, queue name, queue id, offset (0 if ``offsets`` is None) and why it is skipped, if it is."""
     lists = _lists(units.column("dispatch_queues").take(pa.array(rows)))
     counts = np.asarray(pc.list_value_length(lists), np.int64)
     values = None

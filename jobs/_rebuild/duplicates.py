@@ -38,7 +38,7 @@ _WITH_FILES: Final = (
 
 
 def duplicates(rows: DataFrame, consumers: Consumers) -> dict[str, Any]:
-    """Describes the slots that several messages claim; ``ranges`` has 1000 at most.
+    """Describe the slots that several messages claim; ``ranges`` has 1000 at most.
 
     Args:
         rows: of the table.

@@ -52,7 +52,7 @@ class WrittenFiles:
 
 
 def check_target(directory: str) -> str:
-    """Returns the absolute directory; refuses one that holds consume queues already.
+    """Return the absolute directory; refuses one that holds consume queues already.
 
     Raises:
         ConfigError: it is no local directory, cannot be written, or its ``consumequeue`` folder is not empty.
@@ -68,12 +68,12 @@ def check_target(directory: str) -> str:
 
 
 def whole_units(file_bytes: int) -> int:
-    """Returns the size rounded up to whole units, as RocketMQ does."""
+    """Return the size rounded up to whole units, as RocketMQ does."""
     return -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
 def write_files(units: DataFrame, directory: str, file_bytes: int) -> WrittenFiles:
-    """Writes the files of all queues beside their final place, then moves them there at once.
+    """Write the files of all queues beside their final place, then moves them there at once.
 
     Args:
         units: rows of the table, one for each slot, of one group.

@@ -1,7 +1,7 @@
-"""What PySpark finds by itself: the wheel maps this package to the top-level module ``pyspark_dledger``.
+"""The module that PySpark discovers: the wheel maps this package to the top-level module ``pyspark_dledger``.
 
-PySpark imports every ``pyspark_*`` module to look for a ``DefaultSource``, and one that fails hides all others, so
-a missing dependency must not raise here.
+PySpark imports every ``pyspark_*`` module to look for a ``DefaultSource``. One that raises hides all others, so a
+missing dependency is only logged here.
 """
 
 try:
@@ -9,6 +9,6 @@ try:
 except ImportError:
     import logging
 
-    logging.getLogger(__name__).warning("the dledger data source cannot be loaded", exc_info=True)
+    logging.getLogger(__name__).warning("loading the dledger data source failed", exc_info=True)
 else:
     __all__ = ["DefaultSource"]

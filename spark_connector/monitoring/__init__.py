@@ -1,1 +1,1 @@
-"""How far queries are behind, and where that is told."""
+"""Monitoring: the lag of queries, its outputs, and the commands about Spark checkpoints."""

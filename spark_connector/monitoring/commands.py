@@ -1,7 +1,7 @@
 """The commands that the connector adds to ``dledger``, about the Spark checkpoint of a query.
 
-``dledger lag`` shows how far a query is behind the logs that it reads. ``dledger checkpoint`` shows the content of a
-checkpoint and exports it as the start of a new query.
+``dledger lag`` shows the lag of a query. ``dledger checkpoint`` shows the content of a checkpoint and exports it as the
+start of a new query.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dledger_core.cli import (
     timeout_option,
 )
 from spark_connector.errors import DataLossError, LogRecreatedError, loss_error
-from spark_connector.monitoring.lag import LagReport, behind_end
+from spark_connector.monitoring.lag import LagReport, lag_from
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import open_log
@@ -43,20 +43,20 @@ from spark_connector.spark_checkpoint import MicroBatch, SparkCheckpoint, local_
 def _check_directory(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:
     path = local_path(value)
     if path is None:
-        raise ConfigError(f"{value} is not on this machine", "", "copy the directory here and name the copy")
+        raise ConfigError(f"{value} is not on this machine", "", "copy the directory to this machine and name the copy")
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist"
-        raise ConfigError(f"{value} {what}", "", "name the directory that was given as checkpointLocation")
+        raise ConfigError(f"{value} {what}", "", "name the checkpointLocation of the query")
     return path
 
 
 checkpoint_argument = click.argument("directory", metavar="DIR", callback=_check_directory)
-"""DIR, checked: a directory on this machine."""
+"""DIR: an existing directory on this machine."""
 
 
 @click.group(cls=CommandGroup)
 def checkpoint() -> None:
-    """Look into the checkpoint of a Spark query."""
+    """Inspect the checkpoint of a Spark query."""
 
 
 @checkpoint.command(
@@ -68,19 +68,19 @@ def checkpoint() -> None:
 )
 @checkpoint_argument
 def show(output: Format, last: int, directory: Path) -> None:
-    """Show what a checkpoint holds.
+    """Show the content of a checkpoint.
 
-    The query's id and, for each micro-batch, whether it is committed and where it ends in each group: next index, the
-    term before it and the log's identity. DIR is the query's checkpointLocation; it is only read, also while the query
-    runs.
+    The query's id and, for each micro-batch, whether it is committed and its end in each group: next index, the term of
+    the record before it and the log's uuid. DIR is the checkpointLocation of the query. It is only read, also while the
+    query runs.
     """
     found = read_checkpoint(directory)
-    facts = _facts(found)
+    summary = _summary(found)
     rows = [row for batch in found.batches[-last:] for row in _rows(batch)]
     if output == "json":
-        show_result(facts | {"positions": rows}, output)
+        show_result(summary | {"positions": rows}, output)
     else:
-        show_result(facts, output)
+        show_result(summary, output)
         show_rows(rows, output)
 
 
@@ -97,20 +97,20 @@ def show(output: Format, last: int, directory: Path) -> None:
     type=click.Choice(["committed", "planned"]),
     default="committed",
     show_default=True,
-    help="After the last micro-batch that is committed, or after the last one that was started.",
+    help="Start after the last committed or after the last planned micro-batch.",
 )
 @checkpoint_argument
 def export(output: Format, at: str, directory: Path) -> None:
-    """Print the options that start a new query where this one is.
+    """Print the options that start a new query at the position of this one.
 
-    As a table: lines for a program. As JSON: the map to pass to .options(**map), which the job ingest.py takes apart as
+    As a table: lines for a program. As JSON: the map for .options(**map); the job ingest.py takes its values as
     --groups and --starting-offsets. The new query needs a checkpoint directory of its own.
     """
     found = read_checkpoint(directory)
     batch = found.planned if at == "planned" else found.reached
     sources = [_options(ends) for ends in batch.ends if ends is not None and ends.groups]
     if not sources:
-        raise ConfigError("the query has found no group yet", str(directory), "start the new query as this one")
+        raise ConfigError("the query has not found a group yet", str(directory), "start the new query like this one")
     if output == "json":
         show_result(sources[0], output) if len(sources) == 1 else show_rows(sources, output)
     else:
@@ -121,15 +121,15 @@ def export(output: Format, at: str, directory: Path) -> None:
     _explain(found, batch)
 
 
-def _facts(found: SparkCheckpoint) -> dict[str, Any]:
+def _summary(found: SparkCheckpoint) -> dict[str, Any]:
     planned, committed = found.planned, found.committed
-    again = f"runs micro-batch {planned.number} again"
+    again = f"repeats micro-batch {planned.number}"
     return {
         "checkpoint": str(found.path),
         "query_id": found.query_id,
         "planned_batch_id": planned.number,
         "committed_batch_id": committed.number if committed else None,
-        "a_restart": f"goes on with micro-batch {planned.number + 1}" if planned.committed else again,
+        "a_restart": f"continues with micro-batch {planned.number + 1}" if planned.committed else again,
     }
 
 
@@ -153,18 +153,18 @@ def _options(ends: StreamOffset) -> dict[str, str]:
 
 
 def _explain(found: SparkCheckpoint, batch: MicroBatch) -> None:
-    """Says on stderr what a query that starts there reads again or leaves out."""
+    """Report on stderr which rows a query that starts there repeats or skips."""
     planned = found.planned
     if planned.committed:
-        say(f"behind micro-batch {batch.number}, which is committed")
+        say(f"starts after micro-batch {batch.number}, which is committed")
     elif found.committed is None and batch.number == 0:
-        say("no micro-batch is committed: this is where the query begins")
+        say("no micro-batch is committed: starts at the start of the query")
     elif batch is planned:
-        say(f"micro-batch {planned.number} was begun and is not committed: a query that starts here may miss its rows")
+        say(f"micro-batch {planned.number} is planned and not committed: a query that starts here may skip its rows")
     else:
         say(
-            f"micro-batch {planned.number} was begun and is not committed: a query that starts here reads its rows "
-            "again; a restart with this checkpoint would not write them twice"
+            f"micro-batch {planned.number} is planned and not committed: a query that starts here repeats its rows; "
+            "a restart with this checkpoint would not write them twice"
         )
 
 
@@ -184,24 +184,27 @@ _SHOWN: Final = ("group", "next_index", "end_index", "lag_records", "lag_bytes",
 @timeout_option
 @format_option
 @option(
-    "--max-records", type=click.IntRange(0), metavar="NUMBER", help="Exit 1 if a group is further behind than this."
+    "--max-records",
+    type=click.IntRange(0),
+    metavar="NUMBER",
+    help="Exit 1 if the lag of a group is above this number of records.",
 )
 @option(
     "--max-seconds",
     type=DurationType(0, _SECONDS_MAX),
     metavar="SECONDS",
-    help="Exit 1 if an entry has waited longer than this.",
+    help="Exit 1 if the oldest unread entry is older than this.",
 )
 @checkpoint_argument
 def lag(
     peers: str, timeout: float, output: Format, max_records: int | None, max_seconds: float | None, directory: Path
 ) -> int:
-    """Show how far a Spark query is behind the logs it reads.
+    """Show the lag of a Spark query.
 
-    From the newest committed micro-batch of its checkpoint DIR to the end of each group: records (indexes), bytes of
-    the log, and how long the oldest unread entry has waited; 0 where only control entries follow. Exit 1 if the
-    checkpoint does not fit its log, as a restart of the query would find, or a limit is exceeded; 2 if a group could
-    not be asked.
+    The lag is measured from the newest committed micro-batch of its checkpoint DIR to the end of each group: records
+    (indexes), bytes of the log, and age of the oldest unread entry; 0 if only control entries follow. Exit 1 if the
+    checkpoint does not match its log, as at a restart of the query, or if a limit is exceeded; 2 if the lag of a group
+    cannot be measured.
     """
     found = read_checkpoint(directory)
     positions = _positions(found)
@@ -218,13 +221,13 @@ def lag(
         raise next(iter(failures.values()))
     _show(found, reports, output, directory)
     for group, failure in failures.items():
-        say(f"group {group} could not be asked: {failure}")
+        say(f"the lag of group {group} cannot be measured: {failure}")
     late = [report.group for report, _ in reports if _is_late(report, max_records, max_seconds)]
     for report, loss in reports:
         if loss is not None:
             say(f"group {report.group}: [{loss.name}] {loss.what}")
     for group in late:
-        say(f"group {group} is further behind than allowed")
+        say(f"the lag of group {group} exceeds the limit")
     if failures:
         return EXIT_INCOMPLETE
     return EXIT_FINDING if late or any(loss for _, loss in reports) else EXIT_OK
@@ -237,7 +240,7 @@ def _positions(found: SparkCheckpoint) -> list[tuple[int, str, GroupOffset]]:
         for group, offset in (ends.groups.items() if ends is not None else ())
     ]
     if not positions:
-        raise ConfigError("the checkpoint holds no group", str(found.path), "name another checkpoint")
+        raise ConfigError("the checkpoint contains no group", str(found.path), "name another checkpoint")
     return positions
 
 
@@ -248,8 +251,8 @@ def _show(
         report.to_json() | {"loss": None if loss is None else loss.name.rpartition(".")[2]} for report, loss in reports
     ]
     if output == "json":
-        facts = {"checkpoint": str(directory), "query_id": found.query_id, "batch_id": found.reached.number}
-        show_result(facts | {"groups": rows}, output)
+        summary = {"checkpoint": str(directory), "query_id": found.query_id, "batch_id": found.reached.number}
+        show_result(summary | {"groups": rows}, output)
     else:
         title = f"query {found.query_id or 'unknown'}, micro-batch {found.reached.number}"
         show_rows([{name: row[name] for name in (*_SHOWN, "loss")} for row in rows], output, title)
@@ -263,15 +266,15 @@ def _is_late(report: LagReport, max_records: int | None, max_seconds: float | No
 def _measure(
     found: SparkCheckpoint, options: DLedgerOptions, source: int, group: str, offset: GroupOffset
 ) -> tuple[LagReport, DataLossError | None]:
-    # A query with isolation=read_uncommitted may have read what open transactions hide from others.
+    # A query with isolation=read_uncommitted may have read entries after the last stable offset.
     everything = open_log(options.model_copy(update={"isolation": "read_uncommitted"}), group, planning=True)
     view = everything.bounds(offset.next, _CATCH_UP_MS)
-    loss = find_loss(offset.position, view, lambda index: everything.record(index).mark)
+    loss = find_loss(offset.position, view, lambda index: everything.record(index).check)
     error = None if loss is None else loss_error(group, loss)
     log = open_log(options, group, planning=True)
     bounds = log.bounds()
     start = bounds.first_index if isinstance(error, LogRecreatedError) else max(offset.next, bounds.first_index)
-    behind = behind_end(log, start, bounds)
+    behind = lag_from(log, start, bounds)
     report = LagReport(
         time=datetime.now(UTC),
         query=found.query_id or "unknown",

@@ -1,4 +1,4 @@
-"""The lag of a query behind its logs: one measurement and one report type, for streams, listeners and ``dledger lag``.
+"""The lag of a query: one measurement and one report type, for streams, listeners and ``dledger lag``.
 
 A stream reports its lag to Spark with every micro-batch, in ``sources[].latestOffset`` (``offsets.LatestOffset``). So
 every reader of Spark's progress reports has the lag without a connection to the nodes: a listener, Spark's own metrics,
@@ -24,11 +24,11 @@ from spark_connector.planning import Range
 from spark_connector.reading.logs import Log, open_log
 
 _log = logging.getLogger(__name__)
-_LOOK_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 64 << 10
 
 
 class LagMeter:
-    """Measures, on the driver, what a query has not read yet. It never fails the query, and asks only what is new."""
+    """Measures the lag of a query on the driver. It never fails the query, and measures only after a change."""
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
@@ -36,12 +36,12 @@ class LagMeter:
         self._known: dict[str, tuple[int, int, Lag]] = {}
 
     def report(self, at: StreamOffset, bounds: Mapping[str, LogBounds], policy: LossPolicy) -> LatestOffset:
-        """Returns what Spark shows as the latest offset.
+        """Return the latest offset that Spark shows.
 
         Args:
-            at: where the micro-batch ends.
-            bounds: what can be read.
-            policy: what was lost so far.
+            at: end of the micro-batch.
+            bounds: the readable entries.
+            policy: counts the losses so far.
         """
         groups = {}
         for group, view in bounds.items():
@@ -52,14 +52,14 @@ class LagMeter:
         return LatestOffset(groups, policy.events, policy.entries)
 
     def _behind(self, group: str, start: int, bounds: LogBounds) -> Lag | None:
-        """Returns the lag of one group; None if it is unknown now."""
+        """Return the lag of one group; None if it cannot be measured now."""
         start = max(start, bounds.first_index)
         known = self._known.get(group)
         if known is None or known[:2] != (start, bounds.end):
             try:
-                known = (start, bounds.end, behind_end(self._log(group), start, bounds))
+                known = (start, bounds.end, lag_from(self._log(group), start, bounds))
             except DLedgerError as error:
-                _log.debug("the lag of group %s is not known now: %s", group, error)
+                _log.debug("lag not measured: group=%s error=%s", group, error)
                 return None
             self._known[group] = known
         return known[2]
@@ -68,15 +68,15 @@ class LagMeter:
         if group not in self._logs:
             self._logs[group] = open_log(self._options, group, planning=True)
         elif self._options.path:
-            self._logs[group].bounds()  # opens the store anew: it may have grown
+            self._logs[group].bounds()  # opens the store again: it may have new entries
         return self._logs[group]
 
 
-def behind_end(log: Log, start: int, bounds: LogBounds) -> Lag:
-    """Returns what a reader at ``start`` has not read of a log."""
+def lag_from(log: Log, start: int, bounds: LogBounds) -> Lag:
+    """Return the lag of a reader at ``start``."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:
-        chunk = log.chunk(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_LOOK_BYTES)
+        chunk = log.chunk(Range(log.group, low, high, bounds.commit_index, bounds.log_uuid), low, max_bytes=_READ_BYTES)
         return chunk.batch, chunk.next_index
 
     return measure_lag(start, bounds.end, rows, lambda index: log.record(index).end_position)
@@ -112,28 +112,28 @@ REPORT_SCHEMA: Final = pa.schema(
 class LagReport:
     """The lag of one group of one query after a micro-batch.
 
-    Without the query's progress (the command ``lag`` reads its checkpoint alone) what only a run knows is None.
+    The command ``lag`` has only the checkpoint of the query: it leaves the fields of a running query None.
 
     Attributes:
-        time: when the end of the log was asked for.
+        time: time of the measurement.
         query: the query's name, its id if it has none.
         query_id: the query's id, the same after a restart.
-        run_id: id of this run of it; empty without its progress.
+        run_id: id of this run; empty if unknown.
         batch_id: the micro-batch.
         source: number of the source in the query.
         group: the log.
         start_index: first index of the micro-batch.
-        next_index: index behind its last one.
+        next_index: its end (exclusive).
         end_index: end of the log when the micro-batch was planned.
-        lag_records: indexes from the first unread entry on; 0 if only control entries are left; None if unknown.
-        lag_bytes: what their records take in the log.
-        lag_seconds: how long the first unread entry had been waiting; None if its append time is unknown.
+        lag_records: indexes from the first unread entry on; 0 if only control entries follow; None if unknown.
+        lag_bytes: size of their records in the log.
+        lag_seconds: age of the first unread entry; None if its append time is unknown.
         records_per_second: indexes of this group that the micro-batch read per second.
-        rows: rows that the source gave in this micro-batch, all its groups together.
-        input_rows_per_second: rows that arrived per second, all groups together, as Spark says; None if unknown.
-        processed_rows_per_second: rows done per second, all groups together, as Spark says; None if unknown.
-        losses: losses that failOnDataLoss=false let pass in this run, all groups together.
-        lost_records: entries that were lost with them.
+        rows: rows of the source in this micro-batch, all groups together.
+        input_rows_per_second: Spark's rate of arriving rows, all groups together; None if unknown.
+        processed_rows_per_second: Spark's rate of processed rows, all groups together; None if unknown.
+        losses: losses that failOnDataLoss=false accepted in this run, all groups together.
+        lost_records: entries lost with them.
     """
 
     time: datetime
@@ -157,7 +157,7 @@ class LagReport:
     lost_records: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields with names and values for JSON."""
+        """Return the fields as JSON types."""
         return asdict(self) | {"time": self.time.isoformat(timespec="milliseconds")}
 
     def __str__(self) -> str:
@@ -171,11 +171,11 @@ class LagReport:
 
 
 def lag_reports(progress: Mapping[str, Any] | None) -> list[LagReport]:
-    """Returns a report for each group that a query reads with this connector.
+    """Return a report for each group that a query reads with this connector.
 
     Args:
-        progress: what ``query.lastProgress`` and a listener's events hold; None before the first micro-batch. Sources
-            of other kinds are left out.
+        progress: ``query.lastProgress`` or the progress of a listener's event; None before the first micro-batch.
+            Sources of other kinds are left out.
     """
     if progress is None:
         return []

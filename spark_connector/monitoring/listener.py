@@ -1,6 +1,6 @@
-"""One line that shows how far streams are behind: ``monitor(spark, …)``.
+"""``monitor(spark, …)``: reports the lag of the streams of a session.
 
-It works in classic sessions and over Spark Connect alike: everything it tells is in Spark's own progress reports.
+It works in classic sessions and over Spark Connect, because all its data is in Spark's own progress reports.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LAST_EVENTS_S: Final = 10.0
 
 
 class DLedgerListener(StreamingQueryListener):
-    """Gives what each progress report says about our logs to its outputs; no failure of theirs reaches a query.
+    """Sends the lag in each progress report to its outputs; their failures never reach a query.
 
-    A context manager: at its end everything is written and Spark no longer calls it.
+    As a context manager it writes all pending reports and removes itself from Spark at the end.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
@@ -65,26 +65,26 @@ class DLedgerListener(StreamingQueryListener):
             return
         try:
             reports = lag_reports(event.progress)
-        except Exception:  # noqa: BLE001  (what is not understood must not end the query)
-            _log.exception("a progress report was not understood")
+        except Exception:  # noqa: BLE001  (an unexpected report must not end the query)
+            _log.exception("reading a progress report failed")
             return
         if reports:
             self._latest |= {(report.query_id, report.source, report.group): report for report in reports}
-            self._tell(lambda output: output.take(reports))
+            self._send(lambda output: output.take(reports))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Called by Spark now and then while a query has nothing to read."""
-        self._tell(lambda output: output.idle(str(event.runId)))
+        """Called by Spark periodically while a query has no new entries."""
+        self._send(lambda output: output.idle(str(event.runId)))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Called by Spark when a query ended; nothing comes of this run afterwards."""
+        """Called by Spark after the end of a query: its last event."""
         run_id = str(event.runId)
-        self._tell(lambda output: output.ended(run_id))
+        self._send(lambda output: output.ended(run_id))
         with self._changed:
             self._running.discard(run_id)
             self._changed.notify_all()
 
-    def _tell(self, call: Callable[[Output], None]) -> None:
+    def _send(self, call: Callable[[Output], None]) -> None:
         with self._lock:
             for output in self._outputs:
                 if self._closed:
@@ -92,7 +92,7 @@ class DLedgerListener(StreamingQueryListener):
                 try:
                     call(output)
                 except Exception:  # noqa: BLE001  (as above)
-                    _log.exception("%s failed", type(output).__name__)
+                    _log.exception("lag output failed: output=%s", type(output).__name__)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class DLedgerListener(StreamingQueryListener):
         self.close()
 
     def close(self) -> None:
-        """Waits for what Spark has still to tell of queries that ended, writes all of it, and stops listening."""
+        """Wait for Spark's last events of ended queries, write their reports, and stop listening."""
         if self._closed:
             return
         streams, active = self._streams()
@@ -112,7 +112,7 @@ class DLedgerListener(StreamingQueryListener):
         # PySpark's client of Spark Connect may hang when it removes a listener while events arrive.
         if streams is not None and not active:
             streams.removeListener(self)
-        self.write_rest()
+        self.close_outputs()
 
     def _streams(self) -> tuple[Any, set[str]]:
         """Return the session's streams and the runs of its active queries; None and no run once it is stopped."""
@@ -122,8 +122,8 @@ class DLedgerListener(StreamingQueryListener):
         except Exception:  # noqa: BLE001  (a stopped session fails in its own way, classic or of Spark Connect)
             return None, set()
 
-    def write_rest(self) -> None:
-        """Closes the outputs; what Spark tells afterwards is not heard."""
+    def close_outputs(self) -> None:
+        """Close the outputs; later events are ignored."""
         with self._lock:
             if self._closed:
                 return
@@ -133,12 +133,13 @@ class DLedgerListener(StreamingQueryListener):
 
 
 def _close_at_exit(listener: DLedgerListener, client: Any) -> None:
-    """Over Spark Connect PySpark's own thread would keep a program alive that ended without ``spark.stop()``.
+    """Close the listener at the end of a program that uses Spark Connect and does not call ``spark.stop()``.
 
-    By then no request can be made any more: the connection is closed, which ends that thread.
+    Otherwise PySpark's listener thread would keep the program alive. Requests are impossible by then, so the connection
+    is closed, which ends that thread.
     """
     threading.main_thread().join()
-    listener.write_rest()
+    listener.close_outputs()
     with suppress(Exception):
         client.close()
 
@@ -152,18 +153,18 @@ def monitor(
     table: str | None = None,
     table_seconds: float = 60,
 ) -> DLedgerListener:
-    """Shows the lag of every streaming query of the session that reads logs with this connector.
+    """Report the lag of every streaming query of the session that reads logs with this connector.
 
     Args:
         spark: the session, classic or of Spark Connect.
-        log: write log lines (``spark_connector.lag``, INFO; to stderr where the program shows no such lines).
-        json: append a JSON object a line to this file.
+        log: write log lines (``spark_connector.lag``, INFO; to stderr if the logging of the program drops them).
+        json: append one JSON object per line to this file.
         prometheus: serve metrics on this port or ``host:port``, or write them to this file that ends in ``.prom``.
         table: append rows to the Delta table in this directory.
-        table_seconds: how often.
+        table_seconds: interval between these appends.
 
     Returns:
-        The listener, which is already added. ``close()`` it, or use it in ``with``, so that all is written at the end.
+        The listener, already added. Call its ``close()``, or use it in ``with``, so that pending reports are written.
 
     Raises:
         OptionError: an output cannot be used.
@@ -171,7 +172,7 @@ def monitor(
     """
     check_spark(spark)
     if table_seconds <= 0:
-        raise OptionError(f"{table_seconds} is no number of seconds above 0", "table_seconds", "leave it out")
+        raise OptionError(f"table_seconds must be above 0, got {table_seconds}", "", "leave it out")
     outputs: list[Output] = []
     try:
         if log:

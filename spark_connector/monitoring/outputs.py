@@ -1,4 +1,4 @@
-"""Outputs of lag reports: log lines, JSON lines, a Delta table. Prometheus has a module of its own."""
+"""Outputs of lag reports: log lines, JSON lines, a Delta table. Prometheus is in ``prometheus``."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _CLOSE_S: Final = 60.0
 
 
 class Output(Protocol):
-    """One place where reports go; called by one thread at a time."""
+    """A destination of reports; called by one thread at a time."""
 
     def take(self, reports: Sequence[LagReport]) -> None:
-        """Takes the reports of one micro-batch; one at least."""
+        """Write the reports of one micro-batch; at least one."""
 
     def idle(self, run_id: str) -> None:
-        """Hears that a query found nothing to read."""
+        """Note that a query found no new entries."""
 
     def ended(self, run_id: str) -> None:
-        """Hears that a query ended, well or not."""
+        """Note the end of a query, also of a failed one."""
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write all pending reports."""
 
 
 class LogOutput:
-    """Lines of ``logging.getLogger("spark_connector.lag")`` at level INFO, for a group at most one in ten seconds.
+    """Lines of ``logging.getLogger("spark_connector.lag")`` at level INFO, at most one per group in ten seconds.
 
-    Where the program's logging would not show them, they go to stderr.
+    If the logging of the program would drop them, they go to stderr.
     """
 
     def __init__(self) -> None:
-        self._said: dict[tuple[str, int, str], tuple[float, LagReport]] = {}
-        self._unsaid: dict[tuple[str, int, str], LagReport] = {}
+        self._logged: dict[tuple[str, int, str], tuple[float, LagReport]] = {}
+        self._pending: dict[tuple[str, int, str], LagReport] = {}
         if not _log.isEnabledFor(logging.INFO) or not _log.hasHandlers():
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -64,34 +64,34 @@ class LogOutput:
         now = time.monotonic()
         for report in reports:
             key = (report.run_id, report.source, report.group)
-            said_at, said = self._said.get(key, (-_LOG_EVERY_S, None))
-            if now - said_at >= _LOG_EVERY_S or (said is not None and report.losses > said.losses):
-                self._said[key] = (now, report)
-                self._unsaid.pop(key, None)
+            logged_at, logged = self._logged.get(key, (-_LOG_EVERY_S, None))
+            if now - logged_at >= _LOG_EVERY_S or (logged is not None and report.losses > logged.losses):
+                self._logged[key] = (now, report)
+                self._pending.pop(key, None)
                 _log.info("%s", report)
             else:
-                self._unsaid[key] = report
+                self._pending[key] = report
 
     def idle(self, run_id: str) -> None:
         """See Output."""
-        self._say_rest(run_id)
+        self._log_pending(run_id)
 
     def ended(self, run_id: str) -> None:
         """See Output."""
-        self._say_rest(run_id)
-        self._said = {key: value for key, value in self._said.items() if key[0] != run_id}
+        self._log_pending(run_id)
+        self._logged = {key: value for key, value in self._logged.items() if key[0] != run_id}
 
-    def _say_rest(self, run_id: str) -> None:
-        """Says where a query has come to when no report follows soon."""
-        for key in [key for key in self._unsaid if key[0] == run_id]:
-            _log.info("%s", self._unsaid.pop(key))
+    def _log_pending(self, run_id: str) -> None:
+        """Log the newest reports of a query that were held back by the time limit."""
+        for key in [key for key in self._pending if key[0] == run_id]:
+            _log.info("%s", self._pending.pop(key))
 
     def close(self) -> None:
         """See Output."""
 
 
 class JsonOutput:
-    """A JSON object a line for each report, appended to a file; the file may be moved away at any time."""
+    """Appends one JSON line per report to a file, which may be moved away at any time."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -99,7 +99,7 @@ class JsonOutput:
             self._path.open("a", encoding="utf-8").close()
         except OSError as error:
             raise OptionError(
-                f"{path} cannot be written: {error.strerror}", "json", "name a file in a directory that exists"
+                f"json: {path} cannot be written: {error.strerror}", "", "name a file in an existing directory"
             ) from None
 
     def take(self, reports: Sequence[LagReport]) -> None:
@@ -119,7 +119,7 @@ class JsonOutput:
 
 
 class TableOutput:
-    """Rows of a Delta table, appended together from time to time by a thread of its own, and when a query ends."""
+    """Appends rows to a Delta table, in a thread: periodically and at the end of a query."""
 
     def __init__(self, spark: SparkSession, path: str, every_s: float) -> None:
         self._spark = spark
@@ -130,11 +130,11 @@ class TableOutput:
         self._due = threading.Event()
         self._closed = False
         try:
-            self._append([])  # makes the table, and finds out now what would fail later
+            self._append([])  # creates the table, and raises now on errors of later appends
         except Exception as error:  # noqa: BLE001  (PySpark raises errors of several families)
             raise OptionError(
-                f"{path} cannot be written as a Delta table: {_reason(error)}",
-                "table",
+                f"table: {path} cannot be written as a Delta table: {_reason(error)}",
+                "",
                 "name a directory for the lag alone, and start the session with Delta",
             ) from None
         self._thread = threading.Thread(target=self._run, name="dledger-lag-table", daemon=True)
@@ -171,8 +171,8 @@ class TableOutput:
             return
         try:
             self._append(rows)
-        except Exception as error:  # noqa: BLE001  (whatever Spark raises, the query must not suffer from it)
-            _log.warning("the lag table %s was not written: %s", self._path, _reason(error))
+        except Exception as error:  # noqa: BLE001  (no error of Spark here may fail the query)
+            _log.warning("lag table not written: path=%s error=%s", self._path, _reason(error))
             with self._lock:
                 self._rows = (rows + self._rows)[-_ROWS_KEPT_MAX:]
 
@@ -182,5 +182,5 @@ class TableOutput:
 
 
 def _reason(error: Exception) -> str:
-    """Returns one line; a Java exception's text is what it says, not where it was raised."""
+    """Return one line; of a Java exception its message without the stack trace."""
     return str(getattr(error, "java_exception", None) or error).partition("\n")[0]

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.lag import LagReport
 
-__all__ = ["PrometheusOutput", "parse_place"]
+__all__ = ["PrometheusOutput", "parse_target"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _OF_QUERY: Final = ("query", "query_id")
@@ -19,14 +19,14 @@ _OF_SOURCE: Final = (*_OF_QUERY, "source")
 _OF_GROUP: Final = (*_OF_SOURCE, "group")
 
 _GAUGES: Final = {
-    "lag_records": (_OF_GROUP, "Indexes from the first unread entry on; 0 where only control entries are left."),
-    "lag_bytes": (_OF_GROUP, "Bytes that they take in the log."),
-    "lag_seconds": (_OF_GROUP, "How long the first unread entry had waited when the last micro-batch was planned."),
-    "next_index": (_OF_GROUP, "Index after the last one read."),
+    "lag_records": (_OF_GROUP, "Indexes from the first unread entry on; 0 if only control entries follow."),
+    "lag_bytes": (_OF_GROUP, "Size of their records in the log, in bytes."),
+    "lag_seconds": (_OF_GROUP, "Age of the first unread entry when the last micro-batch was planned."),
+    "next_index": (_OF_GROUP, "Next index to read."),
     "end_index": (_OF_GROUP, "End of the log when the last micro-batch was planned."),
     "records_per_second": (_OF_GROUP, "Indexes that the last micro-batch read per second."),
-    "input_rows_per_second": (_OF_SOURCE, "Rows that arrived per second, as Spark reports it."),
-    "processed_rows_per_second": (_OF_SOURCE, "Rows processed per second, as Spark reports it."),
+    "input_rows_per_second": (_OF_SOURCE, "Rows that arrived per second, as reported by Spark."),
+    "processed_rows_per_second": (_OF_SOURCE, "Rows processed per second, as reported by Spark."),
 }
 _RATES: Final = ("records_per_second", "input_rows_per_second", "processed_rows_per_second")
 _COUNTERS: Final = {
@@ -40,10 +40,10 @@ class PrometheusOutput:
     """The newest reports as metrics.
 
     Args:
-        place: ``host:port`` or a port (on loopback) to serve on, or a file that ends in ``.prom``.
+        target: ``host:port`` or a port (on loopback) to serve on, or a file that ends in ``.prom``.
     """
 
-    def __init__(self, place: str | int | Path) -> None:
+    def __init__(self, target: str | int | Path) -> None:
         self._registry = CollectorRegistry()
         self._gauges = {name: self._gauge(name, labels, about) for name, (labels, about) in _GAUGES.items()}
         self._counters = {
@@ -51,7 +51,9 @@ class PrometheusOutput:
             for name, about in _COUNTERS.items()
         }
         self._active = self._gauge("query_active", _OF_QUERY, "1 while the query runs.")
-        self._seen = self._gauge("last_progress_timestamp_seconds", _OF_QUERY, "When its last micro-batch was planned.")
+        self._seen = self._gauge(
+            "last_progress_timestamp_seconds", _OF_QUERY, "Time when its last micro-batch was planned."
+        )
         self._latest: dict[tuple[str, int, str], LagReport] = {}
         self._counted: dict[tuple[str, int], LagReport] = {}
         self._file: Path | None = None
@@ -59,7 +61,7 @@ class PrometheusOutput:
         self._thread: Any = None
         self.port: int | None = None
         try:
-            where = parse_place(str(place))
+            where = parse_target(str(target))
             if isinstance(where, str):
                 self._file = Path(where)
                 self._write()
@@ -69,16 +71,16 @@ class PrometheusOutput:
                 self.port = self._server.server_port
         except OSError as error:
             raise OptionError(
-                f"{place} cannot be used: {error.strerror or error}",
-                "prometheus",
-                "give a free port, host:port, or a file like /var/lib/node_exporter/dledger.prom",
+                f"prometheus: {target} cannot be used: {error.strerror or error}",
+                "",
+                "use a free port, host:port, or a file like /var/lib/node_exporter/dledger.prom",
             ) from None
 
     def take(self, reports: Sequence[LagReport]) -> None:
         """See Output."""
         for report in reports:
             if not any(run_id == report.run_id for run_id, _, _ in self._latest):
-                self._forget(report.query_id)  # the query's earlier run, which may have had another name
+                self._forget(report.query_id)  # an earlier run of the query may have had another name
             self._latest[report.run_id, report.source, report.group] = report
             for name in _GAUGES:
                 self._set(name, report, getattr(report, name))
@@ -97,7 +99,7 @@ class PrometheusOutput:
     def ended(self, run_id: str) -> None:
         """See Output."""
         for report in self._of_run(run_id):
-            # After the end of the query its last lag would look like the present one.
+            # After the end of the query its last lag would look current.
             self._forget(report.query_id)
             self._active.labels(report.query, report.query_id).set(0)
             self._seen.labels(report.query, report.query_id).set(report.time.timestamp())
@@ -120,13 +122,13 @@ class PrometheusOutput:
 
     def _set(self, name: str, report: LagReport, value: float | None) -> None:
         labels = _labels(report, _GAUGES[name][0])
-        if value is None:  # unknown: no sample, rather than a number that looks measured
+        if value is None:  # unknown: no sample is better than a made-up number
             self._gauges[name].remove_by_labels(labels)
         else:
             self._gauges[name].labels(**labels).set(value)
 
     def _count(self, report: LagReport) -> None:
-        """Count once per micro-batch and source: its groups' reports repeat these; losses are sums of the run."""
+        """Count once per micro-batch and source: the reports of its groups repeat these; losses are sums of a run."""
         key = (report.run_id, report.source)
         before = self._counted.get(key)
         if before is not None and before.batch_id == report.batch_id:
@@ -152,19 +154,19 @@ def _labels(report: LagReport, names: Sequence[str]) -> dict[str, str]:
     return {name: str(getattr(report, name)) for name in names}
 
 
-def parse_place(place: str) -> str | tuple[str, int]:
-    """Return the file, or the host and port, that a place for metrics names.
+def parse_target(target: str) -> str | tuple[str, int]:
+    """Return the file, or the host and port, for metrics.
 
     Raises:
         OptionError: it is neither.
     """
-    if place.endswith(".prom"):
-        return place
-    host, colon, port = place.rpartition(":")
+    if target.endswith(".prom"):
+        return target
+    host, colon, port = target.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or (colon and not host):
         raise OptionError(
-            f"{place!r} is not a place for metrics",
-            "prometheus",
-            "give a port, host:port, or a file that ends in .prom",
+            f"prometheus: {target!r} is not a port, an address or a .prom file",
+            "",
+            "use a port, host:port, or a file that ends in .prom",
         )
     return host or _LOOPBACK, int(port)

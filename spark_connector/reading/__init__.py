@@ -1,1 +1,1 @@
-"""Reads logs: what the driver plans, what executors read."""
+"""Reading: the driver plans ranges, executors read them."""

@@ -1,7 +1,7 @@
-"""One group's log as the connector sees it: on servers, on Java nodes, or in a store directory.
+"""The log of one group: on servers, on Java nodes, or in a store directory.
 
-All three answer the same few questions: the ends of the log, the record before an index, and the entries of a range in
-chunks. The client and ``StoreReader`` do the work; retries, replicas and timeouts are the client's.
+All three implement ``Log``: the bounds of the log, one record, and the entries of a range in chunks. The client and
+``StoreReader`` do the work; the client chooses replicas, retries and keeps the timeouts.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
     from dledger_core import ReadFrom
 
-__all__ = ["Chunk", "JavaLog", "Log", "RecordFacts", "ServerLog", "StoreLog", "open_log"]
+__all__ = ["Chunk", "JavaLog", "Log", "RecordInfo", "ServerLog", "StoreLog", "open_log"]
 
 _log = logging.getLogger("spark_connector")
 
 CATCH_UP_MS: Final = 10_000
-"""How long an end below a known index may be the view of replicas that know less, as after an election."""
+"""Wait this long for an end that was seen before: after an election replicas may report a lower one."""
 _FAILED_WAIT_S: Final = 0.5
-"""How long a wait that fails lasts at least, so that servers which are down are not asked all the time."""
-_JAVA_LOOK_S: Final = 0.5
+"""Minimum duration of a failed wait, so that servers which are down are not polled in a busy loop."""
+_JAVA_POLL_S: Final = 0.5
 _SAFETY_LAG_SILENT_MS: Final = 2_000
-_STORE_LOOK_S: Final = 0.1
+_STORE_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordFacts:
+class RecordInfo:
     """Term and check of a stored record, and its bytes [position, end_position) in the log."""
 
-    mark: EntryCheck
+    check: EntryCheck
     position: int
     end_position: int
     timestamp: datetime | None
@@ -73,31 +73,31 @@ class Log(Protocol):
     group: str
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
-        """Return what can be read now; wait up to ``wait_ms`` for an end of at least ``min_end``."""
+        """Return the bounds of the readable entries; wait up to ``wait_ms`` for an end of at least ``min_end``."""
 
-    def record(self, index: int) -> RecordFacts:
-        """Return what identifies the stored record at ``index``, and its bytes in the log."""
+    def record(self, index: int) -> RecordInfo:
+        """Return term, check and byte range of the record at ``index``."""
 
     def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
         """Return the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
 
     def wait(self, known: LogBounds, timeout_ms: int) -> bool:
-        """Wait up to ``timeout_ms`` for the log to grow; return whether it may differ from ``known``."""
+        """Wait up to ``timeout_ms`` for new entries; return whether the log may differ from ``known``."""
 
     def pin(self, name: str, start: int, seconds: float) -> None:
-        """Protect entries from ``start`` on from retention; 0 s releases the pin. No effect without servers."""
+        """Pin the entries from ``start`` on against retention; 0 s releases the pin. No effect without servers."""
 
     def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
-        """Return entries from ``start`` on, up to the range's end; it advances by at least one index.
+        """Return entries from ``start`` on, up to the end of the range; advance by at least one index.
 
         Args:
             part: the range being read.
             start: index at which to continue.
             replica: spreads tasks over the replicas.
-            max_bytes: bound on the records read; default ``fetchMaxBytes``.
+            max_bytes: limit of the records read; default ``fetchMaxBytes``.
 
         Raises:
-            RetentionError: no replica contains ``start`` any more.
+            RetentionError: all replicas have deleted ``start``.
         """
 
 
@@ -123,9 +123,9 @@ class _ClientLog:
         wait_ms = min(wait_ms, self._options.fetch_retry_ms)
         return self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
 
-    def record(self, index: int) -> RecordFacts:
+    def record(self, index: int) -> RecordInfo:
         """See ``Log``."""
-        return _facts_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
+        return _info_of(self._client.records(index, index + 1, max_bytes=1, min_commit=index).batch, index, self.group)
 
     def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
@@ -168,7 +168,7 @@ class ServerLog(_ClientLog):
         return self.wait_any({self.group: known}, timeout_ms)
 
     def wait_any(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
-        """As ``wait`` for many groups of these servers: one request."""
+        """Wait as ``wait`` does, for many groups of these servers with one request."""
         deadline = time.monotonic() + timeout_ms / 1000
         seen = {group: bounds.end for group, bounds in known.items()}
         try:
@@ -185,42 +185,42 @@ class ServerLog(_ClientLog):
 class JavaLog(_ClientLog):
     """A log on Java DLedger nodes, read entry by entry from their leader.
 
-    Java reports no commit index: the driver ends a micro-batch at an end that was seen a while ago, or below a probe
-    (options ``safetyLag`` and ``commitProbe``); executors read up to there without asking again.
+    Java reports no commit index. So a micro-batch ends at an end that was observed ``safetyLag`` ago, or below a probe
+    entry (``commitProbe``); executors read up to that end without another check.
     """
 
     def __init__(self, options: DLedgerOptions, group: str, *, planning: bool = False) -> None:
         super().__init__(options, group, planning=planning)
         self._fetch = {"isolation": "read_uncommitted"}
-        self._asked = False
+        self._bounds_read = False
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
         """Return the safe end, which takes the safety lag the first time; with read_uncommitted the stored end."""
         options = self._options
-        if not self._asked and not options.commit_probe and options.safety_lag_ms > _SAFETY_LAG_SILENT_MS:
+        if not self._bounds_read and not options.commit_probe and options.safety_lag_ms > _SAFETY_LAG_SILENT_MS:
             lag = options.safety_lag_ms / 1000
-            _log.warning("group %s: waiting %g s (safetyLag) to see which end of the log stays", self.group, lag)
-        self._asked = True
+            _log.warning("waiting for a stable end of the log: group=%s safety_lag_s=%g", self.group, lag)
+        self._bounds_read = True
         return super().bounds(min_end, wait_ms)
 
     def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
         """See ``Log``."""
         raise OptionError(
-            "a Java group records no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
+            "startingTimestamp and endingTimestamp: a Java group records no append times", "", "use indexes"
         )
 
     def wait(self, known: LogBounds, timeout_ms: int) -> bool:
-        """Look for another end twice a second."""
+        """Poll the end of the log twice a second."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
             left = deadline - time.monotonic()
-            time.sleep(max(0.0, min(_JAVA_LOOK_S, left)))
+            time.sleep(max(0.0, min(_JAVA_POLL_S, left)))
             try:
                 if self.bounds().end != known.end:
                     return True
             except DLedgerError:
                 return True
-            if left <= _JAVA_LOOK_S:
+            if left <= _JAVA_POLL_S:
                 return False
 
     def pin(self, name: str, start: int, seconds: float) -> None:
@@ -239,18 +239,18 @@ class StoreLog:
         self.group = options.groups[0] if options.groups_given else recorded
 
     def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
-        """Open the store again, so that a live one is seen to grow."""
+        """Open the store again, which shows the new entries of a live one."""
         deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
         while True:
             self._view = view = store_for(self._options.path)
             end = view.committed_end("end") if self._uncommitted else view.visible_end
             if end >= min_end or time.monotonic() >= deadline:
                 return LogBounds(max(0, view.first_index), end, -1, view.log_uuid)
-            time.sleep(_STORE_LOOK_S)
+            time.sleep(_STORE_POLL_S)
 
-    def record(self, index: int) -> RecordFacts:
+    def record(self, index: int) -> RecordInfo:
         """See ``Log``."""
-        return _facts_of(self._view.read(index, index + 1), index, self.group)
+        return _info_of(self._view.read(index, index + 1), index, self.group)
 
     def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
         """See ``Log``."""
@@ -258,21 +258,21 @@ class StoreLog:
             return min(self._view.index_at_time(timestamp_ms), bounds.end)
         except BadRequestError:
             raise OptionError(
-                "the store records no append times", "startingTimestamp, endingTimestamp", "give indexes instead"
+                "startingTimestamp and endingTimestamp: the store records no append times", "", "use indexes"
             ) from None
 
     def wait(self, known: LogBounds, timeout_ms: int) -> bool:
-        """Look for new entries every 100 ms."""
+        """Poll for new entries every 100 ms."""
         deadline = time.monotonic() + timeout_ms / 1000
         while self.bounds().end == known.end:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(min(_STORE_LOOK_S, left))
+            time.sleep(min(_STORE_POLL_S, left))
         return True
 
     def pin(self, name: str, start: int, seconds: float) -> None:
-        """Do nothing: no node is asked."""
+        """Do nothing: a store is read without a node."""
 
     def chunk(self, part: Range, start: int, replica: int = 0, max_bytes: int | None = None) -> Chunk:
         """See ``Log``."""
@@ -297,7 +297,7 @@ class StoreLog:
         return self._view.fetch(start, part.end, max_bytes=max_bytes)
 
 
-def _facts_of(batch: pa.RecordBatch, index: int, group: str) -> RecordFacts:
+def _info_of(batch: pa.RecordBatch, index: int, group: str) -> RecordInfo:
     row = record_at(batch, index, f"group {group!r}")
-    mark = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
-    return RecordFacts(mark, row["position"], row["end_position"], row["timestamp"])
+    check = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
+    return RecordInfo(check, row["position"], row["end_position"], row["timestamp"])

@@ -1,7 +1,7 @@
 """The executor's side of a read: ranges in, Arrow batches of the exact schema out.
 
-A partition carries everything an executor needs. The next chunks are fetched while Spark takes the present one, so
-network and JVM work at the same time, a pause of either is bridged, and three chunks at most are in memory.
+A partition contains everything that an executor needs. The next chunks are fetched while Spark processes the current
+one, so network and JVM work in parallel. At most three chunks are in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spark_connector.schema import schema_for
 __all__ = ["RangesPartition", "read_partition"]
 
 _AHEAD: Final = 2
-"""Chunks that are fetched ahead of the one that Spark takes."""
+"""Number of chunks to fetch ahead."""
 _BATCH_BYTES_MIN: Final = 1 << 20
 _BATCH_BYTES_MAX: Final = 8 << 20
 _NOTHING: Final = empty_batch(READ_SCHEMA)
@@ -35,32 +35,32 @@ _NOTHING: Final = empty_batch(READ_SCHEMA)
 
 @dataclass(init=False)
 class RangesPartition(InputPartition):
-    """What one task reads.
+    """The ranges that one task reads.
 
     Attributes:
         ranges: half-open index ranges, in order.
         number: the partition's number, which spreads tasks over the replicas.
-        pin_ms: how long a pin holds; 0 = nothing is pinned.
-        held_since: epoch seconds at which the driver pinned the ranges.
+        pin_ms: duration of a pin; 0 = no pins.
+        pinned_at: epoch seconds at which the driver pinned the ranges.
     """
 
     ranges: tuple[Range, ...]
     number: int
     pin_ms: int
-    held_since: float
+    pinned_at: float
 
-    def __init__(self, ranges: tuple[Range, ...], number: int, pin_ms: int = 0, held_since: float = 0.0) -> None:
+    def __init__(self, ranges: tuple[Range, ...], number: int, pin_ms: int = 0, pinned_at: float = 0.0) -> None:
         super().__init__(None)
         self.ranges = ranges
         self.number = number
         self.pin_ms = pin_ms
-        self.held_since = held_since
+        self.pinned_at = pinned_at
 
 
 def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
-    """Yields the partition's entries as batches of 1-8 MB where there is as much; nothing for None."""
+    """Yield the entries of a partition as batches of 1-8 MB where possible; nothing for None."""
     if partition is not None:
-        for batch in _gathered(_batches(partition, options)):
+        for batch in _joined(_batches(partition, options)):
             yield from _slices(batch)
 
 
@@ -71,7 +71,7 @@ def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa
     try:
         for part in partition.ranges:
             log = open_log(options, part.group)
-            pin = Pin(partition.pin_ms, partition.held_since)
+            pin = Pin(partition.pin_ms, partition.pinned_at)
             pin.renew(log, part.start)
             for chunk in _prefetched(pool, log, part, partition.number, policy):
                 pin.renew(log, chunk.next_index)
@@ -83,10 +83,10 @@ def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa
 
 
 def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, policy: LossPolicy) -> Iterator[Chunk]:
-    """Yields the chunks of a range; ``pool`` has a single thread, so each finds the one before it done."""
+    """Yield the chunks of a range. The single thread of ``pool`` finishes a chunk before it starts the next one."""
 
-    def fetched(before: Future[Chunk] | None) -> Chunk:
-        start = part.start if before is None else before.result().next_index
+    def fetched(previous: Future[Chunk] | None) -> Chunk:
+        start = part.start if previous is None else previous.result().next_index
         if start >= part.end:
             return Chunk(_NOTHING, start)
         try:
@@ -105,27 +105,27 @@ def _prefetched(pool: ThreadPoolExecutor, log: Log, part: Range, number: int, po
             return
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins neighbours that are small, as many short ranges, losers or filters make them."""
-    held: list[pa.RecordBatch] = []
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches, which come from short ranges, orphaned attempts or filters."""
+    small: list[pa.RecordBatch] = []
     nbytes = 0
     for batch in batches:
-        held.append(batch)
+        small.append(batch)
         nbytes += batch.nbytes
         if nbytes >= _BATCH_BYTES_MIN:
-            yield _joined(held)
-            held, nbytes = [], 0
-    if held:
-        yield _joined(held)
+            yield _concatenated(small)
+            small, nbytes = [], 0
+    if small:
+        yield _concatenated(small)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cuts what grew too large, as decompressed messages can."""
-    pieces = min(batch.num_rows, -(-batch.nbytes // _BATCH_BYTES_MAX))
-    rows = -(-batch.num_rows // max(1, pieces))
+    """Split a batch that is too large, as one of decompressed messages can be."""
+    slices = min(batch.num_rows, -(-batch.nbytes // _BATCH_BYTES_MAX))
+    rows = -(-batch.num_rows // max(1, slices))
     for at in range(0, batch.num_rows, rows):
         yield batch.slice(at, rows)

@@ -1,7 +1,7 @@
-"""Keeps what a query has planned to read out of retention until it is read.
+"""Pins: planned entries are protected against retention until they are read.
 
-A pin is a promise of each node that is up, for a while: a node that starts again has forgotten it, so a loss stays
-possible, and is found as before. Whoever reads renews; what nobody renews any more falls to retention.
+Every running node keeps a pin for a limited time, in memory. A node that restarts has lost it, so retention can still
+delete planned entries, which readers detect as data loss. Readers renew their pins; a pin that is not renewed expires.
 """
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ __all__ = ["Pin"]
 
 _log = logging.getLogger(__name__)
 _RENEWALS: Final = 3
-"""How often a pin is renewed before it would end."""
+"""Number of renewals within the duration of a pin."""
 
 
 class Pin:
-    """One reader's pins, a log each. Not thread-safe.
+    """The pins of one reader, one per log. Not thread-safe.
 
     Args:
-        hold_ms: how long a pin holds that is not renewed; 0 = none is made.
-        held_since: epoch seconds at which somebody else pinned what this reader needs, with the same ``hold_ms``.
+        duration_ms: duration of a pin; 0 = make no pins.
+        pinned_at: epoch seconds at which the driver pinned the entries of this reader, with the same duration.
     """
 
-    def __init__(self, hold_ms: int, held_since: float = 0.0) -> None:
-        self._hold_ms = hold_ms
+    def __init__(self, duration_ms: int, pinned_at: float = 0.0) -> None:
+        self._duration_ms = duration_ms
         self._name = f"spark-{uuid.uuid4().hex}"
-        self._held_since = held_since
+        self._pinned_at = pinned_at
         self._renewed: dict[str, float] = {}
 
-    def hold(self, log: Log, start: int) -> None:
-        """Keeps entries from ``start`` on, and no longer those before it."""
-        if not self._hold_ms:
+    def set(self, log: Log, start: int) -> None:
+        """Pin entries from ``start`` on, and no longer those before it."""
+        if not self._duration_ms:
             return
         self._renewed[log.group] = time.time()
-        self._ask(log, start, self._hold_ms / 1000)
+        self._send(log, start, self._duration_ms / 1000)
 
     def renew(self, log: Log, start: int) -> None:
-        """As ``hold``, if it is time; costs nothing otherwise."""
-        if not self._hold_ms:
+        """Pin entries from ``start`` on if a renewal is due."""
+        if not self._duration_ms:
             return
-        held_since = self._renewed.get(log.group, self._held_since)
-        if time.time() - held_since >= self._hold_ms / 1000 / _RENEWALS:
-            self.hold(log, start)
+        pinned_at = self._renewed.get(log.group, self._pinned_at)
+        if time.time() - pinned_at >= self._duration_ms / 1000 / _RENEWALS:
+            self.set(log, start)
 
     def release(self, log: Log) -> None:
-        """Gives the log's pin up, if there is one."""
+        """Release the pin of a log, if there is one."""
         if self._renewed.pop(log.group, None) is not None:
-            self._ask(log, 0, 0.0)
+            self._send(log, 0, 0.0)
 
-    def _ask(self, log: Log, start: int, seconds: float) -> None:
+    def _send(self, log: Log, start: int, seconds: float) -> None:
         try:
             log.pin(self._name, start, seconds)
         except DLedgerError as error:
-            _log.warning("retention may delete what group %r is about to be read of: %s", log.group, error)
+            _log.warning(
+                "pin failed, retention may delete entries before they are read: group=%s error=%s", log.group, error
+            )

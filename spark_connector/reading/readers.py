@@ -37,15 +37,15 @@ from spark_connector.reading.tracking import Tracker
 
 
 class DLedgerBatchReader(DataSourceReader):
-    """Plans [startingOffsets, endingOffsets) of each group and reads it on executors."""
+    """Plans [startingOffsets, endingOffsets) of each group on the driver; executors read it."""
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
-        _refuse("startingOffsets", options.starting_offsets, "latest", LATEST)
-        _refuse("endingOffsets", options.ending_offsets, "earliest", EARLIEST)
+        _reject("startingOffsets", options.starting_offsets, "latest", LATEST)
+        _reject("endingOffsets", options.ending_offsets, "earliest", EARLIEST)
 
     def partitions(self) -> list[InputPartition]:
-        """Plans the partitions, on the driver."""
+        """Plan the partitions, on the driver."""
         tracker = Tracker(self._options)
         if not tracker.groups and tracker.finder is not None:
             raise tracker.finder.nothing_found()
@@ -55,23 +55,23 @@ class DLedgerBatchReader(DataSourceReader):
         for group, start in starts.items():
             if start > ends[group]:
                 raise OptionError(
-                    f"group {group!r} would end at {ends[group]}, before its start {start}",
-                    "starting and ending options",
-                    "give an end behind the start",
+                    f"the end {ends[group]} of group {group!r} is before its start {start}",
+                    "",
+                    "choose an ending offset after the starting offset",
                 )
         planned: list[InputPartition] = list(tracker.partitions(starts, ends, bounds))
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the partition's entries; runs on executors."""
-        # Where there is nothing to read Spark passes a partition of its own making.
+        """Yield the partition's entries; runs on executors."""
+        # Without partitions Spark passes one of its own.
         return read_partition(partition if isinstance(partition, RangesPartition) else None, self._options)
 
 
-def _refuse(name: str, spec: StartSpec | None, word: str, number: int) -> None:
+def _reject(name: str, spec: StartSpec | None, word: str, number: int) -> None:
     given = spec == word or (isinstance(spec, Mapping) and number in spec.values())
     if given:
-        raise OptionError(f"a batch cannot use {word} here", name, "give an index, or leave the option out")
+        raise OptionError(f"{name}: a batch read cannot use {word}", "", "use an index, or leave the option out")
 
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ _PIN_MS: Final = 600_000
 
 
 class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches on the driver; ``read`` runs on executors, on a pickled copy that was never used here."""
+    """Plans micro-batches on the driver; ``read`` runs on executors, on a pickled copy of the unused reader."""
 
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
@@ -89,7 +89,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tracker: Tracker | None = None
         self._seen: dict[str, LogBounds] = {}
         self._ends: dict[str, int] = {}
-        self._answer: dict[str, Any] | None = None
+        self._last_end: dict[str, Any] | None = None
         self._initial: StreamOffset | None = None
         self._pin_due = False
         self._targets: dict[str, int] | None = None
@@ -100,7 +100,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # a copy starts afresh
+        self.__init__(**state)  # type: ignore[misc]  # a copy has no state
 
     @property
     def tracker(self) -> Tracker:
@@ -110,11 +110,11 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tracker
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fixes the ends of this run."""
+        """Fix the ends of this run."""
         self._targets = {group: bounds.end for group, bounds in self._bounds().items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Returns a limit of the options; only that there is one matters, ``latestOffset`` applies all of them."""
+        """Return one limit of the options; Spark only passes it on, and ``latestOffset`` applies all of them."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -125,7 +125,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """Returns where a new query starts: the same answer however often it is asked."""
+        """Return the start of a new query; repeated calls return the same."""
         if self._initial is None:
             bounds = self._bounds()
             starts = self.tracker.starts(bounds, "latest", LATEST)
@@ -136,17 +136,17 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_starts(self, starts: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> None:
         if not starts and self.tracker.finder is not None:
-            _log.warning("%s; waiting for one", self.tracker.finder.nothing_found().what)
+            _log.warning("waiting for a group: %s", self.tracker.finder.nothing_found().what)
         for group, start in starts.items():
             if self._ends[group] < min(start, bounds[group].end):
                 raise OptionError(
-                    f"group {group!r} would end at {self._ends[group]}, before its start {start}",
-                    "starting and ending options",
-                    "give an end behind the start",
+                    f"the end {self._ends[group]} of group {group!r} is before its start {start}",
+                    "",
+                    "choose an ending offset after the starting offset",
                 )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the end of the next micro-batch; ``start`` itself if there is nothing new."""
+        """Return the end of the next micro-batch; ``start`` itself if there are no new entries."""
         self._ends_at = self._end_of_batch(start, limit)
         return self._ends_at
 
@@ -156,21 +156,21 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pin_due = False
             if begin == self._initial:
                 return start
-        if self._targets is None and start == self._answer and not self._changed(begin):
+        if self._targets is None and start == self._last_end and not self._changed(begin):
             return start
-        self._answer = self._latest(begin, limit)
-        return self._answer
+        self._last_end = self._latest(begin, limit)
+        return self._last_end
 
     def _changed(self, begin: StreamOffset) -> bool:
-        """Whether there may be something new; waits for it if ``begin`` is the end of all logs as last seen."""
+        """Whether there may be new entries; waits for them if ``begin`` is the last seen end of all logs."""
         if self.tracker.discover() or set(self.tracker.groups) - set(begin.groups):
             return True
         for group, offset in begin.groups.items():
             shorter = self._seen[group].end < offset.next and not self.tracker.is_beyond_end(group, offset.next)
             if self._ends[group] > offset.next or shorter:
                 return True
-        growing = {group: view for group, view in self._seen.items() if self._ends[group] == view.end}
-        return self.tracker.wait(growing, self._poll_ms)
+        waiting = {group: view for group, view in self._seen.items() if self._ends[group] == view.end}
+        return self.tracker.wait(waiting, self._poll_ms)
 
     def _latest(self, begin: StreamOffset, limit: ReadLimit) -> dict[str, Any]:
         bounds = self._bounds()
@@ -178,22 +178,22 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = {group: offset.next for group, offset in known.groups.items()}
         allowed = self._allowed(bounds)
         self._check_new(begin, bounds)
-        # A group that is new is only written down: the next micro-batch begins where this one says.
+        # A new group is only recorded: the next micro-batch starts at the recorded index.
         ends = {g: max(allowed[g], start) if g in begin.groups else start for g, start in starts.items()}
         if self._targets is None and not isinstance(limit, ReadAllAvailable):
             backlog = sum(ends[group] - start for group, start in starts.items())
-            if self._delay.holds(backlog):
+            if self._delay.delays(backlog):
                 self.tracker.wait(bounds, self._poll_ms)
                 return known.to_json()
         ends = self._limited(starts, ends, bounds, limit)
-        # With failOnDataLoss=false a start may lie before the first index: the batch must get past the gap.
+        # With failOnDataLoss=false a start may be below the first index: the batch must end after the gap.
         ends = {group: max(end, min(bounds[group].first_index, allowed[group])) for group, end in ends.items()}
         moved = {group: end for group, end in ends.items() if end > starts[group]}
         fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
         return StreamOffset({**known.groups, **fresh}).to_json()
 
     def _check_new(self, begin: StreamOffset, bounds: Mapping[str, LogBounds]) -> None:
-        """Reports what a new group of a pattern has lost already: the query was to read it from its first entry."""
+        """Report the deleted entries of a new group: the query should read it from index 0."""
         if self.tracker.finder is not None:
             for group in sorted(set(bounds) - set(begin.groups)):
                 if bounds[group].first_index > 0:
@@ -202,7 +202,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds], limit: ReadLimit
     ) -> dict[str, int]:
-        """Applies the options' limits, whichever comes first; Spark asks for no limit with Trigger.Once."""
+        """Apply the limits of the options, whichever comes first; Trigger.Once has no limit."""
         if isinstance(limit, ReadAllAvailable):
             return dict(ends)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_offsets_per_trigger
@@ -216,23 +216,23 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _poll_ms(self) -> int:
-        # Looking for new groups takes requests too; all together there are two a second.
+        # The search for new groups takes requests too; this keeps the total at two per second.
         poll_ms = self._options.poll_ms if self.tracker.finder is None else self._options.poll_ms * 5 // 4
         return min(poll_ms, _POLL_MS_MAX)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Returns the ends of the logs as last seen and how far the micro-batch is behind them."""
+        """Return the last seen ends of the logs and the lag of the micro-batch."""
         if self._ends_at is None or not self._seen:
             return None
         seen = {group: replace(view, end=self._ends[group]) for group, view in self._seen.items()}
         return self._lag.report(StreamOffset.from_json(self._ends_at), seen, self.tracker.policy).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Plans [start, end); empty where a replayed first batch starts behind its end."""
-        self._pin_due = False  # Spark has an end, so its checkpoint holds the start already
+        """Plan [start, end); empty if a replayed first batch starts after its end."""
+        self._pin_due = False  # Spark has an end, so the start is in its checkpoint
         begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
-        # An end that was made here a moment ago was checked against these bounds; one of a replay is checked anew.
-        bounds = self._seen if end == self._answer else self._bounds()
+        # An end that latestOffset just returned was checked against these bounds; one of a replay is checked now.
+        bounds = self._seen if end == self._last_end else self._bounds()
         known = self.tracker.adopt(begin, bounds)
         ends = {group: offset.next for group, offset in self.tracker.adopt(stop, bounds).groups.items()}
         starts = {group: min(offset.next, ends[group]) for group, offset in known.groups.items()}
@@ -240,15 +240,15 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the partition's entries; runs on executors."""
+        """Yield the partition's entries; runs on executors."""
         assert isinstance(partition, RangesPartition)
         return read_partition(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Does nothing: progress is kept in Spark's checkpoint alone."""
+        """Do nothing: progress is in the Spark checkpoint alone."""
 
     def stop(self) -> None:
-        """Ends the query: retention need not wait for it any longer."""
+        """Release the pins at the end of the query."""
         if self._tracker is not None:
             self._tracker.release()
 
@@ -263,7 +263,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.tracker.index_at_time(group, timestamp_ms, self._seen[group])
 
     def _allowed(self, bounds: Mapping[str, LogBounds]) -> dict[str, int]:
-        """How far this run may read: to the end bound, and with AvailableNow to what was there at its start."""
+        """Return the limit of this run: the option's end, and with AvailableNow the end at its start."""
         if self._targets is None:
             return dict(self._ends)
         return {group: min(self._ends[group], self._targets.get(group, EARLIEST)) for group in bounds}

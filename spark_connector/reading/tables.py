@@ -1,15 +1,15 @@
-"""Metadata tables, ``option("table", ...)``: what nodes, or a store, know of their logs, as rows.
+"""Metadata tables, ``option("table", ...)``: metadata of the logs of nodes, or of a store, as rows.
 
 ======================  ===========================================================================================
-``groups``              one row per group: its log, who leads, the range that can be read, how many nodes answer
-``nodes``               one row per group and node, also of nodes that do not answer
-``terms``               one row per group and run of a term: who led when
+``groups``              one row per group: its log, leader, readable range and number of reachable nodes
+``nodes``               one row per group and node, also of unreachable nodes
+``terms``               one row per group and term range
 ``segments``            one row per group, node and data file
 ``producers``           one row per group and producer, or query that wrote transactions
 ======================  ===========================================================================================
 
-Indexes are ranges [first_index, end); what is not committed is not in them. The rows are collected when the query is
-planned, so that what is wrong is said before it starts.
+Index ranges are [first_index, end) and contain committed entries only. The rows are collected when the query is
+planned, so that errors are raised before it starts.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class TableReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Collects the rows, on the driver."""
+        """Collect the rows, on the driver."""
         table = str(self._options.table)
         rows = _rows_of_store(self._options, table) if self._options.path else _rows_of_servers(self._options, table)
         batch = pa.RecordBatch.from_pylist(list(rows), TABLES[table])
         return [_Rows(batch.select(self._options.columns or batch.schema.names))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows."""
+        """Yield the rows."""
         assert isinstance(partition, _Rows)
         with pa.ipc.open_stream(partition.stream) as reader:
             yield from reader
@@ -157,7 +157,7 @@ def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
     store = store_for(options.path)
     recorded = store.group or Path(options.path).resolve().parent.name
     if options.groups_given and store.group is not None and store.group != options.groups[0]:
-        raise OptionError(f"the store is of group {store.group!r}", "groups", "leave it out")
+        raise OptionError(f"groups: the store belongs to group {store.group!r}", "", "leave the option out")
     group = options.groups[0] if options.groups_given else recorded
     if table in ("groups", "nodes"):
         return [_store_row(store, group, table)]
@@ -166,15 +166,15 @@ def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
 
 
 def _store_row(store: StoreReader, group: str, table: str) -> dict[str, Any]:
-    segments, runs = store.describe("segments"), store.term_ranges()
-    begins = segments.column("position")[0].as_py() if segments.num_rows else store.position_end
+    segments, terms = store.describe("segments"), store.term_ranges()
+    start = segments.column("position")[0].as_py() if segments.num_rows else store.position_end
     row: dict[str, Any] = {
         "group": group,
         "first_index": store.first_index,
         "end": store.last_index + 1,
         "commit_index": store.commit_index,
-        "bytes": store.position_end - begins,
+        "bytes": store.position_end - start,
     }
     if table == "nodes":
         return row | {"node_id": store.node_id}
-    return row | {"log": store.log_uuid, "term": int(runs[-1].term) if runs else None}
+    return row | {"log": store.log_uuid, "term": int(terms[-1].term) if terms else None}

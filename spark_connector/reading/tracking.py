@@ -1,4 +1,4 @@
-"""The driver's view of all groups of a query: where they begin and end, and whether an offset still fits its log."""
+"""The driver's view of all groups of a query: their bounds, and whether an offset still matches its log."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from spark_connector.errors import (
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
 from spark_connector.planning import Extent, Range, core_count, ends_within_bytes, partition_count, split
-from spark_connector.reading.logs import Log, RecordFacts, ServerLog, open_log
+from spark_connector.reading.logs import Log, RecordInfo, ServerLog, open_log
 from spark_connector.reading.pinning import Pin
 
 
 class GroupFinder:
-    """Looks for the groups of ``groupsPattern``.
+    """Finds the groups of ``groupsPattern``.
 
-    A group counts only from when its log has an identity: before, nothing was ever appended to it.
+    A group counts once its log has a uuid: before, no entry was appended to it.
     """
 
     def __init__(self, options: DLedgerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._clock = clock
-        self._asked: float | None = None
+        self._last_request: float | None = None
         self._hosted: tuple[str, ...] = ()
 
     def find(self) -> list[str]:
-        """Asks the nodes and returns the groups that fit now, sorted."""
+        """Ask the nodes and return the groups that match now, sorted."""
         options = self._options
         # Every client of these nodes can ask for their groups.
         hosted = client_for(options, options.groups[0], planning=True).groups()
-        self._asked = self._clock()
+        self._last_request = self._clock()
         self._hosted = tuple(hosted)
         return [group for group, log in hosted.items() if log is not None and options.selects(group)]
 
     def is_due(self) -> bool:
-        """Whether ``discoveryInterval`` has passed since the nodes were asked last."""
-        return self._asked is None or self._clock() - self._asked >= self._options.discovery_ms / 1000
+        """Whether ``discoveryInterval`` has passed since the last request."""
+        return self._last_request is None or self._clock() - self._last_request >= self._options.discovery_ms / 1000
 
     def nothing_found(self) -> OptionError:
-        """Returns the error for a pattern that fits no group."""
+        """Return the error for a pattern that matches no group."""
         return OptionError(
-            f"no group fits {self._options.groups_pattern!r}",
-            "groupsPattern",
-            f"the nodes host: {', '.join(self._hosted) or 'none'}; it must match a whole name",
+            f"groupsPattern {self._options.groups_pattern!r} matches no group",
+            "",
+            f"the nodes host: {', '.join(self._hosted) or 'none'}; it must match a complete name",
         )
 
 
@@ -67,18 +67,17 @@ if TYPE_CHECKING:
     from spark_connector.reading.partitions import RangesPartition
 
 _WAIT_THREADS_MAX: Final = 256
-_LOOK_MS_MAX: Final = 30_000
+_WAIT_MS_MAX: Final = 30_000
 
 
 class EntryWaiter:
-    """Waits until one of several logs grows.
+    """Waits until one of several logs has new entries, with few requests for any number of groups.
 
-    Our servers take one request for all groups. Others are looked at group by group: a look lasts as many timeouts as
-    there are groups, so one ends in each timeout, however many there are. What has not ended when ``wait`` returns
-    counts for the next call.
+    Native servers take one request for all groups. Other logs are waited for one by one, in threads: each wait lasts as
+    many timeouts as there are groups, so about one ends in each timeout. Unfinished waits count for the next call.
 
     Args:
-        logs: the logs by group; may grow.
+        logs: the logs by group; groups may be added.
     """
 
     def __init__(self, logs: Mapping[str, Log]) -> None:
@@ -87,7 +86,7 @@ class EntryWaiter:
         self._waits: dict[str, Future[bool]] = {}
 
     def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
-        """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known."""
+        """Wait up to ``timeout_ms`` for new entries; return whether a log may differ from ``known``."""
         if not known:
             time.sleep(timeout_ms / 1000)
             return False
@@ -98,24 +97,24 @@ class EntryWaiter:
         if len(known) == 1 and not self._waits:
             return log.wait(known[group], timeout_ms)
         deadline = time.monotonic() + timeout_ms / 1000
-        grown = False
-        while not grown and (left := deadline - time.monotonic()) > 0:
-            self._look(known, min(timeout_ms * len(known), _LOOK_MS_MAX))
+        changed = False
+        while not changed and (left := deadline - time.monotonic()) > 0:
+            self._start_waits(known, min(timeout_ms * len(known), _WAIT_MS_MAX))
             done, _ = wait(self._waits.values(), left, FIRST_COMPLETED)
-            grown = any(future.result() for future in done)
+            changed = any(future.result() for future in done)
             self._waits = {group: future for group, future in self._waits.items() if future not in done}
-        return grown
+        return changed
 
-    def _look(self, known: Mapping[str, LogBounds], look_ms: int) -> None:
+    def _start_waits(self, known: Mapping[str, LogBounds], wait_ms: int) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_WAIT_THREADS_MAX, "dledger-wait")
         for group in set(known) - set(self._waits):
-            self._waits[group] = self._threads.submit(self._logs[group].wait, known[group], look_ms)
+            self._waits[group] = self._threads.submit(self._logs[group].wait, known[group], wait_ms)
 
 
 _THREADS_MAX: Final = 32
-_PLACES_MAX: Final = 4096
-"""Places of records that are kept in mind; one that is not right any more only makes partitions less even."""
+_POSITIONS_MAX: Final = 4096
+"""Limit of the cached record positions; an outdated one only makes partitions less even."""
 
 
 class Tracker:
@@ -123,12 +122,12 @@ class Tracker:
 
     Args:
         options: what to read.
-        pin_ms: how long what is planned is kept out of retention, where the options do not say.
+        pin_ms: duration of the pins of planned entries, if the options do not set it.
 
     Attributes:
         groups: names of the logs, sorted; ``discover`` may add some.
-        finder: looks for the groups of a pattern, None without one.
-        policy: what is done about losses, and how many there were.
+        finder: finds the groups of a pattern, None without one.
+        policy: handles and counts losses.
     """
 
     def __init__(self, options: DLedgerOptions, *, pin_ms: int = 0) -> None:
@@ -137,8 +136,8 @@ class Tracker:
         self._pin = Pin(self._pin_ms)
         self._logs: dict[str, Log] = {}
         self._verified: dict[str, deque[GroupOffset]] = {}
-        self._looked_at: dict[tuple[str, int], RecordFacts] = {}
-        self._places: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._records_read: dict[tuple[str, int], RecordInfo] = {}
+        self._positions: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._waiter = EntryWaiter(self._logs)
         self._threads: ThreadPoolExecutor | None = None
         self._beyond_end: dict[str, int] = {}
@@ -157,7 +156,7 @@ class Tracker:
         self.groups = sorted(self._logs)
 
     def discover(self) -> bool:
-        """Looks for new groups if there is a pattern and it is time to; returns whether there are any."""
+        """Find new groups if there is a pattern and a search is due; return whether there are any."""
         if self.finder is None or not self.finder.is_due():
             return False
         known = len(self._logs)
@@ -165,7 +164,7 @@ class Tracker:
         return len(self._logs) > known
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Returns what can be read now, per group; asks for all groups at once, as a node may take long to answer."""
+        """Return the bounds of the readable entries per group; all groups in parallel, as a node may respond slowly."""
         if len(self.groups) <= 1:
             return {group: self._logs[group].bounds() for group in self.groups}
         if self._threads is None:
@@ -174,7 +173,7 @@ class Tracker:
         return dict(zip(self.groups, views, strict=True))
 
     def resolve(self, spec: StartSpec, bounds: Mapping[str, LogBounds], absent: int) -> dict[str, int]:
-        """Returns the index that ``spec`` means for each group; ``absent`` stands for groups it does not name."""
+        """Return the index that ``spec`` selects in each group; ``absent`` is for groups that it does not name."""
         named = {"earliest": EARLIEST, "latest": LATEST}
         found = {}
         for group in self.groups:
@@ -184,7 +183,7 @@ class Tracker:
         return found
 
     def starts(self, bounds: Mapping[str, LogBounds], default: StartSpec, absent: int) -> dict[str, int]:
-        """Returns where the options begin; a time wins over an index, as with Kafka."""
+        """Return the start of each group by the options; a time overrides an index, as with Kafka."""
         options = self._options
         starts = self.resolve(options.starting_offsets or default, bounds, absent)
         if options.starting_timestamp is None:
@@ -192,7 +191,7 @@ class Tracker:
         return self.resolve_time(options.starting_timestamp, bounds, starts, options.starting_strategy)
 
     def ends(self, bounds: Mapping[str, LogBounds]) -> dict[str, int]:
-        """Returns where the options end a batch read; a time behind the last entry means the end."""
+        """Return the end of a batch read of each group by the options; a time after the last entry selects the end."""
         options = self._options
         ends = self.resolve(options.ending_offsets or "latest", bounds, LATEST)
         return ends if options.ending_timestamp is None else self.resolve_time(options.ending_timestamp, bounds, ends)
@@ -200,13 +199,13 @@ class Tracker:
     def resolve_time(
         self, spec: TimeSpec, bounds: Mapping[str, LogBounds], otherwise: Mapping[str, int], strategy: str | None = None
     ) -> dict[str, int]:
-        """Returns per group the first index at or after the time that ``spec`` gives for it.
+        """Return per group the first index at or after the time that ``spec`` gives for it.
 
         Args:
             spec: milliseconds since the epoch, for all groups or per group.
-            bounds: what can be read.
+            bounds: the readable entries.
             otherwise: the indexes of groups that ``spec`` does not name.
-            strategy: ``error`` refuses a time behind the last entry; else it means the end.
+            strategy: with ``error`` a time after the last entry is an error; else it selects the end.
 
         Raises:
             OptionError: there is no such entry and the strategy is ``error``.
@@ -219,38 +218,38 @@ class Tracker:
             found[group] = self.index_at_time(group, wanted, bounds[group])
             if strategy == "error" and found[group] >= bounds[group].end:
                 raise OptionError(
-                    f"group {group!r} has no entry at or after {wanted} ms since the epoch",
-                    "startingTimestamp",
-                    "give an earlier time, or set startingOffsetsByTimestampStrategy=latest",
+                    f"startingTimestamp: group {group!r} has no entry at or after {wanted} ms since the epoch",
+                    "",
+                    "use an earlier time, or set startingOffsetsByTimestampStrategy=latest",
                 )
         return found
 
     def index_at_time(self, group: str, timestamp_ms: int, bounds: LogBounds) -> int:
-        """Returns the first index of a group appended at or after a time, its end if there is none."""
+        """Return the first index of a group appended at or after a time, its end if there is none."""
         return self._logs[group].index_at_time(timestamp_ms, bounds)
 
     def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> StreamOffset:
-        """Returns the offset before the given indexes, with what identifies the record before each."""
+        """Return the offset at the given indexes, with term and check of the record before each."""
         found = {}
         for group, index in ends.items():
             log, known = bounds[group].log_uuid, bounds[group].first_index < index <= bounds[group].end
-            facts = self._record(group, index - 1) if known else None
-            if facts is not None:
-                self._keep_place(group, index, facts.end_position)
-            found[group] = GroupOffset.at(index, log, facts.mark if facts is not None else None)
+            record = self._record(group, index - 1) if known else None
+            if record is not None:
+                self._cache_position(group, index, record.end_position)
+            found[group] = GroupOffset.at(index, log, record.check if record is not None else None)
         for group, offset in found.items():
             self._verified[group].append(offset)
-        self._looked_at.clear()
+        self._records_read.clear()
         return StreamOffset(found)
 
     def adopt(self, start: StreamOffset, bounds: Mapping[str, LogBounds]) -> StreamOffset:
-        """Checks an offset against the logs and returns it for exactly the groups of this query.
+        """Check an offset against the logs and return it for exactly the groups of this query.
 
-        A group that the offset does not hold begins at its first index. An offset that was made or checked here
-        before is not read again, only its log's identity is compared.
+        A group that the offset does not contain starts at its first index. The record before an offset that was made or
+        checked here is not read again, only the uuid of its log is compared.
 
         Raises:
-            DataLossError: the offset does not fit and ``failOnDataLoss`` is set.
+            DataLossError: the offset does not match its log and ``failOnDataLoss`` is set.
         """
         for group in sorted(set(start.groups) - set(self.groups)):
             self.policy.report(GroupGoneError.of(group, start.groups[group].next, self.groups))
@@ -272,26 +271,26 @@ class Tracker:
             return offset
         self.policy.report(loss, offset.next)
         if isinstance(loss, (LogRecreatedError, TermMismatchError)):
-            # Going on means: from the same index, in the log that is there now. Offsets never go back.
+            # Continue at the same index of the present log, because offsets never decrease.
             return self.offset_at({group: offset.next}, {group: bounds}).groups[group]
         if isinstance(loss, OffsetBeyondEndError):
             self._beyond_end[group] = offset.next
         return offset
 
     def is_beyond_end(self, group: str, index: int) -> bool:
-        """Whether it was accepted that a log ends before ``index``, where the query waits for it to grow."""
+        """Whether the loss of a log that ends before ``index`` was accepted, where the query waits for entries."""
         return self._beyond_end.get(group) == index
 
     def _loss(self, group: str, offset: GroupOffset, bounds: LogBounds) -> DataLossError | None:
-        mark = offset.mark
-        if mark is not None and bounds.log_uuid is not None and offset in self._verified[group]:
-            loss = find_loss(offset.position, bounds, lambda _: mark)
+        known = offset.last_consumed
+        if known is not None and bounds.log_uuid is not None and offset in self._verified[group]:
+            loss = find_loss(offset.position, bounds, lambda _: known)
         else:
-            loss = find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).mark)
+            loss = find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).check)
         return None if loss is None else loss_error(group, loss)
 
     def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> None:
-        """Reports a start that lies behind the end of its log."""
+        """Report a start after the end of its log."""
         for group, start in starts.items():
             if start > bounds[group].end and start > self._logs[group].bounds(min_end=start).end:
                 self.policy.report(OffsetBeyondEndError.of(group, start, bounds[group].end))
@@ -299,7 +298,7 @@ class Tracker:
     def within_bytes(
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds], most: int
     ) -> dict[str, int]:
-        """Returns the ends of a batch that takes at most ``most`` bytes of the logs, some entries at least."""
+        """Return the ends of a batch of at most ``most`` bytes of the logs, but at least one entry per backlog."""
 
         def position(group: str, index: int) -> int:
             if index > bounds[group].first_index:
@@ -308,15 +307,15 @@ class Tracker:
 
         return ends_within_bytes(starts, ends, most, position)
 
-    def _record(self, group: str, index: int) -> RecordFacts:
-        """Reads a record, each only once between two offsets that are made."""
+    def _record(self, group: str, index: int) -> RecordInfo:
+        """Read a record, at most once per offset."""
         key = (group, index)
-        if key not in self._looked_at:
-            self._looked_at[key] = self._logs[group].record(index)
-        return self._looked_at[key]
+        if key not in self._records_read:
+            self._records_read[key] = self._logs[group].record(index)
+        return self._records_read[key]
 
     def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
-        """Waits up to ``timeout_ms`` for a log to grow; returns whether one may differ from what is known."""
+        """Wait up to ``timeout_ms`` for new entries; return whether a log may differ from ``known``."""
         return self._waiter.wait(known, timeout_ms)
 
     def partitions(
@@ -337,19 +336,19 @@ class Tracker:
                 self.policy.report(RetentionError.of(group, start, view.first_index, end))
                 start = min(view.first_index, end)
             if start < end:
-                place = partial(self._place, first=view.first_index)
+                position = partial(self._position, first=view.first_index)
                 part = Range(group, start, end, view.commit_index, view.log_uuid)
-                extents.append(Extent(part, place(group, start), place(group, end)))
-        held_since = time.time()
+                extents.append(Extent(part, position(group, start), position(group, end)))
+        pinned_at = time.time()
         for extent in extents:
-            self._pin.hold(self._logs[extent.part.group], extent.part.start)
+            self._pin.set(self._logs[extent.part.group], extent.part.start)
         return [
-            RangesPartition(pieces, number, self._pin_ms, held_since)
-            for number, pieces in enumerate(self._split(extents, bounds))
+            RangesPartition(ranges, number, self._pin_ms, pinned_at)
+            for number, ranges in enumerate(self._split(extents, bounds))
         ]
 
     def release(self) -> None:
-        """Lets retention delete again what was planned last."""
+        """Release the pins of the planned entries."""
         for group in self.groups:
             self._pin.release(self._logs[group])
 
@@ -358,20 +357,20 @@ class Tracker:
         parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
 
         def position(group: str, index: int) -> int:
-            return self._place(group, index, bounds[group].first_index)
+            return self._position(group, index, bounds[group].first_index)
 
         return split(extents, parts, position, self._options.max_records_per_partition)
 
-    def _place(self, group: str, index: int, first: int) -> int:
-        """Returns where the record at ``index`` begins, or the one before it ends; those of late are known."""
+    def _position(self, group: str, index: int, first: int) -> int:
+        """Return the position of the record at ``index``, or the end of the previous record; recent ones are cached."""
         key = (group, index)
-        if key not in self._places:
-            behind = index > first
-            facts = self._logs[group].record(index - 1 if behind else index)
-            self._keep_place(group, index, facts.end_position if behind else facts.position)
-        return self._places[key]
+        if key not in self._positions:
+            has_previous = index > first
+            record = self._logs[group].record(index - 1 if has_previous else index)
+            self._cache_position(group, index, record.end_position if has_previous else record.position)
+        return self._positions[key]
 
-    def _keep_place(self, group: str, index: int, position: int) -> None:
-        self._places[group, index] = position
-        while len(self._places) > _PLACES_MAX:
-            self._places.popitem(last=False)
+    def _cache_position(self, group: str, index: int, position: int) -> None:
+        self._positions[group, index] = position
+        while len(self._positions) > _POSITIONS_MAX:
+            self._positions.popitem(last=False)

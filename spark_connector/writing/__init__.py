@@ -1,1 +1,1 @@
-"""Writes rows as transactions: what executors append, what the driver commits."""
+"""Writing: executors append rows as parts of a transaction, the driver commits it."""

@@ -1,7 +1,9 @@
-"""A task attempt of the sink: appends its rows under a uuid of its own, as parts of the micro-batch's transaction.
+"""A task attempt of the sink: appends its rows under its own uuid, as parts of the micro-batch's transaction.
 
-What it has appended it reports to the driver, whose commit lists the parts of the winning attempts (``committing``).
-An append whose outcome is unknown is simply made again: what is not listed loses.
+Spark guarantees neither row order nor chunk boundaries between attempts of a task, so appends cannot be deduplicated by
+content or sequence. Instead each attempt reports its index ranges to the driver, whose commit lists the ranges of the
+winning attempts (``committing``). So an append with an unknown outcome is repeated: ranges that are not listed are
+orphaned, and read_committed skips them.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ _IN_FLIGHT_BYTES: Final = 8 << 20
 
 @dataclass
 class CommittedBefore:
-    """A group in which an attempt found its transaction committed, so that it wrote nothing.
+    """A group whose transaction an attempt found committed, so that it wrote nothing.
 
     Attributes:
-        input_id: what the committed micro-batch was made of, if its writer said so.
-        newest: the newest micro-batch that the query has committed there.
-        rows: how many rows were committed.
-        skipped: how many rows this attempt had for the group.
+        input_id: digest of the input of the committed micro-batch, if recorded.
+        newest: the newest micro-batch of the query that is committed there.
+        rows: number of committed rows.
+        skipped: number of rows that this attempt had for the group.
     """
 
     input_id: str
@@ -48,12 +50,12 @@ class CommittedBefore:
 
 @dataclass
 class AttemptMessage(WriterCommitMessage):
-    """What a task attempt tells the driver.
+    """Message of a finished task attempt for the driver.
 
     Attributes:
-        transaction: the transaction it took part in.
-        parts: per group the ranges it appended.
-        committed: groups whose transaction was committed before, by an earlier run of the micro-batch.
+        transaction: the transaction of the micro-batch.
+        parts: per group the appended ranges.
+        committed: groups whose transaction an earlier execution of the micro-batch has committed.
     """
 
     transaction: TransactionId
@@ -64,12 +66,12 @@ class AttemptMessage(WriterCommitMessage):
 def write_attempt(
     batches: Iterable[pa.RecordBatch], shape: SinkShape, options: DLedgerOptions, transaction: TransactionId
 ) -> AttemptMessage:
-    """Appends a task's rows and returns the message for the driver; runs on executors.
+    """Append a task's rows and returns the message for the driver; runs on executors.
 
     Raises:
         SchemaError: a row that cannot be written.
         FencedError: a newer run of the query writes.
-        DLedgerError: the servers refused, or did not answer in ``fetchRetryMs``.
+        DLedgerError: the servers rejected an append, or did not respond within ``fetchRetryMs``.
     """
     attempt, first_row = _Attempt(options, transaction), 0
     context = TaskContext.get()
@@ -86,7 +88,11 @@ def write_attempt(
 
 
 class _Attempt:
-    """One attempt's writers, one per group."""
+    """The writers of one attempt, one per group.
+
+    A group has either a writer or a committed transaction, never both: an attempt that found its transaction committed
+    must append nothing more there.
+    """
 
     def __init__(self, options: DLedgerOptions, transaction: TransactionId) -> None:
         self._options = options
@@ -95,7 +101,12 @@ class _Attempt:
         self._message = AttemptMessage(transaction)
 
     def write(self, rows: GroupRows) -> None:
+        """Append rows, unless the transaction of their group is committed.
+
+        The state is asked once per group, before the first append: a replayed micro-batch must not write again.
+        """
         group = rows.group
+        assert not (group in self._writers and group in self._message.committed)
         if group not in self._writers and group not in self._message.committed:
             client = client_for(self._options, group)
             if not self._note_if_committed(group, client):
@@ -107,7 +118,7 @@ class _Attempt:
             self._message.committed[group].skipped += len(rows.bodies)
 
     def finish(self) -> AttemptMessage:
-        """Sends the rest and returns the message once everything is committed."""
+        """Send the remaining rows and return the message once all appends are committed."""
         for group in list(self._writers):
             self._unless_committed(group, None)
         return self._message
@@ -117,7 +128,11 @@ class _Attempt:
             writer.cancel()
 
     def _unless_committed(self, group: str, rows: GroupRows | None) -> None:
-        """Appends rows, or the rest; the transaction may be committed meanwhile, by another run or another attempt."""
+        """Append rows, or finish if None; count them as skipped if the transaction is committed meanwhile.
+
+        Another run of the query, or the commit with a speculative attempt of this task, can end the transaction at any
+        time. The node then rejects the append; only a committed transaction excuses that.
+        """
         writer = self._writers[group]
         try:
             if rows is None:
@@ -132,10 +147,10 @@ class _Attempt:
             self._message.committed[group].skipped += writer.rows
 
     def _note_if_committed(self, group: str, client: Client) -> bool:
-        """Notes the group if the transaction is committed.
+        """Record the group if its transaction is committed; return whether it is.
 
         Raises:
-            FencedError: this run was retired by a newer one.
+            FencedError: a newer run of the query has fenced this one.
         """
         found = client.transaction(self._message.transaction)
         if found.state == "committed":
@@ -147,9 +162,10 @@ class _Attempt:
 class _GroupWriter:
     """Collects a group's bodies into appends of about ``appendMaxBytes`` and sends them in order.
 
-    Up to ``_IN_FLIGHT_BYTES`` are under way at once. Rows must lie in the log in the order of the task: appends are
-    sent in order, and where a retry overtook another append, all from there on are appended again, one by one; the
-    first copies are not listed and so they lose.
+    Up to ``_IN_FLIGHT_BYTES`` are in flight, because one append at a time would wait a round trip each. The log must
+    contain the rows in the order of the task. Appends are sent in order, but after a retry a later append may come
+    first in the log. Then all appends from there on are repeated one by one; their first copies are not listed and so
+    they are orphaned.
     """
 
     def __init__(self, client: Client, options: DLedgerOptions, transaction: TransactionId, attempt: str) -> None:
@@ -167,7 +183,7 @@ class _GroupWriter:
 
     def add(self, rows: GroupRows) -> None:
         self.rows += len(rows.bodies)
-        for start, stop, size in _pieces(rows.bodies, self._options.append_max_bytes):
+        for start, stop, size in _chunks(rows.bodies, self._options.append_max_bytes):
             if self._collected and self._bytes + size > self._options.append_max_bytes:
                 self._send()
             first = self._numbers[0] if self._collected else int(rows.numbers[start])
@@ -176,7 +192,7 @@ class _GroupWriter:
             self._bytes += size
 
     def finish(self) -> list[Part]:
-        """Sends the rest and returns the parts once all are committed."""
+        """Send the remaining bodies and return the parts once all are committed."""
         if self._collected:
             self._send()
         while self._in_flight:
@@ -184,7 +200,10 @@ class _GroupWriter:
         return self._parts
 
     def cancel(self) -> None:
-        """Gives up what is under way; after ``finish`` there is nothing."""
+        """Cancel the appends in flight; after ``finish`` there are none.
+
+        A task that failed must not keep sending. The parts it appended stay orphaned, because its message is lost.
+        """
         for append in self._in_flight:
             self._client.call(_cancelled(append.task))
         self._in_flight.clear()
@@ -195,18 +214,22 @@ class _GroupWriter:
         while self._in_flight and self._in_flight_bytes + size > _IN_FLIGHT_BYTES:
             self._take()
         work = self._client.in_loop.append_attempt(bodies, transaction=self._transaction, attempt=self._attempt)
-        # Tasks of a loop start in the order they are made, so the requests leave in this order.
+        # An event loop starts tasks in the order of their creation, so the requests leave in this order.
         self._in_flight.append(_Append(self._client.call(_started(work)), bodies, size, self._numbers))
         self._in_flight_bytes += size
 
     def _take(self) -> None:
-        """Takes the result of the oldest append under way."""
+        """Await the oldest append in flight and record its part."""
         append = self._in_flight.popleft()
         self._in_flight_bytes -= append.size
+        assert self._in_flight_bytes >= 0
         result = self._result_of(append)
         overtaken = not self._follows(result)
         if overtaken:
             result = self._client.append_attempt(append.bodies, transaction=self._transaction, attempt=self._attempt)
+        # Readers return the parts in log order, which must be the order of the task.
+        assert self._follows(result), "a repeated append is after all earlier ones"
+        assert result.rows == len(append.bodies)
         self._parts.append(Part(result.first_index, result.last_index, result.rows, result.crc))
         while overtaken and self._in_flight:
             self._take()
@@ -223,8 +246,8 @@ class _GroupWriter:
             raise SchemaError(f"{error.what} (rows {first} to {last} of the task)", error.where, error.remedy) from None
 
 
-def _pieces(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (start, stop, bytes of their records): pieces of at most ``most`` bytes, or of one body."""
+def _chunks(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, stop, bytes of their records): chunks of at most ``most`` bytes, or of one body."""
     offsets = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8)
     ends = offsets[1:] - offsets[0] + HEADER_BYTES * np.arange(1, len(bodies) + 1)
     start, before = 0, 0
@@ -236,7 +259,7 @@ def _pieces(bodies: pa.Array, most: int) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """An append under way; ``numbers`` are those of its first and last row."""
+    """An append in flight; ``numbers`` are those of its first and last row."""
 
     task: asyncio.Task[AttemptResult]
     bodies: pa.Array

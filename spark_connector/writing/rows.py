@@ -1,8 +1,8 @@
-"""Rows that Spark wants to write, as bodies per group.
+"""Rows of Spark as bodies per group.
 
-Two shapes are taken: ``body`` alone (binary or string), or the columns of a message (``topic`` and ``body``, and any of
-``queue_id, tags, keys, properties``). Both may have a column ``group``. A row that cannot be written is named by its
-number within the Spark partition.
+Two shapes are accepted: ``body`` alone (binary or string), or the columns of a message (``topic`` and ``body``, and any
+of ``queue_id, tags, keys, properties``). Both may have a column ``group``. Errors name a row by its number within the
+Spark partition.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["GroupRows", "SinkShape", "rows_by_group", "sink_shape"]
 
 _TEXT: Final = (StringType,)
 _BYTES: Final = (BinaryType, StringType)
-_WHOLE: Final = (IntegerType, LongType, ShortType, ByteType)
+_INTEGER: Final = (IntegerType, LongType, ShortType, ByteType)
 _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "group": _TEXT,
     "body": _BYTES,
     "topic": _TEXT,
-    "queue_id": _WHOLE,
+    "queue_id": _INTEGER,
     "tags": _TEXT,
     "keys": _TEXT,
     "properties": (MapType,),
@@ -52,10 +52,10 @@ _DEFAULT_GROUP: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class SinkShape:
-    """How rows become bodies.
+    """The conversion of rows to bodies.
 
     Attributes:
-        group: target of all rows; None = the column ``group`` says.
+        group: target of all rows; None = the column ``group``.
         message: encode the columns as RocketMQ messages.
     """
 
@@ -65,10 +65,10 @@ class SinkShape:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """Consecutive rows of one group, as bodies that fit a record each.
+    """Consecutive rows of one group, as bodies that each fit into a record.
 
     Attributes:
-        group: the log they go to.
+        group: the target log.
         bodies: large_binary without nulls.
         numbers: each body's row number within the Spark partition.
     """
@@ -79,60 +79,60 @@ class GroupRows:
 
 
 def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
-    """Checks the columns before the query starts.
+    """Check the columns before the query starts.
 
     Raises:
-        SchemaError: a column is missing, unknown, there twice, or of a wrong type.
+        SchemaError: a column is missing, unknown, duplicate, or of a wrong type.
     """
     names = Counter(schema.names)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
-        raise SchemaError(f"column {twice[0]!r} is there twice", "columns", "select it once")
+        raise SchemaError(f"duplicate column {twice[0]!r}", "", "select it once")
     kinds = {column.name: column.dataType for column in schema.fields}
     for name, kind in kinds.items():
         if name not in _KINDS:
             raise SchemaError(
-                f"column {name!r} cannot be written", "columns", f"select only columns among {', '.join(_KINDS)}"
+                f"column {name!r} cannot be written", "", f"select only columns among {', '.join(_KINDS)}"
             )
         if not isinstance(kind, _KINDS[name]):
             raise SchemaError(
                 f"column {name!r} has type {kind.simpleString()}",
-                "columns",
+                "",
                 f"cast it to {' or '.join(known.typeName() for known in _KINDS[name])}",
             )
     properties = kinds.get("properties")
     if isinstance(properties, MapType) and not (
         isinstance(properties.keyType, StringType) and isinstance(properties.valueType, StringType)
     ):
-        raise SchemaError("column 'properties' is not map<string,string>", "columns", "cast its keys and values")
+        raise SchemaError("column 'properties' is not map<string,string>", "", "cast its keys and values")
     message = bool(_MESSAGE & set(kinds))
     missing = {"body", *(["topic"] if message else [])} - set(kinds)
     if missing:
-        raise SchemaError(f"column {min(missing)!r} is missing", "columns", f"add it; there are {', '.join(kinds)}")
+        raise SchemaError(f"missing column {min(missing)!r}", "", f"add it to {', '.join(kinds)}")
     by_column = options.group is None and "group" in kinds
     return SinkShape(None if by_column else options.group or _DEFAULT_GROUP, message)
 
 
 def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, partition: int) -> Iterator[GroupRows]:
-    """Yields the rows of each group, those of a group in their order.
+    """Yield the rows of each group, in the order of the batch.
 
     Args:
-        batch: rows as Spark gives them; strings and binaries may be large.
-        shape: what ``sink_shape`` found.
+        batch: rows of Spark; strings and binaries may be large.
+        shape: from ``sink_shape``.
         first_row: number of the batch's first row within the Spark partition.
         partition: number of that partition.
 
     Raises:
-        SchemaError: a row that cannot be written: a null where there must be a value, a name that cannot be a
-            group's, a message that cannot be encoded, a record above the maximum size.
+        SchemaError: a row cannot be written: a null in a required column, an invalid group name, a message that
+            cannot be encoded, a record above the maximum size.
     """
     numbers = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
     for name in _NEVER_NULL if shape.group is not None else ("group", *_NEVER_NULL):
         if name in batch.schema.names and batch.column(name).null_count:
             row = numbers[pc.index(batch.column(name).is_null(), True).as_py()]
             raise SchemaError(
-                f"column {name!r} is null in {_place(row, partition)}",
-                "columns",
+                f"column {name!r} is null in {_row_name(row, partition)}",
+                "",
                 f"filter such rows out (WHERE {name} IS NOT NULL) or fill them",
             )
     if shape.group is not None:
@@ -141,13 +141,13 @@ def rows_by_group(batch: pa.RecordBatch, shape: SinkShape, first_row: int, parti
     groups = batch.column("group")
     for group in pc.unique(groups).to_pylist():
         rows = pc.equal(groups, group)
-        mine = numbers[rows.to_numpy(zero_copy_only=False)]
+        group_numbers = numbers[rows.to_numpy(zero_copy_only=False)]
         try:
             check_group_name(group)
         except ConfigError as error:
-            where = f"column 'group' in {_place(mine[0], partition)}"
+            where = f"column 'group' in {_row_name(group_numbers[0], partition)}"
             raise SchemaError(error.what, where, error.remedy) from None
-        yield _group_rows(group, batch.filter(rows), shape, mine, partition)
+        yield _group_rows(group, batch.filter(rows), shape, group_numbers, partition)
 
 
 def _group_rows(group: str, batch: pa.RecordBatch, shape: SinkShape, numbers: Any, partition: int) -> GroupRows:
@@ -159,9 +159,9 @@ def _group_rows(group: str, batch: pa.RecordBatch, shape: SinkShape, numbers: An
         if largest > RECORD_BYTES_MAX:
             row = numbers[pc.index(sizes, largest - HEADER_BYTES).as_py()]
             raise SchemaError(
-                f"{_place(row, partition)} makes a record of {largest} bytes",
+                f"{_row_name(row, partition)} makes a record of {largest} bytes",
                 f"column 'body', group {group!r}",
-                f"a record has at most {RECORD_BYTES_MAX} bytes: cut the body, or keep it elsewhere and write where",
+                f"a record has at most {RECORD_BYTES_MAX} bytes: shorten the body, or store it elsewhere",
             )
     return GroupRows(group, bodies, numbers)
 
@@ -170,12 +170,12 @@ def _messages(batch: pa.RecordBatch, numbers: Any, partition: int) -> pa.Array:
     try:
         return _encoded(batch)
     except BadRequestError as error:
-        at, found = _first_refused(batch), error
+        at, found = _first_invalid(batch), error
         try:
             _encoded(batch.slice(at, 1))
         except BadRequestError as exact:
             found = exact
-        where = f"column {found.where!r} in {_place(numbers[at], partition)}"
+        where = f"column {found.where!r} in {_row_name(numbers[at], partition)}"
         raise SchemaError(found.what, where, found.remedy or "correct or filter such rows") from None
 
 
@@ -186,8 +186,8 @@ def _encoded(batch: pa.RecordBatch) -> pa.Array:
     return encode_messages(**{"queue_id": 0, **columns})
 
 
-def _first_refused(batch: pa.RecordBatch) -> int:
-    """Returns the first row that cannot be encoded, by bisecting."""
+def _first_invalid(batch: pa.RecordBatch) -> int:
+    """Return the first row that cannot be encoded, by bisecting."""
     low, high = 0, batch.num_rows
     while high - low > 1:
         middle = (low + high) // 2
@@ -200,5 +200,5 @@ def _first_refused(batch: pa.RecordBatch) -> int:
     return low
 
 
-def _place(row: Any, partition: int) -> str:
+def _row_name(row: Any, partition: int) -> str:
     return f"row {int(row)} of partition {partition}"

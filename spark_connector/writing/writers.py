@@ -20,69 +20,77 @@ from spark_connector.writing.rows import sink_shape
 
 
 class DLedgerBatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame whole or not at all; the same object, pickled, serves tasks and commit."""
+    """Writes a DataFrame completely or not at all; tasks and commit use pickled copies of this object.
+
+    The transaction has an id of its own, so no earlier write can have committed it.
+    """
 
     def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError("a log cannot be overwritten", "mode", "use .mode('append')")
+            raise OptionError("a log cannot be overwritten", "", "use .mode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
         self._transaction = TransactionId(f"write-{uuid.uuid4()}", 0, "")
         check_target(options, self._shape.group, started=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Appends a task's rows."""
+        """Append a task's rows."""
         return write_attempt(iterator, self._shape, self._options, self._transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Makes all rows visible."""
+        """Make all rows visible."""
         commit_attempts(messages, self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Gives the transaction up wherever it may have begun, unless it is committed."""
+        """Abort the transaction in every group, unless it is committed."""
         abort_attempts(messages, self._options, self._shape.group, self._transaction)
 
 
 class DLedgerStreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches exactly once.
 
-    Spark makes one writer to plan a micro-batch and another one to commit it; what they share travels in the messages.
+    Spark makes one writer to plan a micro-batch and another one to commit it, so shared data travels in the messages.
+    The query id and batch id identify the transaction, which makes the commit of a replay idempotent.
 
     Args:
         options: the options of the write.
         schema: the columns.
-        overwrite: Spark's; refused.
-        checkpoint: the query's checkpoint location, if it was given as an option.
+        overwrite: rejected.
+        checkpoint: the checkpoint location of the query, if set as an option.
     """
 
     def __init__(self, options: DLedgerOptions, schema: StructType, overwrite: bool, checkpoint: str = "") -> None:
         if overwrite:
-            raise OptionError("a log cannot be overwritten", "outputMode", "use outputMode('append')")
+            raise OptionError("a log cannot be overwritten", "", "use outputMode('append')")
         self._options = options
         self._shape = sink_shape(schema, options)
         self._checkpoint = checkpoint
         check_target(options, self._shape.group, started=has_committed(checkpoint))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Appends a task's rows; writes nothing if the micro-batch was committed before."""
+        """Append a task's rows; writes nothing if the micro-batch was committed before."""
         return write_attempt(iterator, self._shape, self._options, _transaction_of_task())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Commits the transaction in every group; a repeated call changes nothing."""
+        """Commit the transaction in every group; a repeated call changes nothing."""
         commit_attempts(messages, self._options, input_of(self._checkpoint, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - as above
-        """Aborts what finished tasks have written, unless it is committed or a newer run has taken over.
+        """Abort the rows of finished tasks, unless they are committed or a newer run owns the query.
 
-        Spark calls this when a task failed for good, when the query is stopped in the middle, and also after a
-        ``commit`` that raised. Only a finished task's message tells which transaction it was. Without one it stays open
-        until the query is restarted, or the leader aborts it (15 minutes by default): until then readers with
-        ``read_committed`` see the log up to its first entry.
+        Spark calls this when a task failed permanently, when the query is stopped during a micro-batch, and after a
+        ``commit`` that raised. Only the message of a finished task names the transaction. Without one it stays open
+        until the query is restarted or the leader aborts it (15 minutes by default). Until then readers with
+        ``read_committed`` stop at its first entry.
         """
         abort_attempts(messages, self._options, self._shape.group)
 
 
 def _transaction_of_task() -> TransactionId:
+    """Return the transaction of the micro-batch that the current task belongs to.
+
+    The run id is its fence token: a new run of the query fences tasks of the old one that still append.
+    """
     context = TaskContext.get()
     assert context is not None
     query_id = context.getLocalProperty("sql.streaming.queryId")

@@ -13,7 +13,7 @@ INDEX_BYTES = 32 * 4096
 def write_broker_store(
     directory: Path, bodies: list[bytes], *, committed: int | None = None, data_bytes: int = 1 << 14
 ) -> list[int]:
-    """Writes the store with physical offsets patched into the messages; returns where each message begins.
+    """Write the store with physical offsets patched into the messages; returns where each message begins.
 
     ``committed`` is what the store's checkpoint says; None: it has none, as in generation B.
     """
@@ -44,7 +44,7 @@ def write_broker_store(
 
 
 def write_commitlog(directory: Path, bodies: list[bytes], *, file_bytes: int = 1 << 16) -> list[int]:
-    """Writes the one file of a classic CommitLog, which is not full; returns where each message begins."""
+    """Write the one file of a classic CommitLog, which is not full; returns where each message begins."""
     content, places = bytearray(), []
     for body in bodies:
         places.append(len(content))
@@ -62,7 +62,7 @@ class BrokersQueue:
     end: int | None = None
 
     def put(self, offset: int, unit: tuple[int, int, int]) -> int | None:
-        """Returns the slot that the unit gets, None if it is left out; a hole stays a hole."""
+        """Return the slot that the unit gets, None if it is left out; a hole stays a hole."""
         if self.end is None:
             self.end = offset
         if offset != 0:

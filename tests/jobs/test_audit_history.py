@@ -47,7 +47,7 @@ Rows = list[dict[str, Any]]
 
 
 def read(start: int, end: int, hours_ago: float, *holders: AuditedReplica, **seen: Any) -> Rows:
-    """Digests of a range by all its holders; those of ``seen`` differ from one holder to the next."""
+    """Digest of a range by all its holders; those of ``seen`` differ from one holder to the next."""
     facts = {"start": start, "end": end, "bytes": 10 * (end - start), "read_at": NOW - hours_ago * HOUR}
     return [
         digest_row(one.name, log_uuid=one.log_uuid or "", source=one.source)

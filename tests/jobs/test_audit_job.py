@@ -86,7 +86,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def fill(cluster: LocalCluster, group: str, count: int = 5000) -> None:
-    """Appends entries and waits until all nodes know that they are committed: an audit compares no others."""
+    """Append entries and waits until all nodes know that they are committed: an audit compares no others."""
     with Client(cluster.peers, group) as client:
         for start in range(0, count, 1000):
             bodies = [b"entry %06d " % i + b"." * (i % 50) for i in range(start, start + 1000)]

@@ -45,7 +45,7 @@ def stores(tmp_path: Path) -> Stores:
 
 
 def place_of(store: Path, index: int) -> tuple[Path, int]:
-    """Returns the data file and the offset of a record."""
+    """Return the data file and the offset of a record."""
     with open_store(store) as reader:
         position = reader.read(index, index + 1).column("position")[0].as_py()
     files = sorted((store / "data").iterdir())

@@ -29,7 +29,7 @@ def bodies(count: int) -> list[bytes]:
 
 
 def write_log(root: Path, kind: str, count: int) -> list[int]:
-    """Writes the log, over the one that is there; it is the same up to where that ended."""
+    """Write the log, over the one that is there; it is the same up to where that ended."""
     if kind == "commitlog":
         return write_commitlog(root / "log", bodies(count))
     shutil.rmtree(root / "made", ignore_errors=True)

@@ -35,7 +35,7 @@ def units_of(log: Path, *, closed: bool = False) -> tuple[int, list[int]]:
 
 
 def cut(log: Path, messages: int, more: int = 0) -> int:
-    """Takes away the last messages, but for some bytes of the first of them; returns where that begins."""
+    """Take away the last messages, but for some bytes of the first of them; returns where that begins."""
     last = max(log.iterdir())
     content = last.read_bytes()
     begin = [at for at, _ in walk(content)][-messages]

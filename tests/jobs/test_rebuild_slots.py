@@ -103,7 +103,7 @@ def brokers_log(seed: int) -> Log:
 
 
 def modelled(log: Log, places: list[int]) -> tuple[set[tuple[Any, ...]], dict[str, dict[_Queue, dict[int, Any]]]]:
-    """Returns the rows of the table, and the slots of each queue for ``first`` and ``last``."""
+    """Return the rows of the table, and the slots of each queue for ``first`` and ``last``."""
     rebuilt: dict[_Queue, BrokersQueue] = defaultdict(BrokersQueue)
     served: dict[_Queue, dict[int, Any]] = defaultdict(dict)
     rows = []

@@ -27,7 +27,7 @@ class Shown:
 
 
 def execute(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **variables: str) -> Shown:
-    """Runs a notebook with these environment variables and no others of ours."""
+    """Run a notebook with these environment variables and no others of ours."""
     path = NOTEBOOKS / name
     notebook = nbformat.read(path, 4)
     assert not [cell for cell in notebook.cells if cell.get("outputs")], "in git a notebook has no outputs"

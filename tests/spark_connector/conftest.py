@@ -39,7 +39,7 @@ def _fresh_groups() -> Iterator[str]:
 
 @pytest.fixture
 def new_group(_fresh_groups: Iterator[str]) -> Any:
-    """Returns a function that names a group which no other test uses."""
+    """Return a function that names a group which no other test uses."""
     return lambda: next(_fresh_groups)
 
 

@@ -68,7 +68,7 @@ def reach(pipeline: str, point: str, batch_id: int | None = None) -> None:
 
 
 def stand(pipeline: str) -> None:
-    """Waits until all pipelines have arrived; then kills the driver, or goes on when the test says so."""
+    """Wait until all pipelines have arrived; then kills the driver, or goes on when the test says so."""
     folder, whole = Path(os.environ[FOLDER]), plan()
     (folder / f"{pipeline}.arrived").touch()
     until = time.monotonic() + _PATIENCE_S

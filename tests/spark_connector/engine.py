@@ -49,7 +49,7 @@ class Engine:
         self._interrupted: list[int] | None = None
 
     def start(self, reader: DLedgerStreamReader, *, crash_before_commit: bool = False) -> None:
-        """Plans and runs the next micro-batch, or replays one that was not committed."""
+        """Plan and runs the next micro-batch, or replays one that was not committed."""
         if self.commits == len(self.offsets):
             begin = json.loads(self.offsets[-1]) if self.offsets else reader.initialOffset()
             end = json.dumps(reader.latestOffset(begin, self.limit))

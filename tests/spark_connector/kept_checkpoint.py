@@ -32,7 +32,7 @@ def rows(start: int, end: int) -> list[bytes]:
 
 
 def go_on(spark: Any, peers: str, checkpoint: Path) -> Any:
-    """Starts the query, to what there is now; returns it when it has ended."""
+    """Start the query, to what there is now; returns it when it has ended."""
     reading = {"peers": peers, "groups": "source", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "20"}
     bodies = spark.readStream.format("dledger").options(**reading).load().select("body")
     writer = bodies.writeStream.format("dledger").options(peers=peers, group="target")

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 def indexes(reader: Any, partitions: list[Any]) -> list[int]:
-    """Returns the column ``index`` of all rows, in the order of the partitions."""
+    """Return the column ``index`` of all rows, in the order of the partitions."""
     executor = pickle.loads(pickle.dumps(reader))
     found: list[int] = []
     for partition in pickle.loads(pickle.dumps(partitions)):

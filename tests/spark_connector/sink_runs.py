@@ -24,7 +24,7 @@ def sink(writer: Any, cluster: Any, log: Any, **options: Any) -> Any:
 
 
 def run_stream(spark: Any, cluster: Any, log: Any, directory: Path, transform: Any = None, **options: Any) -> Any:
-    """Streams the lines under ``directory/in`` into the log in small appends, one AvailableNow run."""
+    """Stream the lines under ``directory/in`` into the log in small appends, one AvailableNow run."""
     rows = spark.readStream.format("text").load(str(directory / "in")).selectExpr("value AS body")
     rows = transform(rows) if transform is not None else rows
     given = {"checkpointLocation": str(directory / "checkpoint"), "appendMaxBytes": 5000, **options}

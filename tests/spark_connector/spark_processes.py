@@ -80,7 +80,7 @@ def environment(python: Path, local_dir: Path) -> dict[str, str]:
 
 @contextmanager
 def process(command: Sequence[object], directory: Path, env: dict[str, str], ready: str) -> Iterator[re.Match[str]]:
-    """Runs a process in its own folder until the end of the block; begins when its log shows ``ready``."""
+    """Run a process in its own folder until the end of the block; begins when its log shows ``ready``."""
     directory.mkdir(parents=True)
     log = directory / "log"
     with log.open("wb") as out:
@@ -163,7 +163,7 @@ def connect_server(directory: Path, python: Path, package: Path) -> Iterator[str
 
 
 def run_client(directory: Path, python: Path, package: Path, script: Path, *arguments: object) -> str:
-    """Runs a program that has the package and no Spark of its own; returns what it wrote to stdout."""
+    """Run a program that has the package and no Spark of its own; returns what it wrote to stdout."""
     directory.mkdir(parents=True)
     env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
     command = [*map(str, [python, "-W", "ignore::FutureWarning", script, *arguments])]
@@ -175,7 +175,7 @@ def run_client(directory: Path, python: Path, package: Path, script: Path, *argu
 def submit(
     directory: Path, python: Path, options: Sequence[object], script: Path, *arguments: object
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``spark-submit`` in a folder of its own."""
+    """Run ``spark-submit`` in a folder of its own."""
     directory.mkdir(parents=True)
     conf = [part for setting in _SETTINGS for part in ("--conf", setting)]
     command = [spark_home() / "bin" / "spark-submit", *conf, *options, script, *arguments]

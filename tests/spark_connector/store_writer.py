@@ -50,7 +50,7 @@ class StoreWriter:
         return self._log.last_index() + 1
 
     def append(self, bodies: Sequence[bytes], *, noop: bool = False, entry: dict[str, Any] | None = None) -> None:
-        """Appends one batch, led by a control entry if ``noop`` or if one is given."""
+        """Append one batch, led by a control entry if ``noop`` or if one is given."""
         led = control.pack(entry or {}) if noop or entry is not None else None
         batch = self._log.place(
             ProposedBatch(Columns.from_bodies(bodies), led), Index(self.end), Term(self.term), next(_times)
@@ -59,16 +59,16 @@ class StoreWriter:
         self._log.save_checkpoint(self._log.last_index())
 
     def append_numbers(self, count: int, text: str = "body") -> None:
-        """Appends ``count`` entries whose bodies tell their index."""
+        """Append ``count`` entries whose bodies tell their index."""
         self.append([f"{text}-{index}".encode() for index in range(self.end, self.end + count)])
 
     def append_attempt(self, count: int, *, batch: int, run: str = "r1") -> control.Part:
-        """Appends ``count`` numbered entries as part of a transaction of the query ``q``."""
+        """Append ``count`` numbered entries as part of a transaction of the query ``q``."""
         first = self.end + 1
         bodies = [f"body-{index}".encode() for index in range(first, first + count)]
         self.append(bodies, entry={"k": "attempt", "q": "q", "b": batch, "r": run, "a": "uuid", "n": count, "c": 7})
         return control.Part(first, first + count - 1, count, 7)
 
     def commit(self, *parts: control.Part, batch: int, run: str = "r1") -> None:
-        """Commits a transaction of the query ``q``."""
+        """Commit a transaction of the query ``q``."""
         self.append([], entry={"k": "commit", "q": "q", "b": batch, "r": run, "parts": [list(part) for part in parts]})

@@ -261,7 +261,7 @@ def test_several_groups_commit_only_if_all_can(
 def test_a_group_that_nobody_hosts_is_an_error_before_the_query(options: DLedgerOptions) -> None:
     check_target(options, "default", started=False)
     check_target(options, None, started=False)
-    with pytest.raises(OptionError, match="no node hosts the group 'absent' at group; the nodes host default, other"):
+    with pytest.raises(OptionError, match=r"'absent'.*default, other"):
         check_target(options, "absent", started=False)
 
 

@@ -80,7 +80,7 @@ class History:
             self.write()
 
     def write(self) -> None:
-        """Gives each query something to read: entries in two groups, a file in the Delta table."""
+        """Give each query something to read: entries in two groups, a file in the Delta table."""
         from deltalake import write_deltalake
 
         for group in SOURCES:
@@ -102,7 +102,7 @@ class History:
         return newest(checkpoint, "offsets"), newest(checkpoint, "commits")
 
     def prepare(self, steps: Mapping[str, str | None], act: str, batch: int | None) -> Path:
-        """Writes down what the next driver shall do; returns the folder."""
+        """Write down what the next driver shall do; returns the folder."""
         folder = self.directory / f"run {self.runs}"
         folder.mkdir()
         settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": (7, 1000, 60)[self.runs % 3]}
@@ -132,7 +132,7 @@ class History:
         return [body for index, body in self.written[group] if index < end]
 
     def show(self, group: str) -> list[bytes]:
-        """Reads on from where the last call ended; what was visible once does not change."""
+        """Read on from where the last call ended; what was visible once does not change."""
         with Client(self.cluster.peers, group) as client:
             end = max(node.visible_end for node in client.metadata().nodes)
             while self._at[group] < end:
@@ -175,7 +175,7 @@ class Driver:
         )
 
     def wait(self) -> tuple[int, str]:
-        """Returns exit code and output."""
+        """Return exit code and output."""
         try:
             code = self._process.wait(600)
         except subprocess.TimeoutExpired:

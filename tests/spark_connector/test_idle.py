@@ -43,7 +43,7 @@ def idle_reader(cluster: Any, groups: str) -> tuple[DLedgerStreamReader, dict[st
 
 
 def count_requests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Returns a list that gets the time of each request from now on."""
+    """Return a list that gets the time of each request from now on."""
     asked: list[float] = []
     request = Channel.request
 

@@ -22,12 +22,12 @@ from tests.spark_connector.progress_reports import QUERY_ID, RUN_ID, latest, off
 def reports(at: int, batch: int, *, losses: tuple[int, int] = (0, 0), **fields: Any) -> list[LagReport]:
     """Micro-batch ``batch`` read up to ``at`` of 100 entries of group a, and all of b."""
     lag = (100 - at, 10 * (100 - at), 1.5 if at < 100 else 0.0)
-    told = latest(a=(100, lag), b=(4, None), losses=losses)
-    return lag_reports(progress(source(offset(a=0, b=0), offset(a=at, b=4), told, rows=30), batch=batch, **fields))
+    lags = latest(a=(100, lag), b=(4, None), losses=losses)
+    return lag_reports(progress(source(offset(a=0, b=0), offset(a=at, b=4), lags, rows=30), batch=batch, **fields))
 
 
 def samples(text: str) -> dict[str, dict[str, float]]:
-    """Metric -> group, or query where it has none -> value."""
+    """Metric -> group (else query) -> value."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -35,14 +35,14 @@ def samples(text: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_metrics_show_the_newest_reports_and_sums(tmp_path: Path) -> None:
+def test_metrics_show_newest_reports_and_sums(tmp_path: Path) -> None:
     file = tmp_path / "dledger.prom"
     output = PrometheusOutput(file)
     assert samples(file.read_text()) == {}
     output.take(reports(40, 1))
     output.take(reports(70, 2, losses=(1, 5)))
     found = samples(file.read_text())
-    assert found["dledger_lag_records"] == {"a": 30}  # of b it is unknown
+    assert found["dledger_lag_records"] == {"a": 30}  # unknown for b
     assert found["dledger_lag_bytes"] == {"a": 300}
     assert found["dledger_lag_seconds"] == {"a": 1.5}
     assert found["dledger_next_index"] == {"a": 70, "b": 4}
@@ -56,7 +56,7 @@ def test_metrics_show_the_newest_reports_and_sums(tmp_path: Path) -> None:
     assert labels == {"query": "q", "query_id": str(QUERY_ID), "source": "0", "group": "a"}
 
 
-def test_counters_go_on_over_a_restart_and_a_query_that_ended_has_no_lag(tmp_path: Path) -> None:
+def test_counters_continue_after_restart_and_ended_query_has_no_lag(tmp_path: Path) -> None:
     file = tmp_path / "dledger.prom"
     output = PrometheusOutput(file)
     output.take(reports(40, 1, losses=(1, 5)))
@@ -75,7 +75,7 @@ def test_counters_go_on_over_a_restart_and_a_query_that_ended_has_no_lag(tmp_pat
     assert found["dledger_lost_records_total"] == {"q": 11}
 
 
-def test_an_idle_query_has_no_rates(tmp_path: Path) -> None:
+def test_idle_query_has_no_rates(tmp_path: Path) -> None:
     file = tmp_path / "dledger.prom"
     output = PrometheusOutput(file)
     output.take(reports(100, 1))
@@ -90,8 +90,8 @@ def test_metrics_are_served_until_closed() -> None:
     output = PrometheusOutput("127.0.0.1:0")
     try:
         output.take(reports(40, 1))
-        with urllib.request.urlopen(f"http://127.0.0.1:{output.port}/metrics", timeout=60) as answer:
-            assert samples(answer.read().decode())["dledger_lag_records"] == {"a": 60}
+        with urllib.request.urlopen(f"http://127.0.0.1:{output.port}/metrics", timeout=60) as response:
+            assert samples(response.read().decode())["dledger_lag_records"] == {"a": 60}
     finally:
         output.close()
     with socket.socket() as free:
@@ -99,21 +99,21 @@ def test_metrics_are_served_until_closed() -> None:
         free.bind(("127.0.0.1", output.port or 0))
 
 
-@pytest.mark.parametrize("place", ["", "nonsense", "host:", ":80", "h:99999", "-1", "/nowhere/x.prom"])
-def test_a_wrong_place_for_metrics_is_said_at_once(place: str) -> None:
-    with pytest.raises(OptionError, match=r"\[DLEDGER_OPTION\].* at prometheus"):
-        PrometheusOutput(place)
+@pytest.mark.parametrize("target", ["", "nonsense", "host:", ":80", "h:99999", "-1", "/nowhere/x.prom"])
+def test_prometheus_output_rejects_invalid_target(target: str) -> None:
+    with pytest.raises(OptionError, match=r"\[DLEDGER_OPTION\] prometheus"):
+        PrometheusOutput(target)
 
 
-def test_a_taken_port_is_said_at_once() -> None:
+def test_prometheus_output_rejects_used_port() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OptionError, match="cannot be used: Address already in use"):
+        with pytest.raises(OptionError, match="Address already in use"):
             PrometheusOutput(taken.getsockname()[1])
 
 
-def test_json_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path) -> None:
+def test_json_output_creates_new_file_after_move(tmp_path: Path) -> None:
     file = tmp_path / "lag.jsonl"
     output = JsonOutput(file)
     output.take(reports(40, 1))
@@ -127,12 +127,12 @@ def test_json_lines_go_on_in_a_new_file_when_the_old_one_is_moved(tmp_path: Path
     assert json.loads(file.read_text().splitlines()[0])["lag_records"] == 0
 
 
-def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"\[DLEDGER_OPTION\].*No such file or directory at json"):
+def test_json_output_rejects_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"\[DLEDGER_OPTION\] json.*No such file or directory"):
         JsonOutput(tmp_path / "absent" / "lag.jsonl")
 
 
-def test_log_lines_are_few_and_the_last_one_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_output_limits_rate_and_logs_last_report(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_connector.lag")
     output = LogOutput()
     for batch, at in enumerate((40, 50, 100)):
@@ -143,7 +143,7 @@ def test_log_lines_are_few_and_the_last_one_is_said(caplog: pytest.LogCaptureFix
     assert [record.args[0].lag_records for record in caplog.records] == [60, 0]
 
 
-def test_a_loss_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_output_logs_loss_immediately(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_connector.lag")
     output = LogOutput()
     output.take(reports(40, 1)[:1])
@@ -151,7 +151,7 @@ def test_a_loss_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 losses, 5 records" in caplog.text
 
 
-def test_log_lines_reach_stderr_where_logging_is_not_set_up(
+def test_log_output_uses_stderr_without_logging_setup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = logging.getLogger("spark_connector.lag")
@@ -167,7 +167,7 @@ def test_log_lines_reach_stderr_where_logging_is_not_set_up(
 
 
 class StoppedSession:
-    """A session that was stopped: its streams cannot be asked."""
+    """A session that was stopped: its streams raise."""
 
     @property
     def streams(self) -> Any:

@@ -62,13 +62,13 @@ def test_groups_without_a_backlog_are_not_looked_at() -> None:
 def test_a_batch_waits_for_the_minimum_or_the_delay() -> None:
     now = [100.0]
     delay = MinimumDelay(10, 5000, lambda: now[0])
-    assert not delay.holds(0)
-    assert not delay.holds(3)
-    assert delay.holds(9)
-    assert not delay.holds(10)
+    assert not delay.delays(0)
+    assert not delay.delays(3)
+    assert delay.delays(9)
+    assert not delay.delays(10)
     now[0] += 4.9
-    assert delay.holds(1)
+    assert delay.delays(1)
     now[0] += 0.1
-    assert not delay.holds(1)
-    assert delay.holds(1)
-    assert not MinimumDelay(None, 5000, lambda: now[0]).holds(1)
+    assert not delay.delays(1)
+    assert delay.delays(1)
+    assert not MinimumDelay(None, 5000, lambda: now[0]).delays(1)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,10 @@ from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
 
 PEERS = {"peers": "n0-127.0.0.1:1;n1-127.0.0.1:2"}
+JAVA = {**PEERS, "protocol": "dledger-java"}
 
 
-def test_defaults_and_sparks_own_options() -> None:
+def test_defaults_ignore_options_of_spark() -> None:
     options = DLedgerOptions.for_reading({**PEERS, "checkpointlocation": "/c", "queryname": "q"})
     assert (options.groups, options.decode, options.isolation) == (("default",), "none", "read_committed")
     assert options.fail_on_data_loss
@@ -57,60 +57,76 @@ def test_defaults_and_sparks_own_options() -> None:
         ("table", "Groups", "table", "groups"),
     ],
 )
-def test_reading(name: str, value: str, attribute: str, expected: object) -> None:
+def test_reading_option_is_parsed(name: str, value: str, attribute: str, expected: object) -> None:
     assert getattr(DLedgerOptions.for_reading({**PEERS, name: value}), attribute) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "names"),
     [
-        ({}, "exactly one of the options peers and path"),
-        ({**PEERS, "path": "/store"}, "exactly one of the options peers and path"),
-        ({"peers": "n0=127.0.0.1"}, "malformed peer"),
-        ({**PEERS, "maxOffsetPerTriger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
-        ({**PEERS, "xyz": "5"}, "known options: commitProbe, decode"),
-        ({**PEERS, "group": "a"}, "not for reading at group; did you mean 'groups'?"),
-        ({**PEERS, "groups": ","}, "no group in ',' at groups"),
-        ({**PEERS, "groups": "a,b,a"}, "group a occurs twice"),
-        ({**PEERS, "groups": "a/b"}, "cannot name a group"),
-        ({**PEERS, "maxOffsetsPerTrigger": "-1"}, "wrong value '-1': it should be greater than 0 at"),
-        ({**PEERS, "maxOffsetsPerTrigger": "1e3"}, "it should be a valid integer"),
-        ({**PEERS, "failOnDataLoss": "maybe"}, "valid boolean"),
-        ({**PEERS, "startingOffsets": "newest"}, "earliest, latest or JSON"),
-        ({**PEERS, "startingOffsets": "[1]"}, "JSON like"),
-        ({**PEERS, "startingOffsets": '{"default": -3}'}, "must have an index"),
-        ({**PEERS, "startingOffsets": '{"default": true}'}, "must have an index"),
-        ({**PEERS, "startingOffsets": '{"other": 3}'}, "not among the groups default"),
-        ({**PEERS, "startingOffsets": "@/no/such/file"}, "cannot read the file"),
-        ({**PEERS, "startingTimestamp": "yesterday"}, "milliseconds since the epoch, or a time like"),
-        ({**PEERS, "startingTimestamp": '{"other": 3}'}, "not among the groups default"),
-        ({**PEERS, "startingTimestamp": "{}"}, "per group it must be JSON"),
-        ({**PEERS, "maxTriggerDelay": "15"}, "malformed duration '15' at maxTriggerDelay"),
-        ({**PEERS, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "5 is more than maxOffsetsPerTrigger"),
-        ({**PEERS, "readFrom": "nearest"}, "any, leader, follower or node:ID"),
-        ({**PEERS, "decode": "json"}, "wrong value 'json': it should be 'none' or 'message' at decode"),
-        ({**PEERS, "token": "x"}, "unknown option 'token' at token; "),
-        ({**PEERS, "columns": "body"}, "unknown option 'columns'"),
-        ({"path": "/store", "groups": "a,b"}, "a store holds one group at groups"),
-        ({"path": "/store", "groupsPattern": "a.*"}, "a store holds one group at groupsPattern"),
-        ({**PEERS, "groups": "a", "groupsPattern": "a.*"}, "only one of the options groups and groupsPattern"),
-        ({**PEERS, "groupsPattern": "a("}, "must be a regular expression"),
-        ({**PEERS, "subscribePattern": "a.*"}, "what Kafka calls so is 'groupsPattern' here"),
-        ({"kafka.bootstrap.servers": "a:1"}, "what Kafka calls so is 'peers' here"),
-        ({**PEERS, "topic": "orders"}, "did you mean 'topics'?"),
-        ({**PEERS, "maxRecordsPerPartition": "0"}, "greater than 0 at maxRecordsPerPartition"),
-        ({**PEERS, "minPartitions": "1000000"}, "less than or equal to 100000 at minPartitions"),
-        ({**PEERS, "fetchMaxBytes": str(1 << 30)}, "less than or equal to 16777216 at fetchMaxBytes"),
-        ({**PEERS, "readFrom": "node:n7"}, "'node:n7': peers names no such node at readFrom; use one of node:n0"),
-        ({**PEERS, "table": "tables"}, "it should be 'groups', 'nodes', 'terms', 'segments' or 'producers'"),
-        ({**PEERS, "table": "groups", "decode": "message"}, "with table=groups it does nothing at decode"),
+        ({}, ["peers", "path"]),
+        ({**PEERS, "path": "/store"}, ["peers", "path"]),
+        ({"peers": "n0=127.0.0.1"}, ["peers"]),
+        ({**PEERS, "maxOffsetPerTriger": "5"}, ["maxOffsetPerTriger", "maxOffsetsPerTrigger"]),
+        ({**PEERS, "xyz": "5"}, ["xyz", "commitProbe, decode"]),
+        ({**PEERS, "group": "a"}, ["'group'", "'groups'"]),
+        ({**PEERS, "groups": ","}, ["groups"]),
+        ({**PEERS, "groups": "a,b,a"}, ["groups", "twice"]),
+        ({**PEERS, "groups": "a/b"}, ["groups", "'a/b'"]),
+        ({**PEERS, "maxOffsetsPerTrigger": "-1"}, ["maxOffsetsPerTrigger", "'-1'"]),
+        ({**PEERS, "maxOffsetsPerTrigger": "1e3"}, ["maxOffsetsPerTrigger", "integer"]),
+        ({**PEERS, "failOnDataLoss": "maybe"}, ["failOnDataLoss", "boolean"]),
+        ({**PEERS, "startingOffsets": "newest"}, ["startingOffsets", "earliest, latest"]),
+        ({**PEERS, "startingOffsets": "[1]"}, ["startingOffsets", "JSON"]),
+        ({**PEERS, "startingOffsets": '{"default": -3}'}, ["startingOffsets", "'default'"]),
+        ({**PEERS, "startingOffsets": '{"default": true}'}, ["startingOffsets", "'default'"]),
+        ({**PEERS, "startingOffsets": '{"other": 3}'}, ["startingOffsets", "'other'"]),
+        ({**PEERS, "startingOffsets": "@/no/such/file"}, ["startingOffsets", "/no/such/file"]),
+        ({**PEERS, "startingTimestamp": "yesterday"}, ["startingTimestamp", "yesterday"]),
+        ({**PEERS, "startingTimestamp": '{"other": 3}'}, ["startingTimestamp", "'other'"]),
+        ({**PEERS, "startingTimestamp": "{}"}, ["startingTimestamp", "JSON"]),
+        ({**PEERS, "maxTriggerDelay": "15"}, ["maxTriggerDelay", "'15'"]),
+        ({**PEERS, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, ["minOffsetsPerTrigger 5", "4"]),
+        ({**PEERS, "readFrom": "nearest"}, ["readFrom", "any, leader, follower or node:ID"]),
+        ({**PEERS, "readFrom": "node:n7"}, ["readFrom", "'node:n7'", "node:n0, node:n1"]),
+        ({**PEERS, "decode": "json"}, ["decode", "'none' or 'message'"]),
+        ({**PEERS, "token": "x"}, ["'token'"]),
+        ({**PEERS, "columns": "body"}, ["'columns'"]),
+        ({"path": "/store", "groups": "a,b"}, ["groups"]),
+        ({"path": "/store", "groupsPattern": "a.*"}, ["groupsPattern"]),
+        ({**PEERS, "groups": "a", "groupsPattern": "a.*"}, ["groups", "groupsPattern"]),
+        ({**PEERS, "groupsPattern": "a("}, ["groupsPattern", "regular expression"]),
+        ({**PEERS, "subscribePattern": "a.*"}, ["'groupsPattern'"]),
+        ({"kafka.bootstrap.servers": "a:1"}, ["'peers'"]),
+        ({**PEERS, "topic": "orders"}, ["'topics'"]),
+        ({**PEERS, "maxRecordsPerPartition": "0"}, ["maxRecordsPerPartition", "greater than 0"]),
+        ({**PEERS, "minPartitions": "1000000"}, ["minPartitions", "100000"]),
+        ({**PEERS, "fetchMaxBytes": str(1 << 30)}, ["fetchMaxBytes", "16777216"]),
+        ({**PEERS, "table": "tables"}, ["table", "'groups', 'nodes', 'terms', 'segments' or 'producers'"]),
+        ({**PEERS, "table": "groups", "decode": "message"}, ["decode", "table=groups"]),
+        ({**PEERS, "topics": "a"}, ["topics", "decode=message"]),
+        ({**PEERS, "tags": "a"}, ["tags", "decode=message"]),
+        ({**PEERS, "onDecodeError": "fail"}, ["onDecodeError", "decode=message"]),
+        ({**PEERS, "decode": "message", "topics": " , "}, ["topics"]),
+        ({**PEERS, "decode": "message", "tags": '[""]'}, ["tags", "JSON"]),
+        ({**PEERS, "decode": "message", "onDecodeError": "skip"}, ["onDecodeError", "'column' or 'fail'"]),
+        ({**PEERS, "safetyLag": "5s"}, ["safetyLag", "protocol=dledger"]),
+        ({**PEERS, "commitProbe": "true"}, ["commitProbe", "protocol=dledger"]),
+        ({**JAVA, "groupsPattern": "a.*"}, ["groupsPattern", "protocol=dledger-java"]),
+        ({**JAVA, "startingTimestamp": "2026-03-01"}, ["startingTimestamp", "protocol=dledger-java"]),
+        ({**JAVA, "endingTimestamp": "2026-03-01"}, ["endingTimestamp", "protocol=dledger-java"]),
+        ({**JAVA, "table": "groups"}, ["table", "protocol=dledger-java"]),
+        ({**JAVA, "readFrom": "follower"}, ["readFrom"]),
+        ({**JAVA, "safetyLag": "soon"}, ["safetyLag", "'soon'"]),
     ],
 )
-def test_wrong_reading_options_say_what_and_what_to_do(options: dict[str, str], said: str) -> None:
+def test_wrong_reading_option_is_named_in_one_line(options: dict[str, str], names: list[str]) -> None:
     with pytest.raises(OptionError) as caught:
         DLedgerOptions.for_reading(options)
-    assert str(caught.value).startswith("[DLEDGER_OPTION] ")
-    assert said in str(caught.value)
+    text = str(caught.value)
+    assert text.startswith("[DLEDGER_OPTION] ")
+    assert "\n" not in text
+    assert [name for name in names if name not in text] == []
 
 
 def names_for_reading() -> list[str]:
@@ -121,11 +137,11 @@ def names_for_reading() -> list[str]:
 
 
 @pytest.mark.parametrize("name", names_for_reading())
-def test_wrong_values_name_option_and_remedy(name: str) -> None:
+def test_empty_value_names_option_and_valid_example(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         DLedgerOptions.for_reading({**PEERS, "decode": "message", name: ""})
     text = str(caught.value)
-    assert f" at {name}; " in text
+    assert name in caught.value.what
     assert "\n" not in text
     remedy = caught.value.remedy
     assert remedy
@@ -144,13 +160,13 @@ def test_wrong_values_name_option_and_remedy(name: str) -> None:
         'v1\n{}\n17\n{"groups":{"default":{"check":1,"log":"l","next":7,"term":2}},"v":1}\n-',
     ],
 )
-def test_starting_offsets_of_a_file_or_of_a_checkpoint(tmp_path: Path, text: str) -> None:
+def test_starting_offsets_are_read_from_file_or_checkpoint(tmp_path: Path, text: str) -> None:
     (tmp_path / "offsets").write_text(text + "\n")
     options = DLedgerOptions.for_reading({**PEERS, "startingOffsets": f"@{tmp_path / 'offsets'}"})
     assert options.starting_offsets == {"default": 7}
 
 
-def test_writing() -> None:
+def test_writing_options_are_parsed_and_checked() -> None:
     options = DLedgerOptions.for_writing({**PEERS, "group": "orders", "path": "", "appendMaxBytes": "1000"})
     assert (options.group, options.append_max_bytes) == ("orders", 1000)
     for wrong in ({}, {**PEERS, "groups": "a"}, {**PEERS, "appendMaxBytes": str(8 << 20)}, {**PEERS, "decode": "none"}):
@@ -158,8 +174,8 @@ def test_writing() -> None:
             DLedgerOptions.for_writing(wrong)
 
 
-def test_writing_to_java_groups_names_client_append() -> None:
-    with pytest.raises(OptionError, match=r"does not write to Java groups.* at protocol; .*Client\(.*\.append"):
+def test_writing_to_java_group_names_client_append() -> None:
+    with pytest.raises(OptionError, match=r"protocol=dledger-java.*Client\(.*\.append"):
         DLedgerOptions.for_writing({**PEERS, "protocol": "dledger-java"})
 
 
@@ -174,37 +190,19 @@ def test_writing_to_java_groups_names_client_append() -> None:
         ("2023-11-14", 1_699_920_000_000),
     ],
 )
-def test_times_are_milliseconds_or_iso_and_utc_without_zone(text: str, millis: int) -> None:
+def test_time_is_milliseconds_or_iso_and_utc_without_zone(text: str, millis: int) -> None:
     assert DLedgerOptions.for_reading({**PEERS, "startingTimestamp": text}).starting_timestamp == millis
 
 
 @pytest.mark.parametrize("text", ["", "now", "-5", "1.5", "12:00", "1969-12-31", "9" * 16])
-def test_wrong_times_are_rejected(text: str) -> None:
-    with pytest.raises(OptionError, match=r"milliseconds since the epoch|before 1970"):
+def test_wrong_time_is_rejected(text: str) -> None:
+    with pytest.raises(OptionError, match="startingTimestamp"):
         DLedgerOptions.for_reading({**PEERS, "startingTimestamp": text})
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"safetyLag": "5s"}, "with protocol=dledger it does nothing at safetyLag"),
-        ({"commitProbe": "true"}, "with protocol=dledger it does nothing at commitProbe"),
-        ({"protocol": "dledger-java", "groupsPattern": "a.*"}, "it does nothing at groupsPattern"),
-        ({"protocol": "dledger-java", "startingTimestamp": "2026-03-01"}, "it does nothing at startingTimestamp"),
-        ({"protocol": "dledger-java", "endingTimestamp": "2026-03-01"}, "it does nothing at endingTimestamp"),
-        ({"protocol": "dledger-java", "table": "groups"}, "it does nothing at table"),
-        ({"protocol": "dledger-java", "readFrom": "follower"}, "a Java group is read at its leader at readFrom"),
-        ({"protocol": "dledger-java", "safetyLag": "soon"}, "malformed duration 'soon' at safetyLag"),
-    ],
-)
-def test_options_that_a_java_group_has_or_has_not(given: dict[str, str], said: str) -> None:
-    with pytest.raises(OptionError, match=re.escape(said)):
-        DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", **given})
-
-
-def test_the_safety_lag_may_be_none() -> None:
-    def lag(value: str) -> int:
-        options = {"peers": "n0-127.0.0.1:1", "protocol": "dledger-java", "safetyLag": value}
-        return DLedgerOptions.for_reading(options).safety_lag_ms
-
-    assert [lag("0"), lag("0s"), lag("500ms"), lag("2m")] == [0, 0, 500, 120_000]
+def test_safety_lag_may_be_zero() -> None:
+    texts = ("0", "0s", "500ms", "2m")
+    lags = [DLedgerOptions.for_reading({**JAVA, "safetyLag": text}).safety_lag_ms for text in texts]
+        DLedgerOptions.for_reading({**JAVA, "safetyLag": text}).safety_lag_ms for text in ("0", "0s", "500ms", "2m")
+    ]
+    assert lags == [0, 0, 500, 120_000]

@@ -44,7 +44,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def test_a_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float]) -> None:
     log: Any = PinnedLog()
     pin = Pin(90_000)
-    pin.hold(log, 5)
+    pin.set(log, 5)
     for now[0], start in ((1029.0, 6), (1030.0, 7), (1059.9, 8), (1060.0, 9)):
         pin.renew(log, start)
     assert log.asked == [(5, 90.0), (7, 90.0), (9, 90.0)]
@@ -53,12 +53,12 @@ def test_a_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float
 
 def test_a_task_pins_only_when_the_drivers_pin_grows_old(now: list[float]) -> None:
     early: Any = PinnedLog()
-    pin = Pin(90_000, held_since=980.0)
+    pin = Pin(90_000, pinned_at=980.0)
     pin.renew(early, 5)
     pin.release(early)
     assert early.asked == []
     late: Any = PinnedLog()
-    pin = Pin(90_000, held_since=970.0)
+    pin = Pin(90_000, pinned_at=970.0)
     pin.renew(late, 5)
     pin.release(late)
     assert late.asked == [(5, 90.0), (0, 0.0)]
@@ -67,17 +67,17 @@ def test_a_task_pins_only_when_the_drivers_pin_grows_old(now: list[float]) -> No
 def test_nobody_is_asked_where_nothing_is_to_be_kept(now: list[float]) -> None:
     log: Any = PinnedLog()
     pin = Pin(0)
-    pin.hold(log, 5)
+    pin.set(log, 5)
     pin.renew(log, 5)
     pin.release(log)
     assert log.asked == []
 
 
 def test_servers_that_refuse_a_pin_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    log: Any = PinnedLog(error=UnreachableError("nobody answered"))
-    Pin(90_000).hold(log, 5)
-    assert "retention may delete what group 'g' is about to be read of" in caplog.text
-    assert "nobody answered" in caplog.text
+    log: Any = PinnedLog(error=UnreachableError("no response"))
+    Pin(90_000).set(log, 5)
+    assert "group=g" in caplog.text
+    assert "UNREACHABLE" in caplog.text
 
 
 @pytest.mark.parametrize(

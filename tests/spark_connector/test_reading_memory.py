@@ -32,7 +32,7 @@ print(json.dumps([rows, nbytes, largest, int(peak)]))
 
 
 def work(store: StoreWriter, **options: str) -> list[int]:
-    """Reads the store in a process of its own; returns rows, bytes, largest batch, and its peak memory in KiB."""
+    """Read the store in a process of its own; returns rows, bytes, largest batch, and its peak memory in KiB."""
     given = {"path": str(store.path), "minPartitions": "1", **options}
     command = [sys.executable, "-c", WORKER, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])

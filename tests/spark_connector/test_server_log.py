@@ -39,7 +39,7 @@ def cluster() -> Iterator[Any]:
 
 
 def settle(cluster: Any) -> None:
-    """Waits until every node has all that is committed."""
+    """Wait until every node has all that is committed."""
     for group in ("default", "large"):
         with Client(cluster.peers, group) as client:
             deadline = time.monotonic() + 120

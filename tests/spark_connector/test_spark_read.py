@@ -25,7 +25,7 @@ def source(reader: Any, cluster: Any, log: Any, **options: Any) -> Any:
 
 
 def stream(spark: Any, cluster: Any, log: Any, target: Path, **options: Any) -> Any:
-    """Runs one AvailableNow query into JSON files; returns it."""
+    """Run one AvailableNow query into JSON files; returns it."""
     rows = source(spark.readStream, cluster, log, **options).load().selectExpr("index", "CAST(body AS STRING) body")
     writer = rows.writeStream.format("json").option("checkpointLocation", str(target / "checkpoint"))
     query = writer.trigger(availableNow=True).start(str(target / "out"))

@@ -26,7 +26,7 @@ PATIENCE_S = 200.0
 
 @pytest.fixture
 def settings(dledger: Any) -> Iterator[Callable[..., None]]:
-    """Returns a function that changes settings of the session, for this test."""
+    """Return a function that changes settings of the session, for this test."""
     changed: set[str] = set()
 
     def change(**values: object) -> None:

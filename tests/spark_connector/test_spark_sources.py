@@ -24,7 +24,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(frame: Any, target: Path) -> Any:
-    """Runs one AvailableNow query into JSON files; returns it."""
+    """Run one AvailableNow query into JSON files; returns it."""
     writer = frame.writeStream.format("json").option("checkpointLocation", str(target / "checkpoint"))
     query = writer.trigger(availableNow=True).start(str(target / "out"))
     query.awaitTermination()

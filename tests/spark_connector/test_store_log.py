@@ -75,7 +75,7 @@ def test_a_log_without_identity_that_was_made_anew_is_found_out(java: GrowingSto
         other.append_numbers(total)
     for folder in ("data", "index"):
         shutil.copytree(other.path / folder, java.path / folder)
-    with pytest.raises(TermMismatchError, match="is not the one this query consumed"):
+    with pytest.raises(TermMismatchError, match="TERM_MISMATCH"):
         DLedgerStreamReader(options(java)).latestOffset(at, ALL)
 
 
@@ -93,7 +93,7 @@ def test_what_a_store_does_not_record_as_committed_is_read_only_on_request(java:
 def test_times_need_a_store_that_holds_them(java: GrowingStore) -> None:
     for given in ({"startingTimestamp": "0"}, {"endingTimestamp": "2100-01-01"}):
         reader = DLedgerBatchReader(options(java, **given))
-        with pytest.raises(OptionError, match="records no append times at startingTimestamp, endingTimestamp"):
+        with pytest.raises(OptionError, match="Timestamp"):
             reader.partitions()
 
 

@@ -1,4 +1,4 @@
-"""A stream that has an end: it never passes it, whatever the trigger, and asks for nothing more when it is there."""
+"""A stream with an end: it never passes it with any trigger, and sends no request once it is there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def times(store: StoreWriter) -> list[int]:
 
 @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(4)])
 @pytest.mark.parametrize("available_now", [False, True])
-def test_an_index_is_never_passed(store: StoreWriter, limit: Any, available_now: bool) -> None:
+def test_stream_stops_at_ending_index(store: StoreWriter, limit: Any, available_now: bool) -> None:
     store.append_numbers(10)
     engine = Engine(limit)
     for end in (7, 12):
@@ -40,7 +40,7 @@ def test_an_index_is_never_passed(store: StoreWriter, limit: Any, available_now:
     assert engine.read == list(range(store.end))
 
 
-def test_a_time_is_an_end_as_soon_as_the_log_gets_there(store: StoreWriter) -> None:
+def test_stream_stops_at_ending_time_once_log_reaches_it(store: StoreWriter) -> None:
     store.append_numbers(3)
     store.append_numbers(3)
     first, second = sorted(set(times(store)))
@@ -59,7 +59,7 @@ def test_a_time_is_an_end_as_soon_as_the_log_gets_there(store: StoreWriter) -> N
     assert engine.read == list(range(8)), "an end before the checkpoint reads nothing"
 
 
-def test_at_its_end_a_stream_neither_asks_nor_lags(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_at_its_end_neither_polls_nor_lags(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     store.append_numbers(10)
     reader = make_reader(store, startingOffsets="earliest", endingOffsets='{"default": 4}')
     at = reader.latestOffset(reader.latestOffset(reader.initialOffset(), ALL), ALL)
@@ -76,12 +76,12 @@ def test_at_its_end_a_stream_neither_asks_nor_lags(store: StoreWriter, monkeypat
 
 
 @pytest.mark.parametrize("end", ["latest", "earliest", '{"default": -1}', '{"default": "earliest"}'])
-def test_a_word_is_no_end(store: StoreWriter, end: str) -> None:
-    with pytest.raises(OptionError, match="a stream can end only at an index at endingOffsets"):
+def test_word_is_rejected_as_end(store: StoreWriter, end: str) -> None:
+    with pytest.raises(OptionError, match="endingOffsets"):
         make_reader(store, endingOffsets=end)
 
 
-def test_an_end_before_the_start_is_said_before_anything_is_read(store: StoreWriter) -> None:
+def test_end_before_start_is_rejected(store: StoreWriter) -> None:
     store.append_numbers(10)
     for options in (
         {"startingOffsets": '{"default": 6}', "endingOffsets": '{"default": 5}'},

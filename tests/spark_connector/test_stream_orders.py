@@ -40,7 +40,7 @@ class Run:
         self.engine.limit = self.reader.getDefaultReadLimit()
 
     def drain(self, *, crash: bool = False) -> None:
-        """Runs until Spark would see that nothing is left."""
+        """Run until Spark would see that nothing is left."""
         self.restart(available_now=True)
         while True:
             before = (len(self.engine.offsets), self.engine.commits)

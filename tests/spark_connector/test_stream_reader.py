@@ -156,7 +156,7 @@ def test_a_query_starts_at_a_time(store: StoreWriter) -> None:
     assert next_of(reader.initialOffset()) == 3
     assert next_of(make_reader(store, startingTimestamp=int(times[4]) + 1).initialOffset()) == 6
     after = {"startingTimestamp": json.dumps({"default": int(times[-1]) + 1})}
-    with pytest.raises(OptionError, match=r"no entry at or after .* at startingTimestamp"):
+    with pytest.raises(OptionError, match="startingTimestamp"):
         make_reader(store, **after).initialOffset()
     latest = make_reader(store, **after, startingOffsetsByTimestampStrategy="latest")
     assert next_of(latest.initialOffset()) == 12
@@ -193,7 +193,7 @@ def other_store(tmp_path: Path, bodies: int, **options: Any) -> StoreWriter:
 @pytest.mark.parametrize(
     ("changes", "error", "said", "lost"),
     [
-        ({"bodies": 20, "uuid": "log-2"}, LogRecreatedError, "the checkpoint is of log log-1 up to index 10", 10),
+        ({"bodies": 20, "uuid": "log-2"}, LogRecreatedError, "log-1 up to index 10", 10),
         ({"bodies": 20, "uuid": "log-1"}, TermMismatchError, "entry 9 is not the one this query consumed", 1),
         ({"bodies": 20, "uuid": "log-1", "term": 2}, TermMismatchError, "entry 9 is not the one this query", 1),
         ({"bodies": 4, "uuid": "log-1"}, OffsetBeyondEndError, "entries [4, 10) (6 entries) are missing", 6),
@@ -273,7 +273,7 @@ def test_entries_deleted_between_plan_and_read(store: StoreWriter) -> None:
 
 
 def delete_first_segments(path: Path) -> int:
-    """Deletes the oldest data file and the index files below it, as retention does; returns the first index left."""
+    """Delete the oldest data file and the index files below it, as retention does; returns the first index left."""
     from dledger_core import open_store
 
     oldest = sorted((path / "data").iterdir())[0]
@@ -320,12 +320,12 @@ def test_batch_ranges(store: StoreWriter, options: dict[str, Any], expected: ran
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"startingOffsets": "latest"}, OptionError, "cannot use latest here at startingOffsets"),
-        ({"endingOffsets": '{"default": -2}'}, OptionError, "cannot use earliest here at endingOffsets"),
+        ({"startingOffsets": "latest"}, OptionError, "startingOffsets"),
+        ({"endingOffsets": '{"default": -2}'}, OptionError, "endingOffsets"),
         (
             {"startingOffsets": '{"default": 5}', "endingOffsets": '{"default": 3}'},
             OptionError,
-            "would end at 3, before its start 5",
+            "end 3",
         ),
         ({"startingOffsets": '{"default": 31}'}, OffsetBeyondEndError, "the log ends at 30"),
         ({"endingOffsets": '{"default": 31}'}, OffsetBeyondEndError, "the log ends at 30"),
