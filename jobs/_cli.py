@@ -59,7 +59,7 @@ __all__ = [
 
 
 class StoppedError(BaseException):
-    """SIGTERM or Ctrl-C arrived; not an Exception, so that no handler takes it for a failure."""
+    """SIGTERM or Ctrl-C arrived. It is not an Exception, so that no handler treats it as a failure."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _run(command: click.Command, arguments: Sequence[str] | None) -> Outcome:
         return _failed(error.name, str(error), error.exit_code)
     except OSError as error:
         return _failed("IO", str(error), EXIT_USAGE)
-    except Exception as error:  # noqa: BLE001  (exit code 1, Python's own for a traceback, would mean a finding)
+    except Exception as error:  # noqa: BLE001  (Python's exit code 1 for a traceback would mean a finding)
         failure = find_failure(error)
         if failure is not None:
             return _failed(failure.name, failure.text, failure.exit_code)
@@ -163,10 +163,10 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_OURS: Final = re.compile(r"Error: \[(?P<name>[A-Z][A-Z_.]*)\] [^\n]+(?:\nCause: [^\n]*\n[^\n]*)?")
-"""An error of ours as Python prints it: class, code and text; a data loss has three lines."""
+_NATIVE: Final = re.compile(r"Error: \[(?P<name>[A-Z][A-Z_.]*)\] [^\n]+(?:\nCause: [^\n]*\n[^\n]*)?")
+"""A DLedgerError as Python prints it: class, code and text; a data loss has three lines."""
 _UNREACHABLE: Final = {UnreachableError.name, NoLeaderError.name, RequestTimedOutError.name}
-_MORE: Final = "run it with --verbose to see Spark's own log"
+_MORE: Final = "run the job with --verbose to see Spark's log"
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ class Failure:
     """A failure as a job reports it.
 
     Attributes:
-        name: code, as in the summary's ``error``.
-        text: one line that begins with the code.
+        name: code, as in ``error`` of the summary.
+        text: one line that starts with the code.
         exit_code: of the job.
-        unreachable: the nodes stopped answering.
+        unreachable: whether the nodes stopped responding.
     """
 
     name: str
@@ -186,16 +186,20 @@ class Failure:
     unreachable: bool = False
 
     def line(self, source: Mapping[str, str], remedy: str) -> str:
-        """Return the line to print; for nodes that stopped answering it names all of them and their groups."""
+        """Return the line to print; if the nodes stopped responding, it names all of them and their groups."""
         return str(_all_nodes(self, source, remedy)) if self.unreachable else self.text
 
 
 def find_failure(error: BaseException) -> Failure | None:
-    """Return the failure behind an error that PySpark or Py4J raised; None for another error without ours in it."""
+    """Return the failure that caused an error of PySpark or Py4J; None for any other error.
+
+    Spark passes on as text what failed in a task or a streaming query. A DLedgerError in that text is the one to
+    report: it keeps its code and its exit code. Otherwise Spark's own condition is reported.
+    """
     kinds = _kinds()
-    ours = [match for match in _OURS.finditer(f"{type(error).__name__}: {error}") if match["name"] in kinds]
-    if ours:
-        name, text = ours[-1]["name"], ours[-1][0].removeprefix("Error: ")
+    found = [match for match in _NATIVE.finditer(f"{type(error).__name__}: {error}") if match["name"] in kinds]
+    if found:
+        name, text = found[-1]["name"], found[-1][0].removeprefix("Error: ")
         unreachable = name in _UNREACHABLE
         return Failure(UnreachableError.name if unreachable else name, _one_line(text), kinds[name], unreachable)
     try:
@@ -208,7 +212,7 @@ def find_failure(error: BaseException) -> Failure | None:
     elif isinstance(error, PySparkException) and error.getCondition() is not None:
         values = (f"{key}: {_last_line(value)}" for key, value in (error.getMessageParameters() or {}).items())
         text = f"{error.getCondition()} ({', '.join(values)})"
-    elif isinstance(error, (PySparkException, Py4JError)):  # also: the JVM exited
+    elif isinstance(error, (PySparkException, Py4JError)):  # the JVM may have exited
         text = str(error).partition("\n")[0]
     else:
         return None
@@ -217,14 +221,14 @@ def find_failure(error: BaseException) -> Failure | None:
 
 @contextmanager
 def naming_all_nodes(source: Mapping[str, str], remedy: str) -> Iterator[None]:
-    """Turn an error about one node that does not answer into one that names all nodes and the groups.
+    """Replace an error about one unreachable node by one that names all nodes and the groups.
 
     Args:
         source: options of the data source.
-        remedy: what to do then.
+        remedy: of the new error.
 
     Raises:
-        UnreachableError: the nodes stopped answering.
+        UnreachableError: the nodes stopped responding.
     """
     try:
         yield
@@ -237,7 +241,7 @@ def naming_all_nodes(source: Mapping[str, str], remedy: str) -> Iterator[None]:
 
 @cache
 def _kinds() -> dict[str, int]:
-    """Exit codes of our errors by their codes."""
+    """Return the exit code of each DLedgerError class, by its name."""
     found, pending = {DLedgerError.name: DLedgerError.exit_code}, [DLedgerError]
     while pending:
         kinds: list[Any] = pending.pop().__subclasses__()
@@ -248,7 +252,7 @@ def _kinds() -> dict[str, int]:
 
 def _all_nodes(failure: Failure, source: Mapping[str, str], remedy: str) -> UnreachableError:
     groups = source.get("groups", "")
-    what = f"no node serves group{'s' if ',' in groups else ''} {groups} any more"
+    what = f"all nodes of group{'s' if ',' in groups else ''} {groups} stopped responding"
     last = failure.text.partition("] ")[2].partition("; ")[0]
     return UnreachableError(what, source.get("peers", ""), remedy, {"last": last})
 

@@ -1,6 +1,6 @@
-"""Checks of the directories a job is told to write to, before a JVM starts and before anything is written.
+"""Checks of the directories that a job writes to, before a JVM starts and before anything is written.
 
-Of what has a scheme (``s3a://…``, ``hdfs://…``) only the names are compared; the rest is left to Spark.
+Of locations with a scheme (``s3a://…``, ``hdfs://…``) only the names are compared; Spark checks the rest.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ _AUDIT: Final = {"audit_runs", "audit_ranges", "audit_findings"}
 
 
 def check_table(directory: str, option: str = "--table") -> str:
-    """Return the directory; refuse one that cannot be written or contains something other than a Delta table.
+    """Return the directory; reject one that cannot be written or contains other files than a Delta table.
 
     Raises:
-        ConfigError: says which and why.
+        ConfigError: names the directory and the reason.
     """
     found = _names(directory, option)
     if found and "_delta_log" not in found:
-        raise _foreign(directory, "holds files and is no Delta table", option)
+        raise _used(directory, "contains files other than a Delta table", option)
     return directory
 
 
 def check_checkpoint(directory: str) -> str:
-    """Return the ``--checkpoint``; refuse one that cannot be written or contains something else.
+    """Return the ``--checkpoint``; reject one that cannot be written or contains other files.
 
     Raises:
-        ConfigError: says which and why.
+        ConfigError: names the directory and the reason.
     """
     found = _names(directory, "--checkpoint")
     if "_delta_log" in found or (found and not _CHECKPOINT & found):
-        raise _foreign(directory, "holds files and is no checkpoint", "--checkpoint")
+        raise _used(directory, "contains files other than a checkpoint", "--checkpoint")
     return directory
 
 
 def check_audit_directory(directory: str) -> None:
-    """Reject an audit's ``--table`` that cannot be written or holds other things than its tables.
+    """Reject an audit's ``--table`` that cannot be written or contains other files than its tables.
 
     Raises:
-        ConfigError: says which and why.
+        ConfigError: names the directory and the reason.
     """
     found = _names(directory, "--table")
     if found and not _AUDIT & found:
-        raise _foreign(directory, "holds files and no tables of an audit", "--table")
+        raise _used(directory, "contains files other than the tables of an audit", "--table")
 
 
 def check_apart(written: Mapping[str, str | None], read: Mapping[str, str | None] | None = None) -> None:
-    """Reject to write to a directory that is, holds or lies in another one of the job's directories.
+    """Reject a target that equals, contains or is inside another directory of the job.
 
     Args:
-        written: directories that the job writes to, by option; None where it was not given.
-        read: directories that it reads.
+        written: directories that the job writes to, by option; None if not given.
+        read: directories that the job reads.
 
     Raises:
-        ConfigError: names both.
+        ConfigError: names both directories and options.
     """
-    places = {option: _place(directory) for option, directory in written.items() if directory}
-    others = {option: _place(directory) for option, directory in (read or {}).items() if directory}
-    pairs = [*combinations(places.items(), 2), *product(places.items(), others.items())]
-    for (option, place), (other_option, other) in pairs:
-        if place.is_relative_to(other) or other.is_relative_to(place):
-            outer, inner = sorted((place, other))
-            what = f"{place} is given twice" if place == other else f"{inner} lies in {outer}"
+    paths = {option: _resolved(directory) for option, directory in written.items() if directory}
+    others = {option: _resolved(directory) for option, directory in (read or {}).items() if directory}
+    pairs = [*combinations(paths.items(), 2), *product(paths.items(), others.items())]
+    for (option, path), (other_option, other) in pairs:
+        if path.is_relative_to(other) or other.is_relative_to(path):
+            outer, inner = sorted((path, other))
+            problem = f"are the same directory {path}" if path == other else f"overlap: {inner} is inside {outer}"
             remedy = "name two directories, neither inside the other"
-            raise ConfigError(what, f"{option}, {other_option}", remedy)
+            raise ConfigError(f"{option} and {other_option} {problem}", "", remedy)
 
 
 def check_file(path: str, option: str) -> str:
-    """Return the path; refuse a file that cannot be written.
+    """Return the path; reject a file that cannot be written.
 
     Raises:
-        ConfigError: says which.
+        ConfigError: names the file.
     """
     parent = Path(path).absolute().parent
     try:
@@ -97,43 +97,43 @@ def check_file(path: str, option: str) -> str:
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        what = f"{path} cannot be written: {error.strerror or error}"
-        raise ConfigError(what, option, "name a file in a directory you may write to") from None
+        what = f"{option} {path} cannot be written: {error.strerror or error}"
+        raise ConfigError(what, "", "name a file in a writable directory") from None
     return path
 
 
 def check_writable(directory: str, option: str) -> None:
-    """Reject a directory that is a file or cannot be written; it may hold anything.
+    """Reject a directory that is a file or cannot be written; it may have any content.
 
     Raises:
-        ConfigError: says which and why.
+        ConfigError: names the directory and the reason.
     """
     _names(directory, option)
 
 
-def _place(directory: str) -> PurePath:
-    """What tells whether two directories are the same: symbolic links are followed."""
+def _resolved(directory: str) -> PurePath:
+    """Return the path without symbolic links, so that equal directories have equal paths."""
     path = local_path(directory)
     return PurePosixPath(directory) if path is None else path.resolve()
 
 
-def _foreign(directory: str, what: str, option: str) -> ConfigError:
-    return ConfigError(f"{directory} {what}", option, "name a new or empty directory")
+def _used(directory: str, what: str, option: str) -> ConfigError:
+    return ConfigError(f"{option} {directory} {what}", "", "name a new or empty directory")
 
 
 def _names(directory: str, option: str) -> set[str]:
-    """Return the names in the directory, none if it is absent; raises ConfigError if it cannot be written."""
+    """Return the names in the directory, none if it is missing; raise ConfigError if it cannot be written."""
     path = local_path(directory)
     if path is None:
         return set()
     try:
-        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
         if not existing.is_dir():
-            raise ConfigError(f"{existing} is a file", option, "name a directory")
-        Path(tempfile.mkdtemp(prefix=".dledger-", dir=existing)).rmdir()  # permissions alone do not tell the truth
+            raise ConfigError(f"{option} {existing} is a file", "", "name a directory")
+        Path(tempfile.mkdtemp(prefix=".dledger-", dir=existing)).rmdir()  # permission bits alone are not conclusive
         return {entry.name for entry in path.iterdir()} if existing == path else set()
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"{directory} cannot be written: {reason}", option, "name a directory you may write to"
+            f"{option} {directory} cannot be written: {reason}", "", "name a writable directory"
         ) from None

@@ -53,7 +53,7 @@ _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 _STACK_TRACES: Final = "spark.sql.pyspark.jvmStacktrace.enabled"
-"""With it an error's text names its causes: an error of ours in a task would otherwise be TASK_WRITE_FAILED only."""
+"""With it the text of an error contains its causes; otherwise a DLedgerError in a task is TASK_WRITE_FAILED only."""
 _LOCAL: Final = {"spark.sql.shuffle.partitions": "4", "spark.databricks.delta.snapshotPartitions": "2"}
 """On one machine many small tasks cost more than they gain: with Delta's 50 an ingest took 22 % more processor time."""
 
@@ -67,11 +67,11 @@ def spark_session(
     Args:
         app_name: name of the application.
         settings: more Spark settings; they win over the defaults here.
-        verbose: show Spark's log. Otherwise Spark logs nothing: the job itself reports an error, in one line.
+        verbose: show Spark's log. Otherwise Spark logs nothing, because the job reports errors in one line.
 
     Raises:
         ConfigError: PySpark, delta-spark, Delta's jar or Java is missing or of another version.
-        StoppedError: a signal came while Spark started.
+        StoppedError: a signal arrived while Spark started.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
@@ -92,7 +92,7 @@ def spark_session(
                 "spark.executorEnv.PYTHONPATH": python_path,
                 **(settings or {}),
             }
-            # Interrupted in a call, Python's connection to the JVM would be out of step.
+            # A signal during a call would leave Python's connection to the JVM out of step.
             with stop_requests() as stop:
                 spark = (_start_submitted if _under_spark_submit() else _start)(app_name, defaults)
             try:
@@ -105,7 +105,7 @@ def spark_session(
 
 
 def check_versions() -> None:
-    """Check PySpark and delta-spark, and set PYSPARK_PYTHON; under plain python point JAVA_HOME at a fitting Java.
+    """Check PySpark and delta-spark, and set PYSPARK_PYTHON; under plain python set JAVA_HOME to a supported Java.
 
     Raises:
         ConfigError: one of them is missing or of another version.
@@ -113,14 +113,14 @@ def check_versions() -> None:
     try:
         import pyspark
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed", "Python environment", _INSTALL) from None
+        raise ConfigError(f"{error.name} is not installed", sys.executable, _INSTALL) from None
     if not pyspark.__version__.startswith(SPARK_VERSION + "."):
         found = {"found": pyspark.__version__}
-        raise ConfigError(f"PySpark {SPARK_VERSION}.x is needed", "Python environment", _INSTALL, found)
+        raise ConfigError(f"PySpark {SPARK_VERSION}.x is needed", sys.executable, _INSTALL, found)
     try:
         import delta  # after that: it imports parts of PySpark that another version may lack
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed", "Python environment", _INSTALL) from None
+        raise ConfigError(f"{error.name} is not installed", sys.executable, _INSTALL) from None
     del delta
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not _under_spark_submit():
@@ -148,14 +148,14 @@ def _start(app_name: str, settings: dict[str, Any]) -> SparkSession:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise ConfigError(
-            "Spark did not start, its reason is above",
+            "Spark did not start, see its messages above",
             f"spark.jars.packages={_DELTA_PACKAGE}",
             "the first start fetches Delta's jars: connect to the network once, or set spark.jars.repositories",
         ) from None
 
 
 def _start_submitted(app_name: str, settings: dict[str, str]) -> SparkSession:
-    """Start the session in the JVM of spark-submit; what the user gave to spark-submit wins."""
+    """Start the session in the JVM of spark-submit; settings of the user override the ones here."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -187,7 +187,7 @@ def run_stoppable(spark: SparkSession, work: Callable[[], _Result], stopping: Ev
 
     Args:
         spark: the session that ``work`` uses.
-        work: called in another thread. It must not go on after a failed Spark job.
+        work: called in another thread. It must not continue after a failed Spark job.
         stopping: set on a signal, for a stream that runs no Spark job while it waits.
     """
     with stop_requests() as stop, ThreadPoolExecutor(1, "spark-job") as pool:
@@ -222,18 +222,18 @@ def parse_trigger(text: str) -> dict[str, Any]:
     try:
         milliseconds = max(1, round(parse_duration(text) * 1000))
     except ConfigError as error:
-        raise ConfigError(f"wrong trigger {text!r}", "--trigger", f'use {AVAILABLE_NOW} or "10 seconds"') from error
+        raise ConfigError(f"wrong --trigger {text!r}", "", f'use {AVAILABLE_NOW} or "10 seconds"') from error
     return {"processingTime": f"{milliseconds} milliseconds"}
 
 
 def check_resume(checkpoint: str, tracker: Tracker) -> None:
-    """Check, before a JVM starts, that a query of these logs can continue from the checkpoint; an absent one is fine.
+    """Check, before a JVM starts, that a query of these logs can continue from the checkpoint; it may be missing.
 
-    Spark checks the same when the query starts, and alone where the checkpoint is not a local directory.
+    If the checkpoint is not a local directory, only Spark checks it, when the query starts.
 
     Raises:
-        CheckpointError: the checkpoint is of another source, or damaged.
-        DataLossError: it does not fit the logs, and the options say to fail on that.
+        CheckpointError: the checkpoint belongs to another source, or is damaged.
+        DataLossError: it does not match the logs, and ``failOnDataLoss`` is set.
     """
     offset = planned_offset(checkpoint)
     if offset is not None:

@@ -1,8 +1,8 @@
-"""Compares the replicas of a log: are they equal, how much was compared, and what exactly differs where.
+"""Compares the replicas of a log: whether they are equal, how much was compared, and each difference.
 
-Two passes. First each replica's digests of fixed ranges, computed where the data lies; then only the ranges that
-differ, entry by entry, with a majority vote and a second look. Every run adds to the Delta tables ``audit_runs``,
-``audit_ranges`` and ``audit_findings``. Nothing is ever written to a replica.
+The first pass compares digests of fixed ranges, computed where the data is stored. The second pass compares the ranges
+that differ entry by entry, with a majority vote and a second read. Every run adds to the Delta tables ``audit_runs``,
+``audit_ranges`` and ``audit_findings``. The audit never writes to a replica. Its steps are in ``_audit``.
 
 Usage::
 
@@ -56,52 +56,53 @@ _EXAMPLES = """Examples:
 \b
   # the nodes of a live cluster, with a report page
   audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --report audit.html
-  # store directories as they are, native or a broker's
+  # store directories, native or of a broker
   audit_replicas.py --replica a=/data/n0/default/dledger-n0 --replica b=/data/n1/default/dledger-n1 --table audit
   # the CommitLogs of a master and its slave: are they aligned, as an upgrade to DLedger needs them?
   audit_replicas.py --replica master=/data/store/commitlog --replica slave=/mnt/slave/store/commitlog --table audit
-  # every day: trust what was read within a month, but read a thirtieth of it again, the longest unread first
+  # every day: trust the ranges read within a month, but read a thirtieth of them again, oldest first
   audit_replicas.py --peers 'n0-host:40911;n1-host:40911;n2-host:40911' --table audit --skip-proven 30d
 """
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--peers", help="The servers: n0-host:port;n1-host:port;…")
-@click.option("--groups", help="Logs to audit, separated by commas; with --peers.  [default: default]")
+@click.option("--peers", help="Audit the nodes of these servers: n0-host:port;n1-host:port;…")
+@click.option("--groups", help="Logs to audit with --peers, separated by commas.  [default: default]")
 @click.option(
     "--replica",
     "replicas",
     multiple=True,
     metavar="NAME=DIR",
-    help="A store, a classic CommitLog, or a broker's storePathRootDir with either or both; at least two.",
+    help="Audit a store, a classic CommitLog, or a broker's storePathRootDir with either or both; at least two.",
 )
-@click.option("--against", metavar="PEERS", help="Compare with the nodes of another cluster too, at common indexes.")
-@click.option("--table", metavar="DIR", help="Directory of the Delta tables; made if absent.")
+@click.option("--against", metavar="PEERS", help="Also compare with the nodes of another cluster, at common indexes.")
+@click.option("--table", metavar="DIR", help="Directory of the Delta tables; created if missing.")
 @click.option(
     "--mode",
     type=click.Choice(["quick", "digest", "full"]),
     default="digest",
     show_default=True,
-    help="quick: digests of both ends and a random sample; digest: of everything; full: every entry compared too.",
+    help="quick: digests of both ends and a random sample; digest: of all ranges; full: also every entry.",
 )
 @click.option(
-    "--skip-proven", type=DurationType(), metavar="AGE", help="Trust ranges proven equal that recently: 12h, 7d."
+    "--skip-proven",
+    type=DurationType(),
+    metavar="AGE",
+    help="Trust ranges that were proven equal within this age: 12h, 7d.",
 )
 @click.option(
     "--reread-share",
     type=click.IntRange(0, 100),
     metavar="PERCENT",
-    help="How many of the trusted ranges to read again all the same, the longest unread first."
-    "  [default: so many that all are within AGE, and about as many each day, at least 1]",
+    help="Share of the trusted ranges to read again, oldest first."
+    "  [default: enough to keep all within AGE, spread evenly, at least 1]",
 )
-@click.option(
-    "--resume", metavar="RUN_ID", help="Resume a run that was killed; ranges that it read are not read again."
-)
+@click.option("--resume", metavar="RUN_ID", help="Resume a killed run without reading its finished ranges again.")
 @click.option(
     "--max-bytes-per-second",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Read no more than that from one node, all tasks together.",
+    help="Limit of the bytes read from one node, all tasks together  [default: no limit].",
 )
 @click.option("--report", metavar="FILE.html", help="Write a report as one HTML page.")
 @verbose_option

@@ -1,6 +1,6 @@
 """The whole pipeline on real events, with a failover in the middle, checked at the end.
 
-Three nodes and a producer; ``ingest.py`` streams into Delta meanwhile. The leader is killed and comes back, the stream
+A producer appends to three nodes while ``ingest.py`` streams into Delta. The leader is killed and restarted, the stream
 is stopped and continued. Then the table is compared with the events, the consume queues are rebuilt and the three
 replicas are audited.
 """
@@ -60,11 +60,11 @@ def command(keep: Path | None, events: int, seconds: float, dry_run: bool) -> Ou
     if dry_run:
         return Outcome({"status": "ok", "dry_run": True, "events": len(messages)})
     with _directory(keep) as directory:
-        facts = _run(directory, messages, seconds)
-    _show(facts)
+        results = _run(directory, messages, seconds)
+    _show(results)
     if keep is not None:
-        progress(f"cluster, tables and the stream's log are in {facts['directory']}")
-    return Outcome(facts, EXIT_OK if all(facts["checks"].values()) else EXIT_FINDING)
+        progress(f"cluster, tables and the stream's log are in {results['directory']}")
+    return Outcome(results, EXIT_OK if all(results["checks"].values()) else EXIT_FINDING)
 
 
 @contextlib.contextmanager
@@ -102,11 +102,11 @@ def _run(directory: Path, messages: pa.Table, seconds: float) -> dict[str, Any]:
         with Client(cluster.peers) as client:
             log_bytes = max(node.data_bytes for node in client.metadata().nodes)
     checks |= {
-        "stream stopped when asked": streamed.get("exit_reason") == "stopped",
+        "stream stopped on SIGTERM": streamed.get("exit_reason") == "stopped",
         "consume queues dense": bool(queues.get("dense")) and queues.get("rows") == len(messages),
         "replicas consistent": audit.get("verdict") == "CONSISTENT",
     }
-    return _facts(report) | {
+    return _measurements(report) | {
         "log_bytes_per_node": log_bytes,
         "rows_in_delta": len(found),
         "micro_batches": streamed["batches"] + rest["batches"],
@@ -136,7 +136,7 @@ def _compare(rows: pa.Table, messages: pa.Table) -> dict[str, bool]:
     }
 
 
-def _facts(report: AppendReport) -> dict[str, Any]:
+def _measurements(report: AppendReport) -> dict[str, Any]:
     return {
         "events": report.events,
         "appends_per_s": round(report.events / report.duration_s),
@@ -148,9 +148,9 @@ def _facts(report: AppendReport) -> dict[str, Any]:
     }
 
 
-def _show(facts: dict[str, Any]) -> None:
-    lines = {name.replace("_", " "): value for name, value in facts.items() if name not in ("checks", "directory")}
-    lines |= {name: "yes" if passed else "NO" for name, passed in facts["checks"].items()}
+def _show(results: dict[str, Any]) -> None:
+    lines = {name.replace("_", " "): value for name, value in results.items() if name not in ("checks", "directory")}
+    lines |= {name: "yes" if passed else "NO" for name, passed in results["checks"].items()}
     for name, value in lines.items():
         progress(f"{name:<34} {f'{value:,}' if isinstance(value, (int, float)) else value}")
 

@@ -1,7 +1,7 @@
 """Streams logs into a Delta table, each entry exactly once.
 
-Delta's sink remembers the micro-batches of a query, and the checkpoint records how far each log is read: a run that
-was killed anywhere continues without loss and without duplicates. The table has the source's columns.
+Delta's sink records the micro-batches of a query, and the Spark checkpoint records the next index of each log. So a
+killed run continues without loss and without duplicates. The table has the columns of the source.
 
 Usage::
 
@@ -99,9 +99,9 @@ class IngestOptions(JobOptions):
         }
 
     def lag_outputs(self) -> dict[str, Any]:
-        """Return the outputs of ``spark_connector.monitor`` that were asked for."""
+        """Return the given outputs of ``spark_connector.monitor``."""
         outputs = {"json": self.lag_json, "prometheus": self.lag_prometheus, "table": self.lag_table}
-        return {name: place for name, place in outputs.items() if place is not None}
+        return {name: target for name, target in outputs.items() if target is not None}
 
 
 @dataclass
@@ -115,11 +115,11 @@ class _Totals:
     reported: float = 0.0
 
     def add(self, query: StreamingQuery) -> None:
-        """Add the micro-batches that ended since the last call, and report them now and then."""
+        """Add the micro-batches that ended since the last call, and report progress periodically."""
         before = self.rows
         for batch in query.recentProgress:
             reports = lag_reports(batch)
-            # Without addBatch no micro-batch ran: Spark only reports that the query is idle.
+            # A report without addBatch is of an idle query, not of a micro-batch.
             if not reports or batch["batchId"] in self.batches or "addBatch" not in batch["durationMs"]:
                 continue
             self.batches.add(batch["batchId"])
@@ -129,16 +129,16 @@ class _Totals:
                 self.lag[report.group] = report
         if self.rows > before and time.monotonic() - self.reported >= _REPORT_EVERY_S:
             self.reported = time.monotonic()
-            progress(f"{self.rows} rows in {len(self.batches)} micro-batches, {self._behind()}")
+            progress(f"{self.rows} rows in {len(self.batches)} micro-batches, {self._lag()}")
 
-    def _behind(self) -> str:
+    def _lag(self) -> str:
         records = sum(report.lag_records or 0 for report in self.lag.values())
         size = sum(report.lag_bytes or 0 for report in self.lag.values())
         waited = max((report.lag_seconds or 0.0 for report in self.lag.values()), default=0.0)
         return f"{records:,} records behind ({size:,} bytes, {waited:.1f} s)"
 
     def summary(self) -> dict[str, Any]:
-        """Return the summary's part."""
+        """Return the fields of the summary."""
         return {
             "rows": self.rows,
             "batches": len(self.batches),
@@ -157,7 +157,7 @@ class _Totals:
 
 
 _EXAMPLES = examples(
-    "# read the available entries, then end; run it again for new ones",
+    "# read the available entries, then exit; run it again for new ones",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint events.checkpoint",
     "# run until it is stopped, a micro-batch every ten seconds",
     "ingest.py --peers 'n0-host:40911;n1-host:40911' --table events --checkpoint c --trigger '10 seconds'",
@@ -170,35 +170,40 @@ _EXAMPLES = examples(
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--peers", required=True, metavar="PEERS", help="The servers: n0-host:port;n1-host:port;…")
+@click.option("--peers", required=True, metavar="PEERS", help="Servers to read from: n0-host:port;n1-host:port;…")
 @click.option("--groups", default="default", show_default=True, help="Logs to read, separated by commas.")
-@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
-@click.option("--checkpoint", required=True, metavar="DIR", help="Directory that records how far the logs are read.")
+@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; created if missing.")
+@click.option(
+    "--checkpoint", required=True, metavar="DIR", help="Directory of the Spark checkpoint, which records the progress."
+)
 @click.option(
     "--decode",
     type=click.Choice(["none", "message"]),
     default="none",
     show_default=True,
-    help="message: the fields of RocketMQ messages as columns.",
+    help="With message, decode the bodies as RocketMQ messages into columns.",
 )
 @click.option(
     "--starting-offsets",
     default="earliest",
     show_default=True,
-    help="For a new checkpoint: earliest, latest, JSON per group, or @FILE.",
-)
-@click.option("--trigger", default=AVAILABLE_NOW, show_default=True, help='available-now or "10 seconds".')
-@click.option(
-    "--max-offsets-per-trigger", type=click.IntRange(min=1), help="At most this many indexes in a micro-batch."
+    help="Start of a new checkpoint: earliest, latest, JSON per group, or @FILE.",
 )
 @click.option(
-    "--max-bytes-per-trigger", type=click.IntRange(min=1), help="At most this many bytes of the logs in a micro-batch."
+    "--trigger",
+    default=AVAILABLE_NOW,
+    show_default=True,
+    help='Interval of micro-batches as "10 seconds", or available-now.',
+)
+@click.option("--max-offsets-per-trigger", type=click.IntRange(min=1), help="Limit of the indexes in a micro-batch.")
+@click.option(
+    "--max-bytes-per-trigger", type=click.IntRange(min=1), help="Limit of the bytes of the logs in a micro-batch."
 )
 @click.option(
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
     show_default=True,
-    help="Fail where entries that should have been read are deleted, or continue and report the loss.",
+    help="Fail if unread entries were deleted, or continue and report the loss.",
 )
 @click.option(
     "--retry-for",
@@ -206,11 +211,11 @@ _EXAMPLES = examples(
     default=15,
     show_default=True,
     metavar="SECONDS",
-    help="How long to retry when no node answers in mid-stream.",
+    help="Total timeout of retries when no node responds.",
 )
-@click.option("--lag-json", metavar="FILE", help="Append the lag to this file, a JSON object a line.")
+@click.option("--lag-json", metavar="FILE", help="Append the lag to this file, one JSON object per line.")
 @click.option(
-    "--lag-prometheus", metavar="PLACE", help="Serve the lag as metrics on a port or host:port, or write a .prom file."
+    "--lag-prometheus", metavar="TARGET", help="Serve the lag as metrics on a port or host:port, or write a .prom file."
 )
 @click.option("--lag-table", metavar="DELTA", help="Append the lag to this Delta table.")
 @click.option(
@@ -218,12 +223,12 @@ _EXAMPLES = examples(
     type=click.Choice(["dledger", "dledger-java"]),
     default="dledger",
     show_default=True,
-    help="dledger-java: the servers are Java's.",
+    help="Protocol of the servers; dledger-java for Java nodes.",
 )
 @click.option(
-    "--safety-lag", metavar="TIME", help="dledger-java: read up to the end seen this long ago.  [default: 10s]"
+    "--safety-lag", metavar="TIME", help="With dledger-java, read up to the end observed this long ago.  [default: 10s]"
 )
-@click.option("--commit-probe", is_flag=True, help="dledger-java: append an entry to find out what is committed.")
+@click.option("--commit-probe", is_flag=True, help="With dledger-java, append a probe entry to find the committed end.")
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:
@@ -238,13 +243,13 @@ def command(**given: Any) -> Outcome:
 
 
 def _check(options: IngestOptions) -> dict[str, dict[str, int]]:
-    """Check options and reachability before a JVM starts; return what can be read per group."""
+    """Check options and reachability before a JVM starts; return the readable range of each group."""
     check_apart({"--table": options.table, "--checkpoint": options.checkpoint, "--lag-table": options.lag_table})
-    place = None if options.lag_prometheus is None else parse_target(options.lag_prometheus)
-    if isinstance(place, str):
-        check_file(place, "--lag-prometheus")
+    target = None if options.lag_prometheus is None else parse_target(options.lag_prometheus)
+    if isinstance(target, str):
+        check_file(target, "--lag-prometheus")
     source = options.source()
-    if options.protocol != "dledger":  # look at a Java group at once, and append no probe
+    if options.protocol != "dledger":  # check a Java group without the safety lag and without a probe
         source = {name: value for name, value in source.items() if name != "commitProbe"}
         source["isolation"] = "read_uncommitted"
     tracker = Tracker(DLedgerOptions.for_reading(source))
@@ -282,7 +287,7 @@ def _run(spark: SparkSession, options: IngestOptions, stop: threading.Event) -> 
 
 
 def _check_columns(spark: SparkSession, options: IngestOptions) -> None:
-    """Refuse a table with other columns than the source's."""
+    """Reject a table whose columns differ from those of the source."""
     from delta.tables import DeltaTable
 
     if not DeltaTable.isDeltaTable(spark, options.table):
@@ -290,12 +295,12 @@ def _check_columns(spark: SparkSession, options: IngestOptions) -> None:
     found = spark.read.format("delta").load(options.table).columns
     if found and found != schema_for(options.decode, options.protocol).names:
         values = {"columns": ",".join(found)}
-        remedy = "name another directory, or give the --decode that the table was made with"
+        remedy = "name another directory, or use the --decode of the table"
         raise ConfigError(f"--table {options.table} has other columns than the source", "", remedy, values)
 
 
 def _failed(error: Exception, source: dict[str, str]) -> Outcome:
-    """Report why the query failed."""
+    """Report the failure of the query."""
     failure = find_failure(error)
     if failure is None:
         raise error

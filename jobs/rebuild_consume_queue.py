@@ -9,10 +9,9 @@ Usage::
     spark-submit jobs/rebuild_consume_queue.py …
 
 The table has the columns of ``TABLE_SCHEMA``. ``position`` and ``size`` are those of a RocketMQ consume queue unit:
-they address the message itself, which begins 48 bytes behind its entry, for our own logs as for a broker's. In a
-broker's log the queue offset is the one the broker wrote into the message; in ours it is assigned here, in index order.
-Control entries have no row, nor do prepared and rolled-back messages and entries that are no message. Messages of a
-classic CommitLog have no index.
+they address the message itself, which starts 48 bytes after its entry, in native logs as in a broker's. In a broker's
+log the queue offset is read from the message; in a native log it is assigned here, in index order. Control entries have
+no row, nor do prepared and rolled-back messages and other bodies. Messages of a classic CommitLog have no index.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ from jobs._cli import (
     run_job,
     verbose_option,
 )
-from jobs._rebuild.broker import read_consumers, without_topics
+from jobs._rebuild.broker import duplicates, read_consumers, without_topics
 from jobs._rebuild.compare import compare
-from jobs._rebuild.duplicates import duplicates
 from jobs._rebuild.files import write_files
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from jobs._rebuild.queues import summary_of
@@ -58,70 +56,73 @@ __all__ = ["command", "main", "rebuild"]
 
 @click.command(
     epilog=examples(
-        "# a live cluster, again and again, only what is new",
+        "# a live cluster, incrementally: each run adds the new entries",
         "rebuild_consume_queue.py --peers 'n0-host:40911;n1-host:40911' --table queues --checkpoint queues.checkpoint",
-        "# a stopped broker's store, and RocketMQ's own files beside it",
+        "# a stopped broker's store, and RocketMQ's own files too",
         "rebuild_consume_queue.py --store store/dledger-n0 --table queues --files rebuilt",
-        "# what did the broker's own queues lose?",
+        "# compare with the broker's own queues",
         "rebuild_consume_queue.py --store store/dledger-n0 --table queues --compare store",
         "# classic CommitLog first, DLedger after; leave --store out for a classic log alone",
         "rebuild_consume_queue.py --commitlog store/commitlog --store store/dledger-n0 --table queues",
     )
 )
-@click.option("--peers", help="The servers: n0-host:port;n1-host:port;…")
+@click.option("--peers", help="Servers to read from: n0-host:port;n1-host:port;…")
 @click.option("--groups", help="Logs to read, separated by commas.  [default: default]")
-@click.option("--store", metavar="DIR", help="Instead of servers: a node's store directory, ours or a broker's.")
+@click.option("--store", metavar="DIR", help="Read a store directory of a node or a broker, without servers.")
 @click.option(
-    "--commitlog", metavar="DIR", help="The classic RocketMQ CommitLog that precedes the store; alone: a classic log."
+    "--commitlog", metavar="DIR", help="Read the classic RocketMQ CommitLog that precedes the store, or it alone."
 )
-@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; made if absent.")
-@click.option("--checkpoint", metavar="DIR", help="Continue where the last run ended, and add to the table.")
-@click.option("--trigger", help='With --checkpoint: available-now or "10 seconds".  [default: available-now]')
-@click.option("--files", metavar="DIR", help="Write RocketMQ's consumequeue/<topic>/<queue>/ files below DIR too.")
+@click.option("--table", required=True, metavar="DELTA", help="Directory of the Delta table; created if missing.")
+@click.option("--checkpoint", metavar="DIR", help="Spark checkpoint: continue after the last run.")
+@click.option(
+    "--trigger",
+    help='With --checkpoint: "10 seconds" between micro-batches.  [default: available-now]',
+)
+@click.option("--files", metavar="DIR", help="Also write RocketMQ's consumequeue/<topic>/<queue>/ files below DIR.")
 @click.option(
     "--consume-queue-file-size",
     type=click.IntRange(min=20, max=1 << 30),
     default=6_000_000,
     show_default=True,
-    help="RocketMQ's mappedFileSizeConsumeQueue.",
+    help="Size of a consume queue file in bytes, RocketMQ's mappedFileSizeConsumeQueue.",
 )
 @click.option(
     "--compare",
     "compared",
     metavar="DIR",
-    help="Report every difference from the consumequeue files below DIR; they are not changed.",
+    help="Report every difference from the consumequeue files below DIR, without changing them.",
 )
 @click.option(
     "--on-duplicate",
     type=click.Choice(["first", "last"]),
     default="first",
     show_default=True,
-    help="--files, --compare: which message has a slot that a broker gave out twice.",
+    help="Message to keep, with --files and --compare, if a broker assigned a slot twice.",
 )
 @click.option(
     "--until",
     type=click.Choice(["committed", "end"]),
     default="end",
     show_default=True,
-    help="How far to read a store: to its recorded commit index or to its last entry. Servers give what is committed.",
+    help="End of a read from a store: its recorded commit index, or its last entry. Servers return committed entries.",
 )
 @click.option(
     "--multi-dispatch/--no-multi-dispatch",
     default=True,
     show_default=True,
-    help="Messages are in the further queues too that INNER_MULTI_DISPATCH names (%LMQ% and others).",
+    help="Also add messages to the queues that INNER_MULTI_DISPATCH names (%LMQ% and others).",
 )
 @click.option(
     "--delay-levels",
     metavar="TEXT",
-    help="The broker's messageDelayLevel, as \"1s 5s 10s 2h\": delayed messages' tags codes follow from it.  "
+    help='messageDelayLevel of the broker, as "1s 5s 10s 2h", for the tags codes of delayed messages.  '
     "[default: RocketMQ's]",
 )
 @click.option(
     "--broker-end-index",
     type=click.IntRange(min=0),
     metavar="INDEX",
-    help="With --peers, for a log that was converted: a broker gave the queue offsets of the entries below.",
+    help="With --peers, for a converted log: end of the entries whose queue offsets a broker assigned.",
 )
 @verbose_option
 @dry_run_option
@@ -130,13 +131,13 @@ def command(**options: Any) -> Outcome:
 
     One row per message and queue: group, topic, queue_id, queue_offset, position, size, tags_code, store_timestamp,
     index, keys, msg_id, born_timestamp, committed (true or null), broker_serves, rebuild_slot. POSITION and SIZE are
-    those of a RocketMQ consume queue unit, for our own logs too: where the message itself begins (48 bytes behind its
-    entry) and its length. QUEUE_OFFSET is read from the message in a broker's log and assigned in index order, from
-    the log's first entry on, in ours. Where a broker gave an offset out twice, BROKER_SERVES says which message it
+    those of a RocketMQ consume queue unit, in native logs too: start of the message itself (48 bytes after its entry)
+    and its length. QUEUE_OFFSET is read from the message in a broker's log, and assigned in index order, from the
+    first entry on, in a native log. If a broker assigned an offset twice, BROKER_SERVES marks the message that it
     serves, and REBUILD_SLOT is null for those that RocketMQ's own rebuild leaves out.
 
-    Exit code 1 if a queue has holes, a slot is claimed twice, a broker's log holds what is no message or lost its end,
-    or --compare finds a difference.
+    Exit code 1 if a queue has holes or a slot with two messages, if a broker's log has other bodies or lost its end, or
+    if --compare finds a difference.
     """
     given = RebuildOptions.parse(options)
     check_versions()
@@ -159,14 +160,25 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
 
     def work() -> dict[str, Any]:
         stream.run(stopping)
+<<<<<<< HEAD
         if stopping.is_set() or not table.exists():  # with a checkpoint a table is made with its first entry
             return summary_of({}, ())
         tangled = any(queue.tangled for queue in stream.queues.values())
         return summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, tangled=tangled)
+=======
+        if stopping.is_set() or not table.exists():  # with a checkpoint the first entry creates the table
+            return {"rows": 0, "slots": 0, "queues": 0, "dense": True, "duplicate_slots": 0}
+        found = table.facts(plan.batch_topics)
+        if plan.checkpoint is None and found["rows"] != stream.units:
+            counts = {"found": stream.units, "written": found["rows"]}
+            raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
+        return found | _explained(spark, plan, table, duplicated=found["duplicate_slots"] + found.pop("left_out") > 0)
+>>>>>>> ed8e588 (Give jobs and Log a contract, and use the field's words)
 
     return _outcome(plan, run_stoppable(spark, work, stopping), stream)
 
 
+<<<<<<< HEAD
 def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, tangled: bool) -> dict[str, Any]:
     """Return what follows from the table: duplicates, files, comparison."""
     found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
@@ -175,6 +187,14 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, tangled:
     rows = table.rows()
     consumers = read_consumers(plan.root) if tangled or plan.compared else {}
     if tangled:
+=======
+def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicated: bool) -> dict[str, Any]:
+    """Write and compare files, and explain duplicate slots; return the fields of the summary."""
+    rows = table.rows()
+    consumers = read_consumers(plan.root) if duplicated or plan.compared else {}
+    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
+    if duplicated:
+>>>>>>> ed8e588 (Give jobs and Log a contract, and use the field's words)
         found["duplicates"] = duplicates(rows, consumers)
     if plan.files is not None:
         progress(f"writing consume queue files below {plan.files}")
@@ -182,7 +202,7 @@ def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, tangled:
         found["files"] = write_files(kept, plan.files, plan.file_bytes).summary()
     if plan.compared is not None:
         progress(f"comparing with {plan.compared}")
-        # A slave that does not know the topic keeps plain queues of it.
+        # A slave without the topic's configuration keeps plain queues of it.
         elsewhere = tuple(topic for topic in plan.batch_topics if not (Path(plan.compared) / topic).is_dir())
         compared = compare(
             spark, without_topics(rows, elsewhere), plan.compared, plan.on_duplicate, consumers, plan.log_end

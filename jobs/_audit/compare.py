@@ -23,7 +23,7 @@ from jobs._audit.judge import Judgement, Seen, State, committed_end, judge
 from jobs._audit.model import AuditedReplica, AuditFinding, Class, consecutive, result
 from jobs._audit.replicas import Gap, RateLimiter, Source, open_source
 
-SECOND_LOOK_S: Final = 0.3
+REREAD_DELAY_S: Final = 0.3
 WINDOW_BYTES: Final = 32
 _DIGEST_BYTES: Final = 16
 _ENTRY: Final = np.dtype(
@@ -39,14 +39,14 @@ _ENTRY: Final = np.dtype(
     ]
 )
 _CONTENT: Final = ("state", "term", "magic", "size", "digest")
-_GAP_STATE: Final = {"damaged": State.DAMAGED, "gone": State.UNREAD, "unread": State.UNREAD}
+_GAP_STATE: Final = {"damaged": State.DAMAGED, "deleted": State.UNREAD, "unread": State.UNREAD}
 
 Rows = npt.NDArray[Any]
 
 
 @dataclass(slots=True)
 class _Table:
-    """One replica's entries of a range."""
+    """The entries of a range on one replica."""
 
     start: int
     rows: Rows
@@ -68,16 +68,16 @@ def compare_entries(
     start: int,
     end: int,
     *,
-    pause_s: float = SECOND_LOOK_S,
+    pause_s: float = REREAD_DELAY_S,
     limiters: Mapping[str, RateLimiter] | None = None,
 ) -> dict[str, Any]:
-    """Compare the entries of [start, end) on replicas that all hold it, and returns a row of RESULTS.
+    """Compare the entries of [start, end) on replicas that all contain it; return a row of RESULTS.
 
     Args:
-        replicas: the holders.
+        replicas: those with the range.
         start: first index.
         end: end index (exclusive).
-        pause_s: how long to wait before mismatches of live nodes are read again.
+        pause_s: wait before mismatches of live nodes are read again.
         limiters: by replica's name, counting all bytes read.
     """
     key = (replicas[0].group, start, end)
@@ -96,41 +96,41 @@ def _compared(
         sources = {r.name: stack.enter_context(open_source(r, limiters.get(r.name))) for r in replicas}
         bounds = {r.name: (r.first_index, r.end) for r in replicas}
         tables = {n: _read(sources[n], start, end, bounds[n]) for n in sources}
-        first_look = _judged(tables, _mismatches(tables), committed)
-        if first_look and any(replica.live for replica in replicas):
+        first_read = _judge_all(tables, _mismatches(tables), committed)
+        if first_read and any(replica.live for replica in replicas):
             time.sleep(pause_s)
-        second_look: dict[int, list[Judgement]] = {}
+        second_read: dict[int, list[Judgement]] = {}
         evidence: dict[int, dict[str, Seen]] = {}
-        for low, high in consecutive(sorted(first_look)):
+        for low, high in consecutive(sorted(first_read)):
             again = {n: _read(sources[n], low, high, bounds[n]) for n in sources}
-            second_look |= _judged(again, range(low, high), committed)
+            second_read |= _judge_all(again, range(low, high), committed)
             evidence |= {i: {n: t.seen(i) for n, t in again.items()} for i in range(low, high)}
-        confirmed = {i: found for i, found in second_look.items() if i in first_look}
-        findings = [_evident(*found, evidence, sources) for found in _merged(key[0], confirmed)]
+        confirmed = {i: found for i, found in second_read.items() if i in first_read}
+        findings = [_with_evidence(*found, evidence, sources) for found in _merged(key[0], confirmed)]
     unread = [f"{n}: {gap.reason}" for n, t in tables.items() for gap in t.gaps if gap.kind != "damaged"]
     return result(
         key,
         findings,
         unread=list(dict.fromkeys(unread)),
-        cleared=len(first_look) - len(confirmed),
+        cleared=len(first_read) - len(confirmed),
         read_bytes=sum(table.nbytes for table in tables.values()),
     )
 
 
 def _read(source: Source, start: int, end: int, bounds: tuple[int, int]) -> _Table:
-    """Read a range, with one entry more on both sides to see whether terms rise."""
+    """Read a range, with one more entry on both sides to detect decreasing terms."""
     low, high = max(bounds[0], start - 1), min(bounds[1], end + 1)
     rows = np.zeros(high - low, _ENTRY)
     gaps, nbytes = [], 0
-    for piece in source.entries(low, high):
-        if isinstance(piece, Gap):
-            rows["state"][piece.start - low : piece.end - low] = _GAP_STATE[piece.kind]
-            gaps += [piece] if piece.start < end and piece.end > start else []
+    for batch in source.entries(low, high):
+        if isinstance(batch, Gap):
+            rows["state"][batch.start - low : batch.end - low] = _GAP_STATE[batch.kind]
+            gaps += [batch] if batch.start < end and batch.end > start else []
             continue
-        at = np.asarray(piece.column("index")) - low
+        at = np.asarray(batch.column("index")) - low
         inside = (at >= 0) & (at < len(rows))
-        rows[at[inside]] = _fingerprints(piece, source.header_bytes)[inside]
-        nbytes += int(pc.sum(pc.binary_length(piece.column("body"))).as_py() or 0)
+        rows[at[inside]] = _fingerprints(batch, source.header_bytes)[inside]
+        nbytes += int(pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0)
     present = rows["state"] == State.PRESENT
     falls = np.flatnonzero(present[:-1] & present[1:] & (rows["term"][:-1] > rows["term"][1:]))
     rows["irregular"][falls] = rows["irregular"][falls + 1] = True
@@ -152,17 +152,17 @@ def _fingerprints(batch: pa.RecordBatch, header_bytes: int) -> Rows:
 
 
 def _mismatches(tables: dict[str, _Table]) -> list[int]:
-    """Return the indexes at which the replicas differ, or have something wrong by themselves."""
+    """Return the indexes at which the replicas differ, or one of them has a fault."""
     reference, *others = tables.values()
     mismatched = (reference.rows["state"] != State.PRESENT) | reference.rows["irregular"]
     for other in others:
         mismatched |= other.rows["irregular"]
         for name in _CONTENT:
             mismatched |= other.rows[name] != reference.rows[name]
-    return [reference.start + int(place) for place in np.flatnonzero(mismatched)]
+    return [reference.start + int(row) for row in np.flatnonzero(mismatched)]
 
 
-def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -> dict[int, list[Judgement]]:
+def _judge_all(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -> dict[int, list[Judgement]]:
     found = {}
     for index in indexes:
         seen = {name: table.seen(index) for name, table in tables.items()}
@@ -172,23 +172,23 @@ def _judged(tables: dict[str, _Table], indexes: Iterable[int], committed: int) -
     return found
 
 
-def _merged(group: str, judged: dict[int, list[Judgement]]) -> list[tuple[Judgement, AuditFinding]]:
+def _merged(group: str, judgements: dict[int, list[Judgement]]) -> list[tuple[Judgement, AuditFinding]]:
     """Return one finding for consecutive indexes with the same judgement."""
-    places: dict[Judgement, list[int]] = {}
-    for index in sorted(judged):
-        for judgement in judged[index]:
-            places.setdefault(judgement, []).append(index)
+    indexes_of: dict[Judgement, list[int]] = {}
+    for index in sorted(judgements):
+        for judgement in judgements[index]:
+            indexes_of.setdefault(judgement, []).append(index)
     return [
         (one, AuditFinding.of(one.kind, group, ",".join(one.replicas), start, end))
-        for one, indexes in places.items()
+        for one, indexes in indexes_of.items()
         for start, end in consecutive(indexes)
     ]
 
 
-def _evident(
+def _with_evidence(
     judgement: Judgement, finding: AuditFinding, evidence: dict[int, dict[str, Seen]], sources: dict[str, Source]
 ) -> AuditFinding:
-    """Add what was seen at the finding's first index."""
+    """Add the entries at the finding's first index as evidence."""
     index = finding.start
     seen = evidence[index]
     shown: dict[str, Any] = {
@@ -197,7 +197,7 @@ def _evident(
         "agree": list(judgement.right),
         "disagree": list(judgement.replicas),
     }
-    places = {name: place for name, source in sources.items() if (place := source.place(index))}
+    places = {name: found for name, source in sources.items() if (found := source.locate(index))}
     if places:
         shown["places"] = places
     present = [n for n, e in seen.items() if e.state is State.PRESENT]
@@ -209,16 +209,16 @@ def _evident(
 
 
 def _pair(judgement: Judgement, present: list[str]) -> tuple[str, str]:
-    """Return one who disagrees and one to compare it with."""
+    """Return a replica that is wrong and one to compare it with."""
     wrong = [name for name in judgement.replicas if name in present]
     right = [name for name in judgement.right if name in present] or wrong[1:]
     return (wrong[0], right[0]) if wrong and right else ("", "")
 
 
 def _body(source: Source, index: int) -> bytes:
-    for piece in source.entries(index, index + 1):
-        if not isinstance(piece, Gap) and piece.num_rows:
-            return bytes(piece.column("body")[0].as_py())
+    for batch in source.entries(index, index + 1):
+        if not isinstance(batch, Gap) and batch.num_rows:
+            return bytes(batch.column("body")[0].as_py())
     return b""
 
 

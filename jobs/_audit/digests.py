@@ -1,6 +1,6 @@
 """First pass: digests of ranges, compared; which ranges differ, how much was compared, and how much was read.
 
-``digest_rows`` runs on executors; all else are pure functions of tables (DIGESTS).
+``digest_rows`` runs on executors; the others are pure functions of tables (DIGESTS).
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ def differing_ranges(digests: pa.Table, *more: tuple[str, str]) -> pa.Table:
         more: columns to aggregate, and how.
 
     Returns:
-        A row per range; ``differs`` tells whether contents do, or layouts within one cluster.
+        A row per range; ``differs`` is set if contents differ, or layouts within one cluster.
     """
     side = pc.if_else(pc.starts_with(digests["replica"], OTHER), b"\1", b"\0")
     both = pc.binary_join_element_wise(digests["content"], digests["layout"], side, b"")
     kinds = [("content", "count_distinct"), ("both", "count_distinct"), ("side", "count_distinct")]
-    marked = digests.append_column("side", side).append_column("both", both)
-    grouped = marked.group_by(KEY).aggregate([*kinds, *more])
+    labelled = digests.append_column("side", side).append_column("both", both)
+    grouped = labelled.group_by(KEY).aggregate([*kinds, *more])
     layouts = pc.greater(grouped["both_count_distinct"], grouped["side_count_distinct"])
     return grouped.append_column("differs", pc.or_(pc.greater(grouped["content_count_distinct"], 1), layouts))
 
 
 def of_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
-    """Return the rows of some ranges only, which are given by the columns group, start and end."""
+    """Return the rows of the ranges that the columns group, start and end of ``ranges`` name."""
     # Arrow cannot join tables with list columns.
     numbered = digests.select(KEY).append_column("row", pa.array(range(digests.num_rows), pa.int64()))
     rows = numbered.join(ranges.select(KEY), KEY, join_type="left semi")["row"]
@@ -91,13 +91,13 @@ def of_ranges(digests: pa.Table, ranges: pa.Table) -> pa.Table:
 
 
 def compare_digests(digests: pa.Table) -> pa.Table:
-    """Return a row (RESULTS) for each range that is not simply equal on all its replicas."""
+    """Return a row (RESULTS) for each range that is not equal and intact on all its replicas."""
     wrong = pc.add(*(pc.fill_null(pc.list_value_length(digests[name]), 0) for name in ("damaged", "index_wrong")))
     bad = pc.or_(pc.not_equal(digests["problem"], ""), pc.greater(wrong, 0))
     grouped = differing_ranges(digests.append_column("bad", bad), ("bad", "any"))
-    suspects = of_ranges(digests, grouped.filter(pc.or_(grouped["differs"], grouped["bad_any"])))
+    mismatched = of_ranges(digests, grouped.filter(pc.or_(grouped["differs"], grouped["bad_any"])))
     by_range: dict[tuple[str, int, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in suspects.sort_by("replica").to_pylist():
+    for row in mismatched.sort_by("replica").to_pylist():
         by_range[row["group"], row["start"], row["end"]].append(row)
     return pa.Table.from_pylist([_judge_range(key, rows) for key, rows in by_range.items()], RESULTS)
 
@@ -110,7 +110,7 @@ def _judge_range(key: tuple[str, int, int], rows: Sequence[dict[str, Any]]) -> d
     findings = [
         AuditFinding.of(Class.RETENTION_SKEW, group, row["replica"], start, end)
         for row in rows
-        if row["problem"] == "gone"
+        if row["problem"] == "deleted"
     ]
     for row in rows:
         bounds = row["index_wrong"] or []
@@ -136,7 +136,7 @@ def _other_layouts(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def compared_by_replica(digests: pa.Table) -> pa.Table:
-    """Return how much of each replica was compared: ranges that at least two could read.
+    """Return the compared amount of each replica: ranges that at least two of them could read.
 
     Returns:
         The columns group, replica, run_id, entries, bytes, first and last: a row per replica and run that read it.
@@ -173,7 +173,7 @@ def _summed(rows: pa.Table, whose: list[str]) -> pa.Table:
 
 
 def bytes_read(digests: pa.Table, run_id: str) -> dict[str, int]:
-    """Return how many bytes of records this run's first pass read, by replica."""
+    """Return the bytes of records that the first pass of this run read, by replica."""
     read = digests.filter(pc.and_(pc.equal(digests["run_id"], run_id), pc.equal(digests["problem"], "")))
     headers = pc.multiply(pc.subtract(read["end"], read["start"]), HEADER_BYTES)
     sizes = pa.table({"replica": read["replica"], "size": pc.add(read["bytes"], headers)})

@@ -1,8 +1,8 @@
-"""Judgement: the entries that replicas hold at one index compared, their ends compared, findings merged. Pure.
+"""Judgement: compares the entries of all replicas at one index, and their ends; merges findings. Pure.
 
-A majority of the readable entries is right. Above what is known to be committed the highest term is right, however few
-hold it: an entry of a later term can only be there if the earlier term's entry was never committed. Two clusters are
-not voted on together if each agrees within itself: neither outvotes the other, and their terms have nothing in common.
+The majority of the readable entries is right. Above the recorded commit index the highest term is right, even on a
+minority: an entry of a later term exists only if the entry of the earlier term was never committed. Two clusters are
+judged apart if all replicas agree within each of them: neither outvotes the other, and their terms are unrelated.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Seen:
     """One replica's entry at one index.
 
     Attributes:
-        state: whether there is one.
+        state: whether it exists and can be read.
         term: its term.
         magic: data, control or membership.
         position: of its record.
         size: bytes of the record.
         crc: CRC-32 of the body, computed now.
         digest: digest of the body.
-        irregular: its term is above the next entry's or below the previous one's on the same replica.
-        reason: why it could not be read.
+        irregular: its term is above that of the next entry or below that of the previous one on this replica.
+        reason: why it cannot be read.
     """
 
     state: State
@@ -70,7 +70,7 @@ NOTHING: Final = Seen(State.MISSING)
 
 
 class Judgement(NamedTuple):
-    """A fault of ``replicas`` at an index; several only where it cannot be decided which of them is right."""
+    """A fault of ``replicas`` at an index; several only if it cannot be decided which of them is right."""
 
     kind: Class
     replicas: tuple[str, ...]
@@ -78,7 +78,7 @@ class Judgement(NamedTuple):
 
 
 def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
-    """Return the faults at one index that all of these replicas should hold.
+    """Return the faults at one index that all of these replicas should contain.
 
     Args:
         seen: by replica's name.
@@ -117,7 +117,7 @@ def _sides(present: Mapping[str, Seen]) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def _divide(present: Mapping[str, Seen], *, committed: bool) -> tuple[tuple[str, ...], dict[str, Seen]]:
-    """Return the replicas that are right, and the others; none is right where it cannot be decided."""
+    """Return the replicas that are right, and the others; none is right if it cannot be decided."""
     if len({entry.content for entry in present.values()}) <= 1:
         return tuple(present), {}
     votes = {name: entry for name, entry in present.items() if not entry.irregular} or dict(present)
@@ -140,7 +140,7 @@ def _class_of(entry: Seen, right_term: int, *, committed: bool) -> Class:
 
 
 def committed_end(replicas: Sequence[AuditedReplica]) -> int:
-    """Return the index up to which (exclusive) a difference between these replicas is one of committed entries.
+    """Return the end (exclusive) of the entries that are committed on all of these replicas.
 
     The lowest recorded commit index counts; offline it is a lower bound, and a replica that records none is ignored.
     """
@@ -156,16 +156,16 @@ def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
     found = []
     for replica in usable:
         group, name = replica.group, replica.name
-        held = max(replica.last_index + 1, replica.first_index)
-        own = held if replica.commit_index is None else max(held, replica.commit_index + 1)
+        stored = max(replica.last_index + 1, replica.first_index)
+        known = stored if replica.commit_index is None else max(stored, replica.commit_index + 1)
         evidence = {"last_index": replica.last_index, "commit_index": replica.commit_index}
-        if replica.damaged is not None:  # how many entries it lost after that is unknown
+        if replica.damaged is not None:  # the number of entries lost after them is unknown
             found.append(AuditFinding.of(Class.CORRUPT, group, name, *replica.damaged, evidence))
-        elif own > held:
-            found.append(AuditFinding.of(Class.MISSING_COMMITTED, group, name, held, own, evidence))
-        behind = max(own, replica.end)
-        if behind < end and replica.first_index <= behind and replica.damaged is None:
-            found.append(AuditFinding.of(Class.LAGGING, group, name, behind, end, evidence))
+        elif known > stored:
+            found.append(AuditFinding.of(Class.MISSING_COMMITTED, group, name, stored, known, evidence))
+        last_end = max(known, replica.end)
+        if last_end < end and replica.first_index <= last_end and replica.damaged is None:
+            found.append(AuditFinding.of(Class.LAGGING, group, name, last_end, end, evidence))
         if replica.first_index > first:
             evidence = {"first_index": replica.first_index}
             found.append(AuditFinding.of(Class.RETENTION_SKEW, group, name, first, replica.first_index, evidence))
@@ -175,7 +175,7 @@ def end_findings(replicas: Sequence[AuditedReplica]) -> list[AuditFinding]:
 def findings_of(results: pa.Table) -> list[AuditFinding]:
     """Return the findings of all comparisons (RESULTS), merged; worst first.
 
-    An index row that does not match an entry is left out where the entry itself is found wrong.
+    A mismatched index row is left out if its entry has a finding of its own.
     """
     rows = [row for found in results["findings"].to_pylist() for row in found]
     findings = merge_findings(AuditFinding.from_row(row) for row in rows)
@@ -201,7 +201,7 @@ def _outside(finding: AuditFinding, others: Sequence[AuditFinding]) -> list[Audi
 
 
 def merge_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
-    """Join neighbouring ranges of the same class and replica; the evidence is the first one's. Worst come first."""
+    """Join adjacent ranges of the same class and replica, with the evidence of the first; worst first."""
     merged: list[AuditFinding] = []
     for finding in sorted(findings, key=lambda f: (f.group, f.kind, f.replica, f.start, f.end)):
         last = merged[-1] if merged else None
@@ -216,7 +216,7 @@ def merge_findings(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
 
 
 def verdict_of(findings: Iterable[AuditFinding], incomplete: Sequence[str]) -> Verdict:
-    """Return the verdict: a real difference outweighs parts that were not compared, and those outweigh equality."""
+    """Return the verdict: a difference outweighs parts that were not compared, and those outweigh equality."""
     found = list(findings)
     if any(finding.severity in (Severity.CRITICAL, Severity.ERROR) for finding in found):
         return Verdict.INCONSISTENT

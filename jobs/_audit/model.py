@@ -1,4 +1,4 @@
-"""The words of an audit: options, replica, finding, verdict, and the schemas of the tables that its steps exchange."""
+"""The types of an audit: options, replica, finding, verdict, and the schemas of the tables between its steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from jobs._cli import JobOptions
 
 OTHER: Final = "other/"
-"""Begins the names of another cluster's replicas."""
+"""Prefix of the names of another cluster's replicas."""
 
 
 _TYPES: Final[dict[str, pa.DataType]] = {
@@ -40,14 +40,14 @@ KEY: Final = ["group", "start", "end"]
 RANGES: Final = _schema(
     "group string, start long, end long, span long, replicas strings, proven_at time, proven_bytes long"
 )
-"""Ranges to compare, a row each; ``proven_at`` is set where earlier digests are trusted and nothing is read."""
+"""Ranges to compare; ``proven_at`` is set if earlier digests are trusted, so that the range is not read."""
 DIGESTS: Final = _schema(
     "run_id string, group string, replica string, start long, end long, bytes long, content binary, layout binary,"
     "damaged longs, problem string, reason string, read_at time, index_wrong longs, log_uuid string, source string,"
     "resumes string"
 )
-"""Digests, a row per replica and range; ``problem`` is empty or the kind of a gap, ``index_wrong`` are starts and ends
-of ranges whose index rows do not match the data."""
+"""Digests, one row per replica and range; ``problem`` is empty or the kind of a gap, ``index_wrong`` has the starts and
+ends of ranges whose index rows do not match the data."""
 _FINDING: Final = (
     "group string, class string, severity string, replica string, start long, end long, count long, evidence string"
 )
@@ -55,8 +55,8 @@ _TYPES["findings"] = pa.list_(pa.struct(_schema(_FINDING)))
 RESULTS: Final = _schema(
     "group string, start long, end long, findings findings, unread strings, drill bool, cleared long, read_bytes long"
 )
-"""Results of comparing ranges by digests or entry by entry: ``unread`` says why replicas took no part, ``drill``
-that the range has to be read entry by entry, ``cleared`` how many entries a second look found equal."""
+"""Results of comparing ranges by digests or entry by entry: ``unread`` has the reasons of missing replicas, ``drill``
+is set if the range must be compared entry by entry, ``cleared`` counts entries that a second read found equal."""
 FINDINGS: Final = _schema(f"run_id string, found_at time, {_FINDING}")
 RUNS: Final = _schema(
     "run_id string, group string, started_at time, duration_s double, mode string, verdict string,"
@@ -106,7 +106,7 @@ class Options(JobOptions):
 
 
 class Class(StrEnum):
-    """What is wrong with a range of entries."""
+    """Kind of a finding."""
 
     DIVERGED_COMMITTED = "DIVERGED_COMMITTED"
     DIVERGED_UNCOMMITTED = "DIVERGED_UNCOMMITTED"
@@ -122,7 +122,7 @@ class Class(StrEnum):
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """Severity of a finding."""
 
     CRITICAL = "critical"
     ERROR = "error"
@@ -131,14 +131,14 @@ class Severity(StrEnum):
 
 
 class Verdict(StrEnum):
-    """The audit in one word. INCOMPLETE: no difference was found, but not everything was compared."""
+    """Result of an audit. INCOMPLETE: no difference was found, but not all entries were compared."""
 
     CONSISTENT = "CONSISTENT"
     INCONSISTENT = "INCONSISTENT"
     INCOMPLETE = "INCOMPLETE"
 
 
-class Facts(NamedTuple):
+class ClassInfo(NamedTuple):
     """Severity and explanation of a class of findings."""
 
     severity: Severity
@@ -147,83 +147,83 @@ class Facts(NamedTuple):
 
 
 CLASSES: Final = {
-    Class.DIVERGED_COMMITTED: Facts(
+    Class.DIVERGED_COMMITTED: ClassInfo(
         Severity.CRITICAL,
         "a committed entry has another term or other bytes than on the other replicas",
         "keep the replicas that agree; rebuild this one from them, do not let it lead",
     ),
-    Class.MISSING_COMMITTED: Facts(
+    Class.MISSING_COMMITTED: ClassInfo(
         Severity.CRITICAL,
-        "the replica recorded entries as committed that it does not hold",
+        "the replica recorded entries as committed that it does not contain",
         "rebuild it from the others; it must not vote with this store",
     ),
-    Class.CORRUPT: Facts(
+    Class.CORRUPT: ClassInfo(
         Severity.CRITICAL,
         "the bytes on this replica's disk are damaged",
-        "repair the range from the other replicas; look at the disk",
+        "repair the range from the other replicas; check the disk",
     ),
-    Class.TERM_REGRESSION: Facts(
+    Class.TERM_REGRESSION: ClassInfo(
         Severity.CRITICAL,
-        "the term falls from one entry to the next, which no correct log does",
+        "the term decreases from one entry to the next, which no correct log does",
         "rebuild this replica from the others",
     ),
-    Class.INDEX_GAP: Facts(
+    Class.INDEX_GAP: ClassInfo(
         Severity.CRITICAL, "entries in the middle of the log are missing", "rebuild this replica from the others"
     ),
-    Class.INDEX_MISMATCH: Facts(
+    Class.INDEX_MISMATCH: ClassInfo(
         Severity.ERROR,
         "the index file does not match the data; the entries themselves are readable",
         "restart the node: recovery rewrites the index from the data",
     ),
-    Class.DIVERGED_UNKNOWN: Facts(
+    Class.DIVERGED_UNKNOWN: ClassInfo(
         Severity.WARNING,
         "the replicas differ, and it is not recorded whether the entry was committed",
-        "audit the running group, where the commit index is known; change nothing before",
+        "audit the running group, which has a commit index; change nothing before",
     ),
-    Class.LAYOUT_DIFFERS: Facts(
+    Class.LAYOUT_DIFFERS: ClassInfo(
         Severity.WARNING,
         "the entries are the same, but at other positions or with other time, flag or CRC fields",
         "nothing for a converted store; otherwise compare the record headers with dledger dump",
     ),
-    Class.DIVERGED_UNCOMMITTED: Facts(
+    Class.DIVERGED_UNCOMMITTED: ClassInfo(
         Severity.INFO,
         "an entry of an old term that was never committed; normal after a leader was lost",
         "nothing: it is truncated when the replica rejoins the group",
     ),
-    Class.LAGGING: Facts(
-        Severity.INFO, "the replica does not hold the newest entries yet", "nothing, unless it stays behind"
+    Class.LAGGING: ClassInfo(
+        Severity.INFO, "the replica does not contain the newest entries yet", "nothing, unless it stays behind"
     ),
-    Class.RETENTION_SKEW: Facts(
+    Class.RETENTION_SKEW: ClassInfo(
         Severity.INFO, "older entries were deleted on this replica and not on others", "nothing"
     ),
 }
 
 CLUSTERS_DIFFER: Final = (
-    "the two clusters hold different entries at this index; each of them agrees within itself",
-    "see by the evidence which cluster is right; what follows may only be shifted, by an entry that one of them lacks",
+    "the two clusters contain different entries at this index; within each of them all replicas agree",
+    "decide by the evidence which cluster is right; later entries may only be shifted by one that is missing there",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedReplica:
-    """One copy of one group's log, as it was when the audit began.
+    """One copy of one group's log, as of the start of the audit.
 
     Attributes:
         group: the group's name.
         name: node id, or the name given to a store.
         peers: the peers string of a live node, else empty.
         path: the directory of a store, else empty.
-        reachable: whether it answered; else ``error`` says why not.
-        first_index: first entry held.
-        last_index: last entry held, ``first_index - 1`` if none.
-        commit_index: last committed entry as far as recorded; None = not recorded.
-        end: end of what can be compared: commit index + 1 of a live node, last index + 1 of a store.
-        log_uuid: identity of the log, where there is one.
+        reachable: whether it responded; else ``error`` has the reason.
+        first_index: first stored entry.
+        last_index: last stored entry, ``first_index - 1`` if none.
+        commit_index: last entry recorded as committed; None = not recorded.
+        end: end of the comparable entries: commit index + 1 of a live node, last index + 1 of a store.
+        log_uuid: uuid of the log, if it has one.
         role: role of a live node.
-        data_bytes: about how many bytes it holds; 0 = unknown.
+        data_bytes: approximate size; 0 = unknown.
         block_bytes: of a classic CommitLog: bytes per index; else 0.
-        end_position: of a classic CommitLog: where its last message ends.
-        damaged: entries [start, end) after the last one of a store that Java wrote: damage that looks like its end.
+        end_position: of a classic CommitLog: end of its last message.
+        damaged: entries [start, end) after the last one of a Java store: damage that looks like its end.
     """
 
     group: str
@@ -265,12 +265,12 @@ class AuditedReplica:
 
     @property
     def identity(self) -> str:
-        """Identifies the replica from run to run: its name, its log, and the place of a store."""
+        """Key of the replica across runs: its name, its log, and the path of a store."""
         return f"{self.name}|{self.log_uuid or ''}|{self.source}"
 
     @property
     def entry_bytes(self) -> float:
-        """About how many bytes an entry takes."""
+        """Mean size of an entry in bytes."""
         return max(self.data_bytes, 0) / max(1, self.last_index + 1 - self.first_index)
 
     def to_json(self) -> dict[str, Any]:
@@ -291,16 +291,16 @@ class AuditedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """Entries [start, end) of one replica that have something wrong with them.
+    """Entries [start, end) of one replica with a fault.
 
     Attributes:
         kind: the class.
         group: the group's name.
-        replica: its name; several, separated by commas, where it cannot be decided which of them is right.
+        replica: its name; several, separated by commas, if it cannot be decided which of them is right.
         start: first index.
         end: end index (exclusive).
-        count: entries concerned.
-        evidence: what was seen at ``start``; JSON types only.
+        count: number of affected entries.
+        evidence: the entries at ``start``; JSON types only.
     """
 
     kind: Class
@@ -322,12 +322,12 @@ class AuditFinding:
 
     @property
     def severity(self) -> Severity:
-        """How bad it is."""
+        """Severity of its class."""
         return CLASSES[self.kind].severity
 
     @property
     def explanation(self) -> tuple[str, str]:
-        """What it means, and what to do next."""
+        """Meaning and next step."""
         right = self.evidence.get("agree", ())
         diverged = self.kind in (Class.DIVERGED_COMMITTED, Class.DIVERGED_UNKNOWN) and right
         if diverged and all(name.startswith(OTHER) for name in self.replica.split(",")):
@@ -337,15 +337,15 @@ class AuditFinding:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> AuditFinding:
-        """Return the finding that ``to_row`` made a row of."""
+        """Return the finding of a row of ``to_row``."""
         named = {name: row[name] for name in ("group", "replica", "start", "end", "count")}
         return cls(kind=Class(row["class"]), evidence=json.loads(row["evidence"]), **named)
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of a table of findings."""
         named = {name: getattr(self, name) for name in ("group", "replica", "start", "end", "count")}
-        facts = {"class": self.kind.value, "severity": self.severity.value, "evidence": json.dumps(self.evidence)}
-        return named | facts
+        fields = {"class": self.kind.value, "severity": self.severity.value, "evidence": json.dumps(self.evidence)}
+        return named | fields
 
     def to_json(self) -> dict[str, Any]:
         """Return the map of the JSON summary."""
@@ -378,7 +378,7 @@ def result(key: tuple[str, int, int], findings: Iterable[AuditFinding] = (), **m
 
 
 Snapshot = Mapping[str, tuple[AuditedReplica, ...]]
-"""Replicas by group, as they were when the audit began."""
+"""Replicas by group, as of the start of the audit."""
 
 
 class ReadTask(NamedTuple):

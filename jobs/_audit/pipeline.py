@@ -1,7 +1,7 @@
 """The audit on Spark: plan, digests, compare, judge, report; and the Delta tables of all runs.
 
-The work of a pass is a list that travels with the function; each task does its share. Log data never leaves the tasks,
-only digests and findings do.
+The work of a pass is a list that travels with the function, and each task does its share. Only digests and findings
+leave the tasks, never log data.
 """
 
 from __future__ import annotations
@@ -203,14 +203,14 @@ class Audit:
 def digest_pass(
     spark: SparkSession, tasks: Sequence[ReadTask], run_id: str, *, resumes: str = "", rate: int | None = None
 ) -> pa.Table:
-    """Return the digests of all ranges, a row per replica and range (DIGESTS).
+    """Return the digests of all ranges, one row per replica and range (DIGESTS).
 
     Args:
         spark: the session.
         tasks: the work.
         run_id: this run.
         resumes: the run that it resumes.
-        rate: bytes per second that may be read from one node; then each node is read by one task.
+        rate: limit of bytes per second read from one node; with it one task reads each node.
     """
 
     def rows(bundle: tuple[ReadTask, ...]) -> _Rows:
@@ -223,12 +223,12 @@ def digest_pass(
 def entry_pass(
     spark: SparkSession, ranges: Sequence[tuple[tuple[AuditedReplica, ...], int, int]], rate: int | None = None
 ) -> pa.Table:
-    """Compare ranges entry by entry, a row each (RESULTS); with a rate one range after the other.
+    """Compare ranges entry by entry, a row each (RESULTS); with a rate one range at a time.
 
     Args:
         spark: the session.
-        ranges: holders, start and end.
-        rate: bytes per second that may be read from one node.
+        ranges: replicas, start and end.
+        rate: limit of bytes per second read from one node.
     """
 
     def rows(work: Sequence[tuple[tuple[AuditedReplica, ...], int, int]]) -> _Rows:
@@ -249,9 +249,9 @@ def index_pass(spark: SparkSession, stores: Sequence[AuditedReplica]) -> pa.Tabl
 
 
 def _spread(
-    spark: SparkSession, what: str, work: Sequence[_Work], rows: Callable[[_Work], _Rows], schema: pa.Schema
+    spark: SparkSession, title: str, work: Sequence[_Work], rows: Callable[[_Work], _Rows], schema: pa.Schema
 ) -> pa.Table:
-    """Run ``rows`` for each item in a task of its own, or for neighbours in one task if there are very many."""
+    """Run ``rows`` for each item in its own task, or for several in one task if there are very many."""
     items = list(work)
     if not items:
         return schema.empty_table()
@@ -262,13 +262,13 @@ def _spread(
             yield pa.RecordBatch.from_pylist(part, schema)
 
     numbers = spark.range(0, len(items), 1, min(len(items), _TASKS_MAX))
-    with _watched(spark, what):
+    with _watched(spark, title):
         return numbers.mapInArrow(run, ddl_of(schema)).toArrow().cast(schema)
 
 
 @contextmanager
-def _watched(spark: SparkSession, what: str) -> Iterator[None]:
-    """Show how many tasks of the jobs started inside are done."""
+def _watched(spark: SparkSession, title: str) -> Iterator[None]:
+    """Show the progress of the tasks started inside."""
     tracker = spark.sparkContext.statusTracker()
     done = threading.Event()
 
@@ -279,7 +279,7 @@ def _watched(spark: SparkSession, what: str) -> Iterator[None]:
             if active:
                 shown.update(sum(s.numCompletedTasks for s in active), total=sum(s.numTasks for s in active))
 
-    with Progress(what, unit="tasks", every_s=_REPORT_EVERY_S) as shown:
+    with Progress(title, unit="tasks", every_s=_REPORT_EVERY_S) as shown:
         thread = threading.Thread(target=report, args=(shown,), name="audit-progress", daemon=True)
         thread.start()
         try:
@@ -293,7 +293,7 @@ def _watched(spark: SparkSession, what: str) -> Iterator[None]:
 
 
 def append(spark: SparkSession, rows: pa.Table, path: str) -> None:
-    """Append rows to a Delta table in one commit, and creates it, even without rows, if it is absent."""
+    """Append rows to a Delta table in one commit; create a missing one, even without rows."""
     from delta.tables import DeltaTable
 
     if not rows.num_rows and DeltaTable.isDeltaTable(spark, path):

@@ -1,6 +1,6 @@
-"""The plan: ranges to compare, those of earlier runs to trust, and the tasks that read the others. Pure.
+"""The plan: ranges to compare, verified ranges of earlier runs to trust, and the tasks that read the others. Pure.
 
-Ranges are half-open and, inside a section, cut at multiples of the span, a power of two. So the same entries make the
+Ranges are half-open and, inside a section, end at multiples of the span, a power of two. So the same entries make the
 same ranges in every run and on every replica, and their digests can be compared.
 """
 
@@ -33,7 +33,7 @@ TASK_BYTES_MIN: Final = 1 << 26
 TASK_BYTES_MAX: Final = 1 << 29
 """A task costs as much as reading some tens of megabytes; a large one reports no progress for a long time."""
 TASK_S: Final = 5
-"""With a byte rate: about how long a task reads."""
+"""With a byte rate: the approximate time that a task reads."""
 DUE_PERCENT_MIN: Final = 1
 _ROUNDING: Final = 1e-6
 _RESUMES_MAX: Final = 100
@@ -41,7 +41,7 @@ _RESUMES_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Entries [start, end) that the same two or more replicas hold."""
+    """Entries [start, end) that the same two or more replicas contain."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ RecordedRange = tuple[str, str, int, int]
 
 
 class VerifiedRange(NamedTuple):
-    """A range that was equal on some replicas, read from ``read_at`` on; ``nbytes`` are those of bodies on each."""
+    """A range that was equal on some replicas: the time of its oldest read, and the bytes of its bodies."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class VerifiedRange(NamedTuple):
 
 
 def common_range(replicas: Sequence[AuditedReplica]) -> tuple[int, int]:
-    """Return [start, end) that all reachable replicas can be compared at; empty if fewer than two."""
+    """Return the range [start, end) on all reachable replicas; empty if there are fewer than two."""
     usable = [replica for replica in replicas if replica.reachable]
     if len(usable) < 2:
         return 0, 0
@@ -75,7 +75,7 @@ def common_range(replicas: Sequence[AuditedReplica]) -> tuple[int, int]:
 
 
 def sections(replicas: Sequence[AuditedReplica]) -> list[Section]:
-    """Divide the log where the set of replicas that hold it changes; parts that fewer than two hold are left out."""
+    """Divide the log where its set of replicas changes; leave out parts on fewer than two replicas."""
     usable = [replica for replica in replicas if replica.reachable and replica.end > replica.first_index]
     edges = sorted({edge for replica in usable for edge in (replica.first_index, replica.end)})
     found = []
@@ -86,13 +86,13 @@ def sections(replicas: Sequence[AuditedReplica]) -> list[Section]:
 
 
 def two_logs(replicas: Sequence[AuditedReplica]) -> bool:
-    """Whether the replicas are those of two clusters that hold logs made independently."""
+    """Whether the replicas are those of two clusters with independent logs."""
     here, there = ({r.log_uuid for r in replicas if r.other is side} for side in (False, True))
     return bool(here and there) and here != there
 
 
 def _by_log(start: int, end: int, holders: tuple[AuditedReplica, ...]) -> list[Section]:
-    """Compare the first entry, which holds the log's identity, within our cluster alone."""
+    """Compare the first entry, which contains the log's uuid, within one cluster alone."""
     here = tuple(replica for replica in holders if not replica.other)
     return [Section(start, start + 1, here), *([Section(start + 1, end, holders)] if end > start + 1 else [])]
 
@@ -103,7 +103,7 @@ def choose_span(entries: int, entry_bytes: float = 0, rate: int | None = None) -
     Args:
         entries: to be compared.
         entry_bytes: of one on the replica where they take most.
-        rate: bytes per second that may be read; a range is read in one go, and takes about a second then.
+        rate: limit of bytes per second; a range is read at once, and takes about a second then.
     """
     span, most = SPAN_MIN, min(rate or RANGE_BYTES_MAX, RANGE_BYTES_MAX)
     while span < SPAN_MAX and entries > span * RANGES_WANTED and 2 * span * entry_bytes <= most:
@@ -160,7 +160,7 @@ def trust_proven(
     now: datetime,
     percent: int | None = None,
 ) -> pa.Table:
-    """Mark ranges as proven that were equal on all their replicas within ``age``, but for the share to read again.
+    """Mark ranges as proven that were equal on all their replicas within ``age``, except the share to read again.
 
     Entries above every recorded commit index may still be replaced, so they are never trusted.
 
@@ -168,7 +168,7 @@ def trust_proven(
         ranges: the plan (RANGES).
         digests: of earlier runs (DIGESTS).
         snapshot: the replicas.
-        age: how long a one counts.
+        age: time for which a verified range counts.
         now: when this run began.
         percent: share of the trusted ranges that is read again, the longest unread first; None: as ``due_count`` says.
     """
@@ -249,14 +249,14 @@ def _covering(
 
 
 def due_count(moments: Sequence[datetime], age: timedelta, now: datetime) -> int:
-    """Return how many trusted ranges to read again, the longest unread first, so that all are within ``age``.
+    """Return the number of trusted ranges to read again, oldest first, so that all stay within ``age``.
 
-    The i-th oldest of n (from 1) may be as old as n - i + 1 of n parts of ``age``: if none is older, as many are due in
-    each part, however often one runs. Without that, all that one run had proven would be due at once.
+    The i-th oldest of n (from 1) may be as old as n - i + 1 of n parts of ``age``. If none is older, the same number is
+    due in each part, however often the audit runs. Otherwise all ranges that one run verified would be due at once.
 
     Args:
         moments: when each range was read, oldest first.
-        age: how long a one counts.
+        age: time for which a verified range counts.
         now: when this run began.
     """
     n = len(moments)
@@ -268,11 +268,11 @@ def chain_of(resumes: Mapping[str, str], run_id: str) -> list[str]:
     """Return the run, the one that it resumed, and so on.
 
     Raises:
-        ConfigError: nothing was recorded of the run.
+        ConfigError: the run is not recorded.
     """
     if run_id not in resumes:
-        remedy = "name a run that was killed while it wrote to this table, or leave it out"
-        raise ConfigError(f"nothing is recorded of run {run_id}", "--resume", remedy)
+        remedy = "name a run that was killed while it wrote to this table, or leave --resume out"
+        raise ConfigError(f"--table has no record of run {run_id}", "", remedy)
     chain = [run_id]
     while resumes.get(chain[-1]) and len(chain) < _RESUMES_MAX:
         chain.append(resumes[chain[-1]])
@@ -290,32 +290,34 @@ def reading_tasks(
     rate: int | None = None,
     recorded: Container[RecordedRange] = frozenset(),
 ) -> list[ReadTask]:
-    """Return the tasks of the first pass, neighbours on different replicas so that all nodes work at once.
+    """Return the tasks of the first pass, alternating between replicas so that all nodes work in parallel.
 
     Args:
         ranges: the plan (RANGES); proven ranges are not read.
         snapshot: the replicas.
-        cores: how many tasks run at once.
-        rate: bytes per second that may be read from one node.
+        cores: number of parallel tasks.
+        rate: limit of bytes per second read from one node.
         recorded: ranges with an existing digest.
     """
     rows = ranges.filter(pc.is_null(ranges["proven_at"])).to_pylist()
     found: list[ReadTask] = []
     for group, replicas in snapshot.items():
-        mine = [row for row in rows if row["group"] == group]
-        entries = sum(row["end"] - row["start"] for row in mine)
+        group_rows = [row for row in rows if row["group"] == group]
+        entries = sum(row["end"] - row["start"] for row in group_rows)
         size = entries * max((replica.entry_bytes for replica in replicas), default=0)
         most = rate * TASK_S if rate else TASK_BYTES_MAX
         wanted = max(min(cores, int(size / TASK_BYTES_MIN)), int(size / most), 1)
         for replica in replicas:
             name = replica.name
-            own = [r for r in mine if name in r["replicas"] and (group, name, r["start"], r["end"]) not in recorded]
+            own = [
+                r for r in group_rows if name in r["replicas"] and (group, name, r["start"], r["end"]) not in recorded
+            ]
             found += _joined(replica, own, entries / wanted)
     return sorted(found, key=lambda task: (task.start, task.replica.name))
 
 
 def _joined(replica: AuditedReplica, rows: Iterable[Mapping[str, Any]], length: float) -> list[ReadTask]:
-    """Join neighbouring ranges up to a length, where the reader divides them again: at multiples of the span."""
+    """Join adjacent ranges up to a length, at multiples of the span, where the reader divides them again."""
     tasks: list[ReadTask] = []
     for row in rows:
         start, end, span = row["start"], row["end"], row["span"]
@@ -343,7 +345,7 @@ def steps(tasks: Sequence[ReadTask], step_bytes: float) -> Iterator[list[ReadTas
 
 
 def bundles(tasks: Sequence[ReadTask], *, one_per_node: bool) -> list[tuple[ReadTask, ...]]:
-    """Return the reads of each task of Spark; with ``one_per_node`` no node is read by two of them at a time."""
+    """Return the reads of each Spark task; with ``one_per_node`` no two of them read the same node in parallel."""
     if not one_per_node:
         return [(task,) for task in tasks]
     by_node: dict[str, list[ReadTask]] = {}

@@ -42,10 +42,10 @@ from jobs._audit.model import OTHER, AuditedReplica, Options, Snapshot, aligned,
 from spark_connector.connections import store_for
 
 STORE_GROUP: Final = "store"
-"""Stands for the group of stores that do not record theirs (all of Java's)."""
+"""Group of stores that do not record theirs, as all Java stores."""
 CLASSIC_GROUP: Final = "commitlog"
 BLOCK_BYTES: Final = 1024
-"""Bytes of a CommitLog that the audit counts as one index, at most."""
+"""Maximum bytes of a CommitLog that the audit counts as one index."""
 _CATCH_UP_S: Final = 10.0
 _PAUSE_S: Final = 0.1
 
@@ -55,7 +55,7 @@ def take_snapshot(options: Options) -> Snapshot:
 
     Raises:
         ConfigError: the options do not name the replicas of one log.
-        UnreachableError: no node answers.
+        UnreachableError: no node responds.
     """
     peers, against = options.peers, options.against
     if (peers is None) == (not options.replicas):
@@ -88,41 +88,41 @@ def parse_replicas(texts: Sequence[str]) -> dict[str, Path]:
     for text in texts:
         name, equals, directory = text.partition("=")
         if not (name and equals and directory) or "," in name:
-            raise ConfigError(f"malformed replica {text!r}", "--replica", "write NAME=DIR")
+            raise ConfigError(f"malformed --replica {text!r}", "", "use NAME=DIR")
         if name in found:
-            raise ConfigError(f"replica {name} is given twice", "--replica", "give each its own name")
+            raise ConfigError(f"duplicate --replica name {name}", "", "use different names")
         found[name] = Path(directory)
     if len(found) < 2:
-        raise ConfigError("one replica cannot be compared", "--replica", "give at least two")
+        raise ConfigError("a single --replica cannot be compared", "", "name at least two")
     resolved = [path.resolve() for path in found.values()]
     twice = next((path for path in resolved if resolved.count(path) > 1), None)
     if twice is not None:
-        raise ConfigError("two replicas are the same directory", str(twice), "give each its own directory")
+        raise ConfigError("two replicas are the same directory", str(twice), "name different directories")
     return found
 
 
-def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[AuditedReplica, ...]]:
-    """Return the replicas by group: of stores, of CommitLogs, or of brokers' folders, which may hold one of each.
+def stored_logs(directories: dict[str, Path]) -> dict[str, tuple[AuditedReplica, ...]]:
+    """Return the replicas by group: of stores, of CommitLogs, or of broker directories, which may contain one of each.
 
     Raises:
         ConfigError: as ``store_replicas``.
     """
-    parts = {name: _parts_of_broker(path) for name, path in folders.items()}
+    parts = {name: _parts_of_broker(path) for name, path in directories.items()}
     if not any(parts.values()):
-        replicas = store_replicas(folders)
+        replicas = store_replicas(directories)
         return {replicas[0].group: replicas}
     found: dict[str, tuple[AuditedReplica, ...]] = {}
     for kind in ("commitlog", "store"):
-        held = {name: part[kind] for name, part in parts.items() if kind in part}
-        if held:
-            replicas = store_replicas(held)
+        kept = {name: part[kind] for name, part in parts.items() if kind in part}
+        if kept:
+            replicas = store_replicas(kept)
             group = replicas[0].group
             missing = [
                 AuditedReplica(
-                    group=group, name=name, path=str(folders[name]), reachable=False, error=f"it has no {kind}"
+                    group=group, name=name, path=str(directories[name]), reachable=False, error=f"missing {kind}"
                 )
-                for name in folders
-                if name not in held
+                for name in directories
+                if name not in kept
             ]
             found[group] = (*replicas, *missing)
     return found
@@ -130,33 +130,33 @@ def stored_logs(folders: dict[str, Path]) -> dict[str, tuple[AuditedReplica, ...
 
 def _parts_of_broker(path: Path) -> dict[str, Path]:
     """Return the logs in a broker's storePathRootDir: a CommitLog, a DLedger store, or, after an upgrade, both."""
-    found = locate(path) if path.is_dir() else Location(path)
-    if found.is_store or found.is_commitlog:
+    location = locate(path) if path.is_dir() else Location(path)
+    if location.is_store or location.is_commitlog:
         return {}
-    if found.store is None and len(found.stores) > 1:
-        raise ConfigError(f"{path} contains several stores", "--replica", "name one of them")
-    parts = {"commitlog": found.commitlog, "store": found.store}
-    return {kind: place for kind, place in parts.items() if place is not None}
+    if location.store is None and len(location.stores) > 1:
+        raise ConfigError(f"--replica {path} contains several stores", "", "name one of them")
+    parts = {"commitlog": location.commitlog, "store": location.store}
+    return {kind: found for kind, found in parts.items() if found is not None}
 
 
 def store_replicas(stores: dict[str, Path]) -> tuple[AuditedReplica, ...]:
-    """Open stores, or classic CommitLogs, and returns what they hold.
+    """Open stores, or classic CommitLogs, and return their ranges.
 
     Raises:
-        ConfigError: a directory is no store, or the stores belong to different logs.
+        ConfigError: a directory is not a store, or the stores belong to different logs.
     """
     kinds = {name: path.is_dir() and locate(path).is_commitlog for name, path in stores.items()}
     _check_kinds(kinds)
     if all(kinds.values()):
         return _classic_replicas(stores)
     replicas = tuple(_store_replica(name, path) for name, path in stores.items())
-    for what, values in (
+    for kind, values in (
         ("groups", {r.name: r.group for r in replicas if r.group != STORE_GROUP}),
         ("logs", {r.name: r.log_uuid for r in replicas if r.log_uuid is not None}),
     ):
         if len(set(values.values())) > 1:
             shown = {name: str(value) for name, value in values.items()}
-            raise ConfigError(f"the replicas belong to different {what}", "--replica", "give copies of one log", shown)
+            raise ConfigError(f"the replicas belong to different {kind}", "", "name copies of one log", shown)
     group = next((r.group for r in replicas if r.group != STORE_GROUP), STORE_GROUP)
     return tuple(replace(replica, group=group) for replica in replicas)
 
@@ -164,26 +164,26 @@ def store_replicas(stores: dict[str, Path]) -> tuple[AuditedReplica, ...]:
 def _check_kinds(kinds: Mapping[str, bool]) -> None:
     if len(set(kinds.values())) > 1:
         shown = {name: "CommitLog" if classic else "store" for name, classic in kinds.items()}
-        raise ConfigError("a CommitLog can be compared with CommitLogs only", "--replica", "audit each kind", shown)
+        raise ConfigError("a CommitLog can be compared with CommitLogs only", "", "audit each kind separately", shown)
 
 
-def _classic_replicas(folders: Mapping[str, Path]) -> tuple[AuditedReplica, ...]:
-    """Return the CommitLogs as they are now; later messages are left to the next audit."""
-    logs = {name: ClassicCommitLog(path) for name, path in folders.items()}
-    # Where a file's size is not a multiple of a block, blocks are smaller, so that each file begins with one.
+def _classic_replicas(directories: Mapping[str, Path]) -> tuple[AuditedReplica, ...]:
+    """Return the CommitLogs with their present ends; later messages are left to the next audit."""
+    logs = {name: ClassicCommitLog(path) for name, path in directories.items()}
+    # If a file size is not a multiple of a block, blocks are smaller, so that each file starts with one.
     block = math.gcd(BLOCK_BYTES, *(file.position for log in logs.values() for file in log.files))
     ends = {name: log.end() for name, log in logs.items()}
-    alike = len(set(ends.values())) == 1
+    same_end = len(set(ends.values())) == 1
     found = []
     for name, log in logs.items():
         first = log.files[0].position // block
-        # A block that only one of them has filled would look like a difference.
-        end = max(first, -(-ends[name] // block) if alike else ends[name] // block)
+        # A block that only one of them has completed would look like a difference.
+        end = max(first, -(-ends[name] // block) if same_end else ends[name] // block)
         found.append(
             AuditedReplica(
                 group=CLASSIC_GROUP,
                 name=name,
-                path=str(folders[name].resolve()),
+                path=str(directories[name].resolve()),
                 first_index=first,
                 last_index=end - 1,
                 commit_index=end - 1,
@@ -215,28 +215,28 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
                 damaged=damaged,
             )
     except StoreMismatchError as error:
-        raise ConfigError(f"replica {name} is no store: {error.what}", error.where, error.remedy) from None
+        raise ConfigError(f"--replica {name} is not a store: {error.what}", error.where, error.remedy) from None
     except StorageError as error:
         return AuditedReplica(group=STORE_GROUP, name=name, path=str(path.resolve()), reachable=False, error=str(error))
 
 
 def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int = 10_000) -> tuple[AuditedReplica, ...]:
-    """Ask the nodes of a group; waits a moment for those that are just starting or a heartbeat behind.
+    """Ask the nodes of a group; wait shortly for nodes that are starting or a heartbeat behind.
 
     Args:
         peers: the servers.
         group: the group's name.
-        prefix: goes before the nodes' names.
-        timeout_ms: how long to look for a node that answers.
+        prefix: of the nodes' names.
+        timeout_ms: timeout of the search for a node that responds.
 
     Raises:
-        UnreachableError: no node answers.
+        UnreachableError: no node responds.
     """
     with Client(peers, group, timeout_ms=timeout_ms) as client:
         metadata = client.metadata()
         wanted = max(node.commit_index for node in metadata.nodes)
         deadline = time.monotonic() + _CATCH_UP_S
-        while _behind(metadata.nodes, wanted) and time.monotonic() < deadline:
+        while _is_behind(metadata.nodes, wanted) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             metadata = client.metadata()
         found = tuple(_node_replica(node, peers, group, metadata.log_uuid, prefix) for node in metadata.nodes)
@@ -244,14 +244,14 @@ def node_replicas(peers: str, group: str, *, prefix: str = "", timeout_ms: int =
         return tuple(replace(replica, end=min(replica.end, max(wanted + 1, replica.first_index))) for replica in found)
 
 
-def _behind(nodes: Sequence[NodeStatus], commit_index: int) -> bool:
+def _is_behind(nodes: Sequence[NodeStatus], commit_index: int) -> bool:
     return any(not node.reachable or node.commit_index < commit_index for node in nodes)
 
 
 def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None, prefix: str) -> AuditedReplica:
     name = prefix + node.node_id
     if not node.reachable:
-        error = f"node {node.node_id} at {node.address} does not answer for group {group}"
+        error = f"node {node.node_id} at {node.address} does not respond for group {group}"
         return AuditedReplica(group=group, name=name, peers=peers, reachable=False, error=error)
     return AuditedReplica(
         group=group,
@@ -269,12 +269,12 @@ def _node_replica(node: NodeStatus, peers: str, group: str, log_uuid: str | None
 
 READ_BYTES: Final = 5 << 19
 RANGES_AT_ONCE: Final = 16
-"""That many ranges are one gap if they cannot be read at all, because one was deleted during the audit."""
+"""Number of ranges that become one gap if they cannot be read, because one was deleted during the audit."""
 CLIENT_TIMEOUT_MS: Final = 20_000
 RETRY_TIMEOUT_MS: Final = 10_000
 """A node that just restarted serves less until the leader sends it the commit index."""
 BURST_S: Final = 1.0
-"""How much unused time may be made up for later."""
+"""Limit of the unused time that later reads may use."""
 _BLOCKS_PER_BATCH: Final = 4096
 
 _Item = TypeVar("_Item")
@@ -282,7 +282,7 @@ _MESSAGE: Final = ["topic", "queue_id", "queue_offset", "msg_id", "error"]
 
 
 class RateLimiter:
-    """Makes its caller wait after each read so long that the average stays below the rate. Not thread-safe.
+    """Delays its caller after each read, so that the average stays below the rate. Not thread-safe.
 
     Args:
         bytes_per_second: the rate; None = no limit.
@@ -303,7 +303,7 @@ class RateLimiter:
         self._paid_until = clock()
 
     def take(self, nbytes: int) -> None:
-        """Count bytes that were just read, and waits until the next ones are due."""
+        """Count bytes that were read, and wait until the rate allows more."""
         if self.rate is None:
             return
         now = self._clock()
@@ -319,7 +319,7 @@ class Gap:
     Attributes:
         start: first index.
         end: end index (exclusive).
-        kind: ``damaged`` bytes, ``gone`` (deleted meanwhile) or ``unread`` (the replica did not answer).
+        kind: ``damaged`` bytes, ``deleted`` meanwhile, or ``unread`` (the replica did not respond).
         reason: one line, for reports.
     """
 
@@ -331,12 +331,12 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class RangeSeen:
-    """A range as one replica has it.
+    """A range on one replica.
 
     Attributes:
         digest: its digest.
         damaged: indexes of damaged bodies.
-        index_wrong: ranges of entries about which the index file says something else than the data.
+        index_wrong: ranges of entries whose index rows do not match the data.
     """
 
     digest: RangeDigest
@@ -365,8 +365,8 @@ class Source(ABC):
         """Read entries from ``start`` to at most ``end``; returns batches and the next index."""
         raise NotImplementedError
 
-    def place(self, index: int) -> dict[str, Any]:
-        """Return further facts that help to find an entry."""
+    def locate(self, index: int) -> dict[str, Any]:
+        """Return file and offset of an entry, if known."""
         del index
         return {}
 
@@ -374,11 +374,11 @@ class Source(ABC):
 def read_past_damage(
     fetch: Callable[[int, int], tuple[list[_Item], int]], start: int, end: int, span: int = 1
 ) -> Iterator[_Item | Gap]:
-    """Read [start, end) unit by unit of ``span`` entries where it must, so that damage costs one unit only.
+    """Read [start, end), around damage in units of ``span`` entries, so that damage costs one unit only.
 
     Args:
-        fetch: reads from a start to at most an end; returns items and where to go on. Fails as a whole if any of it
-            is damaged.
+        fetch: reads from a start to at most an end; returns items and the next index. Raises if any entry is
+            damaged.
         start: first index.
         end: end index (exclusive).
         span: entries of a unit, a power of two.
@@ -394,12 +394,12 @@ def read_past_damage(
                 at, limit = limit, end
                 continue
             named = error.values.get("index")
-            # The entries before the damaged unit are read first, then that unit by itself.
+            # The entries before the damaged unit are read first, then that unit alone.
             before = named - named % span if isinstance(named, int) else at
             limit = before if at < before < limit else unit_end
             continue
         except IndexOutOfRangeError as error:
-            yield Gap(at, end, "gone", str(error))
+            yield Gap(at, end, "deleted", str(error))
             return
         except DLedgerError as error:
             yield Gap(at, end, "unread", str(error))
@@ -415,7 +415,7 @@ def read_past_damage(
 def open_source(replica: AuditedReplica, limiter: RateLimiter | None = None) -> Iterator[Source]:
     """Open a replica for one task; ``limiter`` counts all bytes read.
 
-    A process keeps its view of a store: to open one that Java wrote means to scan its last files, gigabytes.
+    A process keeps its view of a store, because opening a Java store scans its last files, which may be gigabytes.
     """
     limiter = limiter or RateLimiter()
     if replica.live:
@@ -465,7 +465,7 @@ class _StoreSource(Source):
             yield from read_past_damage(lambda at, limit: self._digest(at, limit, span), first, stop, span)
 
     def _digest(self, start: int, end: int, span: int) -> tuple[list[RangeSeen], int]:
-        """Digest complete ranges, of about as many bytes as one read returns."""
+        """Digest complete ranges, of about the size of one read."""
         seen, wrong = list[RangeSeen](), list[int]()
         hasher, at = RangeHasher(start), start
         while at < end:
@@ -475,11 +475,11 @@ class _StoreSource(Source):
             for first, stop in aligned(at, at + records.count, span):
                 hasher.update(records, first - at, stop - at)
                 if stop == end or stop % span == 0:
-                    mine = [index for index in wrong if index < stop]
-                    seen.append(RangeSeen(hasher.digest(), index_wrong=tuple(consecutive(mine))))
-                    hasher, wrong = RangeHasher(stop), wrong[len(mine) :]
+                    in_range = [index for index in wrong if index < stop]
+                    seen.append(RangeSeen(hasher.digest(), index_wrong=tuple(consecutive(in_range))))
+                    hasher, wrong = RangeHasher(stop), wrong[len(in_range) :]
             at += records.count
-            end = min(end, at + -at % span)  # a range that was started is finished, and none started after it
+            end = min(end, at + -at % span)  # the started range is finished, and no other is started
         return seen, at
 
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
@@ -501,9 +501,9 @@ class _ClassicSource(Source):
         for first, stop in aligned(start, end, span):
             low, high = self._positions(first, stop)
             hasher = blake3()
-            for piece in self._log.read(low, high):
-                hasher.update(piece)
-                self._limiter.take(len(piece))
+            for chunk in self._log.read(low, high):
+                hasher.update(chunk)
+                self._limiter.take(len(chunk))
             damaged = tuple(sorted(self._damaged(first, stop)))
             yield RangeSeen(RangeDigest(first, stop, high - low, hasher.digest(), b""), damaged)
 
@@ -517,14 +517,14 @@ class _ClassicSource(Source):
                 yield Gap(index, index + 1, "damaged", damaged[index])
             at = index + 1
 
-    def place(self, index: int) -> dict[str, Any]:
+    def locate(self, index: int) -> dict[str, Any]:
         """Return file and offset of a block, and the message in it."""
         low, high = self._positions(index, index + 1)
         file = self._log.file_at(low)
         shown: dict[str, Any] = {"file": Path(file.path).name, "offset": low - file.position}
         for batch in self._log.messages(low, high):
-            facts = decode_messages(batch.column("body").slice(0, 1), _MESSAGE).to_pylist()[0]
-            named = {name: value for name, value in facts.items() if value is not None}
+            fields = decode_messages(batch.column("body").slice(0, 1), _MESSAGE).to_pylist()[0]
+            named = {name: value for name, value in fields.items() if value is not None}
             shown["message"] = {"position": batch.column("position")[0].as_py()} | named
         return shown
 
@@ -532,11 +532,11 @@ class _ClassicSource(Source):
         return start * self._block, min(end * self._block, self._end)
 
     def _damaged(self, start: int, end: int) -> dict[int, str]:
-        """Return the blocks of damaged messages, and why."""
+        """Return the blocks of damaged messages with the reason."""
         found: dict[int, str] = {}
-        for low, high, why in self._log.damage(*self._positions(start, end)):
+        for low, high, reason in self._log.damage(*self._positions(start, end)):
             for block in range(max(start, low // self._block), min(end, -(-high // self._block))):
-                found[block] = why
+                found[block] = reason
         return found
 
     def _batch(self, start: int, end: int) -> pa.RecordBatch:

@@ -31,7 +31,7 @@ def report_groups(
     Args:
         snapshot: the replicas.
         results: of all comparisons (RESULTS).
-        compared: entries and bytes compared now or before, as ``compare.compared_by_replica`` gives them.
+        compared: entries and bytes compared now or before, from ``digests.compared_by_replica``.
         run_id: this run.
     """
     sides = [[r for r in replicas if r.other is side] for replicas in snapshot.values() for side in (False, True)]
@@ -64,7 +64,7 @@ def _report(
     usable = [replica for replica in replicas if replica.reachable]
     incomplete = [f"{replica.name}: {replica.error}" for replica in replicas if not replica.reachable]
     if len(usable) < 2:
-        incomplete.append(f"only {len(usable)} replica can be read, so nothing was compared")
+        incomplete.append(f"only {len(usable)} replica can be read, so no entries were compared")
     incomplete += [*_apart(parts, usable), *(reason for row in results for reason in row["unread"])]
     incomplete = list(dict.fromkeys(incomplete))
     aligned = alignment(replicas, findings)
@@ -94,12 +94,12 @@ def _report(
 
 
 def coverage(compared: int, eligible: int | None, nbytes: int) -> dict[str, Any]:
-    """Return how much of a replica was compared with another one; bytes are those of bodies.
+    """Return the compared part of a replica; bytes are those of bodies.
 
     Args:
         compared: entries.
-        eligible: entries that it holds; None for a replica that could not be asked.
-        nbytes: bytes compared. Those eligible are exact where all entries were compared, else scaled up.
+        eligible: its entries; None for an unreachable replica.
+        nbytes: bytes compared. The eligible bytes are exact if all entries were compared, else scaled up.
     """
     percent = 0.0 if eligible is None else round(100 * compared / eligible, 3) if eligible else 100.0
     all_bytes = round(nbytes * eligible / compared) if eligible and compared else None if eligible else nbytes
@@ -121,7 +121,7 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _apart(parts: Iterable[Section], usable: Sequence[AuditedReplica]) -> list[str]:
-    """Return a reason if two clusters hold no entry in common: then they were not compared."""
+    """Return a reason if two clusters have no index in common, so that they were not compared."""
     both = any(len({replica.other for replica in part.replicas}) == 2 for part in parts)
     if both or not any(r.other for r in usable) or not any(r.end > r.first_index for r in usable):
         return []
@@ -134,9 +134,9 @@ def _notes(usable: Sequence[AuditedReplica]) -> list[str]:
         return []
     names = [", ".join(sorted(uuid or "not recorded" for uuid in side)) for side in (here, there)]
     if here == there:
-        return [f"both clusters hold the same log ({names[0]})"]
-    left_out = "layouts, and the first entry, which holds the log's identity, are not"
-    return [f"the clusters hold two logs, {names[0]} and {names[1]}: entries are compared by index; {left_out}"]
+        return [f"both clusters have the same log ({names[0]})"]
+    left_out = "layouts, and the first entry, which contains the log's uuid, are not"
+    return [f"the clusters have two logs, {names[0]} and {names[1]}: entries are compared by index; {left_out}"]
 
 
 def _provenance(one: Mapping[str, Any], run_id: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _provenance(one: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
 
 def alignment(replicas: Sequence[AuditedReplica], findings: Sequence[AuditFinding]) -> dict[str, Any] | None:
-    """Return whether CommitLogs are equal to their ends, as an upgrade to DLedger needs them; None for other logs."""
+    """Return whether CommitLogs are equal to their ends, as an upgrade to DLedger requires; None for other logs."""
     if not replicas or not all(replica.block_bytes for replica in replicas):
         return None
     ends = {replica.name: replica.end_position for replica in replicas}
@@ -171,10 +171,10 @@ def alignment_note(found: Mapping[str, Any]) -> str:
     if found["aligned"]:
         return f"aligned: all end at position {last:,} and are equal byte for byte; {unit}"
     if len(set(ends.values())) == 1:
-        return f"not aligned: they end alike and differ before; {unit}"
-    behind = ", ".join(f"{name} by {last - end:,} bytes" for name, end in ends.items() if end < last)
-    remedy = "before an upgrade to DLedger forbid writes on the master, let its slaves catch up, and audit again"
-    return f"not aligned: {behind} behind the longest; {remedy}; {unit}"
+        return f"not aligned: they have the same end and differ before it; {unit}"
+    shorter = ", ".join(f"{name} by {last - end:,} bytes" for name, end in ends.items() if end < last)
+    remedy = "before an upgrade to DLedger reject writes on the master, let its slaves catch up, and audit again"
+    return f"not aligned: {shorter} behind the longest; {remedy}; {unit}"
 
 
 def findings_table(findings: Iterable[AuditFinding], run_id: str, found_at: datetime) -> pa.Table:
@@ -203,7 +203,7 @@ def runs_table(reports: Sequence[Report], findings: Sequence[AuditFinding], **ru
 
 
 def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[AuditFinding]) -> dict[str, Any]:
-    """Return the JSON summary of all groups, without the facts of the run (id, mode, duration)."""
+    """Return the JSON summary of all groups, without the data of the run (id, mode, duration)."""
     incomplete = [f"{report['group']}: {reason}" for report in reports for reason in report["incomplete"]]
     names = dict.fromkeys(name for report in reports for name in report["coverage"])
     by_name = {name: _sum(r["coverage"][name] for r in reports if name in r["coverage"]) for name in names}
@@ -225,11 +225,11 @@ def summarize(snapshot: Snapshot, reports: Sequence[Report], findings: Sequence[
     }
 
 
-_FACTS: Final = {"class", "severity", "replica", "start", "end", "count", "group", "meaning", "next_step"}
+_FINDING_KEYS: Final = {"class", "severity", "replica", "start", "end", "count", "group", "meaning", "next_step"}
 """Keys of every finding in the JSON summary; the others are its evidence."""
 _FINDINGS_SHOWN: Final = 200
-_MARK_MIN: Final = 0.65
-"""The least width of a finding in the picture, in percent: one entry of a million must be visible."""
+_WIDTH_MIN: Final = 0.65
+"""Minimum width of a finding in the picture, in percent: one entry of a million must be visible."""
 _TICKS: Final = 5
 
 
@@ -272,7 +272,7 @@ def _shown(value: Any) -> str:
 
 
 def _evidence(finding: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in finding.items() if name not in _FACTS}
+    return {name: value for name, value in finding.items() if name not in _FINDING_KEYS}
 
 
 def _picture(
@@ -291,15 +291,15 @@ def _picture(
 
     def boxes(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         first, end = one["first_index"], one["last_index"] + 1
-        yield box(first, end, "not compared", f"[{first:,}, {end:,}) held, not compared")
+        yield box(first, end, "not compared", f"[{first:,}, {end:,}) stored, not compared")
         for kind, proven in (("proven before", True), ("read now", False)):
-            mine = [r for r in ranges if one["name"] in r["replicas"] and (r["proven_at"] is not None) is proven]
-            for start, end in merge_ranges((r["start"], r["end"]) for r in mine):
+            own = [r for r in ranges if one["name"] in r["replicas"] and (r["proven_at"] is not None) is proven]
+            for start, end in merge_ranges((r["start"], r["end"]) for r in own):
                 yield box(start, end, kind, f"[{start:,}, {end:,}) {kind}")
         for finding in reversed(findings):  # the worst come last, on top
             if one["name"] in finding["replica"].split(","):
                 title = f"{finding['class']} [{finding['start']:,}, {finding['end']:,})"
-                yield box(finding["start"], finding["end"], finding["severity"], title, _MARK_MIN)
+                yield box(finding["start"], finding["end"], finding["severity"], title, _WIDTH_MIN)
 
     ticks = sorted({low + (high - low) * tick // (_TICKS - 1) for tick in range(_TICKS)})
     return {

@@ -24,7 +24,7 @@ __all__ = ["FLIGHTS_COUNT", "ORIGINS", "TOPIC", "flight_messages"]
 
 TOPIC: Final = "departures"
 ORIGINS: Final = ("EWR", "JFK", "LGA")
-"""Airports; the position of one is its queue id."""
+"""Airports, in the order of their queue ids."""
 FLIGHTS_COUNT: Final = 336_776
 
 
@@ -40,7 +40,7 @@ def _data_file() -> Path:
 
 
 def _departures(flights: pa.Table) -> npt.NDArray[np.datetime64]:
-    """Return when each flight left, local time; of a cancelled one when it should have left."""
+    """Return the departure of each flight, local time; of a cancelled one the scheduled departure."""
     year, month, day = (flights[name].to_numpy() for name in ("year", "month", "day"))
     date = (year - 1970).astype("datetime64[Y]").astype("datetime64[M]") + (month - 1).astype("timedelta64[M]")
     scheduled = flights["sched_dep_time"].to_numpy()
@@ -53,7 +53,7 @@ def _departures(flights: pa.Table) -> npt.NDArray[np.datetime64]:
 
 def _json_rows(table: pa.Table) -> pa.ChunkedArray:
     """Return each row as a JSON object, without a Python object per row."""
-    pieces: list[pa.ChunkedArray | str] = []
+    parts: list[pa.ChunkedArray | str] = []
     for number, name in enumerate(table.column_names):
         column = table[name]
         text = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ") if pa.types.is_timestamp(column.type) else column
@@ -61,8 +61,8 @@ def _json_rows(table: pa.Table) -> pa.ChunkedArray:
         if not pa.types.is_integer(column.type):
             text = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
             text = pc.binary_join_element_wise('"', text, '"', "")
-        pieces += [f'{"," if number else "{"}"{name}":', pc.fill_null(text, "null")]
-    return pc.binary_join_element_wise(*pieces, "}", "")
+        parts += [f'{"," if number else "{"}"{name}":', pc.fill_null(text, "null")]
+    return pc.binary_join_element_wise(*parts, "}", "")
 
 
 def flight_messages() -> pa.Table:

@@ -1,4 +1,4 @@
-"""Appends all events in order, while the leader is killed and comes back."""
+"""Appends all events in order, while the leader is killed and restarted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def append_with_failover(
     Args:
         cluster: the running cluster.
         messages: columns of ``flight_messages``.
-        seconds: the appends are spread over this time, so that other stages run beside them.
+        seconds: the appends are spread over this time, so that other stages run in parallel.
         before_kill: called in the middle; it may block.
     """
     report = AppendReport()

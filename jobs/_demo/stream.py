@@ -1,4 +1,4 @@
-"""``jobs/ingest.py`` as a process of its own, which streams the log into a Delta table meanwhile."""
+"""``jobs/ingest.py`` as a separate process, which streams the log into a Delta table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["IngestProcess"]
 
 _INGEST: Final = Path(__file__).resolve().parents[1] / "ingest.py"
 _STOP_S: Final = 180.0
-"""The micro-batch that runs is finished first."""
+"""Includes the time for the running micro-batch."""
 _LINES_SHOWN: Final = 15
 
 

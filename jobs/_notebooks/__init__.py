@@ -1,1 +1,1 @@
-"""Plots and tables of the notebooks, so that cells only call them. matplotlib is imported here and nowhere else."""
+"""Plots and tables of the notebooks, so that cells only call them. Only this package imports matplotlib."""

@@ -1,4 +1,4 @@
-"""What ``audit.ipynb`` shows of an audit's JSON summary: the verdict, its tables, the picture along the log."""
+"""Views of an audit's JSON summary for ``audit.ipynb``: the verdict, its tables, the picture along the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JOB: Final = Path(__file__).resolve().parents[1] / "audit_replicas.py"
 _VERDICT_COLORS: Final = {"CONSISTENT": "#1f7a4f", "INCONSISTENT": "#b3261e", "INCOMPLETE": "#9a6700"}
 _COLORS: Final = {
     "compared, equal": "#a5d8bf",
-    "held, not compared on all": "#d8dce2",
+    "stored, not compared on all": "#d8dce2",
     "critical": "#c62828",
     "error": "#e0661f",
     "warning": "#e8b100",
@@ -33,13 +33,13 @@ _COLORS: Final = {
 }
 _BAR: Final = 0.42
 _NARROWEST: Final = 0.006
-"""A finding is drawn at least this wide, as a part of the axis: one entry of a million must be seen."""
+"""Minimum width of a finding, as a part of the axis: one entry of a million must be visible."""
 
 
 def run_audit(
     table: Path, replicas: Mapping[str, Path] | None = None, peers: str = "", groups: str = ""
 ) -> dict[str, Any]:
-    """Run ``jobs/audit_replicas.py`` and returns its summary; its progress goes on to stderr.
+    """Run ``jobs/audit_replicas.py`` and return its summary; its progress is copied to stderr.
 
     Args:
         table: directory for the Delta tables.
@@ -48,7 +48,7 @@ def run_audit(
         groups: its groups; empty = the default one.
 
     Raises:
-        DLedgerError: the job failed; its own line says why.
+        DLedgerError: the job failed.
     """
     named = [word for name, path in (replicas or {}).items() for word in ("--replica", f"{name}={path}")]
     live = [*(("--peers", peers) if peers else ()), *(("--groups", groups) if groups else ())]
@@ -56,14 +56,14 @@ def run_audit(
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=table.parent)
     lines = done.stdout.strip().splitlines()
     if done.returncode not in (0, 1, 2) or not lines:
-        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        raise DLedgerError(said[-1].removeprefix("error: ") if said else done.stderr[-500:], "audit_replicas.py")
-    sys.stderr.write(done.stderr[max(done.stderr.find("\nrun "), 0) :].lstrip())  # without what Spark says first
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        raise DLedgerError(errors[-1].removeprefix("error: ") if errors else done.stderr[-500:], "audit_replicas.py")
+    sys.stderr.write(done.stderr[max(done.stderr.find("\nrun "), 0) :].lstrip())  # without Spark's first lines
     return dict(json.loads(lines[-1]))
 
 
 def load_audit(path: Path | str) -> dict[str, Any]:
-    """Return a summary that the job wrote to a file: its last line, which is all it prints to stdout."""
+    """Return the summary in a file with the job's stdout: its last line."""
     return dict(json.loads(Path(path).read_text(encoding="utf-8").strip().splitlines()[-1]))
 
 
@@ -72,33 +72,33 @@ class Verdict:
     """An audit's verdict; a notebook shows it as a card."""
 
     name: str
-    facts: tuple[str, ...]
+    lines: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return "\n".join((f"verdict: {self.name}", *self.facts))
+        return "\n".join((f"verdict: {self.name}", *self.lines))
 
     def _repr_html_(self) -> str:
-        facts = "".join(f"<div>{escape(fact)}</div>" for fact in self.facts)
+        lines = "".join(f"<div>{escape(line)}</div>" for line in self.lines)
         color = _VERDICT_COLORS.get(self.name, "#30363d")
         style = f"background:{color};color:#fff;padding:14px 18px;border-radius:8px;max-width:60em"
         return (
-            f'<div style="{style}"><div style="font-size:1.5em;font-weight:600">{escape(self.name)}</div>{facts}</div>'
+            f'<div style="{style}"><div style="font-size:1.5em;font-weight:600">{escape(self.name)}</div>{lines}</div>'
         )
 
 
 def verdict(summary: Mapping[str, Any]) -> Verdict:
-    """Return the verdict with how far it reaches, and why it does not reach further."""
+    """Return the verdict with its coverage, and the reasons for incomplete coverage."""
     severities: dict[str, int] = {}
     for finding in summary["findings"]:
         severities[finding["severity"]] = severities.get(finding["severity"], 0) + 1
     counted = ", ".join(f"{count} {name}" for name, count in severities.items()) or "none"
-    facts = [f"{summary['coverage_percent']} % of what the replicas hold was compared", f"findings: {counted}"]
-    facts += [f"left out: {reason}" for reason in summary.get("incomplete", ())]
-    return Verdict(str(summary["verdict"]), tuple(facts))
+    lines = [f"{summary['coverage_percent']} % of the replicas' entries were compared", f"findings: {counted}"]
+    lines += [f"left out: {reason}" for reason in summary.get("incomplete", ())]
+    return Verdict(str(summary["verdict"]), tuple(lines))
 
 
 def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a row per replica: what it holds, how much of it was compared."""
+    """Return a row per replica: its range of entries and its coverage."""
     rows = [
         {name: replica.get(name) for name in ("group", "name", "kind", "role", "first_index", "last_index")}
         | {"commit_index": replica.get("commit_index")}
@@ -110,13 +110,13 @@ def replicas_table(summary: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def findings_table(summary: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a row per finding, numbered as ``drill_down`` takes them."""
+    """Return a row per finding, with the numbers that ``diff_finding`` takes."""
     names = ("class", "severity", "group", "replica", "start", "end", "count", "meaning", "next_step")
     return pd.DataFrame([{name: finding[name] for name in names} for finding in summary["findings"]], columns=names)
 
 
 def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
-    """Return the picture of a group: each replica's log from left to right, what was compared, what was found.
+    """Return the picture of a group: each replica's log from left to right, with compared ranges and findings.
 
     Args:
         summary: of an audit.
@@ -126,9 +126,9 @@ def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
     group = group if group is not None else replicas[0]["group"]
     replicas = [one for one in replicas if one["group"] == group]
     findings = [finding for finding in summary["findings"] if finding["group"] == group]
-    held = [one for one in replicas if one["reachable"]]
-    low = min((one["first_index"] for one in held), default=0)
-    high = max([low + 1, *(one["last_index"] + 1 for one in held), *(finding["end"] for finding in findings)])
+    stored = [one for one in replicas if one["reachable"]]
+    low = min((one["first_index"] for one in stored), default=0)
+    high = max([low + 1, *(one["last_index"] + 1 for one in stored), *(finding["end"] for finding in findings)])
     compared = next((one["compared"] for one in summary["groups"] if one["group"] == group), summary["compared"])
     figure, axes = new_figure(10.0, row_height(2 * len(replicas)) + 0.4)
     for row, replica in enumerate(replicas):
@@ -138,7 +138,7 @@ def plot_audit(summary: Mapping[str, Any], group: str | None = None) -> Figure:
     axes.invert_yaxis()
     axes.set_xlim(low, high)
     axes.set_ylim(len(replicas) - 0.4, -0.6)
-    axes.xaxis.set_major_formatter(lambda value, _place: f"{value:,.0f}")
+    axes.xaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}")
     axes.set(title=f"Group {group}: {summary['verdict']}", xlabel="index")
     used = {finding["severity"] for finding in findings}
     shown = [name for name in _COLORS if name in used or name in list(_COLORS)[:2]]
@@ -157,11 +157,11 @@ def _plot_replica(
 ) -> None:
     width = axis[1] - axis[0]
     if not replica["reachable"]:
-        said = f"could not be read: {replica['error']}"
-        axes.annotate(said, (0.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+        text = f"could not be read: {replica['error']}"
+        axes.annotate(text, (0.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8)
         return
     first, end = replica["first_index"], replica["last_index"] + 1
-    axes.barh(row, end - first, _BAR, left=first, color=_COLORS["held, not compared on all"])
+    axes.barh(row, end - first, _BAR, left=first, color=_COLORS["stored, not compared on all"])
     start, stop = max(first, compared[0]), min(end, compared[1])
     axes.barh(row, max(0, stop - start), _BAR, left=start, color=_COLORS["compared, equal"])
     order = list(_COLORS)
@@ -177,6 +177,6 @@ def _plot_replica(
             color=_COLORS[finding["severity"]],
         )
         if not info:
-            said = f"{finding['class']} {begin:,}" + ("" if count == 1 else f" to {finding['end'] - 1:,}")
+            text = f"{finding['class']} {begin:,}" + ("" if count == 1 else f" to {finding['end'] - 1:,}")
             right = begin - axis[0] > 0.6 * width
-            axes.annotate(said, (begin, row - 0.36), fontsize=7, ha="right" if right else "left", color="#30363d")
+            axes.annotate(text, (begin, row - 0.36), fontsize=7, ha="right" if right else "left", color="#30363d")

@@ -1,4 +1,4 @@
-"""The plots of ``consume_queues.ipynb``: depth, rates, skew, tags, and what waits for consumers."""
+"""The plots of ``consume_queues.ipynb``: depth, rates, skew, tags, and messages that wait for consumers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOPICS_MAX: Final = 6
 _TAGS_MAX: Final = 6
 _BARS_MAX: Final = 240
 _EVEN: Final = 1.1
-"""How much above its share a queue may be before it is shown in the colour of a warning."""
+"""Ratio to its even share above which a queue is shown in another colour."""
 _WARNING: Final = "#c62828"
 
 
@@ -53,25 +53,25 @@ def _size(count: float) -> str:
 
 
 def plot_depth(statistics: QueueStatistics) -> Figure:
-    """Return bars: how many messages each queue holds, the deepest first; queue offsets given out twice in red."""
+    """Return bars: messages of each queue, the deepest first; duplicate queue offsets in red."""
     rows = sorted(statistics.queues.to_pylist(), key=lambda row: -row["messages"])
     if not rows:
         return _empty("Depth")
     shown, colors = rows[:_QUEUES_MAX], colors_of(_topics(statistics))
     figure, axes = new_figure(_WIDTH, row_height(len(shown)))
-    places = np.arange(len(shown))
+    positions = np.arange(len(shown))
     counts = [row["messages"] for row in shown]
-    axes.barh(places, counts, color=[colors[row["topic"]] for row in shown])
+    axes.barh(positions, counts, color=[colors[row["topic"]] for row in shown])
     spare = [row["spare"] for row in shown]
     if any(spare):
         left = [count - twice for count, twice in zip(counts, spare, strict=True)]
-        axes.barh(places, spare, left=left, color=_WARNING, label="queue offset given out twice")
+        axes.barh(positions, spare, left=left, color=_WARNING, label="duplicate queue offset")
         axes.legend(frameon=False, loc="lower right")
-    for place, row in zip(places, shown, strict=True):
+    for y, row in zip(positions, shown, strict=True):
         offsets = f"{row['first_offset']:,} to {row['end_offset'] - 1:,}"
-        said = f" {row['messages']:,}  ({_size(row['bytes'])}, offsets {offsets})"
-        axes.text(row["messages"], place, said, va="center", fontsize=8, color="#57606a")
-    axes.set_yticks(places, [f"{label(row['topic'])} / {row['queue_id']}" for row in shown], fontsize=8)
+        text = f" {row['messages']:,}  ({_size(row['bytes'])}, offsets {offsets})"
+        axes.text(row["messages"], y, text, va="center", fontsize=8, color="#57606a")
+    axes.set_yticks(positions, [f"{label(row['topic'])} / {row['queue_id']}" for row in shown], fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.28, y=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -128,8 +128,8 @@ def plot_skew(statistics: QueueStatistics) -> Figure:
     for row in statistics.queues.to_pylist():
         counts[row["topic"]].append((row["queue_id"], row["messages"]))
     figure, axes = new_figure(_WIDTH, row_height(len(topics)) + 0.5)
-    for place, topic in enumerate(topics):
-        _skew_row(axes, place, counts[topic])
+    for y, topic in enumerate(topics):
+        _skew_row(axes, y, counts[topic])
     axes.axvline(1, color="#57606a", linewidth=1, linestyle="--", zorder=0)
     axes.set_yticks(range(len(topics)), [f"{label(topic)} ({len(counts[topic])})" for topic in topics], fontsize=8)
     axes.invert_yaxis()
@@ -139,15 +139,15 @@ def plot_skew(statistics: QueueStatistics) -> Figure:
     return finished(figure)
 
 
-def _skew_row(axes: Axes, place: int, queues: list[tuple[int, int]]) -> None:
+def _skew_row(axes: Axes, y: int, queues: list[tuple[int, int]]) -> None:
     even = sum(count for _, count in queues) / len(queues)
     shares = [count / even for _, count in queues]
-    axes.plot([min(shares), max(shares)], [place, place], color=OTHER, linewidth=2, zorder=1)
-    axes.scatter(shares, [place] * len(shares), s=30, color=[_share_color(share) for share in shares], zorder=2)
+    axes.plot([min(shares), max(shares)], [y, y], color=OTHER, linewidth=2, zorder=1)
+    axes.scatter(shares, [y] * len(shares), s=30, color=[_share_color(share) for share in shares], zorder=2)
     queue, count = max(queues, key=lambda one: one[1])
     if max(shares) > _EVEN:
-        said = f"  queue {queue}: {count:,}"
-        axes.text(max(shares), place, said, va="center", fontsize=8, color=_share_color(max(shares)))
+        text = f"  queue {queue}: {count:,}"
+        axes.text(max(shares), y, text, va="center", fontsize=8, color=_share_color(max(shares)))
 
 
 def _share_color(share: float) -> str:
@@ -168,15 +168,15 @@ def plot_tags(statistics: QueueStatistics) -> Figure:
                 totals[row["tags"]] += row["messages"]
     tags = sorted(totals, key=lambda tag: (-totals[tag], tag))
     groups: list[tuple[str, str, set[str | None]]] = [
-        (label(tag, 20), COLORS[place], {tag}) for place, tag in enumerate(tags[:_TAGS_MAX])
+        (label(tag, 20), COLORS[number], {tag}) for number, tag in enumerate(tags[:_TAGS_MAX])
     ]
     groups += [(f"{len(tags) - _TAGS_MAX} other tags", "#7f8894", set(tags[_TAGS_MAX:])), ("no tag", OTHER, {None})]
     figure, axes = new_figure(_WIDTH, row_height(len(names)))
     left = np.zeros(len(names))
-    for said, color, members in groups:
+    for name_of_tag, color, members in groups:
         values = np.array([sum(count for tag, count in counts[name].items() if tag in members) for name in names])
         if values.any():
-            axes.barh(np.arange(len(names)), values, left=left, color=color, label=said)
+            axes.barh(np.arange(len(names)), values, left=left, color=color, label=name_of_tag)
             left = left + values
     axes.set_yticks(range(len(names)), [label(name) for name in names], fontsize=8)
     axes.invert_yaxis()
@@ -188,7 +188,7 @@ def plot_tags(statistics: QueueStatistics) -> Figure:
 
 
 def plot_waiting(lag: pa.Table) -> Figure:
-    """Return bars: what waits for each consumer group, by topic; none waiting is a line with 0."""
+    """Return bars: messages that wait for each consumer group, by topic."""
     totals: dict[tuple[str, str], int] = defaultdict(int)
     for row in lag.to_pylist():
         totals[row["consumer"], row["topic"]] += row["waiting"]
@@ -198,8 +198,8 @@ def plot_waiting(lag: pa.Table) -> Figure:
     figure, axes = new_figure(_WIDTH, row_height(len(shown)))
     waiting = [count for _, count in shown]
     axes.barh(range(len(shown)), waiting, color=COLORS[0])
-    for place, count in enumerate(waiting):
-        axes.text(count, place, f" {count:,}", va="center", fontsize=8, color="#57606a")
+    for y, count in enumerate(waiting):
+        axes.text(count, y, f" {count:,}", va="center", fontsize=8, color="#57606a")
     names = [f"{label(consumer, 22)}  ←  {label(topic, 22)}" for (consumer, topic), _ in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()

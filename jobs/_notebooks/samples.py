@@ -1,4 +1,4 @@
-"""Real stores to look at when there is none at hand: those that the tests use."""
+"""Real stores for notebooks without a cluster: those of the tests."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _TESTDATA: Final = Path(__file__).resolve().parents[2] / "tests" / "rocketmq" / 
 _BROKERS: Final = "rocketmq-rmq5-dledger-3-small"
 _FLIPPED_INDEX: Final = 700
 _FLIPPED_BYTE: Final = 100
-_CUT_INDEX: Final = 900
+_TRUNCATED_AT: Final = 900
 
 
-def _unpack(folder: Path, parts: Iterable[str]) -> Path:
+def _unpack(directory: Path, parts: Iterable[str]) -> Path:
     wanted = tuple(f"{_BROKERS}/{part}" for part in parts)
     with tarfile.open(_TESTDATA / f"{_BROKERS}.tar.gz") as archive:
         members = [member for member in archive if member.name.startswith(wanted)]
         if hasattr(tarfile, "data_filter"):  # Python 3.11.0 to 3.11.3 have no filters yet
-            archive.extractall(folder, members, filter="data")
+            archive.extractall(directory, members, filter="data")
         else:
-            archive.extractall(folder, members)  # noqa: S202  (an archive of our own)
-    return folder / _BROKERS
+            archive.extractall(directory, members)  # noqa: S202  (an archive of this project)
+    return directory / _BROKERS
 
 
-def sample_broker(folder: Path) -> Path:
-    """Unpacks the store directory of a RocketMQ 5.3.3 broker in DLedger mode, with the consumers' offsets."""
-    return _unpack(folder, ("n0/dledger-n0/", "n0/config/")) / "n0"
+def sample_broker(directory: Path) -> Path:
+    """Unpack the store directory of a RocketMQ 5.3.3 broker in DLedger mode, with the consumers' offsets."""
+    return _unpack(directory, ("n0/dledger-n0/", "n0/config/")) / "n0"
 
 
-def damaged_replicas(folder: Path) -> dict[str, Path]:
-    """Unpacks the logs of three brokers of a group, and does to two of them what disks do.
+def damaged_replicas(directory: Path) -> dict[str, Path]:
+    """Unpack the logs of three brokers of a group, and damage two of them as disks do.
 
     Returns:
-        The replicas. A byte of message 700 on n1 is another one; n2's log ends before entry 900.
+        The replicas. On n1 a byte of message 700 is wrong; the log of n2 ends before entry 900.
     """
-    group = _unpack(folder, [f"n{number}/dledger-n{number}/" for number in range(3)])
+    group = _unpack(directory, [f"n{number}/dledger-n{number}/" for number in range(3)])
     replicas = {f"n{number}": group / f"n{number}" / f"dledger-n{number}" for number in range(3)}
     with open_store(replicas["n1"]) as reader:
         size = reader.segment_bytes[0]
         flipped, end = (
-            reader.read(index, index + 1).column("position")[0].as_py() for index in (_FLIPPED_INDEX, _CUT_INDEX)
+            reader.read(index, index + 1).column("position")[0].as_py() for index in (_FLIPPED_INDEX, _TRUNCATED_AT)
         )
     at = flipped + HEADER_BYTES + _FLIPPED_BYTE
     path = replicas["n1"] / "data" / segment_name(at - at % size)

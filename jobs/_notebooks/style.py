@@ -1,4 +1,4 @@
-"""How plots look: colours, labels that any font can show, figures that are shown once."""
+"""Style of plots: colours, labels that any font can show, figures that are shown once."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def finished(figure: Figure) -> Figure:
 
 
 def row_height(rows: int) -> float:
-    """Return the height of a figure with so many rows."""
+    """Return the height of a figure with this many rows."""
     return max(1.6, 0.8 + 0.27 * rows)
 
 
 @cache
 def _known() -> frozenset[int]:
-    """Characters that the font of labels has."""
+    """Return the characters of the label font."""
     path = font_manager.findfont(font_manager.FontProperties())
     return frozenset(ft2font.FT2Font(path).get_charmap())
 
 
 def label(text: str | None, longest: int = _LABEL_MAX) -> str:
-    """Return a text for a label: cut in the middle, what the font lacks as an escape, no formula."""
+    """Return a text for a label: shortened in the middle, unknown characters escaped, no formula."""
     if text is None:
         return "(none)"
     if len(text) > longest:
@@ -58,5 +58,5 @@ def label(text: str | None, longest: int = _LABEL_MAX) -> str:
 
 
 def colors_of(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name; those behind the last colour share a grey."""
-    return {name: COLORS[place] if place < len(COLORS) else OTHER for place, name in enumerate(names)}
+    """Return a colour for each name; the names after the last colour share a grey."""
+    return {name: COLORS[number] if number < len(COLORS) else OTHER for number, name in enumerate(names)}

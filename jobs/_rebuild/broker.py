@@ -1,8 +1,8 @@
-"""What a broker's store directory says beside its log: where consumers are, and which topics have batch queues.
+"""The broker's side of its queues: consumer offsets, topics with batch queues, and queue offsets assigned twice.
 
-Topics with batch consume queues (``queue.type=BatchCQ``) lie elsewhere and look otherwise. A producer's batch is one
-message there and takes as many queue offsets as it holds messages; its unit, of 46 bytes, lies below
-``batchconsumequeue``. A broker does not start if it finds such a topic's folder below ``consumequeue``. Source:
+Topics with batch consume queues (``queue.type=BatchCQ``) have another directory and format. A producer's batch is one
+message there and takes as many queue offsets as it contains messages; its unit, of 46 bytes, is stored below
+``batchconsumequeue``. A broker does not start if the directory of such a topic is below ``consumequeue``. Source:
 RocketMQ's ``BatchConsumeQueue`` and ``ConsumeQueueStore.queueTypeShouldBe``.
 """
 
@@ -16,18 +16,41 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Consumers", "batch_topics", "read_consumers", "without_topics"]
-
-_BATCH_FOLDER: Final = "batchconsumequeue"
+_BATCH_DIRECTORY: Final = "batchconsumequeue"
 _BATCH_TYPE: Final = "BatchCQ"
 _FILE_BYTES_MAX: Final = 64 << 20
+
+_FINDINGS_MAX: Final = 1000
+_GROUPS_MAX: Final = 50
+_QUEUE: Final = ["group", "topic", "queue_id"]
+_LOST: Final = (
+    "The broker lost consume queue units (RocketMQ 5.3.3 in DLedger mode after kill -9 or a host's crash) and assigned "
+    "the same queue offsets to later messages. All messages are in the log and in this table. A running broker serves "
+    "the last message of a slot only: the earlier ones can no longer be consumed from it."
+)
+_FOR_WHOM: Final = (
+    "A consumer group whose offset was at or below a slot when the broker restarted never gets the earlier messages; "
+    "one whose offset was already above it does not get the later ones. Queries by message id or key still find both."
+)
+_BY_INDEX: Final = (
+    "SELECT * FROM the table WHERE NOT broker_serves lists the messages that the broker does not serve: read their "
+    "bodies by index (the connector with decode=message, or dledger dump), or by position, and send them again."
+)
+_AFTER_A_REBUILD: Final = (
+    "rebuild_slot is null if RocketMQ's own rebuild (recheckReputOffsetFromCq=true without consumequeue/) would "
+    "leave a message out: it keeps the first of a slot, so after it the later messages are the ones to send again."
+)
+_WITH_FILES: Final = (
+    "--files with --on-duplicate last writes the queues that the broker serves, with first those of its own rebuild; "
+    "stop the broker before its consumequeue directory is replaced."
+)
 
 Consumers = Mapping[tuple[str, int], Mapping[str, int]]
 """Per topic and queue id: consumer group to its next offset."""
 
 
 def read_consumers(root: str | None) -> Consumers:
-    """Return the consumers' offsets that a broker's store directory holds; nothing if it has none that can be read."""
+    """Return the consumers' offsets in a broker's store directory; empty if there is no readable file."""
     found: dict[tuple[str, int], dict[str, int]] = {}
     try:
         for name, offsets in _config(root, "consumerOffset.json")["offsetTable"].items():
@@ -40,22 +63,26 @@ def read_consumers(root: str | None) -> Consumers:
 
 
 def batch_topics(root: str | None) -> tuple[str, ...]:
-    """Return the topics that the broker of a store directory keeps batch consume queues of, by name.
+    """Return the topics with batch consume queues in a broker's store directory, by name.
 
-    Its folders say so, and its ``config/topics.json`` where the queues are lost; nothing if neither is there.
+    They have a directory there, or an attribute in ``config/topics.json`` if the queues are lost.
     """
-    folder = Path(root or "") / _BATCH_FOLDER
-    kept = {path.name for path in folder.iterdir() if path.is_dir()} if root is not None and folder.is_dir() else set()
+    directory = Path(root or "") / _BATCH_DIRECTORY
+    kept = (
+        {path.name for path in directory.iterdir() if path.is_dir()}
+        if root is not None and directory.is_dir()
+        else set()
+    )
     try:
         table = _config(root, "topics.json")["topicConfigTable"].items()
         kept |= {name for name, config in table if (config.get("attributes") or {}).get("queue.type") == _BATCH_TYPE}
     except (KeyError, TypeError, AttributeError):
-        pass  # the file is the broker's to read; without it the folders say so
+        pass  # without a readable file the directories decide
     return tuple(sorted(kept))
 
 
 def _config(root: str | None, name: str) -> Any:
-    """Return the content of a file of the broker's configuration; an empty one where it cannot be read."""
+    """Return the content of a file of the broker's configuration; empty if it cannot be read."""
     path = Path(root or "") / "config" / name
     try:
         if root is None or path.stat().st_size > _FILE_BYTES_MAX:
@@ -70,3 +97,67 @@ def without_topics(rows: DataFrame, topics: tuple[str, ...]) -> DataFrame:
     from pyspark.sql import functions as f
 
     return rows.where(~f.col("topic").isin(*topics)) if topics else rows
+
+
+def duplicates(rows: DataFrame, consumers: Consumers) -> dict[str, Any]:
+    """Describe the slots with several messages; at most 1000 ``ranges``.
+
+    Args:
+        rows: of the table.
+        consumers: from ``read_consumers``.
+    """
+    from pyspark.sql import functions as f
+
+    odd = rows.where("not broker_serves or rebuild_slot is null")
+    counts = odd.agg(f.count_if(~f.col("broker_serves")), f.count_if(f.col("rebuild_slot").isNull())).first()
+    assert counts is not None
+    ranges = _ranges(odd.where("not broker_serves"))
+    return {
+        "not_served_by_broker": counts[0],
+        "left_out_by_rebuild": counts[1],
+        "ranges": [{**found, **_consumers_of(found, consumers)} for found in ranges],
+        "ranges_cut": len(ranges) >= _FINDINGS_MAX,
+        "lost": _LOST,
+        "for_whom": _FOR_WHOM,
+        "get_back": [_BY_INDEX, _AFTER_A_REBUILD, _WITH_FILES],
+    }
+
+
+def _ranges(unserved: DataFrame) -> list[dict[str, Any]]:
+    """Return ranges of slots whose earlier messages are not served, with the messages' first and last positions."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    slot = f.col("queue_offset")
+    slots = unserved.groupBy(*_QUEUE, "queue_offset").agg(
+        f.count("*").alias("messages"),
+        *(f.min(name).alias(f"first_{name}") for name in ("position", "index", "store_timestamp")),
+        *(f.max(name).alias(f"last_{name}") for name in ("position", "index", "store_timestamp")),
+    )
+    order = Window.partitionBy(*_QUEUE).orderBy("queue_offset")
+    islands = slots.withColumn("island", slot - f.row_number().over(order))
+    ends = [
+        *(f.min(f"first_{name}").alias(f"first_{name}") for name in ("position", "index")),
+        *(f.max(f"last_{name}").alias(f"last_{name}") for name in ("position", "index")),
+        f.min("first_store_timestamp").cast("string").alias("first_stored"),
+        f.max("last_store_timestamp").cast("string").alias("last_stored"),
+    ]
+    found = islands.groupBy(*_QUEUE, "island").agg(
+        f.min(slot).alias("start"), (f.max(slot) + 1).alias("end"), f.sum("messages").alias("messages"), *ends
+    )
+    rows = found.drop("island").orderBy(*_QUEUE, "start").limit(_FINDINGS_MAX).collect()
+    return [row.asDict() for row in rows]
+
+
+def _consumers_of(found: dict[str, Any], consumers: Consumers) -> dict[str, Any]:
+    """Return the consumer groups of the queue, and whether they have missed the earlier messages."""
+    offsets = consumers.get((found["topic"], found["queue_id"]))
+    if not offsets:
+        return {}
+    groups = sorted(offsets.items())[:_GROUPS_MAX]
+    return {
+        "consumers": {
+            group: {"offset": offset, "earlier_messages": "missed" if offset <= found["start"] else "maybe consumed"}
+            for group, offset in groups
+        }
+    }

@@ -1,4 +1,4 @@
-"""Reads a classic CommitLog, each of its files by one task, into the same rows that a stream's entries become."""
+"""Reads a classic CommitLog, one task per file, into the rows of a stream's entries."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["read_classic", "reader"]
 def read_classic(
     spark: SparkSession, files: tuple[CommitLogFile, ...], group: str, rules: EntryRules, *, closed: bool
 ) -> DataFrame:
-    """Return rows of DECODED_SCHEMA; ``index`` is null, a classic log has none.
+    """Return rows of DECODED_SCHEMA; ``index`` is null, because a classic log has none.
 
     Args:
         spark: the session.
         files: of the CommitLog, in order.
-        group: name the rows carry.
-        rules: how to read them.
-        closed: a DLedger store follows, so the last file too must end with a BLANK.
+        group: group name of the rows.
+        rules: for reading entries.
+        closed: whether a DLedger store follows, so that the last file too must end with a BLANK.
     """
     read = reader(files, group, rules, closed=closed)
     return spark.range(0, len(files), 1, len(files)).mapInArrow(read, DECODED_SCHEMA)

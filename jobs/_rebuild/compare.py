@@ -1,8 +1,8 @@
-"""Holds existing consume queue files against the log and classifies every difference; changes nothing.
+"""Compares existing consume queue files with the log and classifies every difference; changes nothing.
 
-A unit is matched with the message it points at, not with the slot alone: so a lost unit and those that moved up behind
-it are told apart. Units that point before the log's first message are what retention left over, and no difference; nor
-are those of messages that a running broker appended after the log was read.
+A unit is matched with the message that it points at, not with the slot alone. So a lost unit is distinguished from the
+later units that moved up. Units that point before the log's first message are left over by retention and not a
+difference; nor are those of messages that a running broker appended after the log was read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from dledger_core import ConfigError
 from dledger_core.rocketmq import PREFILL, SCHEDULE_TOPIC, UNIT_BYTES, decode_units
 from jobs._rebuild.broker import Consumers
-from jobs._rebuild.files import FOLDER
+from jobs._rebuild.files import DIRECTORY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
 __all__ = ["CAUSES", "Comparison", "LogEnd", "check_compared", "compare"]
 
 CAUSES: Final = {
-    "CQ_MISSING": "the log holds the message, the files do not: it was never indexed, or its unit was lost",
-    "CQ_EXTRA": "the files point at a place where the log that was read holds no message of this queue",
-    "CQ_WRONG_POSITION": "the slot's message is in the log, its unit points elsewhere",
+    "CQ_MISSING": "the message is in the log, its unit is not in the files: it was never indexed, or its unit was lost",
+    "CQ_EXTRA": "the files point at a position without a message of this queue in the log",
+    "CQ_WRONG_POSITION": "the message of the slot is in the log, its unit points to another position",
     "CQ_WRONG_SIZE": "the unit's size is not the message's",
     "CQ_WRONG_TAG": "the unit's tags code is not the message's: a filter by tag misses it",
     "CQ_ORDER": "the message is indexed in a slot that is not its queue offset: units before it were lost",
-    "CQ_DUPLICATE_OFFSET": "the broker gave this queue offset out more than once; the files serve one message only",
+    "CQ_DUPLICATE_OFFSET": "the broker assigned this queue offset more than once; the files serve one message only",
 }
-"""What each class of difference means."""
+"""Cause of each class of difference."""
 
 _REBUILD: Final = (
-    "rebuild the queue with --files, stop the broker and replace its folder; RocketMQ 5.3.3's own rebuild needs "
+    "rebuild the queue with --files, stop the broker and replace its directory; RocketMQ 5.3.3's own rebuild needs "
     "recheckReputOffsetFromCq=true in broker.conf, deleting consumequeue/ alone rebuilds nothing"
 )
 _NEXT: Final = {
-    "CQ_MISSING": f"consumers do not get the message until it is there: {_REBUILD}",
-    "CQ_EXTRA": f"is this the broker of that log, and was its log cut? If so {_REBUILD}",
+    "CQ_MISSING": f"consumers do not get the message: {_REBUILD}",
+    "CQ_EXTRA": f"check that this is the broker of that log; if its log was truncated, {_REBUILD}",
     "CQ_WRONG_POSITION": f"consumers get another message or none: {_REBUILD}",
-    "CQ_WRONG_SIZE": f"consumers get a cut message or none: {_REBUILD}",
+    "CQ_WRONG_SIZE": f"consumers get a truncated message or none: {_REBUILD}",
     "CQ_WRONG_TAG": _REBUILD,
     "CQ_ORDER": f"consumers' offsets mean other messages than on the other brokers: {_REBUILD}",
-    "CQ_DUPLICATE_OFFSET": "see duplicates: what was lost, for whom, and how to get it back",
+    "CQ_DUPLICATE_OFFSET": "see duplicates in the summary: the lost messages, their consumers, and how to restore them",
 }
-"""What to do about it."""
+"""Next step for each class of difference."""
 
 _DELAYED: Final = {
     "cause": "a delayed message's tags code is its delivery time, and the unit's is another one: the broker has, or "
     "had when it stored the message, its own messageDelayLevel",
-    "next": f"run it again with the broker's messageDelayLevel as --delay-levels; if they differ then too, {_REBUILD}",
+    "next": f"run the job with the broker's messageDelayLevel as --delay-levels; if they still differ, {_REBUILD}",
 }
-"""Of CQ_WRONG_TAG in the queues of delayed messages."""
+"""Of CQ_WRONG_TAG in queues of delayed messages."""
 
 _NEWER: Final = "newer"
-"""Why a unit that points at no message of the rows is no difference."""
-_EXT_FOLDER: Final = "consumequeue_ext"
+"""Class of a unit whose message was appended after the log was read: not a difference."""
+_EXT_DIRECTORY: Final = "consumequeue_ext"
 _ROCKSDB_FILE: Final = "CURRENT"
-"""Each RocksDB database has it; as a topic's folder it would be none."""
+"""A file in every RocksDB database."""
 _EXT_ADDRESS_MAX: Final = -2147483649
 """A slot's tags code at or below is an address in the extension files."""
 _GROUPS_MAX: Final = 50
@@ -79,11 +79,11 @@ _DIFFERENCE: Final = ["kind", *_QUEUE, "slot", "expected", "found"]
 
 @dataclass(frozen=True)
 class LogEnd:
-    """Where a log ends that a broker may be writing to.
+    """The end of a log that a broker may append to.
 
     Attributes:
-        read: position behind what was read.
-        now: looks where it ends by now.
+        read: end of the read positions.
+        now: returns the present end.
     """
 
     read: int
@@ -92,10 +92,10 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found.
+    """The result of a comparison.
 
     Attributes:
-        directory: the consumequeue folder.
+        directory: the consumequeue directory.
         files: number of files read.
         counts: differing slots per class.
         newer: units of messages that were appended after the log was read.
@@ -109,7 +109,7 @@ class Comparison:
     findings: tuple[dict[str, Any], ...]
 
     def summary(self) -> dict[str, Any]:
-        """As the job's JSON shows it."""
+        """Return the fields of the JSON summary."""
         return {
             "directory": self.directory,
             "files": self.files,
@@ -121,18 +121,18 @@ class Comparison:
 
 
 def check_compared(directory: str) -> str:
-    """Return the folder that holds the topics: ``directory`` or its ``consumequeue``.
+    """Return the directory of the topics: ``directory`` or its ``consumequeue``.
 
     Raises:
-        ConfigError: it is no local directory, or its queues are no files.
+        ConfigError: it is not a local directory, or its queues are in a database.
     """
     path = Path(directory).absolute()
     if not path.is_dir():
-        raise ConfigError(f"{directory} is no directory", "--compare", "name a broker's store or its consumequeue")
-    path = path / FOLDER if (path / FOLDER).is_dir() else path
+        raise ConfigError(f"--compare {directory} is not a directory", "", "name a broker's store or its consumequeue")
+    path = path / DIRECTORY if (path / DIRECTORY).is_dir() else path
     if (path / _ROCKSDB_FILE).is_file():
         remedy = "leave --compare out: only consume queue files can be compared; the table is right without them"
-        raise ConfigError(f"{path} is a RocksDB database (storeType=defaultRocksDB)", "--compare", remedy)
+        raise ConfigError(f"--compare {path} is a RocksDB database (storeType=defaultRocksDB)", "", remedy)
     return str(path)
 
 
@@ -150,16 +150,16 @@ def compare(
         spark: the session.
         rows: of the table.
         directory: from ``check_compared``; the executors must share it.
-        on_duplicate: which message of a slot that several claim the files ought to have, ``first`` or ``last``.
-        consumers: the consumers' offsets, to say who misses what.
-        log_end: of the log that the rows are of; None: it did not go on.
+        on_duplicate: the expected message of a slot with several, ``first`` or ``last``.
+        consumers: the consumers' offsets, for lost messages.
+        log_end: end of the log of the rows; None: it does not change.
     """
     from pyspark import StorageLevel
 
     files = _files(directory)
     claims = _claims(rows, on_duplicate).persist(StorageLevel.MEMORY_AND_DISK)
     found = _found(spark, files).persist(StorageLevel.MEMORY_AND_DISK)
-    ext = (Path(directory).parent / _EXT_FOLDER).is_dir()
+    ext = (Path(directory).parent / _EXT_DIRECTORY).is_dir()
     added = _added(found, log_end)
     differences = _differences(claims, found, added, ext=ext).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -173,12 +173,12 @@ def compare(
 
 
 def _added(found: DataFrame, log_end: LogEnd | None) -> tuple[int, int]:
-    """Positions [start, end) that the log got after it was read, as far as units that are read by now may point."""
+    """Return the positions [start, end) appended after the log was read, to which units may point."""
     from pyspark.sql import functions as f
 
     if log_end is None:
         return 0, 0
-    newest = found.agg(f.max("position")).first()  # reads all units, and only then the log's end is looked at
+    newest = found.agg(f.max("position")).first()  # reads all units before the end of the log
     assert newest is not None
     if newest[0] is None or newest[0] < log_end.read:
         return 0, 0
@@ -186,7 +186,7 @@ def _added(found: DataFrame, log_end: LogEnd | None) -> tuple[int, int]:
 
 
 def _claims(rows: DataFrame, on_duplicate: str) -> DataFrame:
-    """All messages: is each the one expected in its slot (``kept``), do others claim it too (``twice``)."""
+    """Return all messages: whether each is expected in its slot (``kept``), and shares it with others (``twice``)."""
     from pyspark.sql import functions as f
 
     columns = ["position", "queue_offset", "size", "tags_code", "broker_serves", "rebuild_slot"]
@@ -200,7 +200,7 @@ def _claims(rows: DataFrame, on_duplicate: str) -> DataFrame:
 
 
 def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, Any]:
-    """Report of lost messages which groups have not come to them yet."""
+    """Add to lost messages the offsets of the consumer groups."""
     offsets = consumers.get((found["topic"], found["queue_id"]))
     if found["kind"] != "CQ_MISSING" or not offsets:
         return found
@@ -208,7 +208,7 @@ def _with_consumers(found: dict[str, Any], consumers: Consumers) -> dict[str, An
 
 
 def _files(directory: str) -> list[tuple[str, int, int, str]]:
-    """Topic, queue id, first slot and path of each file; what no broker names so is left out."""
+    """Return topic, queue id, first slot and path of each file with a name that a broker uses."""
     found = []
     for path in sorted(Path(directory).glob("*/*/" + "[0-9]" * _NAME_DIGITS)):
         queue, topic = path.parent.name, path.parent.parent.name
@@ -231,7 +231,7 @@ def _read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _units(file: dict[str, Any], slots: Any) -> pa.RecordBatch:
-    """The file's units up to the first that is none, without pre-fill."""
+    """Return the units of a file up to the first invalid one, without pre-fill."""
     ended = np.flatnonzero((slots["physical_offset"] < 0) | (slots["size"] <= 0))
     slots = slots[: ended[0]] if len(ended) else slots
     at = np.flatnonzero((slots["physical_offset"] != PREFILL["physical_offset"]) | (slots["size"] != PREFILL["size"]))
@@ -262,11 +262,11 @@ def _differences(claims: DataFrame, found: DataFrame, added: tuple[int, int], *,
     )
     moved = indexed.withColumn("kind", f.explode(f.array_compact(kinds)))
     moved = moved.withColumn("expected", f.col("position")).withColumn("found", f.col("position"))
-    strange = _strange(claims, joined, added)
-    doubled = _doubled(claims, found)
-    missing = _missing(joined, strange, doubled)
-    doubled = doubled.withColumn("kind", f.lit("CQ_DUPLICATE_OFFSET"))
-    parts = [part.select(*_DIFFERENCE) for part in (moved, strange, doubled, missing)]
+    unmatched = _unmatched(claims, joined, added)
+    duplicated = _duplicated(claims, found)
+    missing = _missing(joined, unmatched, duplicated)
+    duplicated = duplicated.withColumn("kind", f.lit("CQ_DUPLICATE_OFFSET"))
+    parts = [part.select(*_DIFFERENCE) for part in (moved, unmatched, duplicated, missing)]
     return parts[0].unionByName(parts[1]).unionByName(parts[2]).unionByName(parts[3])
 
 
@@ -278,8 +278,8 @@ def _kept(claims: DataFrame) -> DataFrame:
     )
 
 
-def _strange(claims: DataFrame, joined: DataFrame, added: tuple[int, int]) -> DataFrame:
-    """Units that point at no message of their queue, those of ``added`` positions too."""
+def _unmatched(claims: DataFrame, joined: DataFrame, added: tuple[int, int]) -> DataFrame:
+    """Return the units without a message of their queue, also those in the ``added`` positions."""
     from pyspark.sql import functions as f
 
     begin = claims.agg(f.min("position").alias("begin"))
@@ -291,8 +291,8 @@ def _strange(claims: DataFrame, joined: DataFrame, added: tuple[int, int]) -> Da
     return lost.where(~f.coalesce(leftover, f.lit(False))).withColumn("kind", kind)
 
 
-def _doubled(claims: DataFrame, found: DataFrame) -> DataFrame:
-    """Slots that several messages claim, and which of them the files serve."""
+def _duplicated(claims: DataFrame, found: DataFrame) -> DataFrame:
+    """Return the slots with several messages, and the one that the files serve."""
     from pyspark.sql import functions as f
 
     several = claims.where("twice").groupBy(*_QUEUE, f.col("queue_offset").alias("slot"))
@@ -303,20 +303,20 @@ def _doubled(claims: DataFrame, found: DataFrame) -> DataFrame:
     return joined.withColumn("found", found_one).withColumn("expected", f.col("positions")[0])
 
 
-def _missing(joined: DataFrame, strange: DataFrame, doubled: DataFrame) -> DataFrame:
-    """Messages without a unit anywhere in their queue, unless the slot is explained otherwise."""
+def _missing(joined: DataFrame, unmatched: DataFrame, duplicated: DataFrame) -> DataFrame:
+    """Return the messages without a unit in their queue, unless another difference explains the slot."""
     from pyspark.sql import functions as f
 
     lost = joined.where("kept and slot is null").drop("slot")
     lost = lost.withColumn("slot", f.col("queue_offset")).withColumn("expected", f.col("position"))
-    explained = strange.where("kind = 'CQ_WRONG_POSITION'").select(*_QUEUE, "slot")
-    explained = explained.unionByName(doubled.where("found is not null").select(*_QUEUE, "slot"))
+    explained = unmatched.where("kind = 'CQ_WRONG_POSITION'").select(*_QUEUE, "slot")
+    explained = explained.unionByName(duplicated.where("found is not null").select(*_QUEUE, "slot"))
     lost = lost.join(explained, [*_QUEUE, "slot"], "left_anti")
     return lost.withColumn("kind", f.lit("CQ_MISSING")).withColumn("found", f.lit(None).cast("bigint"))
 
 
 def _ranges(differences: DataFrame) -> tuple[dict[str, Any], ...]:
-    """Join neighbouring slots of one class and queue."""
+    """Join adjacent slots of one class and queue."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 

@@ -1,10 +1,10 @@
-"""Multi-dispatch: a message's further queues, as RocketMQ's broker enters it in them (``%LMQ%`` queues and others).
+"""Multi-dispatch: a message in further queues, as RocketMQ's broker adds it (``%LMQ%`` queues and others).
 
-The property INNER_MULTI_DISPATCH lists them. In a broker's log INNER_MULTI_QUEUE_OFFSET lists the message's offsets
-there; without it, with another number of offsets, or with one that is no number, a broker enters the message in none.
+The property INNER_MULTI_DISPATCH lists the queues. In a broker's log INNER_MULTI_QUEUE_OFFSET lists the message's
+offsets there. If it is missing, or has another number of offsets or an invalid one, a broker adds the message to none.
 
-Where a message names a queue more than once, a broker enters it once but counts the queue's offset up for each name.
-It fills the slots one behind the other all the same, so from there on offsets run ahead of slots until it restarts.
+If a message names a queue more than once, a broker adds it once but increments the queue's offset for each name. It
+still fills contiguous slots, so from there on offsets run ahead of slots until the broker restarts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dledger_core.rocketmq import SCHEDULE_TOPIC
 __all__ = ["NAMED_AGAIN", "expanded"]
 
 NAMED_AGAIN: Final = "named_again"
-"""Why a unit is skipped: its message is in the queue already, and took one more of the queue's offsets."""
+"""Reason of a skipped unit: its message is in the queue already, and took one more queue offset."""
 
 _SEPARATOR: Final = ","
 _NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"
@@ -33,13 +33,13 @@ _Ints = npt.NDArray[np.int64]
 
 
 def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _Bools]:
-    """Return the units with one more, behind its own, for each further queue of a message.
+    """Return the units, each followed by one for each further queue of its message.
 
-    One that is NAMED_AGAIN is skipped: it only says that the queue's offsets run ahead of its slots.
+    A unit that is NAMED_AGAIN is skipped: it only records that the queue's offsets run ahead of its slots.
 
     Args:
         units: columns topic, queue_id, queue_offset, skipped, dispatch_queues, dispatch_offsets and any others.
-        carried: shape (n,): messages whose queue offsets a broker gave.
+        carried: shape (n,): messages whose queue offsets a broker assigned.
 
     Returns:
         The units without the last two columns, and ``carried`` for them.
@@ -50,15 +50,15 @@ def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _B
         return plain, carried
     wanted = _wanted(units)
     numbered = np.asarray(pc.fill_null(pc.match_substring_regex(offsets, _NUMBERS), False))
-    told = _further(units, np.flatnonzero(wanted & carried & numbered), offsets)
+    recorded = _further(units, np.flatnonzero(wanted & carried & numbered), offsets)
     fresh = _further(units, np.flatnonzero(wanted & ~carried), None)
-    parents = np.concatenate([told[0], fresh[0]])
+    parents = np.concatenate([recorded[0], fresh[0]])
     if not len(parents):
         return plain, carried
     source = np.concatenate([np.arange(units.num_rows), parents])
     order = np.argsort(source, kind="stable")
     made = {
-        name: pa.chunked_array([units.column(name), *(part[i] for part in (told, fresh))])
+        name: pa.chunked_array([units.column(name), *(part[i] for part in (recorded, fresh))])
         for i, name in enumerate(("topic", "queue_id", "queue_offset", "skipped"), 1)
     }
     rows = plain.take(pa.array(source[order]))
@@ -70,7 +70,7 @@ def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _B
 
 
 def _wanted(units: pa.RecordBatch) -> _Bools:
-    """Messages that a broker looks for further queues of."""
+    """Return the messages for which a broker reads INNER_MULTI_DISPATCH."""
     topics, names = units.column("topic"), units.column("dispatch_queues")
     wanted = np.asarray(names.is_valid()) & np.asarray(units.column("skipped").is_null())
     wanted &= ~np.asarray(pc.fill_null(pc.equal(topics, SCHEDULE_TOPIC), True))
@@ -80,12 +80,12 @@ def _wanted(units: pa.RecordBatch) -> _Bools:
 
 
 def _lists(texts: pa.StringArray) -> pa.ListArray:
-    """Split as Java does: empty pieces at the end do not count."""
+    """Split as Java does: empty parts at the end do not count."""
     return pc.split_pattern(pc.utf8_rtrim(texts, _SEPARATOR), _SEPARATOR)
 
 
 def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, Any, Any, Any, Any]:
-    """Return parent row, queue name, queue id, offset (0 if ``offsets`` is None) and why it is skipped, if it is."""
+    """Return parent row, queue name, queue id, offset (0 if ``offsets`` is None) and the reason if skipped."""
     lists = _lists(units.column("dispatch_queues").take(pa.array(rows)))
     counts = np.asarray(pc.list_value_length(lists), np.int64)
     values = None
@@ -108,7 +108,7 @@ def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, A
 def _entered(
     units: pa.RecordBatch, parents: _Ints, names: pa.StringArray, ids: npt.NDArray[np.int32]
 ) -> tuple[_Ints, _Ints]:
-    """Which further queues a broker looks at, which are no paths, and for each where its message first names it."""
+    """Return the further queues with valid names, and for each the first time that its message names it."""
     own = units.column("topic").take(pa.array(parents))
     own_ids = np.asarray(units.column("queue_id").fill_null(0))[parents]
     good = ~np.asarray(pc.match_substring(names, "/")) & (np.asarray(pc.binary_length(names)) > 0)

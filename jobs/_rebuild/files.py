@@ -1,7 +1,8 @@
-"""Writes units as RocketMQ's own ``consumequeue/<topic>/<queue>/<offset>`` files, one task for each file.
+"""Writes units as RocketMQ's own ``consumequeue/<topic>/<queue>/<offset>`` files, one task per file.
 
-The unit of queue offset q lies at byte q * 20 of its queue. Slots before a queue's first unit hold RocketMQ's pre-fill
-unit, and so do holes (a zero unit would end the queue for a broker). The last file has its full size, zeros at the end.
+The unit of queue offset q is at byte q * 20 of its queue. Slots before a queue's first unit contain RocketMQ's pre-fill
+unit, and so do holes, because a zero unit ends the queue for a broker. The last file has its full size, with zeros at
+the end.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from jobs._rebuild.units import OFFSET_MAX
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["FOLDER", "WrittenFiles", "check_target", "whole_units", "write_files"]
+__all__ = ["DIRECTORY", "WrittenFiles", "check_target", "round_up", "write_files"]
 
-FOLDER: Final = "consumequeue"
+DIRECTORY: Final = "consumequeue"
 _NAME_BYTES_MAX: Final = 255
 _REPORT_MAX: Final = 100
 _WRITTEN: Final = "files bigint"
@@ -34,12 +35,12 @@ _WRITTEN: Final = "files bigint"
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """What was written.
+    """The written files.
 
     Attributes:
-        directory: the consumequeue folder.
+        directory: the consumequeue directory.
         files: number of files.
-        refused: queues that no files can hold: topic, queue_id and why; 100 at most.
+        refused: queues that cannot be written: topic, queue_id and reason; at most 100.
     """
 
     directory: str
@@ -47,44 +48,44 @@ class WrittenFiles:
     refused: tuple[dict[str, Any], ...]
 
     def summary(self) -> dict[str, Any]:
-        """As the job's JSON shows it."""
+        """Return the fields of the JSON summary."""
         return {"directory": self.directory, "files": self.files, "refused_queues": list(self.refused)}
 
 
 def check_target(directory: str) -> str:
-    """Return the absolute directory; refuses one that holds consume queues already.
+    """Return the absolute directory; reject one with consume queues.
 
     Raises:
-        ConfigError: it is no local directory, cannot be written, or its ``consumequeue`` folder is not empty.
+        ConfigError: it is not a local directory, cannot be written, or its ``consumequeue`` directory is not empty.
     """
     if "://" in directory:
-        raise ConfigError(f"{directory} is no local directory", "--files", "name one that all executors share")
+        raise ConfigError(f"--files {directory} is not a local directory", "", "name one that all executors share")
     path = Path(directory).absolute()
-    target = path / FOLDER
+    target = path / DIRECTORY
     check_writable(str(target), "--files")
     if target.is_dir() and any(target.iterdir()):
-        raise ConfigError(f"{target} holds files already", "--files", "name another directory, or move them away")
+        raise ConfigError(f"--files: {target} contains files", "", "name another directory, or move them")
     return str(path)
 
 
-def whole_units(file_bytes: int) -> int:
-    """Return the size rounded up to whole units, as RocketMQ does."""
+def round_up(file_bytes: int) -> int:
+    """Return the size rounded up to a multiple of a unit, as RocketMQ does."""
     return -(-file_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
 def write_files(units: DataFrame, directory: str, file_bytes: int) -> WrittenFiles:
-    """Write the files of all queues beside their final place, then moves them there at once.
+    """Write the files of all queues to a temporary directory, then rename it.
 
     Args:
         units: rows of the table, one for each slot, of one group.
-        directory: where the ``consumequeue`` folder is made; the executors must share it.
-        file_bytes: size of a file, whole units.
+        directory: parent of the ``consumequeue`` directory; the executors must share it.
+        file_bytes: size of a file, a multiple of a unit.
     """
     from pyspark.sql import functions as f
 
     per_file = file_bytes // UNIT_BYTES
     queues = _queues(units, per_file).persist()
-    target, partial = Path(directory) / FOLDER, Path(directory) / f".{FOLDER}-{uuid.uuid4().hex}"
+    target, partial = Path(directory) / DIRECTORY, Path(directory) / f".{DIRECTORY}-{uuid.uuid4().hex}"
     try:
         refused = queues.where("reason is not null").select("topic", "queue_id", "reason").limit(_REPORT_MAX).collect()
         partial.mkdir(parents=True)
@@ -102,7 +103,7 @@ def write_files(units: DataFrame, directory: str, file_bytes: int) -> WrittenFil
 
 
 def _queues(units: DataFrame, per_file: int) -> DataFrame:
-    """One row per queue: its first and last offset, and the reason if no files can hold it."""
+    """Return a row per queue: its first and last offset, and the reason if it cannot be written."""
     from pyspark.sql import functions as f
 
     first, last, rows = f.col("first"), f.col("last"), f.col("rows")
@@ -110,19 +111,19 @@ def _queues(units: DataFrame, per_file: int) -> DataFrame:
         f.min("queue_offset").alias("first"), f.max("queue_offset").alias("last"), f.count("*").alias("rows")
     )
     impossible = (first < 0) | (last > OFFSET_MAX)
-    # A lying offset must not fill the disk with pre-fill units.
+    # A wrong offset must not fill the disk with pre-fill units.
     sparse = last - first + 1 - rows > rows + per_file
     return queues.withColumn(
         "reason",
-        f.when(_unsafe(f.col("topic")), "its topic is no file name")
+        f.when(_unsafe(f.col("topic")), "its topic is not a file name")
         .when(f.col("queue_id") < 0, "its queue id is negative")
-        .when(impossible, "its offsets do not fit")
+        .when(impossible, "its offsets are out of range")
         .when(sparse, "it has more holes than messages"),
     )
 
 
 def _unsafe(topic: Column) -> Column:
-    """Topics come from messages: none may lead out of the directory."""
+    """Return whether a topic is unsafe as a path: topics come from messages and must stay in the directory."""
     from pyspark.sql import functions as f
 
     odd = topic.contains("/") | topic.contains("\0") | topic.isin("", ".", "..")
@@ -130,9 +131,9 @@ def _unsafe(topic: Column) -> Column:
 
 
 def _rows(units: DataFrame, queues: DataFrame, per_file: int) -> DataFrame:
-    """The units with the number of their file, and one marker row (position null) for each file, even an empty one.
+    """Return the units with the number of their file, and a marker row (position null) for each file.
 
-    A marker carries the queue's first and last offset.
+    A marker has the first and last offset of its queue, and makes files without units exist.
     """
     from pyspark.sql import functions as f
 
@@ -150,20 +151,20 @@ def _rows(units: DataFrame, queues: DataFrame, per_file: int) -> DataFrame:
 def _writer(directory: str, per_file: int) -> Callable[[pa.Table], pa.Table]:
     def write(rows: pa.Table) -> pa.Table:
         topic, queue_id, file = (rows.column(name)[0].as_py() for name in ("topic", "queue_id", "file"))
-        folder = Path(directory) / topic / str(queue_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        queue = Path(directory) / topic / str(queue_id)
+        queue.mkdir(parents=True, exist_ok=True)
         name = segment_name(file * per_file * UNIT_BYTES)
-        # A task that is tried again, or runs twice, replaces the whole file.
-        attempt = folder / f"{name}.{uuid.uuid4().hex}"
+        # A task attempt that is retried, or runs twice, replaces the complete file.
+        attempt = queue / f"{name}.{uuid.uuid4().hex}"
         attempt.write_bytes(_content(rows, file * per_file, per_file))
-        attempt.replace(folder / name)
+        attempt.replace(queue / name)
         return pa.table({"files": pa.array([1], pa.int64())})
 
     return write
 
 
 def _content(rows: pa.Table, base: int, per_file: int) -> bytes:
-    """Bytes of the file whose first slot is ``base``."""
+    """Return the bytes of the file whose first slot is ``base``."""
     last = rows.column("last")[0].as_py()
     slots = np.zeros(per_file, UNIT)
     slots[: min(per_file, last + 1 - base)] = PREFILL

@@ -24,7 +24,7 @@ from jobs._cli import JobOptions
 from jobs._directories import check_apart, check_checkpoint, check_table
 from jobs._rebuild.broker import batch_topics
 from jobs._rebuild.compare import LogEnd, check_compared
-from jobs._rebuild.files import FOLDER, check_target, whole_units
+from jobs._rebuild.files import DIRECTORY, check_target, round_up
 from jobs._rebuild.units import ALL_ENTRIES, EntryRules
 from jobs._session import AVAILABLE_NOW, check_resume, parse_trigger
 from spark_connector import local_path
@@ -68,7 +68,7 @@ class RebuildOptions(JobOptions):
     checkpoint: str | None = None
     trigger: Annotated[str, AfterValidator(_trigger)] | None = None
     files: str | None = None
-    consume_queue_file_size: Annotated[int, AfterValidator(whole_units)] = Field(6_000_000, ge=20, le=1 << 30)
+    consume_queue_file_size: Annotated[int, AfterValidator(round_up)] = Field(6_000_000, ge=20, le=1 << 30)
     compared: str | None = None
     on_duplicate: Literal["first", "last"] = "first"
     until: Until = "end"
@@ -110,7 +110,7 @@ class RebuildOptions(JobOptions):
         if endless and (self.files or self.compared):
             remedy = f"use --trigger {AVAILABLE_NOW}"
             raise ConfigError("a stream without end writes no files", "--files, --compare", remedy)
-        files = f"{self.files}/{FOLDER}" if self.files else None
+        files = f"{self.files}/{DIRECTORY}" if self.files else None
         written = {"--table": self.table, "--checkpoint": self.checkpoint, "--files": files}
         check_apart(written, {"--store": self.store, "--commitlog": self.commitlog, "--compare": self.compared})
         check_table(self.table)

@@ -231,7 +231,7 @@ def test_a_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "copy" / "commitlog")
     found = stored_logs({"a": root, "b": tmp_path / "copy"})
     missing = [r for replicas in found.values() for r in replicas if not r.reachable]
-    assert [(r.name, r.group, r.error) for r in missing] == [("b", "commitlog", "it has no commitlog")]
+    assert [(r.name, r.group, r.error) for r in missing] == [("b", "commitlog", "missing commitlog")]
 
 
 @pytest.mark.spark

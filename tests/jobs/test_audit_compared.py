@@ -36,7 +36,7 @@ LATER = NOW + timedelta(hours=1)
         ([digest_row("a"), digest_row("b", damaged=[7])], True),
         ([digest_row("a"), digest_row("b", index_wrong=[7, 9])], True),
         ([digest_row("a"), digest_row("b", problem="unread", reason="out of reach")], True),
-        ([digest_row("a", problem="gone"), digest_row("b", problem="gone")], True),
+        ([digest_row("a", problem="deleted"), digest_row("b", problem="deleted")], True),
         ([digest_row("a"), digest_row("b", damaged=None, index_wrong=None)], False),
         ([digest_row("a"), digest_row("b", group="h", content=b"C")], False),
     ],
@@ -56,7 +56,7 @@ def test_ranges_that_are_not_simply_equal(rows: list[dict[str, Any]], suspect: b
         ([digest_row("a"), digest_row("b", layout=b"m"), digest_row("c")], False, ["LAYOUT_DIFFERS b"], []),
         ([digest_row("a"), digest_row("b", layout=b"m")], False, ["LAYOUT_DIFFERS a,b"], []),
         ([digest_row("a"), digest_row("b", content=b"", problem="unread", reason="down")], False, [], ["b: down"]),
-        ([digest_row("a"), digest_row("b", content=b"", problem="gone")], False, ["RETENTION_SKEW b"], []),
+        ([digest_row("a"), digest_row("b", content=b"", problem="deleted")], False, ["RETENTION_SKEW b"], []),
         ([digest_row("a"), digest_row("b", index_wrong=[7, 9])], False, ["INDEX_MISMATCH b"], []),
     ],
 )

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,58 +17,7 @@ from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-PEERS = "n0-127.0.0.1:1;n1-127.0.0.1:2"
-
-
 run = partial(run_in_process, command)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "--replica"),
-        (["--peers", PEERS, "--replica", "a=/x"], "--replica"),
-        (["--peers", "nonsense"], "malformed peer 'nonsense'"),
-        (["--peers", PEERS, "--groups", ","], "no group in ','"),
-        (["--replica", "a=/x"], "one replica cannot be compared"),
-        (["--replica", "a=/x", "--replica", "b=/y"], "replica a is no store"),
-        (["--replica", "a=/x", "--replica", "b=/y", "--groups", "g"], "--groups"),
-        (["--peers", PEERS, "--mode", "thorough"], "Invalid value for '--mode'"),
-        (["--peers", PEERS, "--against", "x"], "malformed peer 'x'"),
-        (["--peers", PEERS, "--against", PEERS], "--against"),
-        (["--peers", PEERS, "--skip-proven", "soon"], "malformed duration 'soon'"),
-        (["--peers", PEERS, "--skip-proven", "7d", "--dry-run"], "--skip-proven"),
-        (["--peers", PEERS, "--resume", "x"], "--resume 'x'"),
-        (["--peers", PEERS, "--max-bytes-per-second", "0"], "Invalid value for '--max-bytes-per-second'"),
-        (["--peers", PEERS, "--report", "/nowhere/x.html"], "/nowhere/x.html cannot be written"),
-        (["--peers", PEERS, "--report", "/proc/x.html"], "/proc/x.html cannot be written"),
-        (["--peers", PEERS, "--table", __file__], "is a file at --table"),
-        (["--peers", PEERS, "--table", "/proc/t"], "/proc/t cannot be written"),
-        (
-            ["--replica", "a=/x", "--replica", "b=y", "--table", "y/t"],
-            "at --table, --replica b; name two",
-        ),
-        (["--replica", "a=x", "--replica", "b=y", "--table", "x"], "x is given twice at --table, --replica a"),
-        (["--replica", "a=", "--replica", "b=y"], "malformed replica 'a='"),
-    ],
-)
-def test_wrong_arguments_end_with_one_line_and_code_3(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = [] if "--table" in arguments else ["--table", "table"]
-    code, summary, err = run(capsys, *arguments, *table)
-    assert (code, summary["status"]) == (3, "error")
-    assert said in err
-    assert len(err.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_place_for_the_result_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "--peers", PEERS)
-    assert code == 3
-    assert "--table" in err
 
 
 @pytest.fixture(scope="module")
@@ -219,29 +164,3 @@ def test_a_node_out_of_reach_makes_the_audit_incomplete(
     assert any(away in reason for reason in summary["incomplete"])
     assert summary["coverage"][away]["entries_eligible"] is None
     assert sorted(part["percent"] for part in summary["coverage"].values()) == [0.0, 100.0, 100.0]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_sigterm_ends_the_job_cleanly(tmp_path: Path) -> None:
-    from tests.spark_connector.store_writer import StoreWriter
-
-    with StoreWriter(tmp_path / "made") as writer:
-        writer.append_numbers(100)
-    shutil.copytree(writer.path, tmp_path / "copy")
-    arguments = ["--replica", f"a={writer.path}", "--replica", f"b={tmp_path / 'copy'}", "--table", "audit"]
-    arguments += ["--max-bytes-per-second", "100"]  # it would be done before the signal is seen
-    job = subprocess.Popen(
-        [sys.executable, str(CHECKOUT / "jobs" / "audit_replicas.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert job.stderr is not None
-    said = next(line for line in job.stderr if line.startswith("group "))  # Spark is up, its jobs begin
-    job.send_signal(signal.SIGTERM)
-    out, err = job.communicate(timeout=400)
-    assert (job.returncode, json.loads(out.splitlines()[-1])["status"]) == (2, "stopped"), said + err
-    assert "Traceback" not in err
-    assert not (tmp_path / "audit" / "audit_runs").exists()

@@ -234,7 +234,7 @@ def test_stores_of_other_logs_are_refused(stores: Stores, tmp_path: Path) -> Non
         writer.append_numbers(3)
     with pytest.raises(ConfigError, match="different groups"):
         store_replicas(stores | {"n2": writer.path})
-    with pytest.raises(ConfigError, match="replica n2 is no store"):
+    with pytest.raises(ConfigError, match="--replica n2"):
         store_replicas(stores | {"n2": tmp_path})
 
 

@@ -1,4 +1,4 @@
-"""What all jobs share: one JSON line at the end, exit codes, signals."""
+"""The command line of a job: the JSON line at the end, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fail(error: BaseException) -> Callable[[], Any]:
     ("error", "code", "name"),
     [
         (ConfigError("wrong"), 3, "CONFIG"),
-        (NoLeaderError("nobody"), 3, NoLeaderError.name),
+        (NoLeaderError("no leader"), 3, NoLeaderError.name),
         (CorruptRecordError("damaged"), 4, CorruptRecordError.name),
         (FileNotFoundError(2, "no such file", "x"), 3, "IO"),
         (click.UsageError("what"), 3, "USAGE"),
@@ -58,7 +58,9 @@ def fail(error: BaseException) -> Callable[[], Any]:
     ],
     ids=repr,
 )
-def test_failures(error: BaseException, code: int, name: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_has_exit_code_and_name(
+    error: BaseException, code: int, name: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     found, summary, err = run(capsys, fail(error))
     assert found == code
     assert summary.get("error") == name
@@ -66,7 +68,7 @@ def test_failures(error: BaseException, code: int, name: str | None, capsys: pyt
     assert code == 2 or err.startswith(("error: ", "Traceback"))
 
 
-def test_a_summary_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_is_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> Outcome:
         progress("working")
         click.echo("table")
@@ -79,7 +81,7 @@ def test_a_summary_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_cleanly(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_signal_stops_job_and_restores_handler(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     closed = []
 
     def body() -> None:
@@ -101,7 +103,7 @@ def test_a_signal_stops_cleanly(number: int, capsys: pytest.CaptureFixture[str])
         signal.signal(number, before)
 
 
-def test_a_stream_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_signal_sets_event_of_stream(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> Outcome:
         with stop_requests() as stop:
             signal.raise_signal(signal.SIGTERM)
@@ -116,7 +118,7 @@ class _Options(JobOptions):
     groups: Annotated[tuple[str, ...], BeforeValidator(parse_groups)] = ()
 
 
-def test_wrong_option_is_config_error() -> None:
+def test_wrong_option_is_config_error_in_one_line() -> None:
     assert _Options.parse({"count": 1, "groups": "a, b"}).groups == ("a", "b")
     for wrong in ({"count": "x"}, {}, {"count": 1, "other": 2}, {"count": 1, "groups": "a,a"}):
         with pytest.raises(ConfigError) as caught:

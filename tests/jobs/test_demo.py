@@ -74,12 +74,3 @@ def test_demo_leaves_no_process_and_no_file_when_interrupted(tmp_path: Path) -> 
     _, alive = psutil.wait_procs(children, 20)
     assert alive == []
     assert [path for path in tmp_path.iterdir() if path.name.startswith("dledger")] == []
-
-
-@pytest.mark.integration
-def test_demo_rejects_directory_that_is_not_empty(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("x")
-    done = subprocess.run([*COMMAND, "--keep", str(tmp_path)], capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 3
-    assert "not empty" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

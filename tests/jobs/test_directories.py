@@ -1,4 +1,4 @@
-"""A directory that does not fit is one line, and nothing is written; also for root, whom no permission stops."""
+"""Checks of directories raise one line and write nothing, also for root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKS = [check_table, check_checkpoint, check_audit_directory]
 NOWHERE = "/proc/dledger"
 
 
-def holding(directory: Path, *names: str) -> str:
+def with_entries(directory: Path, *names: str) -> str:
     directory.mkdir(parents=True)
     for name in names:
         (directory / name).mkdir()
@@ -28,37 +28,37 @@ def holding(directory: Path, *names: str) -> str:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("place", ["new", "new/below/it", "empty", "s3a://bucket/x", "hdfs://name/x"])
-def test_a_new_or_empty_directory_fits_and_is_not_made(
-    check: Callable[[str], None], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("path", ["new", "new/below/it", "empty", "s3a://bucket/x", "hdfs://name/x"])
+def test_new_or_empty_directory_is_accepted_and_not_created(
+    check: Callable[[str], None], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    check(place)
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    check(path)
+    assert [found.name for found in tmp_path.rglob("*")] == ["empty"]
 
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("below", ["", "/table", "/a/b"])
-def test_a_file_in_the_way(check: Callable[[str], None], below: str, tmp_path: Path) -> None:
+def test_file_is_rejected_as_directory(check: Callable[[str], None], below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ConfigError, match=r"file is a file at --\w+; name a directory"):
+    with pytest.raises(ConfigError, match=r"--\w+ .*/file is a file"):
         check(f"{tmp_path}/file{below}")
     assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_directory_that_cannot_be_written(check: Callable[[str], None]) -> None:
-    with pytest.raises(ConfigError, match=f"{NOWHERE} cannot be written: .* at --\\w+; name a directory you may write"):
+def test_unwritable_directory_is_rejected(check: Callable[[str], None]) -> None:
+    with pytest.raises(ConfigError, match=rf"--\w+ {NOWHERE}"):
         check(NOWHERE)
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_directory_of_something_else(check: Callable[[str], None], tmp_path: Path) -> None:
-    place = holding(tmp_path / "photos", "holidays")
-    with pytest.raises(ConfigError, match=r"photos holds files and .* at --\w+; name a new or empty directory"):
-        check(place)
-    assert [path.name for path in tmp_path.rglob("*")] == ["photos", "holidays"]
+def test_directory_with_other_files_is_rejected(check: Callable[[str], None], tmp_path: Path) -> None:
+    path = with_entries(tmp_path / "photos", "holidays")
+    with pytest.raises(ConfigError, match=r"--\w+ .*/photos"):
+        check(path)
+    assert [found.name for found in tmp_path.rglob("*")] == ["photos", "holidays"]
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_a_directory_of_something_else(check: Callable[[str], None], tmp_path: P
         (check_audit_directory, ["audit_runs"]),
     ],
 )
-def test_what_an_earlier_run_left_fits(check: Callable[[str], None], names: list[str], tmp_path: Path) -> None:
-    check(holding(tmp_path / "earlier", *names))
+def test_output_of_earlier_run_is_accepted(check: Callable[[str], None], names: list[str], tmp_path: Path) -> None:
+    check(with_entries(tmp_path / "earlier", *names))
 
 
-def test_a_table_is_no_checkpoint_and_a_checkpoint_no_table(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no checkpoint"):
-        check_checkpoint(holding(tmp_path / "table", "_delta_log", "metadata"))
-    with pytest.raises(ConfigError, match="is no Delta table"):
-        check_table(holding(tmp_path / "checkpoint", "metadata", "offsets"))
+def test_table_and_checkpoint_are_distinguished(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--checkpoint"):
+        check_checkpoint(with_entries(tmp_path / "table", "_delta_log", "metadata"))
+    with pytest.raises(ConfigError, match="--table"):
+        check_table(with_entries(tmp_path / "checkpoint", "metadata", "offsets"))
 
 
 @pytest.mark.parametrize(
@@ -96,32 +96,34 @@ def test_a_table_is_no_checkpoint_and_a_checkpoint_no_table(tmp_path: Path) -> N
         ("s3a://b/x", "s3a://b/x/c"),
     ],
 )
-def test_directories_that_overlap(one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlapping_directories_are_rejected(
+    one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "x")
     for written in ({"--table": one, "--checkpoint": other}, {"--checkpoint": other, "--table": one}):
-        with pytest.raises(ConfigError, match=r"at --\w+, --\w+; name two directories, neither inside the other"):
+        with pytest.raises(ConfigError, match=r"--\w+ and --\w+"):
             check_apart(written)
-    with pytest.raises(ConfigError, match="at --table, --store"):
+    with pytest.raises(ConfigError, match="--table and --store"):
         check_apart({"--table": one}, {"--store": other})
 
 
-def test_directories_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_separate_directories_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_apart({"--table": "x", "--checkpoint": "x.checkpoint", "--files": None}, {"--store": "y", "--compare": "y/c"})
     check_apart({"--table": "s3a://b/x", "--checkpoint": "/b/x", "--files": "s3a://c/x"})
 
 
-@pytest.mark.parametrize("place", ["/nowhere/x.html", f"{NOWHERE}.html", "folder", "file/x.html"])
-def test_a_report_that_cannot_be_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["/nowhere/x.html", f"{NOWHERE}.html", "directory", "file/x.html"])
+def test_unwritable_report_is_rejected(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "directory").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="at --report; name a file in a directory you may write to"):
-        check_file(place, "--report")
+    with pytest.raises(ConfigError, match="--report"):
+        check_file(path, "--report")
 
 
-def test_a_report_that_can(tmp_path: Path) -> None:
+def test_writable_report_is_accepted_and_not_created(tmp_path: Path) -> None:
     (tmp_path / "old.html").write_text("old")
     check_file(str(tmp_path / "old.html"), "--report")
     check_file(str(tmp_path / "new.html"), "--report")

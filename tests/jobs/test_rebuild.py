@@ -200,72 +200,6 @@ def test_brokers_store_with_a_checkpoint_is_refused(tmp_path: Path) -> None:
         plan_for(options(table=str(tmp_path / "t"), store=str(store), checkpoint=str(tmp_path / "c")))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ((), "Missing option '--table'"),
-        (("--table", "t"), "exactly one of --peers and --store"),
-        (("--table", "t", "--store", "s", "--peers", "p"), "exactly one of --peers and --store"),
-        (("--table", "t", "--store", "s", "--groups", "a"), "a store holds one group"),
-        (("--table", "t", "--peers", "p", "--commitlog", "c"), "--commitlog goes with --store"),
-        (("--table", "t", "--store", "s", "--files", __file__), "is a file"),
-        (("--table", "t", "--store", "s", "--compare", "/nowhere"), "/nowhere is no directory"),
-        (("--table", "t", "--commitlog", "/nowhere"), "not a directory at /nowhere"),
-        (("--table", "t", "--commitlog", str(Path(__file__).parent)), "contains no CommitLog file"),
-        (("--table", "t", "--commitlog", "s", "--checkpoint", "c"), "a CommitLog is rebuilt as a whole"),
-        (("--table", "t", "--store", "s", "--checkpoint", "c", "--trigger", "9s"), "a store is read to its end"),
-        (("--table", "t", "--peers", "p", "--trigger", "available-now"), "--trigger needs --checkpoint"),
-        (("--table", "t", "--peers", "p", "--checkpoint", "c", "--trigger", "soon"), "wrong trigger 'soon'"),
-        (("--table", "t", "--peers", "p", "--groups", "a,b", "--files", "f"), "--files is of one group"),
-        (("--table", "t", "--peers", "nonsense"), "malformed peer"),
-        (("--table", __file__, "--store", "s"), "is a file"),
-        (("--table", "/proc/t", "--store", "s"), "/proc/t cannot be written"),
-        (("--table", "t", "--store", "s", "--files", "/proc"), "/proc/consumequeue cannot be written"),
-        (("--table", "t", "--peers", "n0-h:1", "--checkpoint", "t"), "t is given twice at --table, --checkpoint"),
-        (
-            ("--table", "t/u", "--peers", "n0-h:1", "--checkpoint", "t"),
-            "at --table, --checkpoint; name two",
-        ),
-        (("--table", "s/t", "--store", "s"), "at --table, --store; name two"),
-        (("--table", "t", "--store", "t/s"), "at --table, --store; name two"),
-        (
-            ("--table", "c/t", "--commitlog", "c"),
-            "at --table, --commitlog; name two",
-        ),
-        (
-            ("--table", "t", "--store", "s", "--files", "t"),
-            "at --table, --files; name two",
-        ),
-        (
-            ("--table", "t", "--store", "s", "--files", "s"),
-            "at --files, --store; name two",
-        ),
-        (
-            ("--table", "q/t", "--store", "s", "--compare", "q"),
-            "at --table, --compare; name two",
-        ),
-        (("--table", str(Path(__file__).parent), "--store", "s"), "is no Delta table"),
-        (("--table", "t", "--store", "/nowhere"), "/nowhere"),
-        (("--table", "t", "--unknown", "s"), "No such option"),
-        (("--table", "t", "--store", "s", "--broker-end-index", "3"), "a store records it itself"),
-        (
-            ("--table", "t", "--peers", "p", "--groups", "a,b", "--broker-end-index", "3"),
-            "--broker-end-index is of one group",
-        ),
-    ],
-    ids=str,
-)
-def test_bad_input_is_one_line_and_exit_code_3(
-    arguments: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, summary = run(capsys, *arguments)
-    assert code == 3
-    assert part in summary["message"]
-    assert "\n" not in summary["message"]
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_a_second_run_replaces_the_table(spark: Any, tmp_path: Path) -> None:
@@ -284,13 +218,6 @@ def test_a_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys
     assert code == 3
     assert "a table of something else" in summary["message"]
     assert spark.read.format("delta").load(str(tmp_path / "table")).count() == 3
-
-
-def test_dry_run_reads_the_extent_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
-    code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"), "--dry-run")
-    assert (code, summary["dry_run"], summary["start"], summary["end"]) == (0, True, 0, 229)
-    assert not (tmp_path / "table").exists()
 
 
 @pytest.mark.spark

@@ -1,4 +1,4 @@
-"""What a checkpoint says is compared with the logs before a JVM starts."""
+"""A checkpoint is compared with the logs before a JVM starts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def tracker(tmp_path: Path) -> Tracker:
     return Tracker(DLedgerOptions.for_reading({"path": str(writer.path)}))
 
 
-def checkpoint(directory: Path, *offsets: Any, head: str = "v1") -> str:
+def checkpoint(directory: Path, *offsets: Any, version: str = "v1") -> str:
     """A checkpoint as Spark writes it: one file per planned micro-batch, with version, metadata and the offset."""
     (directory / "offsets").mkdir(parents=True)
     for number, offset in enumerate(offsets):
         text = offset if isinstance(offset, str) else json.dumps(offset)
-        (directory / "offsets" / str(number)).write_text(f"{head}\n{{}}\n{text}")
+        (directory / "offsets" / str(number)).write_text(f"{version}\n{{}}\n{text}")
         (directory / "offsets" / f".{number}.crc").write_bytes(b"crc\0")
     return str(directory)
 
@@ -37,7 +37,7 @@ def offset(next_index: int = 4, *, group: str = "default", log: str = "log-1") -
     return {"groups": {group: {"check": None, "log": log, "next": next_index, "term": -1}}, "v": 1}
 
 
-def test_a_new_or_fitting_checkpoint(tracker: Tracker, tmp_path: Path) -> None:
+def test_new_or_matching_checkpoint_is_accepted(tracker: Tracker, tmp_path: Path) -> None:
     for place in (
         str(tmp_path / "absent"),
         "s3a://bucket/checkpoint",
@@ -54,12 +54,12 @@ def test_a_new_or_fitting_checkpoint(tracker: Tracker, tmp_path: Path) -> None:
         (offset(log="log-2"), LogRecreatedError, "log-2"),
         (offset(group="orders"), GroupGoneError, "'orders'"),
         ({"groups": {}, "v": 99}, CheckpointError, "version 99"),
-        (17, CheckpointError, "not an offset of this source"),
-        ({"topic": {"0": 5}}, CheckpointError, "not an offset of this source"),
+        (17, CheckpointError, "DLEDGER_CHECKPOINT"),
+        ({"topic": {"0": 5}}, CheckpointError, "DLEDGER_CHECKPOINT"),
     ],
     ids=str,
 )
-def test_a_checkpoint_of_something_else(
+def test_other_checkpoint_is_rejected(
     tracker: Tracker, tmp_path: Path, found: Any, error: type[Exception], said: str
 ) -> None:
     before = checkpoint(tmp_path / "checkpoint", found)
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_something_else(
     assert sorted(tmp_path.rglob("*")) == names
 
 
-def test_a_log_that_ends_before_the_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_beyond_end_of_log_is_rejected(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "store") as writer:
         writer.append_numbers(10)
     tracker = Tracker(DLedgerOptions.for_reading({"path": str(writer.path), "fetchRetryMs": "1"}))
@@ -77,7 +77,7 @@ def test_a_log_that_ends_before_the_checkpoint(tmp_path: Path) -> None:
         check_resume(checkpoint(tmp_path / "checkpoint", offset(50)), tracker)
 
 
-def test_the_newest_micro_batch_counts(tracker: Tracker, tmp_path: Path) -> None:
+def test_newest_micro_batch_is_checked(tracker: Tracker, tmp_path: Path) -> None:
     fits = [offset(index) for index in range(10)]
     with pytest.raises(LogRecreatedError):  # batch 10 comes after batch 9, not after batch 1
         check_resume(checkpoint(tmp_path / "checkpoint", *fits, offset(log="log-2")), tracker)
@@ -86,19 +86,19 @@ def test_the_newest_micro_batch_counts(tracker: Tracker, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"head": "v7"}, "not with v1"),
-        ({"extra": "\n{}"}, "has 2 sources"),
-        ({"text": "{torn"}, "is damaged"),
-        ({"text": ""}, "has 0 sources"),
+        ({"version": "v7"}, "v7"),
+        ({"extra": "\n{}"}, "2 sources"),
+        ({"text": "{torn"}, "damaged"),
+        ({"text": ""}, "0 sources"),
     ],
     ids=["a newer Spark", "two sources", "torn", "nothing"],
 )
-def test_resume_rejects_a_checkpoint_that_cannot_be_read(
+def test_unreadable_checkpoint_is_rejected(
     tracker: Tracker, tmp_path: Path, arguments: dict[str, str], said: str
 ) -> None:
     text = arguments.get("text", json.dumps(offset())) + arguments.get("extra", "")
     with pytest.raises(CheckpointError, match=said):
-        check_resume(checkpoint(tmp_path / "checkpoint", text, head=arguments.get("head", "v1")), tracker)
+        check_resume(checkpoint(tmp_path / "checkpoint", text, version=arguments.get("version", "v1")), tracker)
 
 
 @pytest.mark.parametrize(

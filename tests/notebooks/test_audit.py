@@ -21,7 +21,7 @@ from tests.support.run_job import run_in_process
 mpl.use("agg")
 
 from jobs._notebooks.audit_view import findings_table, load_audit, plot_audit, replicas_table, run_audit, verdict
-from jobs._notebooks.drill_down import drill_down
+from jobs._notebooks.range_diff import diff_finding
 from jobs._notebooks.samples import damaged_replicas
 
 FLIPPED, CUT = 700, 900
@@ -51,18 +51,18 @@ def test_the_notebook_looks_into_an_audit(
     assert "MISSING_COMMITTED" in found
     assert f"index {FLIPPED}" in drilled
     assert drilled.count("background:#f6b8b3") == 2  # the byte of n1, as digits and as text
-    _check_drill_down(load_audit(tmp_path / "audit.json"))
+    _check_diff_finding(load_audit(tmp_path / "audit.json"))
 
 
-def _check_drill_down(summary: dict[str, Any]) -> None:
+def _check_diff_finding(summary: dict[str, Any]) -> None:
     kinds = {finding["class"]: number for number, finding in enumerate(summary["findings"])}
-    flipped = drill_down(summary, 0)
+    flipped = diff_finding(summary, 0)
     wanted = list(messages(THREE).values())[FLIPPED]
     assert flipped.bodies["n0"] == flipped.bodies["n2"] == wanted
     assert [a ^ b for a, b in zip(flipped.bodies["n1"], wanted, strict=True) if a != b] == [4]
-    assert flipped.facts["n1"]["topic"] == "user_profile"
-    missing = drill_down(summary, kinds["MISSING_COMMITTED"])
-    assert "no: " in missing.facts["n2"]["held"]
+    assert flipped.fields["n1"]["topic"] == "user_profile"
+    missing = diff_finding(summary, kinds["MISSING_COMMITTED"])
+    assert "no: " in missing.fields["n2"]["stored"]
     assert (missing.difference, set(missing.bodies)) == (None, {"n0", "n1"})
     assert "no body differs here" in repr(missing)
     assert f"index {CUT}" in missing.title
@@ -97,8 +97,8 @@ def diverged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_a_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18, index=135)
-    found = drill_down(summary)
-    assert found.facts.loc["term"].to_dict() == {"n0": 2, "n1": 1, "n2": 2}
+    found = diff_finding(summary)
+    assert found.fields.loc["term"].to_dict() == {"n0": 2, "n1": 1, "n2": 2}
     assert (found.difference, found.field) == (0, None)  # no messages
     assert found.where == "bodies differ from byte 0 on"
     text = repr(found)
@@ -115,9 +115,9 @@ def test_entries_of_running_nodes_are_asked_of_them() -> None:
         for replica in summary["replicas"]:
             replica.update(kind="node", where=group.peers, group="default")
         summary["findings"][0]["group"] = "default"
-        found = drill_down(summary)
+        found = diff_finding(summary)
     assert found.bodies == {"n0": b"two", "other/n1": b"two", "n2": b"two"}
-    assert set(found.facts.loc["held"]) == {"yes"}
+    assert set(found.fields.loc["stored"]) == {"yes"}
     assert found.where == "no body differs here"
 
 
@@ -158,7 +158,7 @@ def test_the_verdict_and_the_tables(diverged: dict[str, Path]) -> None:
     shown = verdict(summary)
     assert repr(shown).splitlines() == [
         "verdict: CONSISTENT",
-        "98.9 % of what the replicas hold was compared",
+        "98.9 % of the replicas' entries were compared",
         "findings: 1 info",
         "left out: n3: no answer",
     ]

@@ -61,7 +61,7 @@ def test_messages_have_the_columns_that_were_named(
 @pytest.mark.parametrize("columns", [("index",), ("topic", "error"), ("body",)])
 def test_a_body_that_is_no_message_fails_whatever_is_read(store: StoreWriter, columns: tuple[str, ...]) -> None:
     store.append(BODIES)
-    with pytest.raises(DecodeError, match="is no message that can be read"):
+    with pytest.raises(DecodeError, match="DLEDGER_DECODE"):
         read(store, columns, decode="message", onDecodeError="fail")
 
 
@@ -85,7 +85,7 @@ def test_filters_look_at_columns_that_nobody_reads(store: StoreWriter) -> None:
 )
 def test_columns_that_the_source_does_not_have(fields: list[tuple[str, DataType]], decode: str) -> None:
     schema = StructType([StructField(name, kind) for name, kind in fields])
-    with pytest.raises(SchemaError, match=r"does not fit this source.*leave \.schema\(\) out, or name some of"):
+    with pytest.raises(SchemaError, match=r"DLEDGER_SCHEMA"):
         chosen_columns(schema, schema_for(decode))
 
 

@@ -200,8 +200,8 @@ def test_messages_of_a_queue_keep_their_order(dledger: Any, cluster: Any, log: A
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "500"}, "UNREACHABLE.*option 'peers' = 'n0-127.0.0.1:1'"),
-        ({"group": "absent"}, "DLEDGER_OPTION.*no node hosts the group 'absent' at group; the nodes host"),
+        ({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "500"}, "UNREACHABLE.*n0-127.0.0.1:1"),
+        ({"group": "absent"}, "DLEDGER_OPTION.*'absent'"),
         ({"appendMaxByte": "1"}, "DLEDGER_OPTION.*did you mean 'appendMaxBytes'"),
         ({"appendMaxBytes": "9000000"}, "DLEDGER_OPTION.*9000000.*appendMaxBytes"),
     ],

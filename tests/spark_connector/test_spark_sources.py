@@ -63,7 +63,7 @@ def test_metadata_tables(dledger: Any, cluster: Any, log: Any) -> None:
     assert source.option("table", "terms").load().columns == ["group", "first_index", "end", "term"]
     stream = dledger.readStream.format("dledger").options(peers=cluster.peers, table="terms").load()
     query = stream.writeStream.format("noop").trigger(availableNow=True)
-    with pytest.raises(Exception, match="a metadata table is no stream"):
+    with pytest.raises(Exception, match=r"DLEDGER_OPTION.* table"):
         query.start().awaitTermination()
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_message_fails_a_query_that_says_so(dledger: Any, cluster: An
     source = dledger.read.format("dledger").options(peers=cluster.peers, groups=log.group, decode="message")
     [row] = source.load().collect()
     assert (row["body"], row["error"]) == (None, "shorter than a message record")
-    with pytest.raises(Exception, match=rf"\[DLEDGER_DECODE\] entry {index} is no message that can be read"):
+    with pytest.raises(Exception, match=rf"\[DLEDGER_DECODE\] entry {index} "):
         source.option("onDecodeError", "fail").load().collect()
 
 

@@ -1,4 +1,4 @@
-"""One finding of an audit, looked at: the entry as each replica holds it, and the bytes that differ, side by side."""
+"""One finding of an audit in detail: the entry on each replica, and the bytes that differ, side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from dledger_core import READ_SCHEMA, RECORD_SCHEMA, Client, DLedgerError, open_store
 from dledger_core.rocketmq import decode_messages, field_at
 
-__all__ = ["DrillDown", "drill_down"]
+__all__ = ["RangeDiff", "diff_finding"]
 
 _ROW: Final = 16
 _ROWS_AROUND: Final = 2
@@ -23,21 +23,21 @@ _MESSAGE: Final = ("topic", "queue_id", "queue_offset", "tags", "keys", "msg_id"
 
 
 @dataclass(frozen=True)
-class DrillDown:
-    """An entry as the replicas hold it.
+class RangeDiff:
+    """An entry on all replicas.
 
     Attributes:
-        title: what was found, and where.
-        advice: what it means, and what to do.
-        facts: a column per replica.
-        bodies: of the replicas that hold the entry.
+        title: the finding and its index.
+        advice: its meaning and the next step.
+        fields: a column per replica.
+        bodies: of the replicas that contain the entry.
         difference: offset in the body of the first byte that differs, or None.
         field: the message's field that it belongs to, if the body is a message.
     """
 
     title: str
     advice: str
-    facts: pd.DataFrame
+    fields: pd.DataFrame
     bodies: Mapping[str, bytes]
     difference: int | None
     field: str | None
@@ -50,21 +50,21 @@ class DrillDown:
         return f"bodies differ from byte {self.difference} on" + (f": {self.field}" if self.field else "")
 
     def __repr__(self) -> str:
-        lines = [self.title, self.advice, "", self.facts.to_string(), "", self.where]
+        lines = [self.title, self.advice, "", self.fields.to_string(), "", self.where]
         for name, rows in self._rows().items():
             lines += [f"{name}:", *("  ".join((f"{at:08x}", digits, text)) for at, digits, text, _ in rows)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        parts = [f"<h4>{escape(self.title)}</h4><p>{escape(self.advice)}</p>", self.facts.to_html()]
+        parts = [f"<h4>{escape(self.title)}</h4><p>{escape(self.advice)}</p>", self.fields.to_html()]
         parts.append(f"<p>{escape(self.where)}</p>")
         for name, rows in self._rows().items():
-            lines = [f"{at:08x}  {_marked(digits, text, odd)}" for at, digits, text, odd in rows]
+            lines = [f"{at:08x}  {_highlighted(digits, text, odd)}" for at, digits, text, odd in rows]
             parts.append(f"<b>{escape(name)}</b><pre>" + "\n".join(lines) + "</pre>")
         return "".join(parts)
 
     def _rows(self) -> dict[str, list[tuple[int, str, str, set[int]]]]:
-        """Lines around the first difference: offset, hex digits, text, and which bytes are not the majority's."""
+        """Return lines around the first difference: offset, hex digits, text, and offsets of minority bytes."""
         if self.difference is None:
             return {}
         begin = max(0, self.difference // _ROW - _ROWS_AROUND) * _ROW
@@ -76,24 +76,24 @@ class DrillDown:
             for at in range(begin, min(stop, len(body)), _ROW):
                 row = body[at : at + _ROW]
                 text = "".join(chr(code) if 32 <= code < 127 else "." for code in row)
-                odd = {place for place, code in enumerate(row) if code != usual[at + place]}
+                odd = {offset for offset, code in enumerate(row) if code != usual[at + offset]}
                 lines.append((at, row.hex(" "), text, odd))
             found[name] = lines
         return found
 
 
-def _marked(digits: str, text: str, odd: set[int]) -> str:
-    def mark(place: int, shown: str) -> str:
-        said = escape(shown)
-        return f'<span style="background:#f6b8b3">{said}</span>' if place in odd else said
+def _highlighted(digits: str, text: str, odd: set[int]) -> str:
+    def highlight(offset: int, shown: str) -> str:
+        text = escape(shown)
+        return f'<span style="background:#f6b8b3">{text}</span>' if offset in odd else text
 
-    pairs = [mark(place, pair) for place, pair in enumerate(digits.split(" "))]
+    pairs = [highlight(offset, pair) for offset, pair in enumerate(digits.split(" "))]
     padding = "   " * (_ROW - len(pairs))
-    return " ".join(pairs) + padding + "  " + "".join(mark(place, one) for place, one in enumerate(text))
+    return " ".join(pairs) + padding + "  " + "".join(highlight(offset, one) for offset, one in enumerate(text))
 
 
-def drill_down(summary: Mapping[str, Any], number: int = 0) -> DrillDown:
-    """Read the entry where a finding begins from every replica of its group.
+def diff_finding(summary: Mapping[str, Any], number: int = 0) -> RangeDiff:
+    """Read the first entry of a finding from every replica of its group.
 
     Args:
         summary: of an audit.
@@ -101,7 +101,7 @@ def drill_down(summary: Mapping[str, Any], number: int = 0) -> DrillDown:
     """
     finding = summary["findings"][number]
     index = int(finding.get("index", finding["start"]))
-    facts: dict[str, dict[str, Any]] = {}
+    fields: dict[str, dict[str, Any]] = {}
     bodies: dict[str, bytes] = {}
     for replica in summary["replicas"]:
         if replica["group"] != finding["group"]:
@@ -110,17 +110,17 @@ def drill_down(summary: Mapping[str, Any], number: int = 0) -> DrillDown:
         try:
             batch = _read(replica, index)
         except (DLedgerError, OSError) as error:
-            facts[name] = {"index": index, "held": f"no: {getattr(error, 'what', error)}"}
+            fields[name] = {"index": index, "stored": f"no: {getattr(error, 'what', error)}"}
             continue
-        facts[name] = _facts(batch)
+        fields[name] = _fields(batch)
         bodies[name] = batch.column("body")[0].as_py()
     difference = _first_difference(list(bodies.values()))
     message = next((body for body in bodies.values() if difference is not None and field_at(body, difference)), None)
     what = f"{finding['class']} ({finding['severity']}) on {finding['replica']}"
-    return DrillDown(
-        f"{what}: index {index}, entries concerned: {finding['count']}",
-        f"{finding['meaning']}; what to do: {finding['next_step']}",
-        pd.DataFrame(facts).fillna("-"),
+    return RangeDiff(
+        f"{what}: index {index}, affected entries: {finding['count']}",
+        f"{finding['meaning']}; next step: {finding['next_step']}",
+        pd.DataFrame(fields).fillna("-"),
         bodies,
         difference,
         field_at(message, difference) if message is not None and difference is not None else None,
@@ -136,13 +136,13 @@ def _read(replica: Mapping[str, Any], index: int) -> pa.RecordBatch:
         return reader.read(index, index + 1, max_bytes=1)
 
 
-def _facts(batch: pa.RecordBatch) -> dict[str, Any]:
+def _fields(batch: pa.RecordBatch) -> dict[str, Any]:
     if not batch.num_rows:
-        return {"held": "no data entry"}
+        return {"stored": "no data entry"}
     (row,) = batch.to_pylist()
     message = decode_messages(batch.column("body"), [*_MESSAGE, "error"]).to_pylist()[0]
     names = [name for name in RECORD_SCHEMA.names if name in row and name not in ("body", "timestamp")]
-    found: dict[str, Any] = {"held": "yes"} | {name: row[name] for name in names} | {"body bytes": len(row["body"])}
+    found: dict[str, Any] = {"stored": "yes"} | {name: row[name] for name in names} | {"body bytes": len(row["body"])}
     if message["error"] is None:
         found |= {name: message[name] for name in _MESSAGE}
     return found

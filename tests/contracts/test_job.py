@@ -1,0 +1,265 @@
+"""Contract of a job: bad input, dry run, signal and resume, exit codes, the JSON summary. Every job keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dledger_core import Client, LocalCluster
+from dledger_core.rocketmq import encode_messages
+from jobs import audit_replicas, demo, ingest, rebuild_consume_queue
+from tests.support.patience import PATIENT
+from tests.support.run_job import run_in_process
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+COMMANDS: dict[str, click.Command] = {
+    "ingest": ingest.command,
+    "rebuild_consume_queue": rebuild_consume_queue.command,
+    "audit_replicas": audit_replicas.command,
+    "demo": demo.command,
+}
+DOWN = ("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
+TABLE = ("--table", "table")
+INGEST, REBUILD, AUDIT = "ingest", "rebuild_consume_queue", "audit_replicas"
+NEEDED = (*DOWN, *TABLE, "--checkpoint", "checkpoint")
+STORE = (*TABLE, "--store", "s")
+STORES = (*TABLE, "--replica", "a=/x", "--replica", "b=/y")
+OUTPUTS: dict[str, tuple[str, ...]] = {INGEST: (*TABLE, "--checkpoint", "checkpoint"), REBUILD: TABLE, AUDIT: TABLE}
+SOURCE_FILE, SOURCE_DIRECTORY = __file__, str(Path(__file__).parent)
+
+BAD_INPUT: list[tuple[str, tuple[str, ...], list[str]]] = [
+    ("demo", ("--keep", SOURCE_DIRECTORY), [SOURCE_DIRECTORY]),
+    ("demo", ("--events", "5"), ["--events"]),
+    (INGEST, (), ["--peers"]),
+    (INGEST, (*NEEDED, "--trigger", "now"), ["--trigger"]),
+    (INGEST, (*NEEDED, "--peers", "nonsense"), ["nonsense"]),
+    (INGEST, (*NEEDED, "--groups", ","), ["--groups"]),
+    (INGEST, (*NEEDED, "--starting-offsets", "newest"), ["startingOffsets"]),
+    (INGEST, (*NEEDED, "--starting-offsets", "@absent"), ["absent"]),
+    (INGEST, (*NEEDED, "--checkpoint", "table"), ["--table", "--checkpoint"]),
+    (INGEST, (*NEEDED, "--checkpoint", "table/c"), ["--table", "--checkpoint"]),
+    (INGEST, (*NEEDED, "--table", "/proc/table"), ["--table", "/proc/table"]),
+    (INGEST, (*NEEDED, "--checkpoint", f"{SOURCE_FILE}/c"), ["--checkpoint"]),
+    (INGEST, (*NEEDED, "--checkpoint", SOURCE_DIRECTORY), ["--checkpoint"]),
+    (INGEST, (*NEEDED, "--retry-for", "0"), ["--retry-for"]),
+    (INGEST, (*NEEDED, "--max-bytes-per-trigger", "0"), ["--max-bytes-per-trigger"]),
+    (INGEST, (*NEEDED, "--lag-json", "absent/lag.jsonl"), ["--lag-json"]),
+    (INGEST, (*NEEDED, "--lag-prometheus", "nonsense"), ["nonsense"]),
+    (INGEST, (*NEEDED, "--lag-prometheus", "absent/lag.prom"), ["--lag-prometheus"]),
+    (INGEST, (*NEEDED, "--lag-table", "table/lag"), ["--table", "--lag-table"]),
+    (INGEST, (*NEEDED, "--lag-table", SOURCE_FILE), ["--lag-table"]),
+    (REBUILD, (), ["--table"]),
+    (REBUILD, TABLE, ["--peers", "--store"]),
+    (REBUILD, (*STORE, *DOWN), ["--peers", "--store"]),
+    (REBUILD, (*TABLE, "--peers", "nonsense"), ["nonsense"]),
+    (REBUILD, (*STORE, "--groups", "a"), ["--groups"]),
+    (REBUILD, (*TABLE, "--store", "/nowhere"), ["/nowhere"]),
+    (REBUILD, (*STORE, "--unknown", "s"), ["--unknown"]),
+    (REBUILD, (*STORE, "--broker-end-index", "3"), ["--broker-end-index"]),
+    (REBUILD, (*TABLE, *DOWN, "--groups", "a,b", "--broker-end-index", "3"), ["--broker-end-index"]),
+    (REBUILD, (*TABLE, *DOWN, "--trigger", "1s"), ["--trigger", "--checkpoint"]),
+    (REBUILD, (*STORE, "--delay-levels", "soon"), ["--delay-levels"]),
+    (REBUILD, ("--table", "t/u", *DOWN, "--checkpoint", "t"), ["--table", "--checkpoint"]),
+    (REBUILD, ("--table", "s/t", "--store", "s"), ["--table", "--store"]),
+    (REBUILD, ("--table", "t", "--store", "t/s"), ["--table", "--store"]),
+    (REBUILD, ("--table", "c/t", "--commitlog", "c"), ["--table", "--commitlog"]),
+    (REBUILD, (*STORE, "--files", "table"), ["--table", "--files"]),
+    (REBUILD, (*STORE, "--files", "s"), ["--files", "--store"]),
+    (REBUILD, ("--table", "q/t", "--store", "s", "--compare", "q"), ["--table", "--compare"]),
+    (REBUILD, ("--table", SOURCE_DIRECTORY, "--store", "s"), ["--table", SOURCE_DIRECTORY]),
+    (REBUILD, (*TABLE, *DOWN, "--commitlog", "c"), ["--commitlog"]),
+    (REBUILD, (*STORE, "--files", SOURCE_FILE), ["--files"]),
+    (REBUILD, (*STORE, "--files", "/proc"), ["--files"]),
+    (REBUILD, (*STORE, "--compare", "/nowhere"), ["--compare", "/nowhere"]),
+    (REBUILD, (*TABLE, "--commitlog", "/nowhere"), ["/nowhere"]),
+    (REBUILD, (*TABLE, "--commitlog", SOURCE_DIRECTORY), [SOURCE_DIRECTORY]),
+    (REBUILD, (*TABLE, "--commitlog", "s", "--checkpoint", "c"), ["CommitLog"]),
+    (REBUILD, (*STORE, "--checkpoint", "c", "--trigger", "9s"), ["--trigger"]),
+    (REBUILD, (*TABLE, *DOWN, "--checkpoint", "c", "--trigger", "soon"), ["--trigger", "'soon'"]),
+    (REBUILD, (*TABLE, *DOWN, "--groups", "a,b", "--files", "f"), ["--files"]),
+    (REBUILD, ("--table", SOURCE_FILE, "--store", "s"), ["--table"]),
+    (REBUILD, ("--table", "/proc/t", "--store", "s"), ["--table"]),
+    (AUDIT, TABLE, ["--peers", "--replica"]),
+    (AUDIT, DOWN, ["--table"]),
+    (AUDIT, (*STORES, *DOWN), ["--peers", "--replica"]),
+    (AUDIT, (*TABLE, "--peers", "nonsense"), ["nonsense"]),
+    (AUDIT, (*TABLE, *DOWN, "--groups", ","), ["--groups"]),
+    (AUDIT, (*TABLE, "--replica", "a=/x"), ["--replica"]),
+    (AUDIT, (*TABLE, "--replica", "a=", "--replica", "b=y"), ["'a='"]),
+    (AUDIT, STORES, ["/x"]),
+    (AUDIT, (*STORES, "--groups", "g"), ["--groups"]),
+    (AUDIT, (*TABLE, *DOWN, "--mode", "thorough"), ["--mode"]),
+    (AUDIT, (*TABLE, *DOWN, "--against", "x"), ["'x'"]),
+    (AUDIT, (*TABLE, *DOWN, "--against", DOWN[1]), ["--against"]),
+    (AUDIT, (*TABLE, *DOWN, "--skip-proven", "soon"), ["'soon'"]),
+    (AUDIT, (*TABLE, *DOWN, "--skip-proven", "7d", "--dry-run"), ["--skip-proven"]),
+    (AUDIT, (*TABLE, *DOWN, "--resume", "x"), ["--resume"]),
+    (AUDIT, (*TABLE, *DOWN, "--max-bytes-per-second", "0"), ["--max-bytes-per-second"]),
+    (AUDIT, (*TABLE, *DOWN, "--report", "/nowhere/x.html"), ["--report", "/nowhere/x.html"]),
+    (AUDIT, (*TABLE, *DOWN, "--report", "/proc/x.html"), ["--report", "/proc/x.html"]),
+    (AUDIT, (*DOWN, "--table", SOURCE_FILE), ["--table"]),
+    (AUDIT, (*DOWN, "--table", "/proc/t"), ["--table"]),
+    (AUDIT, ("--replica", "a=/x", "--replica", "b=y", "--table", "y/t"), ["--table", "--replica b"]),
+    (AUDIT, ("--replica", "a=x", "--replica", "b=y", "--table", "x"), ["--table", "--replica a"]),
+]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, empty."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize(("job", "arguments", "names"), BAD_INPUT)
+def test_bad_input_is_named_in_one_line_and_writes_nothing(
+    job: str, arguments: tuple[str, ...], names: list[str], work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, summary, err = run_in_process(COMMANDS[job], capsys, *arguments)
+    assert (code, summary["status"]) == (3, "error")
+    [line] = err.splitlines()
+    assert line.startswith("error: ")
+    assert [name for name in names if name not in line] == []
+    assert not list(work.iterdir())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("job", OUTPUTS)
+def test_unreachable_nodes_are_reported_before_jvm_starts(
+    job: str, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, summary, _ = run_in_process(COMMANDS[job], capsys, *DOWN, *OUTPUTS[job])
+    assert (code, summary["error"]) == (3, "UNREACHABLE")
+    assert not list(work.iterdir())
+
+
+MISSING = "raise ModuleNotFoundError(\"No module named '{0}'\", name='{0}')"
+OTHER_PYSPARK = """
+import sys
+from pathlib import Path
+
+others = (Path(entry) / "pyspark" for entry in sys.path)
+real = next(path for path in others if path != Path(__file__).parent and (path / "__init__.py").is_file())
+__path__ = [str(real)]
+exec((real / "__init__.py").read_text())
+__version__ = "3.5.1"
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("job", COMMANDS)
+@pytest.mark.parametrize(
+    ("package", "text", "name"),
+    [
+        ("pyspark", MISSING.format("pyspark"), "pyspark"),
+        ("pyspark", OTHER_PYSPARK, "3.5.1"),
+        ("delta", MISSING.format("delta"), "delta"),
+    ],
+    ids=["no pyspark", "other pyspark", "no delta"],
+)
+def test_missing_package_is_one_line_with_install_command(
+    job: str, package: str, text: str, name: str, tmp_path: Path, work: Path
+) -> None:
+    (tmp_path / "other" / package).mkdir(parents=True)
+    (tmp_path / "other" / package / "__init__.py").write_text(text + "\n")
+    arguments = [] if job == "demo" else [*DOWN, *OUTPUTS[job]]
+    process = start(job, arguments, work, PYTHONPATH=str(tmp_path / "other"))
+    out, err = process.communicate(timeout=600)
+    [line] = err.splitlines()
+    assert line.startswith("error: [CONFIG] ")
+    assert name in line
+    assert "pip install 'pyspark" in line
+    assert (process.returncode, json.loads(out.splitlines()[-1])["error"]) == (3, "CONFIG")
+    assert not list(work.iterdir())
+
+
+def start(job: str, arguments: list[str], directory: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "jobs" / f"{job}.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        env={**os.environ, "SPARK_MASTER": "local[1]", **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Three nodes with 2000 messages."""
+    with LocalCluster(3, data_segment_bytes=1 << 20, **PATIENT) as running:
+        with Client(running.peers) as client:
+            for _ in range(4):
+                client.append(encode_messages("T", 0, [b"x" * 100] * 500))
+        yield running
+
+
+@pytest.mark.spark
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("job", OUTPUTS)
+def test_dry_run_writes_nothing(
+    job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del spark  # the audit compares in a dry run too
+    code, summary, _ = run_in_process(COMMANDS[job], capsys, "--peers", cluster.peers, *OUTPUTS[job], "--dry-run")
+    assert (code, summary["status"]) == (0, "ok")
+    assert not list(work.iterdir())
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 400
+    while not condition() and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.2)
+
+
+STREAMING: dict[str, tuple[str, ...]] = {
+    INGEST: ("--trigger", "0.5 seconds", "--max-offsets-per-trigger", "50"),
+    REBUILD: ("--checkpoint", "checkpoint", "--trigger", "0.5 seconds"),
+    AUDIT: ("--max-bytes-per-second", "100"),
+}
+"""Arguments with which a job does not end soon."""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("job", OUTPUTS)
+def test_sigterm_stops_job_and_next_run_completes(
+    job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del spark
+    arguments = ["--peers", cluster.peers, *OUTPUTS[job]]
+    process = start(job, [*arguments, *STREAMING[job]], work)
+    try:
+        if job == AUDIT:  # its first step takes longer than this test
+            assert process.stderr is not None
+            next(line for line in process.stderr if line.startswith("group "))
+        else:
+            wait_for(process, lambda: len(list((work / "table" / "_delta_log").glob("*.json"))) >= 2)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=400)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, json.loads(out.splitlines()[-1])["status"]) == (2, "stopped")
+    assert "Traceback" not in err
+    assert "\tat " not in err
+    assert {path.name for path in work.iterdir()} <= {"table", "checkpoint"}
+    again = ("--checkpoint", "checkpoint") if job == REBUILD else ()
+    code, summary, _ = run_in_process(COMMANDS[job], capsys, *arguments, *again)
+    assert (code, summary["status"]) == (0, "ok")
+    assert summary.get("verdict", "CONSISTENT") == "CONSISTENT"
