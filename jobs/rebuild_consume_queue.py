@@ -160,41 +160,22 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
 
     def work() -> dict[str, Any]:
         stream.run(stopping)
-<<<<<<< HEAD
-        if stopping.is_set() or not table.exists():  # with a checkpoint a table is made with its first entry
-            return summary_of({}, ())
-        tangled = any(queue.tangled for queue in stream.queues.values())
-        return summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, tangled=tangled)
-=======
         if stopping.is_set() or not table.exists():  # with a checkpoint the first entry creates the table
-            return {"rows": 0, "slots": 0, "queues": 0, "dense": True, "duplicate_slots": 0}
-        found = table.facts(plan.batch_topics)
-        if plan.checkpoint is None and found["rows"] != stream.units:
-            counts = {"found": stream.units, "written": found["rows"]}
-            raise StoreMismatchError("the log changed while it was read", str(plan.source), "run it again", counts)
-        return found | _explained(spark, plan, table, duplicated=found["duplicate_slots"] + found.pop("left_out") > 0)
->>>>>>> ed8e588 (Give jobs and Log a contract, and use the field's words)
+            return summary_of({}, ())
+        duplicated = any(queue.tangled for queue in stream.queues.values())
+        return summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, duplicated=duplicated)
 
     return _outcome(plan, run_stoppable(spark, work, stopping), stream)
 
 
-<<<<<<< HEAD
-def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, tangled: bool) -> dict[str, Any]:
-    """Return what follows from the table: duplicates, files, comparison."""
-    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
-    if not (tangled or plan.files or plan.compared):
-        return found
-    rows = table.rows()
-    consumers = read_consumers(plan.root) if tangled or plan.compared else {}
-    if tangled:
-=======
 def _explained(spark: SparkSession, plan: RebuildPlan, table: Table, *, duplicated: bool) -> dict[str, Any]:
     """Write and compare files, and explain duplicate slots; return the fields of the summary."""
+    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
+    if not (duplicated or plan.files or plan.compared):
+        return found
     rows = table.rows()
     consumers = read_consumers(plan.root) if duplicated or plan.compared else {}
-    found: dict[str, Any] = {"batch_topics": list(plan.batch_topics)} if plan.batch_topics else {}
     if duplicated:
->>>>>>> ed8e588 (Give jobs and Log a contract, and use the field's words)
         found["duplicates"] = duplicates(rows, consumers)
     if plan.files is not None:
         progress(f"writing consume queue files below {plan.files}")

@@ -18,8 +18,8 @@ import pytest
 from dledger_core import Client, LocalCluster
 from dledger_core.rocketmq import encode_messages
 from jobs import audit_replicas, demo, ingest, rebuild_consume_queue
-from tests.support.patience import PATIENT
 from tests.support.run_job import run_in_process
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMANDS: dict[str, click.Command] = {
@@ -198,7 +198,7 @@ def start(job: str, arguments: list[str], directory: Path, **environment: str) -
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Three nodes with 2000 messages."""
-    with LocalCluster(3, data_segment_bytes=1 << 20, **PATIENT) as running:
+    with LocalCluster(3, data_segment_bytes=1 << 20, **SLOW_ELECTIONS) as running:
         with Client(running.peers) as client:
             for _ in range(4):
                 client.append(encode_messages("T", 0, [b"x" * 100] * 500))

@@ -19,7 +19,7 @@ from spark_connector.reading.logs import Log, open_log
 from tests.spark_connector.store_writer import StoreWriter
 from tests.support.archives import unpack
 from tests.support.growing_store import GrowingStore
-from tests.support.patience import PATIENT
+from tests.support.slow_elections import SLOW_ELECTIONS
 
 JAVA_STORE = Path(__file__).parents[1] / "storage" / "testdata" / "dledger-0.4.0-single.tar.gz"
 COUNT = 20
@@ -40,7 +40,7 @@ def log_of(**options: str) -> Log:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(1, groups=("native", "java"), **PATIENT) as running:
+    with LocalCluster(1, groups=("native", "java"), **SLOW_ELECTIONS) as running:
         yield running
 
 
