@@ -10,7 +10,7 @@ import pyarrow as pa
 from dledger_core.rocketmq import consume_queue_columns, decode_messages
 from dledger_core.rocketmq.message.decode import BODY_BYTES_MAX
 from dledger_core.rocketmq.message.properties import parse_properties
-from dledger_core.rocketmq.store.commit_log import walk
+from dledger_core.rocketmq.store.commit_log import scan_records
 from tests.fuzz.finding import expect, memory_below
 
 ROWS_MAX = 4
@@ -52,7 +52,7 @@ def run_rocketmq(data: bytes) -> None:
             expect(row is not None and one["store_size"] == len(row), "a size that is not the record's")
             _check_properties(one, row)
     for row in rows:
-        spans = list(walk(row or b""))
+        spans = list(scan_records(row or b""))
         expect(sum(size for _, size in spans) <= len(row or b""), "records overlap", spans=spans)
 
 

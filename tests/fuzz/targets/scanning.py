@@ -1,4 +1,4 @@
-"""One data file and one index file of any content: what the scanner finds, against a walk record by record."""
+"""One data file and one index file of any content: the result of the scanner, against a scan record by record."""
 
 from __future__ import annotations
 
