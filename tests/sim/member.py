@@ -46,6 +46,11 @@ class Member:
         self.stalled_until = 0
         self.running = self.up = False
 
+    @staticmethod
+    def shared(sim: Simulator) -> object:
+        """Return the state of a run that its members share."""
+        return None
+
     @property
     def leads(self) -> bool:
         return self.up and self.core._state.role is Role.LEADER
@@ -130,8 +135,8 @@ class CoreMember(Member):
         self._proposed: dict[Index, Batch] = {}
         self._disk_free_at = 0
 
-    @classmethod
-    def clients(cls, sim: Simulator) -> list[CoreClient]:
+    @staticmethod
+    def clients(sim: Simulator) -> list[CoreClient]:
         return [CoreClient(sim)]
 
     def start(self) -> None:

@@ -155,7 +155,7 @@ class WatchedLog(CommitLog):
 
     def trim(self, index: int, tables: TablesSnapshot, commit_index: int) -> Index:
         member = self.member
-        member.world.keep_deleted(self, index)
+        member.sim.shared.keep_deleted(self, index)
         member.writing = Writing(trimmed_to=index)
         first_index = super().trim(index, tables, commit_index)
         member.writing = Writing()
@@ -263,13 +263,13 @@ class ReplicaMember(Member):
         self.lose_end_next: Random | None = None
         self.path = Path("/store") / GROUP / f"dledger-{node_id}"
 
-    @property
-    def world(self) -> World:
-        return World.of(self.sim)
+    @staticmethod
+    def shared(sim: Simulator) -> Shared:
+        return Shared(sim)
 
-    @classmethod
-    def clients(cls, sim: Simulator) -> list[SimClient]:
-        return all_clients(sim, World.of(sim).history)
+    @staticmethod
+    def clients(sim: Simulator) -> list[SimClient]:
+        return all_clients(sim, sim.shared.history)
 
     @property
     def core(self) -> RawNode:
@@ -277,7 +277,7 @@ class ReplicaMember(Member):
 
     @property
     def is_damaged(self) -> bool:
-        return self.world.damages.on(self)
+        return self.sim.shared.damages.on(self)
 
     @property
     def first_index_max(self) -> int:
@@ -299,7 +299,7 @@ class ReplicaMember(Member):
         self.replica.tick()
 
     def receive(self, message: object) -> None:
-        decoder = self.world.decoder
+        decoder = self.sim.shared.decoder
         decoder.receive_data(message)
         frame = decoder.next_frame()
         assert frame is not None
@@ -330,7 +330,7 @@ class ReplicaMember(Member):
         self._compare_recovered()
         self.staged = self.disk.copy()
         self.up = True
-        iteration_delay = self.world.iteration_delay
+        iteration_delay = self.sim.shared.iteration_delay
         self.replica = SimReplica(
             group=GROUP,
             node_id=self.node_id,
@@ -352,7 +352,7 @@ class ReplicaMember(Member):
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
         self.repairs.watch()
         self.joined()
-        self.world.compare_tables(self)
+        self.sim.shared.compare_tables(self)
         self.later(self.sim.source.randrange(1, CHECKPOINT_TICKS * TICK), self._checkpoint)
 
     def _checkpoint(self) -> None:
@@ -381,7 +381,7 @@ class ReplicaMember(Member):
             check(len(found) >= len(covered), "a repair restored too little", self.node_id, found, covered)
             check(log.recovering_marker.above is not None, "a node votes that lost the end of its log", self.node_id)
             kept, self.lost_after = kept[: len(found)], None
-            self.world.isolate_leader()
+            self.sim.shared.isolate_leader()
         check(found[: len(kept)] == kept, "the log lost durable entries", self.node_id, found, kept)
         rest, new = found[len(kept) :], list(map(shadow_of, writing.batches))
         known = rest in (truncated[: len(rest)], new[: len(rest)])
@@ -414,7 +414,7 @@ class ReplicaMember(Member):
         else:
             self.files.kill()
         if self.lose_end_next is not None:
-            self.world.damages.lose_end(self, self.lose_end_next)
+            self.sim.shared.damages.lose_end(self, self.lose_end_next)
             self.lose_end_next = None
         self.sim.on_down(self)
 
@@ -437,7 +437,7 @@ class ReplicaMember(Member):
         """End a process that gave up: after a disk error, or on damage; wrong for any other reason."""
         if not self.running:
             return
-        if isinstance(error, CorruptRecordError) and self.world.damages.on(self):
+        if isinstance(error, CorruptRecordError) and self.sim.shared.damages.on(self):
             self.die("stops on damage", power=False)
         elif isinstance(error, DiskFailedError | ConfigError):
             # Mostly the machine ends too; otherwise the page cache has data that a failed sync left not durable.
@@ -451,7 +451,7 @@ class ReplicaMember(Member):
             self.crash_soon()
         self.sim.on_ready(self, replace(ready, batches=tuple(map(shadow_of, ready.batches)), reads=()))
         if ready.committed is not None and self.sim.chance(0.1):
-            self.world.compare_tables(self)
+            self.sim.shared.compare_tables(self)
 
     def _send(self, message: Message) -> None:
         shown = message
@@ -488,7 +488,7 @@ class ReplicaMember(Member):
     def trim(self, random: Random) -> None:
         """Delete as much as retention ever might, also entries that another member still needs."""
         replica = self.replica
-        end = self.world.damages.deletable_end(min(replica.visible_end, replica.readable_end))
+        end = self.sim.shared.damages.deletable_end(min(replica.visible_end, replica.readable_end))
         starts = [segment.first_index for segment in self.log.segment_summaries() if segment.first_index <= end]
         if len(starts) > 1:
             index = random.choice((starts[-1], random.choice(starts[1:])))
@@ -496,7 +496,7 @@ class ReplicaMember(Member):
             self.crash_soon()
 
     def damage(self, random: Random) -> None:
-        self.world.damages.strike(random)
+        self.sim.shared.damages.strike(random)
 
     def lose_end(self, random: Random) -> None:
         """Crash, and lose the end of the log."""
@@ -505,25 +505,18 @@ class ReplicaMember(Member):
             self.die("crashes")
 
     def check_end(self) -> None:
-        self.world.compare_tables(self)
+        self.sim.shared.compare_tables(self)
         check_intact(self)
         check(self.log.failure is None, "a store is damaged", self.node_id, self.log.failure)
-        if self is self.world.longest():
-            check_history(self.world.history, self, self.world.deleted)
-            outcomes = [operation.outcome for operation in self.world.history.operations]
+        if self is self.sim.shared.longest():
+            check_history(self.sim.shared.history, self, self.sim.shared.deleted)
+            outcomes = [operation.outcome for operation in self.sim.shared.history.operations]
             self.sim.counters["operations"] = len(outcomes)
             self.sim.counters["acknowledged"] = sum(isinstance(outcome, Appended) for outcome in outcomes)
 
 
-class World:
+class Shared:
     """The state of a run that its complete replicas share."""
-
-    @staticmethod
-    def of(sim: Simulator) -> World:
-        """Return the world of a simulator."""
-        if not hasattr(sim, "world"):
-            sim.world = World(sim)  # type: ignore[attr-defined]
-        return sim.world  # type: ignore[attr-defined,no-any-return]
 
     def __init__(self, sim: Simulator) -> None:
         self._sim = sim

@@ -188,6 +188,7 @@ class Simulator:
         self.network = Network(names, replace(mix.network, **off), self.source, self.counters)
         self.members: dict[NodeId, Any] = {name: member_type(self, name, self.source.getrandbits(32)) for name in names}
         self.checker = SafetyChecker(self.members)
+        self.shared: Any = member_type.shared(self)
         self._number = 0
 
     def run(self) -> Counter[str]:
