@@ -49,7 +49,7 @@ class JavaOptions:
                 raise ConfigError(f"{name} must be 1 to 1024, got {getattr(self, name)}", "", "pass a smaller number")
 
 
-class _MessageFormat:
+class MessageFormat:
     """The message format of a commitlog prefix."""
 
     def faults(self, batch: pa.RecordBatch) -> np.ndarray:
@@ -75,7 +75,7 @@ def connect(
         raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     if protocol == "dledger":
-        return NodeClient(parsed, group, timeouts, prefix=_MessageFormat())
+        return NodeClient(parsed, group, timeouts, prefix=MessageFormat())
     if protocol == "dledger-java":
         from dledger_core.rocketmq.client import JavaClient
 

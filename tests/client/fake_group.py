@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
+import inspect
+import struct
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +12,8 @@ import numpy as np
 import uvloop
 
 from dledger_core import control
-from dledger_core.client import NodeClient
+from dledger_core.checksum import crc32
+from dledger_core.client import AsyncLogClient, NodeClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
@@ -19,7 +23,7 @@ from dledger_core.net.transport import Hello, serve
 from dledger_core.record import Columns, Records, encode
 
 SHORT_MS = 500
-"""For calls that are to run out of time: soon over, yet long enough to find a leader on a machine that stands still."""
+"""For calls that are to run out of time: soon over, yet long enough to find a leader on a stalled machine."""
 
 
 def run(main):
@@ -27,9 +31,59 @@ def run(main):
         return runner.run(main)
 
 
-def node_client(peers, *, timeout_ms=10_000):
+def node_client(peers, group="default", *, timeout_ms=10_000, retry_timeout_ms=None, connect_timeout_ms=None):
     """The implementation behind AsyncClient, which counts its work in flight."""
-    return NodeClient(parse_peers(peers), "default", Timeouts.of(timeout_ms, None, None))
+    timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
+    return NodeClient(parse_peers(peers), group, timeouts, prefix=FakeFormat())
+
+
+class FakeFormat:
+    """Messages of a commitlog prefix: position and CRC (>qI), then the content that the CRC covers."""
+
+    @staticmethod
+    def message(position, content):
+        return struct.pack(">qI", position, crc32(content)) + content
+
+    def faults(self, batch):
+        rows = zip(batch.column("position").to_pylist(), batch.column("body").to_pylist(), strict=True)
+        return np.array([body != self.message(position, body[12:]) for position, body in rows], np.uint8)
+
+
+def filled(group):
+    """Append entries 0-9: 0 and 5 are control entries, 6 and 7 are orphaned."""
+    group.log.append_control()
+    group.log.append_bodies(*(f"body {i}".encode() for i in range(1, 5)))
+    group.log.append_control()
+    group.log.append_bodies(*(f"body {i}".encode() for i in range(6, 10)))
+    group.log.skip = [[6, 8], [20, 30]]
+    return group
+
+
+def on_group(*, leader="n1", first=0, epoch=0, is_filled=False, **options):
+    """Run a test with a group and a client of it; ``log``, if it is a parameter, is the client's implementation."""
+
+    def decorate(test):
+        parameters = inspect.signature(test).parameters
+        given = [name for name in ("group", "client", "log") if name in parameters]
+
+        @functools.wraps(test)
+        def call(**values):
+            async def main():
+                async with FakeGroup(leader, first, epoch) as group:
+                    if is_filled:
+                        filled(group)
+                    log = node_client(group.peers, **options)
+                    async with AsyncLogClient(log) as client:
+                        named = {"group": group, "client": client, "log": log}
+                        await test(**{name: named[name] for name in given}, **values)
+
+            run(main())
+
+        del call.__wrapped__  # pytest would take it for a coroutine function
+        call.__signature__ = inspect.Signature([p for name, p in parameters.items() if name not in given])
+        return call
+
+    return decorate
 
 
 class FakeLog:
@@ -67,10 +121,10 @@ class FakeLog:
 
 
 class FakeNode:
-    """One node. ``script[type]`` is a list of what to do with the next requests of a type, before the normal.
+    """One node. ``script[type]`` lists the steps for the next requests of a type, before the normal responses.
 
-    A step is an error to answer with, ``"ignore"``, ``"drop"`` (close without an answer), ``"apply and drop"``, or a
-    callable (node, connection, frame) -> header and payload to answer with.
+    A step is an error to return, ``"ignore"``, ``"drop"`` (close without a response), ``"apply and drop"``, or a
+    callable (node, connection, frame) -> header and payload of the response.
     """
 
     def __init__(self, node_id, group):
@@ -78,7 +132,7 @@ class FakeNode:
         self.port, self.server = 0, None
         self.script = {}
         self.requests = []
-        self.names = ...  # whom this node believes to lead; ... = the truth
+        self.names = ...  # the leader that this node names; ... = the real one
         self.damaged = False
 
     @property
@@ -128,7 +182,7 @@ class FakeNode:
             header, payload = answer
             connection.send({"r": frame.header["r"], **header}, *payload)
 
-    # --- the normal answers ---------------------------------------------------------------------------------------
+    # --- the normal responses ---------------------------------------------------------------------------------------
 
     def answer(self, frame):
         header, kind = frame.header, frame.header["t"]
@@ -264,7 +318,7 @@ def one_record(body=b"x"):
 
 @contextlib.contextmanager
 def running_group():
-    """A group whose nodes run on a thread of their own, for whoever blocks."""
+    """A group whose nodes run on a thread of their own, for blocking clients."""
     loop, made = uvloop.new_event_loop(), FakeGroup()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -15,7 +15,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Log:
-    """Entries of given sizes, some of them data; ``at_most`` entries are looked at in one read."""
+    """Entries of given sizes, some of them data; one read scans ``at_most`` entries."""
 
     def __init__(self, entries: list[tuple[bool, int]], at_most: int = 1000) -> None:
         self.entries = entries
@@ -50,7 +50,7 @@ class Log:
     start=st.integers(0, 60),
     at_most=st.integers(1, 100),
 )
-def test_lag_begins_at_the_first_data_entry(entries: list[tuple[bool, int]], start: int, at_most: int) -> None:
+def test_lag_starts_at_first_data_entry(entries: list[tuple[bool, int]], start: int, at_most: int) -> None:
     log, start, end = Log(entries, at_most + 20), min(start, len(entries)), len(entries)
     behind = measure_lag(start, end, log.rows, log.end_position)
     first = next((index for index in range(start, end) if entries[index][0]), None)
@@ -64,25 +64,25 @@ def test_lag_begins_at_the_first_data_entry(entries: list[tuple[bool, int]], sta
     assert behind.seconds(BEGAN) == 0.0  # the leader's clock is ahead
 
 
-def test_a_long_tail_of_control_entries_is_looked_through_in_few_reads() -> None:
+def test_lag_scans_control_entries_in_few_reads() -> None:
     log = Log([(False, 48)] * 5000, 100_000)
     assert measure_lag(0, 5000, log.rows, log.end_position) == Lag()
     assert log.reads <= 13
 
 
-def test_one_read_where_the_next_entry_is_data() -> None:
+def test_lag_takes_one_read_before_data_entry() -> None:
     log = Log([(True, 48)] * 50)
     assert measure_lag(7, 50, log.rows, log.end_position).records == 43
     assert log.reads == 1
 
 
-def test_what_cannot_be_looked_through_counts_as_lag() -> None:
+def test_unscanned_entries_count_as_lag() -> None:
     log = Log([(False, 50)] * 100, 1)
     behind = measure_lag(10, 100, log.rows, log.end_position)
     assert (behind.records, behind.bytes, behind.seconds()) == (50, 2500, None)
 
 
-def test_a_replica_that_says_nothing_counts_as_lag() -> None:
+def test_entries_of_lagging_replica_count_as_lag() -> None:
     log = Log([(True, 50)] * 10)
     nothing = pa.RecordBatch.from_pylist([], READ_SCHEMA)
     behind = measure_lag(4, 10, lambda start, _: (nothing, start), log.end_position)

@@ -35,7 +35,7 @@ def never_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         thread.join(60)
 
 
-def test_a_thread_that_does_not_end_holds_nobody_up(never_closed: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_abandons_thread_that_does_not_stop(never_closed: None, caplog: pytest.LogCaptureFixture) -> None:
     thread = LoopThread("stuck", end_s=0.05)
     began = time.monotonic()
     thread.close(nothing)
@@ -47,7 +47,7 @@ def test_a_thread_that_does_not_end_holds_nobody_up(never_closed: None, caplog: 
     thread.close(nothing)
 
 
-def test_a_thread_ends_with_its_last_work(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_runs_last_work_and_stops_thread(caplog: pytest.LogCaptureFixture) -> None:
     ran: list[str] = []
 
     async def last() -> None:

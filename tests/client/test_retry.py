@@ -17,7 +17,7 @@ from dledger_core.client.routing.retry import Retry, Timeouts
 from dledger_core.net.protocol import Type
 from tests.client.fake_group import FakeGroup, run
 
-NOBODY = "n0-127.0.0.1:1"
+UNREACHABLE = "n0-127.0.0.1:1"
 DELETED = {"first_index": 5, "last_index": 9}
 
 
@@ -37,7 +37,7 @@ def shows_less(node, connection, frame):
     return fields, []
 
 
-def test_read_is_repeated_until_retry_timeout_where_all_replicas_fail():
+def test_read_is_retried_until_retry_timeout():
     async def main():
         async with FakeGroup() as group:
             peers = filled(group).peers
@@ -46,14 +46,14 @@ def test_read_is_repeated_until_retry_timeout_where_all_replicas_fail():
             async with AsyncClient(peers, timeout_ms=100) as once:
                 with pytest.raises(BusyError):
                     await once.read(0, 10)
-            async with AsyncClient(peers, timeout_ms=100, retry_timeout_ms=30_000) as patient:
-                assert (await patient.read(0, 10)).num_rows == 10
+            async with AsyncClient(peers, timeout_ms=100, retry_timeout_ms=30_000) as retrying:
+                assert (await retrying.read(0, 10)).num_rows == 10
 
     run(main())
 
 
 @pytest.mark.parametrize("method", ["metadata", "groups"])
-def test_question_to_all_nodes_is_repeated_only_with_retry_timeout(method):
+def test_query_of_all_nodes_is_retried_only_with_timeout(method):
     async def main():
         async with FakeGroup() as group:
             peers = group.peers
@@ -64,8 +64,8 @@ def test_question_to_all_nodes_is_repeated_only_with_retry_timeout(method):
                 with pytest.raises(UnreachableError):
                     await getattr(once, method)()
                 assert time.monotonic() - began < 3
-            async with AsyncClient(peers, timeout_ms=5_000, retry_timeout_ms=30_000) as patient:
-                asking = asyncio.create_task(getattr(patient, method)())
+            async with AsyncClient(peers, timeout_ms=5_000, retry_timeout_ms=30_000) as retrying:
+                asking = asyncio.create_task(getattr(retrying, method)())
                 await asyncio.sleep(0.3)
                 for node in group:
                     await node.start()
@@ -77,7 +77,7 @@ def test_question_to_all_nodes_is_repeated_only_with_retry_timeout(method):
 def test_wrong_peers_are_reported_within_connect_timeout():
     async def main():
         began = time.monotonic()
-        async with AsyncClient(NOBODY, retry_timeout_ms=60_000, connect_timeout_ms=300) as client:
+        async with AsyncClient(UNREACHABLE, retry_timeout_ms=60_000, connect_timeout_ms=300) as client:
             for call in (client.metadata(), client.read(0, 1), client.producer("p")):
                 with pytest.raises(UnreachableError):
                     await call
@@ -86,7 +86,7 @@ def test_wrong_peers_are_reported_within_connect_timeout():
     run(main())
 
 
-def test_connect_timeout_ends_once_a_node_responded():
+def test_connect_timeout_applies_before_first_response():
     async def main():
         async with FakeGroup() as group:
             filled(group)
@@ -103,7 +103,7 @@ def test_connect_timeout_ends_once_a_node_responded():
     run(main())
 
 
-def test_named_node_is_the_only_one_asked_and_repeated_only_with_retry_timeout():
+def test_named_node_is_retried_only_with_retry_timeout():
     async def main():
         async with FakeGroup() as group:
             peers = filled(group).peers
@@ -111,14 +111,14 @@ def test_named_node_is_the_only_one_asked_and_repeated_only_with_retry_timeout()
             async with AsyncClient(peers) as once:
                 with pytest.raises(BusyError):
                     await once.read(0, 10, node="n1")
-            async with AsyncClient(peers, retry_timeout_ms=30_000) as patient:
-                assert (await patient.read(0, 10, node="n1")).num_rows == 10
+            async with AsyncClient(peers, retry_timeout_ms=30_000) as retrying:
+                assert (await retrying.read(0, 10, node="n1")).num_rows == 10
             assert [len(node.asked(Type.READ)) for node in group] == [0, 4, 0]
 
     run(main())
 
 
-def test_replica_that_shows_nothing_of_a_known_range_is_behind():
+def test_replica_without_known_entries_is_behind():
     async def main():
         async with FakeGroup() as group:
             peers = filled(group).peers
@@ -140,7 +140,7 @@ def test_replica_that_shows_nothing_of_a_known_range_is_behind():
 
 
 @pytest.mark.parametrize("read_from", ["leader", "follower"])
-def test_preferred_role_is_asked_first_and_others_after_it(read_from):
+def test_preferred_role_is_asked_first(read_from):
     async def main():
         async with FakeGroup() as group:
             filled(group)
@@ -156,7 +156,7 @@ def test_preferred_role_is_asked_first_and_others_after_it(read_from):
     run(main())
 
 
-def test_readers_with_different_numbers_begin_at_different_replicas():
+def test_readers_with_spread_start_at_different_replicas():
     async def main():
         async with FakeGroup() as group:
             filled(group)
@@ -168,7 +168,7 @@ def test_readers_with_different_numbers_begin_at_different_replicas():
     run(main())
 
 
-def test_replica_that_failed_is_asked_after_the_others_for_a_while():
+def test_failed_replica_is_asked_last_for_a_while():
     async def main():
         async with FakeGroup() as group:
             filled(group)
@@ -181,7 +181,7 @@ def test_replica_that_failed_is_asked_after_the_others_for_a_while():
     run(main())
 
 
-def test_entries_are_deleted_only_if_no_replica_is_left_that_may_serve_them():
+def test_entries_count_as_deleted_only_without_other_replica():
     async def main():
         async with FakeGroup() as group:
             peers = filled(group).peers
@@ -192,8 +192,8 @@ def test_entries_are_deleted_only_if_no_replica_is_left_that_may_serve_them():
                 with pytest.raises(IndexOutOfRangeError) as caught:
                     await once.fetch(3, 10)
                 assert caught.value.values["first_index"] == 4
-            async with AsyncClient(peers, timeout_ms=500, retry_timeout_ms=30_000) as patient:
-                reading = asyncio.create_task(patient.fetch(3, 10))
+            async with AsyncClient(peers, timeout_ms=500, retry_timeout_ms=30_000) as retrying:
+                reading = asyncio.create_task(retrying.fetch(3, 10))
                 await asyncio.sleep(0.3)
                 assert not reading.done()
                 await group.nodes.n2.start()
@@ -202,7 +202,7 @@ def test_entries_are_deleted_only_if_no_replica_is_left_that_may_serve_them():
     run(main())
 
 
-def test_patient_client_reports_deleted_entries_at_once_where_all_replicas_agree():
+def test_deleted_entries_are_reported_at_once_by_all_replicas():
     async def main():
         async with FakeGroup() as group:
             filled(group).first = 5
@@ -215,7 +215,7 @@ def test_patient_client_reports_deleted_entries_at_once_where_all_replicas_agree
     run(main())
 
 
-def test_plain_append_is_not_repeated_after_an_unknown_outcome():
+def test_plain_append_is_not_retried_after_unknown_outcome():
     async def main():
         async with FakeGroup() as group:
             async with AsyncClient(group.peers, timeout_ms=300, retry_timeout_ms=30_000) as client:
@@ -228,34 +228,17 @@ def test_plain_append_is_not_repeated_after_an_unknown_outcome():
     run(main())
 
 
-def test_attempts_grow_from_a_share_to_the_whole_request_timeout():
+def test_attempt_timeouts_grow_to_request_timeout():
     async def main():
-        patient = Retry(Timeouts(10.0, 60.0), idempotent=True)
+        retrying = Retry(Timeouts(10.0, 60.0), idempotent=True)
         found = []
         for _ in range(3):
-            found.append(round(patient.attempt_s, 1))
-            await patient.failed(RequestTimedOutError("slow"))
+            found.append(round(retrying.attempt_s, 1))
+            await retrying.failed(RequestTimedOutError("slow"))
         assert found == [2.5, 5.0, 10.0]
         within = Retry(Timeouts(10.0), idempotent=True)
         await within.failed(RequestTimedOutError("slow"))
         assert round(within.attempt_s, 1) == 2.5, "without a retry timeout four attempts fit"
         assert round(Retry(Timeouts(10.0, 60.0), idempotent=False).attempt_s, 1) == 10.0
-
-    run(main())
-
-
-def test_bounds_wait_for_an_end_that_is_known():
-    async def main():
-        async with FakeGroup() as group:
-            filled(group)
-            async with AsyncClient(group.peers) as client:
-                assert (await client.bounds(min_end=10)).end == 10
-                waiting = asyncio.create_task(client.bounds(min_end=11, wait_ms=30_000))
-                await asyncio.sleep(0.2)
-                assert not waiting.done()
-                group.log.append_bodies(b"more")
-                assert (await waiting).end == 11
-                found = await client.bounds(min_end=99, wait_ms=1)
-                assert (found.end, found.commit_index, found.log_uuid) == (11, 10, "uuid")
 
     run(main())

@@ -27,7 +27,7 @@ GOOD = "dLegerGroup=g\ndLegerPeers=n0-h:1;n1-h:2\ndLegerSelfId=n0\nstorePathRoot
         (b"# no\n ! no\n\n \t\nyes", {"yes": ""}),
         (b"a=b\\\n  c\\\r\n   d", {"a": "bcd"}),
         (b"a=b\\\n# no comment\nc=d", {"a": "b# no comment", "c": "d"}),
-        (b"# a comment goes on? \\\nno=1", {"no": "1"}),
+        (b"# a comment continues? \\\nno=1", {"no": "1"}),
         (b"a=b\\\\\nc=d", {"a": "b\\", "c": "d"}),
         (b"\\\n#a\nb", {"b": ""}),
         (b"a\\=b\\:c\\ d=e", {"a=b:c d": "e"}),

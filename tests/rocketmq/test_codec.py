@@ -90,7 +90,7 @@ def with_properties(text: bytes, body: bytes = b"b", sys_flag: int = 0, topic: b
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MESSAGE, min_size=1, max_size=8))
-def test_what_is_encoded_decodes(rows: list[dict]) -> None:
+def test_encoded_messages_decode(rows: list[dict]) -> None:
     bodies = encode_messages(**columns_of(rows))
     batch = decode_messages(bodies)
     assert batch.schema.equals(MESSAGE_SCHEMA)
@@ -149,7 +149,7 @@ def test_properties_are_parsed_as_rocketmq_does(texts: list[str]) -> None:
 
 @pytest.mark.parametrize("kinds", [1, 2, 31, 32, 33, 40])
 @pytest.mark.parametrize("again", [0, 1, 2])
-def test_of_a_name_that_comes_again_the_last_counts(kinds: int, again: int) -> None:
+def test_last_of_equal_property_names_is_used(kinds: int, again: int) -> None:
     pairs = [(f"n{number}", f"v{number}") for number in range(kinds)]
     pairs += [(f"n{kinds - 1}", f"later{number}") for number in range(again)]
     text = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
@@ -263,20 +263,20 @@ def test_further_queues_are_found_whatever_else_is_read(others: list[str]) -> No
 
 
 @given(st.lists(st.one_of(MESSAGE, st.binary(max_size=100)), max_size=6), st.integers(0, 60))
-def test_a_message_may_begin_behind_the_begin_of_its_row(given_rows: list[dict | bytes], skip: int) -> None:
+def test_decode_skips_bytes_before_message(given_rows: list[dict | bytes], skip: int) -> None:
     bodies = [row if isinstance(row, bytes) else encode_messages(**columns_of([row]))[0].as_py() for row in given_rows]
     shifted = pa.array([b"\xff" * skip + body for body in bodies], pa.binary())
     expected = consume_queue_columns(pa.array(bodies, pa.binary()), QUEUE_FACTS_SCHEMA.names)
     assert consume_queue_columns(shifted, QUEUE_FACTS_SCHEMA.names, skip_bytes=skip).equals(expected)
 
 
-def test_rows_that_end_before_their_message_begins_are_no_messages() -> None:
+def test_rows_shorter_than_skip_have_error() -> None:
     found = consume_queue_columns(pa.array([b"", b"short", None], pa.binary()), skip_bytes=48)
     assert found.column("error").null_count == 0
     assert found.column("topic").null_count == 3
 
 
-@pytest.mark.parametrize("born", [2**62, -(2**63), 253_402_300_800_000])  # the second's absolute value is no number
+@pytest.mark.parametrize("born", [2**62, -(2**63), 253_402_300_800_000])  # the second's absolute value is not a number
 def test_timestamps_out_of_range_are_null(born: int) -> None:
     record = encode_messages("T", 0, [b""], born_timestamp=born, store_timestamp=-1)
     (row,) = decode_messages(record, ["born_timestamp", "store_timestamp"]).to_pylist()
@@ -309,14 +309,14 @@ def test_timestamps_out_of_range_are_null(born: int) -> None:
     ],
     ids=lambda wrong: str({name: repr(value)[:30].partition(" object at")[0] for name, value in wrong.items()}),
 )
-def test_what_cannot_be_encoded_is_refused(given_wrong: dict) -> None:
+def test_encode_rejects_bad_values(given_wrong: dict) -> None:
     arguments = {"topic": "T", "queue_id": 0, "body": [b"b"]} | given_wrong
     with pytest.raises(BadRequestError):
         encode_messages(**arguments)
 
 
 @pytest.mark.parametrize(("bodies", "columns"), [(pa.array([1]), None), ([b"x"], None), (pa.array([b"x"]), ["nope"])])
-def test_what_cannot_be_decoded_is_refused(bodies: object, columns: list[str] | None) -> None:
+def test_decode_rejects_bad_arguments(bodies: object, columns: list[str] | None) -> None:
     with pytest.raises(BadRequestError):
         decode_messages(bodies, columns)
 

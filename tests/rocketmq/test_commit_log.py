@@ -33,7 +33,7 @@ def read(path: Path, position: int = 0, batch_bytes: int = 1 << 20) -> tuple[dic
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 5_000, 1 << 30])
-def test_the_golden_log(tmp_path: Path, batch_bytes: int) -> None:
+def test_golden_commitlog_is_read(tmp_path: Path, batch_bytes: int) -> None:
     files = commit_log_files(golden.extract(golden.MIXED, "n0/commitlog", tmp_path))
     found: dict[int, bytes] = {}
     for file in files:
@@ -60,7 +60,7 @@ def test_the_golden_log(tmp_path: Path, batch_bytes: int) -> None:
     ],
     ids=["nothing", "few zeros", "zeros", "one byte", "blank", "unknown magic", "cut", "too short", "negative"],
 )
-def test_what_ends_a_file(tmp_path: Path, rest: bytes, kind: str) -> None:
+def test_file_stop_kinds(tmp_path: Path, rest: bytes, kind: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"".join(BODIES) + rest)
     found, stop = read(path, 1000)
@@ -68,12 +68,12 @@ def test_what_ends_a_file(tmp_path: Path, rest: bytes, kind: str) -> None:
     assert stop == FileStop(1000 + sum(map(len, BODIES)), kind)
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_empty_file_has_no_messages(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert read(tmp_path / "file", 5) == ({}, FileStop(5, "end"))
 
 
-def test_directories_that_are_no_commit_log(tmp_path: Path) -> None:
+def test_other_directories_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         commit_log_files(tmp_path / "nothing")
     (tmp_path / "lock").touch()
@@ -85,15 +85,15 @@ def test_directories_that_are_no_commit_log(tmp_path: Path) -> None:
         commit_log_files(tmp_path)
 
 
-def test_a_folder_named_like_a_file_is_not_passed_over(tmp_path: Path) -> None:
-    """It may be where the next file should be: a group must not begin behind the first one alone."""
+def test_directory_named_like_file_is_rejected(tmp_path: Path) -> None:
+    """It may replace the next file: a group must not start after the first file alone."""
     (tmp_path / f"{0:020d}").write_bytes(bytes(1024))
     (tmp_path / f"{1024:020d}").mkdir()
     with pytest.raises(ConfigError):
         commit_log_files(tmp_path)
 
 
-def test_a_commit_log_in_several_directories(tmp_path: Path) -> None:
+def test_commitlog_in_several_directories_is_rejected(tmp_path: Path) -> None:
     """A broker may put its files into the directories by turns; links to all of them are the log."""
     for number in range(4):
         path = tmp_path / f"path{number % 2}" / f"{number * 100:020d}"
@@ -108,7 +108,7 @@ def test_a_commit_log_in_several_directories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 4, 5, 7, 8, 60, 95, -12, -5, -4])
-def test_a_message_that_was_written_in_part_is_the_end(tmp_path: Path, cut: int) -> None:
+def test_partial_message_is_end_of_log(tmp_path: Path, cut: int) -> None:
     """A slave is sent pieces that cut messages; RocketMQ's recovery ends there too."""
     torn = bytearray(BODIES[2])
     torn[cut:] = bytes(len(torn[cut:]))
@@ -126,8 +126,8 @@ def test_a_message_that_was_written_in_part_is_the_end(tmp_path: Path, cut: int)
 
 
 @pytest.mark.parametrize("spoil", [(84, 1), (20, 0xFF), (8, 1)], ids=["body length", "queue offset", "body CRC"])
-def test_a_whole_message_is_never_taken_for_a_part(tmp_path: Path, spoil: tuple[int, int]) -> None:
-    """The last one, with zeros behind it; what is wrong with it is for others to say."""
+def test_complete_message_is_never_partial(tmp_path: Path, spoil: tuple[int, int]) -> None:
+    """The last message, followed by zeros, may be damaged but is complete."""
     at, value = spoil
     last = bytearray(encode_messages("T", 0, [b"a" * 300], "tag").to_pylist()[0])
     last[at] ^= value
@@ -137,7 +137,7 @@ def test_a_whole_message_is_never_taken_for_a_part(tmp_path: Path, spoil: tuple[
     assert list(found.values()) == [*BODIES, bytes(last)]
 
 
-def test_part_of_a_message_and_then_something_else_is_damage(tmp_path: Path) -> None:
+def test_partial_message_before_data_is_damage(tmp_path: Path) -> None:
     torn = BODIES[2][:6] + bytes(200)
     (tmp_path / "file").write_bytes(b"".join(BODIES) + torn + b"x" + bytes(100))
     found, stop = read(tmp_path / "file")
@@ -145,7 +145,7 @@ def test_part_of_a_message_and_then_something_else_is_damage(tmp_path: Path) -> 
     assert stop.kind == "damaged"
 
 
-def test_files_that_a_broker_made_ahead_are_left_out(tmp_path: Path) -> None:
+def test_preallocated_files_are_skipped(tmp_path: Path) -> None:
     for number, data in enumerate([b"".join(BODIES), b"", b"", b""]):
         (tmp_path / f"{number * 1000:020d}").write_bytes(data.ljust(1000, b"\0"))
     assert [file.position for file in commit_log_files(tmp_path)] == [0]
@@ -156,7 +156,7 @@ def test_files_that_a_broker_made_ahead_are_left_out(tmp_path: Path) -> None:
     assert [file.position for file in commit_log_files(tmp_path)] == [0, 1000, 2000]
 
 
-def test_a_log_without_messages_keeps_its_first_file(tmp_path: Path) -> None:
+def test_log_without_messages_keeps_first_file(tmp_path: Path) -> None:
     for position in (0, 1000):
         (tmp_path / f"{position:020d}").write_bytes(bytes(1000))
     assert [file.position for file in commit_log_files(tmp_path)] == [0]

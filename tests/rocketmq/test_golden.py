@@ -35,13 +35,13 @@ def same_host(ours: str, theirs: str) -> bool:
     return ours_port == theirs_port and ipaddress.ip_address(plain) == ipaddress.ip_address(theirs_address)
 
 
-def test_every_message_decodes(name: str) -> None:
+def test_golden_messages_decode(name: str) -> None:
     offsets, batch = decoded(name)
     assert batch["error"].null_count == len(offsets) >= 200
     assert batch["physical_offset"].to_pylist() == offsets
 
 
-def test_every_field_agrees_with_the_oracle(name: str) -> None:
+def test_golden_fields_equal_oracle(name: str) -> None:
     offsets, batch = decoded(name)
     row_of = {offset: row for row, offset in enumerate(offsets)}
     columns = {column: batch[column].to_pylist() for column in batch.schema.names}
@@ -141,6 +141,6 @@ def test_encoding_again_gives_equal_messages(name: str) -> None:
         elif column == "body_crc":
             assert ((np.asarray(again[column]) == np.asarray(given[column])) | packed).all()
         elif column == "store_size":
-            continue  # pieces of properties that no reader sees are gone
+            continue  # pieces of properties that no reader sees are deleted
         else:
             assert again[column].equals(given[column]), column

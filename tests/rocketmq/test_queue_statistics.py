@@ -31,7 +31,7 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [MIXED, THREE])
-def test_queues_are_those_of_the_broker(name: str) -> None:
+def test_queues_equal_those_of_broker(name: str) -> None:
     found = queue_statistics(batches(list(messages(name).values()), 100))
     wanted = {
         (q["topic"], q["queueId"]): (q["min"], q["max"]) for q in oracle(name) if q["kind"] == "queue" and q["max"]
@@ -42,12 +42,12 @@ def test_queues_are_those_of_the_broker(name: str) -> None:
     assert found.not_messages == 0
 
 
-def test_queue_offsets_given_out_twice_are_seen() -> None:
+def test_duplicate_queue_offsets_are_counted() -> None:
     found = queue_statistics(batches(list(messages(REUSED).values()), 64))
     assert (sum(found.queues["messages"].to_pylist()), sum(found.queues["spare"].to_pylist())) == (229, 9)
 
 
-def test_our_own_log_counts_on_behind_what_a_broker_gave_out() -> None:
+def test_native_log_continues_broker_offsets() -> None:
     old = encode_messages(topic="t", queue_id=0, body=[b"x"] * 3, queue_offset=pa.array([5, 6, 7])).to_pylist()
     new = encode_messages(topic=pa.array(["t", "t", "u"]), queue_id=0, body=[b"x"] * 3).to_pylist()
     found = queue_statistics(batches([*old, *new], 2), broker_end=3)
@@ -70,7 +70,7 @@ MESSAGES = st.lists(
 
 @pytest.mark.slow
 @given(MESSAGES, st.integers(1, 20))
-def test_it_is_what_counting_one_by_one_gives(given_: list[tuple[str, int, str | None, int, int]], size: int) -> None:
+def test_statistics_equal_naive_count(given_: list[tuple[str, int, str | None, int, int]], size: int) -> None:
     topics, queues, tags, times, flags = (list(column) for column in zip(*given_, strict=True))
     encoded = encode_messages(
         topic=pa.array(topics),
@@ -105,7 +105,7 @@ def test_partial_results_are_merged_before_they_grow(monkeypatch: pytest.MonkeyP
     assert (small.queues, small.rates, small.tags) == (whole.queues, whole.rates, whole.tags)
 
 
-def test_rocketmq_s_own_topics_can_be_left_out() -> None:
+def test_system_topics_can_be_excluded() -> None:
     found = queue_statistics(batches(list(messages(THREE).values()), 1000))
     topics = set(found.of_users().queues["topic"].to_pylist())
     gone = set(found.queues["topic"].to_pylist()) - topics
@@ -114,14 +114,14 @@ def test_rocketmq_s_own_topics_can_be_left_out() -> None:
     assert {name for name in gone if not name.startswith(("RMQ_SYS_", "rmq_sys_", "SCHEDULE_", "TRANS_"))} == set()
 
 
-def test_nothing_gives_empty_tables() -> None:
+def test_empty_log_gives_empty_tables() -> None:
     found = queue_statistics([])
     assert isinstance(found, QueueStatistics)
     assert (found.queues.num_rows, found.rates.num_rows, found.tags.num_rows) == (0, 0, 0)
     assert found.skew().num_rows == 0
 
 
-def test_what_waits_for_consumers(tmp_path: Path) -> None:
+def test_consumer_lag_counts_waiting_messages(tmp_path: Path) -> None:
     broker = extract(THREE, "n0/config", tmp_path).parent
     found = queue_statistics(batches(list(messages(THREE).values()), 1000))
     lag = {
@@ -136,7 +136,7 @@ def test_what_waits_for_consumers(tmp_path: Path) -> None:
         consumer_lag(broker, found.queues)
 
 
-def test_errors_of_messages_are_not_hidden() -> None:
+def test_message_errors_are_raised() -> None:
     """A body that cannot be decompressed is a message all the same: only its outside is counted."""
     broken = encode_messages(topic="t", queue_id=0, body=[b"no zlib"], sys_flag=1)
     assert decode_messages(broken, ["error", "body"]).column("body").null_count == 1

@@ -14,23 +14,23 @@ from dledger_core.rocketmq.remoting.messages import AppendResponse, WireEntry
 
 
 class Node:
-    """Holds entries; notes how many requests were under way at once."""
+    """Holds entries; counts the requests in flight."""
 
     def __init__(self, entries: list[WireEntry]) -> None:
         self.entries = entries
-        self.under_way = self.most = self.asked = 0
+        self.in_flight_now = self.most = self.asked = 0
 
     async def get(self, index: int) -> WireEntry:
         self.asked += 1
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
+        self.in_flight_now += 1
+        self.most = max(self.most, self.in_flight_now)
         try:
             await asyncio.sleep(0)
             if index >= len(self.entries):
                 raise IndexOutOfRangeError("behind", "", "", {"code": 410})
             return self.entries[index]
         finally:
-            self.under_way -= 1
+            self.in_flight_now -= 1
 
 
 def entries(count: int, size: int = 100, term: int = 1) -> list[WireEntry]:
@@ -41,23 +41,23 @@ def read(node: Node, start: int, end: int, max_bytes: int = 1 << 20, in_flight: 
     return asyncio.run(read_entries(node.get, start, end, max_bytes=max_bytes, in_flight=in_flight))
 
 
-def test_entries_come_in_order_with_several_under_way() -> None:
+def test_entries_are_read_in_order_with_several_in_flight() -> None:
     node = Node(entries(100))
     assert read(node, 3, 90) == node.entries[3:90]
     assert node.most == 8
-    assert node.under_way == 0
+    assert node.in_flight_now == 0
 
 
-def test_a_read_ends_where_the_log_ends() -> None:
+def test_read_ends_at_end_of_log() -> None:
     node = Node(entries(10))
     assert read(node, 5, 1000) == node.entries[5:]
-    assert node.under_way == 0
+    assert node.in_flight_now == 0
     with pytest.raises(IndexOutOfRangeError):
         read(node, 10, 11)
 
 
 @pytest.mark.slow
-def test_bytes_bound_a_read_and_what_is_under_way() -> None:
+def test_read_limits_bytes_and_requests_in_flight() -> None:
     node = Node(entries(100, size=952))
     assert len(read(node, 0, 100, max_bytes=10_000)) == 10
     assert len(read(node, 0, 100, max_bytes=1)) == 1
@@ -69,13 +69,13 @@ def test_bytes_bound_a_read_and_what_is_under_way() -> None:
     assert node.asked == 1
 
 
-def test_terms_that_go_back_are_a_rewritten_log() -> None:
+def test_decreasing_terms_are_rejected() -> None:
     node = Node([*entries(5, term=2), WireEntry(5, 1, 1, 0, b"")])
-    with pytest.raises(ProtocolError, match="terms decrease"):
+    with pytest.raises(ProtocolError):
         read(node, 0, 6)
 
 
-def test_rows_leave_out_noops_and_probes() -> None:
+def test_batch_skips_noops_and_probes() -> None:
     found = [
         WireEntry(0, 1, 1, 0, b"a"),
         WireEntry(1, 2, 2, 49, b""),
@@ -109,23 +109,23 @@ def append(leader: Leader, count: int, in_flight: int) -> Any:
     return asyncio.run(append_all(leader.append, [b"%d" % i for i in range(count)], in_flight))
 
 
-def test_an_append_that_lies_in_order_is_a_range() -> None:
+def test_append_in_order_returns_range() -> None:
     found = append(Leader(first=7), 20, 4)
     assert (found.first_index, found.last_index, found.term, found.indexes) == (7, 26, 3, ())
 
 
-def test_an_append_that_java_took_in_another_order_says_where_each_body_lies() -> None:
+def test_append_in_other_order_returns_each_index() -> None:
     found = append(Leader(first=10, order=[1, 0, 5]), 3, 3)
     assert (found.first_index, found.last_index, found.indexes) == (10, 15, (11, 10, 15))
 
 
-def test_appends_keep_order_with_one_in_flight() -> None:
+def test_one_append_in_flight_keeps_order() -> None:
     leader = Leader()
     append(leader, 20, 1)
     assert leader.bodies == [b"%d" % i for i in range(20)]
 
 
-def test_a_failed_append_says_how_far_it_came_and_sends_nothing_more() -> None:
+def test_failed_append_counts_acknowledged_bodies() -> None:
     leader = Leader(first=5, fails=(6,))
     with pytest.raises(RequestTimedOutError) as caught:
         append(leader, 100, 4)
@@ -138,6 +138,6 @@ def test_a_failed_append_says_how_far_it_came_and_sends_nothing_more() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"safety_lag_ms": -1}, {"safety_lag_ms": 1 << 40}, {"appends_in_flight": 0}, {"reads_in_flight": 5000}]
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+def test_java_options_reject_values_out_of_range(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         JavaOptions(**wrong)  # type: ignore[arg-type]

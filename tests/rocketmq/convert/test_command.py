@@ -1,4 +1,4 @@
-"""``dledger convert`` as people call it."""
+"""The command ``dledger convert``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
     return store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n1")[0]
 
 
-def test_as_json(tmp_path: Path, source: Path) -> None:
+def test_convert_prints_json_report(tmp_path: Path, source: Path) -> None:
     options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
     planned = run(source, tmp_path / "dir", *options, "--dry-run")
     assert (planned.exit_code, planned.stderr) == (0, "")
@@ -42,7 +42,7 @@ def test_as_json(tmp_path: Path, source: Path) -> None:
         assert (reader.group, reader.node_id, reader.log_uuid) == ("orders", "n1", report["log_uuid"])
 
 
-def test_as_a_table(tmp_path: Path, source: Path) -> None:
+def test_convert_prints_table_and_index_map(tmp_path: Path, source: Path) -> None:
     options = ("--group", "g", "--self-id", "n1", "--peers", PEERS, "--profile", "A", "--data-segment-bytes", "32KiB")
     done = run(source, tmp_path / "x" / "dledger-n1", *options)
     assert done.exit_code == 0, done.output
@@ -56,29 +56,31 @@ def test_as_a_table(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "name"),
     [
-        ({"--self-id": "n7"}, "n7 is not in the peers string"),
-        ({"--group": "../x"}, "cannot name a group"),
-        ({"--peers": "n1"}, "malformed peer"),
+        ({"--self-id": "n7"}, "n7"),
+        ({"--group": "../x"}, "../x"),
+        ({"--peers": "n1"}, "n1"),
         ({"--profile": "C"}, "--profile"),
         ({"--data-segment-bytes": "many"}, "--data-segment-bytes"),
-        ({"--data-segment-bytes": "1KiB"}, "does not fit"),
+        ({"--data-segment-bytes": "1KiB"}, "--data-segment-bytes"),
         ({"--data-segment-bytes": "12"}, "data_segment_bytes"),
         ({"--index-segment-bytes": "33"}, "index_segment_bytes"),
         ({"--commitlog": "/nowhere"}, "--commitlog"),
         ({"--log-uuid": "short"}, "--log-uuid"),
     ],
 )
-def test_wrong_calls_end_in_one_line(tmp_path: Path, source: Path, changes: dict[str, str], said: str) -> None:
+def test_convert_rejects_wrong_options_in_one_line(
+    tmp_path: Path, source: Path, changes: dict[str, str], name: str
+) -> None:
     options = {"--group": "g", "--self-id": "n1", "--peers": PEERS} | changes
     done = run(source, tmp_path / "dir", *[word for pair in options.items() for word in pair])
     assert (done.exit_code, done.stdout) == (3, ""), done.output
-    assert said in done.stderr
+    assert name in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_damage_is_exit_code_4(tmp_path: Path, source: Path) -> None:
+def test_convert_of_damaged_source_exits_4(tmp_path: Path, source: Path) -> None:
     path = min((source / "data").iterdir())
     content = bytearray(path.read_bytes())
     content[0:4] = b"\x00\x00\x00\x09"
@@ -111,7 +113,7 @@ def test_convert_stops_between_steps_on_signal_and_continues(
     assert (done.exit_code, json.loads(done.stdout)["resumed"]) == (0, True)
 
 
-def test_where_the_store_goes() -> None:
+def test_store_directory_below_destination() -> None:
     assert store_directory(Path("d"), "g", "n0") == Path("d/g/dledger-n0")
     assert store_directory(Path("d/dledger-n0"), "g", "n0") == Path("d/dledger-n0")
     assert store_directory(Path("d/dledger-n1"), "g", "n0") == Path("d/dledger-n1/g/dledger-n0")

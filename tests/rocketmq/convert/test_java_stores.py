@@ -1,4 +1,4 @@
-"""Stores that real Java DLedger wrote, converted: entry by entry what Java's own recovery reads, fit to be served."""
+"""Converted stores of real Java DLedger: every entry as Java's own recovery reads it, ready to serve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["A", "B"])
 @pytest.mark.parametrize(("name", "node"), STORES)
-def test_every_entry_stays_what_java_read(golden: Path, tmp_path: Path, name: str, node: str, profile: str) -> None:
+def test_converted_entries_equal_java_manifest(
+    golden: Path, tmp_path: Path, name: str, node: str, profile: str
+) -> None:
     source, node = store_of(golden / name, node)
     before = snapshot(source)
     report = converted(source, tmp_path / "new", self_id=node, profile=profile)
@@ -49,11 +51,9 @@ def test_every_entry_stays_what_java_read(golden: Path, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize(("name", "node"), [case for case in STORES if "diverged" not in case[0]])
-def test_a_generation_a_store_that_was_stopped_in_order_is_copied_byte_by_byte(
-    golden: Path, tmp_path: Path, name: str, node: str
-) -> None:
+def test_clean_generation_a_store_is_copied_byte_for_byte(golden: Path, tmp_path: Path, name: str, node: str) -> None:
     if "0.3.1.2" not in name or "rejoined" in name:
-        return  # a cut tail's leftovers are not copied, and generation B is laid anew for A
+        return  # the rest of a truncated tail is not copied, and generation B is relocated for profile A
     source, node = store_of(golden / name, node)
     converted(source, tmp_path / "new", self_id=node, profile="A")
     assert files_of(tmp_path / "new") == files_of(source)
@@ -64,7 +64,7 @@ def test_a_generation_a_store_that_was_stopped_in_order_is_copied_byte_by_byte(
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["A", "B"])
 @pytest.mark.parametrize(("name", "node"), STORES)
-def test_the_log_goes_on(golden: Path, tmp_path: Path, name: str, node: str, profile: str) -> None:
+def test_converted_log_accepts_appends(golden: Path, tmp_path: Path, name: str, node: str, profile: str) -> None:
     source, node = store_of(golden / name, node)
     path = tmp_path / "new"
     report = converted(source, path, self_id=node, profile=profile)
@@ -90,7 +90,7 @@ def test_the_log_goes_on(golden: Path, tmp_path: Path, name: str, node: str, pro
         assert reader.verify().findings == ()
 
 
-def test_nodes_with_equal_logs_become_nodes_with_equal_logs(golden: Path, tmp_path: Path) -> None:
+def test_equal_logs_convert_to_equal_logs(golden: Path, tmp_path: Path) -> None:
     for name in ("dledger-0.3.1.2-three", "dledger-0.4.0-three"):
         reports = []
         for node in ("n0", "n1", "n2"):
@@ -101,8 +101,8 @@ def test_nodes_with_equal_logs_become_nodes_with_equal_logs(golden: Path, tmp_pa
         assert files[0] == files[1] == files[2]
 
 
-def test_a_follower_takes_what_java_wrote_from_its_leader(golden: Path, tmp_path: Path) -> None:
-    """A node that had less of the old log, or nothing, gets the rest from a leader that took it over."""
+def test_follower_copies_converted_entries_from_leader(golden: Path, tmp_path: Path) -> None:
+    """A node with fewer entries gets the rest from a leader with a converted store."""
     source, _ = store_of(golden / "dledger-0.3.1.2-three", "n0")
     converted(source, tmp_path / "leader")
     leader = CommitLog.open(tmp_path / "leader", group="g", node_id="n0")

@@ -64,7 +64,7 @@ def columns(bodies: list[bytes]) -> tuple[bytes, np.ndarray, np.ndarray]:
 
 @settings(deadline=None)
 @given(st.lists(BODY, min_size=1, max_size=12), st.randoms(use_true_random=False), st.booleans())
-def test_only_the_offsets_change(rows: list[bytes | dict], chance: object, signed: bool) -> None:
+def test_patch_changes_offsets_only(rows: list[bytes | dict], chance: object, signed: bool) -> None:
     bodies = encoded(rows)
     if signed:
         bodies = [with_own_crc(b) if isinstance(row, dict) else b for b, row in zip(bodies, rows, strict=True)]
@@ -92,7 +92,7 @@ def test_only_the_offsets_change(rows: list[bytes | dict], chance: object, signe
     assert all(data[starts[n] : starts[n] + lengths[n]] == bodies[n] for n in others)
 
 
-def test_a_wrong_crc_property_is_no_crc_of_its_own() -> None:
+def test_wrong_crc_property_is_not_updated() -> None:
     (record,) = encoded([{"topic": "a", "queue_id": 0, "body": b"x"}])
     right = with_own_crc(record)
     wrong = bytearray(right)
@@ -103,7 +103,7 @@ def test_a_wrong_crc_property_is_no_crc_of_its_own() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(MESSAGE, max_size=8), max_size=6), st.integers(0, 20))
-def test_queue_offsets_count_each_queue_from_where_its_broker_stopped(pieces: list[list[dict]], broker: int) -> None:
+def test_queue_offsets_continue_after_broker_offsets(pieces: list[list[dict]], broker: int) -> None:
     counters = QueueCounters()
     expected: dict[tuple[str, int], int] = {}
     seen = 0

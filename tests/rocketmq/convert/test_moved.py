@@ -1,4 +1,4 @@
-"""Logs whose entries get new numbers and places: CommitLogs, mixed logs, and logs of ours for Java."""
+"""Logs whose entries get new indexes and positions: CommitLogs, mixed logs, and native logs for Java."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def map_of(store: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["A", "B"])
 @pytest.mark.parametrize("what", ["commitlog", "mixed", "mixed by option"])
-def test_a_broker_s_messages_know_their_new_places(tmp_path: Path, what: str, profile: str) -> None:
+def test_converted_messages_have_new_physical_offsets(tmp_path: Path, what: str, profile: str) -> None:
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     store = extract(MIXED, "n0/dledger-n0", tmp_path)
     before = snapshot(tmp_path / MIXED)
@@ -74,14 +74,14 @@ def test_a_broker_s_messages_know_their_new_places(tmp_path: Path, what: str, pr
 
 
 @pytest.mark.parametrize("name", [THREE, REUSED])
-def test_a_broker_s_log_that_stays_in_place_keeps_every_byte(tmp_path: Path, name: str) -> None:
+def test_broker_log_in_place_keeps_every_byte(tmp_path: Path, name: str) -> None:
     store = extract(name, "n0/dledger-n0", tmp_path)
     report = converted(store.parent, tmp_path / "new", index_segment_bytes=1 << 20)
     assert (report.kind, report.moved, report.renumbered, report.messages) == ("java-a", False, False, 0)
     assert {row["position"] + 48: row["body"] for row in rows_of(tmp_path / "new")} == messages(name)
 
 
-def test_other_segment_sizes_move_messages(tmp_path: Path) -> None:
+def test_other_segment_size_moves_messages(tmp_path: Path) -> None:
     store = extract(REUSED, "n0/dledger-n0", tmp_path)
     report = converted(store, tmp_path / "new", data_segment_bytes=50_000, index_segment_bytes=4096)
     assert (report.moved, report.renumbered, report.messages_moved) == (True, False, 229)
@@ -94,7 +94,7 @@ def test_other_segment_sizes_move_messages(tmp_path: Path) -> None:
 
 
 class OwnLog:
-    """A log of ours, written batch by batch."""
+    """A native log, written batch by batch."""
 
     def __init__(self, path: Path, segment: int = 1 << 16) -> None:
         config = StorageConfig(data_segment_bytes=segment, index_segment_bytes=4096)
@@ -123,8 +123,8 @@ def message_bodies(count: int, topic: str = "t", sys_flag: int = 0) -> list[byte
     return encode_messages(topic, queues, bodies, sys_flag=sys_flag).to_pylist()
 
 
-def test_our_log_becomes_a_broker_s(tmp_path: Path) -> None:
-    """Control entries go, so do losers; messages get the queue offsets that our log does not give."""
+def test_native_log_converts_to_broker_log(tmp_path: Path) -> None:
+    """Control entries and orphaned attempts are dropped; messages get queue offsets."""
     own = OwnLog(tmp_path / "dledger-n0")
     own.append([], k="log", u="0" * 32)
     first = own.append(message_bodies(5))
@@ -166,12 +166,12 @@ def test_our_log_becomes_a_broker_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_convert_refuses_an_open_transaction_where_the_result_has_none(tmp_path: Path, dry_run: bool) -> None:
+def test_convert_rejects_open_transaction_for_profile_a(tmp_path: Path, dry_run: bool) -> None:
     own = OwnLog(tmp_path / "dledger-n0")
     own.append([b"a"])
     own.append([b"b"], k="attempt", q="query-7", b=3, r="r", a="1", n=1)
     source = own.close()
-    with pytest.raises(ConfigError, match="transaction 3 of query 'query-7' is open") as caught:
+    with pytest.raises(ConfigError, match="query-7") as caught:
         converted(source, tmp_path / "new", profile="A", dry_run=dry_run)
     assert caught.value.values == {"query_id": "query-7", "batch_id": 3, "index": 1}
     assert converted(source, tmp_path / "kept", profile="B").entries == 3
@@ -184,8 +184,8 @@ def part_of(own: OwnLog, control_index: int, rows: int) -> tuple[int, int, int, 
     return control_index + 1, control_index + rows, rows, crc
 
 
-def test_broker_messages_keep_their_queue_offsets_through_our_log(tmp_path: Path) -> None:
-    """From a broker into ours, on in ours, and back: the broker's offsets stay, ours come behind them."""
+def test_broker_queue_offsets_survive_native_log(tmp_path: Path) -> None:
+    """From a broker to a native log and back: the broker's offsets stay, new ones continue after them."""
     store = extract(REUSED, "n0/dledger-n0", tmp_path)
     converted(store, tmp_path / "ours", index_segment_bytes=4096)
     log = CommitLog.open(tmp_path / "ours", group="g", node_id="n0")
@@ -224,7 +224,7 @@ def topic_of(found: dict[int, bytes]) -> tuple[str, int]:
     return queue_of(next(iter(found.values())))
 
 
-def test_our_log_copied_for_another_node_of_its_group(tmp_path: Path) -> None:
+def test_native_log_is_copied_for_another_node(tmp_path: Path) -> None:
     own = OwnLog(tmp_path / "dledger-n0")
     own.append([b"a"] * 3, k="log", u="ab" * 16)
     own.log.adopt_uuid("ab" * 16)
@@ -240,7 +240,7 @@ def test_our_log_copied_for_another_node_of_its_group(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_reports_the_same_without_writing(tmp_path: Path) -> None:
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     planned = converted(classic, tmp_path / "new", dry_run=True)
     assert not (tmp_path / "new").exists()
@@ -250,7 +250,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
     assert (planned.digest, planned.dry_run) == ("", True)
 
 
-def test_an_empty_store_stays_empty(tmp_path: Path) -> None:
+def test_empty_store_converts_to_empty_store(tmp_path: Path) -> None:
     config = StorageConfig(data_segment_bytes=4096, index_segment_bytes=1024)
     CommitLog.open(tmp_path / "dledger-n0", group="g", node_id="n0", config=config).close()
     report = converted(tmp_path / "dledger-n0", tmp_path / "new", self_id="n1")

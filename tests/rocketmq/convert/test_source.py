@@ -1,4 +1,4 @@
-"""What a directory holds is recognized; what is wrong with it is said, and nothing is written into it."""
+"""Sources are recognized, their faults are reported, and they are never written to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, S
 from dledger_core.record import HEADER_BYTES
 from dledger_core.rocketmq import encode_messages
 from dledger_core.rocketmq.convert.source import open_source
-from dledger_core.rocketmq.store.commit_log import walk
+from dledger_core.rocketmq.store.commit_log import scan_records
 from dledger_core.storage import CommitLog, open_store
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.log_info import load_log_meta, save_log_meta
@@ -28,7 +28,7 @@ from tests.rocketmq.golden import MIXED, THREE, extract
 from tests.support.only_reading import only_reading
 
 
-def test_kinds(tmp_path: Path) -> None:
+def test_open_source_recognizes_kinds(tmp_path: Path) -> None:
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     store = extract(MIXED, "n0/dledger-n0", tmp_path)
     three, _ = store_of(unpacked("dledger-0.4.0-three", tmp_path), "n1")
@@ -49,7 +49,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert open_source(store.parent).kind == "java-a"
 
 
-def test_what_is_no_source(tmp_path: Path) -> None:
+def test_open_source_rejects_other_paths(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "file", tmp_path / "nothing", tmp_path / "empty"):
@@ -57,30 +57,30 @@ def test_what_is_no_source(tmp_path: Path) -> None:
             open_source(path)
     for node in ("n0", "n1"):
         (tmp_path / "two" / f"dledger-{node}" / "data").mkdir(parents=True)
-    with pytest.raises(StoreMismatchError, match="several stores"):
+    with pytest.raises(StoreMismatchError):
         open_source(tmp_path / "two")
     with pytest.raises(StoreMismatchError):
         open_source(tmp_path / "empty", tmp_path / "empty")
 
 
-def test_a_store_that_does_not_go_on_from_the_commitlog(tmp_path: Path) -> None:
+def test_open_source_rejects_store_of_other_commitlog(tmp_path: Path) -> None:
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     other = extract(THREE, "n0/dledger-n0", tmp_path)
-    with pytest.raises(StoreMismatchError, match="does not go on from the CommitLog"):
+    with pytest.raises(StoreMismatchError):
         open_source(other, classic)
 
 
-def test_a_running_node_s_store(tmp_path: Path) -> None:
+def test_convert_rejects_store_of_running_node(tmp_path: Path) -> None:
     log = CommitLog.open(tmp_path / "dledger-n0", group="g", node_id="n0")
     before = snapshot(tmp_path / "dledger-n0")
-    with pytest.raises(StoreBusyError, match="stop the node first"):
+    with pytest.raises(StoreBusyError):
         converted(tmp_path / "dledger-n0", tmp_path / "new")
     assert snapshot(tmp_path / "dledger-n0") == before
     log.close()
     converted(tmp_path / "dledger-n0", tmp_path / "new")
 
 
-def test_a_running_broker_s_store(tmp_path: Path) -> None:
+def test_convert_rejects_store_of_running_broker(tmp_path: Path) -> None:
     """A broker locks the first byte of its file ``lock`` while it runs, as Java's FileChannel.tryLock does."""
     store = extract(MIXED, "n0/dledger-n0", tmp_path)
     extract(MIXED, "n0/commitlog", tmp_path)
@@ -97,7 +97,7 @@ def test_a_running_broker_s_store(tmp_path: Path) -> None:
         assert broker.stdout.readline() == "locked\n"
         for source in (store, store.parent, store.parent / "commitlog"):
             for dry_run in (True, False):
-                with pytest.raises(StoreBusyError, match="stop the broker first"):
+                with pytest.raises(StoreBusyError):
                     converted(source, tmp_path / "new", dry_run=dry_run)
         broker.communicate("\n")
     assert not (tmp_path / "new").exists()
@@ -106,7 +106,7 @@ def test_a_running_broker_s_store(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["commitlog", "mixed", "java-a", "java-b", "dledger"])
-def test_a_source_is_not_even_opened_for_writing(tmp_path: Path, what: str) -> None:
+def test_source_is_opened_for_reading_only(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "from"
     if what in ("commitlog", "mixed"):
         source = extract(MIXED, "n0/commitlog", folder)
@@ -138,7 +138,7 @@ def test_a_source_is_not_even_opened_for_writing(tmp_path: Path, what: str) -> N
         ({}, 3, None),
     ],
 )
-def test_a_term_is_never_below_one_that_was_known(
+def test_source_term_is_highest_recorded_term(
     tmp_path: Path, files: dict[str, str], term: int, vote: str | None
 ) -> None:
     """Java can lose currterm in a crash; our node campaigns above whatever is left, so no vote is given twice."""
@@ -151,7 +151,7 @@ def test_a_term_is_never_below_one_that_was_known(
     assert (state.term, state.voted_for) == (term, vote)
 
 
-def test_damage_inside_a_store_is_named_and_nothing_is_published(tmp_path: Path) -> None:
+def test_damaged_store_is_named_and_not_published(tmp_path: Path) -> None:
     source, _ = store_of(unpacked("dledger-0.3.1.2-single", tmp_path), "n0")
     first = min((source / "data").iterdir())
     content = bytearray(first.read_bytes())
@@ -169,8 +169,8 @@ def test_damage_inside_a_store_is_named_and_nothing_is_published(tmp_path: Path)
 @pytest.mark.parametrize(
     ("at", "field"), [(at, field) for at in (0, 100, 266) for field in (0, 8, 16) if (at, field) != (266, 16)]
 )
-def test_damage_that_looks_like_the_end_of_a_log_is_no_end(tmp_path: Path, at: int, field: int) -> None:
-    """Java's recovery would cut everything from there on; a copy must not lose it in silence."""
+def test_damage_that_looks_like_end_is_rejected(tmp_path: Path, at: int, field: int) -> None:
+    """Java's recovery would cut everything from there on; a copy must not lose entries without notice."""
     source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
     with open_store(source) as reader:
         position = int(reader.records(at, at + 1, 1).headers["position"][0])
@@ -178,16 +178,16 @@ def test_damage_that_looks_like_the_end_of_a_log_is_no_end(tmp_path: Path, at: i
     content = bytearray(path.read_bytes())
     content[position % 65536 + field] ^= 0x40
     path.write_bytes(content)
-    with pytest.raises(CorruptRecordError, match="the source is damaged") as caught:
+    with pytest.raises(CorruptRecordError) as caught:
         converted(source, tmp_path / "new", dry_run=True)
     assert field == 8 or caught.value.values["start"] == at
     if (at, field) == (266, 0):
         report = converted(source, tmp_path / "new", cut_tail=True)
         assert report.last_index == 265
-        assert any("left out" in note for note in report.notes)
+        assert any("dropped" in note for note in report.notes)
 
 
-def test_a_last_term_that_the_index_does_not_know_is_pointed_out(tmp_path: Path) -> None:
+def test_term_that_differs_from_index_is_noted(tmp_path: Path) -> None:
     source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
     with open_store(source) as reader:
         position = int(reader.records(266, 267, 1).headers["position"][0])
@@ -196,11 +196,11 @@ def test_a_last_term_that_the_index_does_not_know_is_pointed_out(tmp_path: Path)
     content[position % 65536 + 23] ^= 0x40
     path.write_bytes(content)
     report = converted(source, tmp_path / "new")
-    assert "the index disagrees with the data about entries 266 to 266; the data counts" in report.notes
+    assert any("266" in note and "index" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("damage", ["body", "magic", "gap", "size"])
-def test_damage_inside_a_commitlog(tmp_path: Path, damage: str) -> None:
+def test_damaged_commitlog_is_rejected(tmp_path: Path, damage: str) -> None:
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     first, second = sorted(classic.iterdir())
     content = bytearray(first.read_bytes())
@@ -221,28 +221,26 @@ def test_damage_inside_a_commitlog(tmp_path: Path, damage: str) -> None:
     assert snapshot(classic) == before
 
 
-def test_a_commitlog_cut_in_the_middle_of_a_message(tmp_path: Path) -> None:
+def test_commitlog_truncated_inside_message_is_rejected(tmp_path: Path) -> None:
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     last = max(classic.iterdir())
     content = last.read_bytes()
     sizes = struct.unpack_from(">i", content)[0]
     last.write_bytes(content[: sizes + 40])
-    with pytest.raises(CorruptRecordError, match="let its broker recover"):
+    with pytest.raises(CorruptRecordError):
         converted(classic, tmp_path / "new")
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
 @pytest.mark.parametrize("inside", [0, 60])
-def test_messages_are_not_lost_between_a_commitlog_and_the_store_behind_it(
-    tmp_path: Path, inside: int, dry_run: bool
-) -> None:
-    """RocketMQ closes the last file with a BLANK before DLedger goes on, so zeros there are messages that are gone."""
+def test_lost_messages_before_store_are_rejected(tmp_path: Path, inside: int, dry_run: bool) -> None:
+    """RocketMQ closes the last file with a BLANK before an upgrade to DLedger, so zeros there are lost messages."""
     classic, store = extract(MIXED, "n0/commitlog", tmp_path), extract(MIXED, "n0/dledger-n0", tmp_path)
     last = max(classic.iterdir())
     content = bytearray(last.read_bytes())
-    [*_, (begin, _)] = walk(content)
+    [*_, (begin, _)] = scan_records(content)
     last.write_bytes(content[: begin + inside] + bytes(len(content) - begin - inside))
-    with pytest.raises(CorruptRecordError, match="no message and no end of file") as caught:
+    with pytest.raises(CorruptRecordError) as caught:
         converted(store.parent, tmp_path / "new", dry_run=dry_run)
     assert caught.value.where == str(last)
     assert caught.value.values == {"position": int(last.name) + begin}
@@ -252,17 +250,17 @@ def test_messages_are_not_lost_between_a_commitlog_and_the_store_behind_it(
 
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
 @pytest.mark.parametrize("left", [0, 1, 20, 48, 100, 600, 65535])
-def test_a_last_file_that_was_cut_is_damage(tmp_path: Path, name: str, left: int) -> None:
-    """Java refuses such a store; zeros behind what is left would be taken for the end of a body, which has no CRC."""
+def test_truncated_last_file_is_damage(tmp_path: Path, name: str, left: int) -> None:
+    """Java rejects such a store; zeros after the rest would look like the end of a body, which has no CRC."""
     source, _ = store_of(unpacked(name, tmp_path), "")
     os.truncate(max((source / "data").iterdir()), left)
-    with pytest.raises(CorruptRecordError, match="the source is damaged"):
+    with pytest.raises(CorruptRecordError):
         converted(source, tmp_path / "new", dry_run=True)
-    with pytest.raises(CorruptRecordError, match=f"the file has {left} bytes instead of 65536"):
+    with pytest.raises(CorruptRecordError):
         converted(source, tmp_path / "new", cut_tail=True)
 
 
-def test_a_store_that_lost_its_end_in_silence(tmp_path: Path) -> None:
+def test_store_without_committed_end_is_rejected(tmp_path: Path) -> None:
     source, _ = store_of(unpacked("dledger-0.3.1.2-single", tmp_path), "")
     with open_store(source) as reader:
         position = int(reader.records(890, 891, 1).headers["position"][0])
@@ -270,35 +268,35 @@ def test_a_store_that_lost_its_end_in_silence(tmp_path: Path) -> None:
         content = path.read_bytes()
         keep = min(max(position - int(path.name), 0), len(content))
         path.write_bytes(content[:keep] + bytes(len(content) - keep))
-    with pytest.raises(CorruptRecordError, match="lost its end") as caught:
+    with pytest.raises(CorruptRecordError) as caught:
         converted(source, tmp_path / "new", dry_run=True)
     assert caught.value.values == {"last_index": 889, "committed_index": 899}
     report = converted(source, tmp_path / "new", cut_tail=True)
     assert report.last_index == 889
-    assert any("entries 890 to 899 are lost" in note for note in report.notes)
-    assert any("Java's index names 10 entries behind the last one" in note for note in report.notes)
+    assert any("890 to 899" in note for note in report.notes)
+    assert any("Java's index" in note and "10 entries" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("9" * 20, b"\0" * 100, "not a position"),
-        (f"{2**63 - 50:020d}", b"\0" * 100, "not a position"),
-        ("0" * 20, b"", "only empty files"),
+        ("9" * 20, b"\0" * 100, "position"),
+        (f"{2**63 - 50:020d}", b"\0" * 100, "position"),
+        ("0" * 20, b"", "empty"),
     ],
 )
-def test_what_is_no_commitlog_file(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+def test_convert_rejects_wrong_commitlog_files(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / name).write_bytes(content)
     with pytest.raises(ConfigError, match=expected):
         converted(tmp_path / "log", tmp_path / "new")
 
 
-def test_a_commitlog_whose_broker_runs_or_was_killed(tmp_path: Path) -> None:
-    """Its next file is made ahead, and what a slave was sent last may be part of a message."""
+def test_commitlog_of_killed_broker_is_converted(tmp_path: Path) -> None:
+    """Its next file is preallocated, and a slave may have received part of a message."""
     classic = extract(MIXED, "n0/commitlog", tmp_path)
     last = max(classic.iterdir())
-    content, begins = last.read_bytes(), [at for at, _ in walk(last.read_bytes())]
+    content, begins = last.read_bytes(), [at for at, _ in scan_records(last.read_bytes())]
     last.write_bytes(content[: begins[-40] + 70].ljust(len(content), b"\0"))
     (classic / f"{int(last.name) + len(content):020d}").write_bytes(bytes(len(content)))
     before = snapshot(classic)
@@ -308,7 +306,7 @@ def test_a_commitlog_whose_broker_runs_or_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_message_that_no_dledger_log_can_hold(tmp_path: Path, dry_run: bool) -> None:
+def test_message_above_record_limit_is_rejected(tmp_path: Path, dry_run: bool) -> None:
     """A broker takes messages that are larger, with what DLedger puts before them, than a record may be."""
     limit = RECORD_BYTES_MAX - HEADER_BYTES
     least = len(encode_messages("T", 0, [b""])[0].as_py())
@@ -339,7 +337,7 @@ def restarted_store(source: Path, keep_from: int) -> None:
                 path.write_bytes(blank + content[at - base :])
 
 
-def test_a_store_that_begins_with_a_blank_is_laid_anew(tmp_path: Path) -> None:
+def test_store_after_blank_is_relocated(tmp_path: Path) -> None:
     folder = unpacked("dledger-0.4.0-single", tmp_path)
     source, node = store_of(folder, "n0")
     restarted_store(source, 333)
@@ -354,7 +352,7 @@ def test_a_store_that_begins_with_a_blank_is_laid_anew(tmp_path: Path) -> None:
         log.close()
 
 
-def test_positions_that_do_not_follow_each_other_are_laid_anew(tmp_path: Path) -> None:
+def test_store_with_other_positions_is_relocated(tmp_path: Path) -> None:
     """Generation B keeps the leader's position in the header, wherever the record lies."""
     folder = unpacked("dledger-0.4.0-three", tmp_path)
     source, node = store_of(folder, "n0")
@@ -374,7 +372,7 @@ def test_positions_that_do_not_follow_each_other_are_laid_anew(tmp_path: Path) -
         assert reader.verify().findings == ()
 
 
-def test_entries_that_java_s_index_lacks_are_pointed_out(tmp_path: Path) -> None:
+def test_entries_missing_in_java_index_are_noted(tmp_path: Path) -> None:
     source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
     with open_store(source) as reader:
         last = int(reader.last_index)
@@ -384,31 +382,31 @@ def test_entries_that_java_s_index_lacks_are_pointed_out(tmp_path: Path) -> None
     path.write_bytes(content)
     report = converted(source, tmp_path / "new")
     assert report.entries == last + 1
-    assert any("the last 1 entries are not in Java's index" in note for note in report.notes)
+    assert any("the last 1 entries" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("inside", ["", "new", "data/dledger-n0", "link"])
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_never_in_place(tmp_path: Path, inside: str, dry_run: bool) -> None:
+def test_convert_rejects_destination_inside_source(tmp_path: Path, inside: str, dry_run: bool) -> None:
     source, _ = store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n0")
     (tmp_path / "link").symlink_to(source)
     destination = tmp_path / "link" if inside == "link" else source / inside
     before = snapshot(source), sorted(path for path in source.rglob("*"))
-    with pytest.raises(ConfigError, match="inside the source"):
+    with pytest.raises(ConfigError, match="inside"):
         converted(source, destination, dry_run=dry_run)
     assert (snapshot(source), sorted(path for path in source.rglob("*"))) == before
 
 
-def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_convert_leaves_other_directory_unchanged(tmp_path: Path) -> None:
     folder = unpacked("dledger-0.3.1.2-three", tmp_path)
     source, other = store_of(folder, "n0")[0], store_of(folder, "n1")[0]
     before = sorted(path for path in other.rglob("*"))
-    with pytest.raises(StoreMismatchError, match="not empty"):
+    with pytest.raises(StoreMismatchError):
         converted(source, other)
     assert sorted(path for path in other.rglob("*")) == before
 
 
-def test_a_broker_that_went_on_with_what_was_converted_back(tmp_path: Path) -> None:
+def test_broker_continuation_sets_broker_end(tmp_path: Path) -> None:
     """All queue offsets are a broker's then, for dump and for the next conversion too."""
     bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=list(range(5, 14))).to_pylist()
     store = tmp_path / "from" / "dledger-n0"
@@ -434,4 +432,4 @@ def test_a_broker_that_went_on_with_what_was_converted_back(tmp_path: Path) -> N
         file.seek(at + 4)
         file.write(b"\x7f")  # the record's size
     with open_dump(ours) as opened:
-        assert opened.broker_end == 3, "damage is for who reads the log to tell"
+        assert opened.broker_end == 3, "a reader of the log reports the damage"

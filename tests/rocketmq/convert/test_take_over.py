@@ -1,4 +1,4 @@
-"""Real nodes serve what Java's nodes wrote: they elect a leader, append, and read old and new entries alike."""
+"""Real nodes serve what Java's nodes wrote: they elect a leader, append, and read converted and new entries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shared_by_two(logs: list[list[tuple[int, int, int, str]]]) -> list[tuple[int
         ("dledger-0.4.0-diverged", "B"),
     ],
 )
-def test_three_converted_copies_become_a_group(tmp_path: Path, name: str, profile: str) -> None:
+def test_three_converted_copies_form_a_group(tmp_path: Path, name: str, profile: str) -> None:
     folder = unpacked(name, tmp_path)
     cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), profile=profile, **SLOW_ELECTIONS)
     logs, terms = [], []
@@ -73,7 +73,7 @@ def test_three_converted_copies_become_a_group(tmp_path: Path, name: str, profil
             assert reader.verify().findings == ()
 
 
-def test_a_node_without_a_store_joins_the_group_that_took_over(tmp_path: Path) -> None:
+def test_node_without_store_joins_converted_group(tmp_path: Path) -> None:
     folder = unpacked("dledger-0.3.1.2-three", tmp_path)
     sizes = {"data_segment_bytes": 65536, "index_segment_bytes": 4096}
     cluster = LocalCluster(3, tmp_path / "nodes", groups=("g",), **sizes, **SLOW_ELECTIONS)

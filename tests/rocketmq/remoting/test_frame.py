@@ -36,7 +36,7 @@ def decoded(data: bytes, piece: int | None = None) -> list[RemotingFrame]:
 
 
 @pytest.mark.parametrize(("version", "name", "data"), RECORDED, ids=IDS)
-def test_java_s_frames(version: str, name: str, data: bytes) -> None:
+def test_java_frames_decode(version: str, name: str, data: bytes) -> None:
     [frame] = decoded(data)
     kind, _, what = name.partition("/")
     assert frame.is_response == kind.startswith("response")
@@ -56,7 +56,7 @@ def test_java_s_frames(version: str, name: str, data: bytes) -> None:
     assert encode_frame(frame) == data  # names and order of the header's fields are Java's, too
 
 
-def test_frames_one_after_the_other_in_pieces_of_any_size() -> None:
+def test_frames_decode_from_chunks_of_any_size() -> None:
     data = b"".join(data for _, _, data in RECORDED)
     frames = decoded(data)
     assert len(frames) == len(RECORDED)
@@ -81,7 +81,7 @@ frames = st.builds(
 
 
 @given(st.lists(frames, max_size=4), st.integers(1, 50))
-def test_round_trip(sent: list[RemotingFrame], piece: int) -> None:
+def test_frame_round_trip(sent: list[RemotingFrame], piece: int) -> None:
     assert decoded(b"".join(map(encode_frame, sent)), piece) == sent
 
 
@@ -92,15 +92,15 @@ def framed(header: bytes, body: bytes = b"", kind: int = JSON) -> bytes:
 WRONG = {
     "a negative length": struct.pack(">i", -1),
     "a length below its own header's": struct.pack(">i", 3),
-    "a length above the bound": struct.pack(">i", FRAME_BYTES_MAX + 1),
+    "a length above the limit": struct.pack(">i", FRAME_BYTES_MAX + 1),
     "an HTTP request": b"GET / HTTP/1.1\r\n\r\n",
     "TLS": bytes.fromhex("16030100c8010000c4"),
     "an unknown header type": struct.pack(">iI", 100, 2 << 24 | 10),
     "a header longer than the frame": struct.pack(">iI", 100, 97),
-    "a header above its bound": struct.pack(">iI", 1 << 20, HEADER_BYTES_MAX + 1),
+    "a header above its limit": struct.pack(">iI", 1 << 20, HEADER_BYTES_MAX + 1),
     "no JSON": framed(b"{"),
-    "JSON that is no object": framed(b"[1]"),
-    "JSON that is no UTF-8": framed(b'{"code":"\xff"}'),
+    "JSON that is not an object": framed(b"[1]"),
+    "JSON that is not UTF-8": framed(b'{"code":"\xff"}'),
     "JSON inside JSON inside JSON": framed(b"[" * 60_000),
     "no code": framed(b"{}"),
     "a code that is a text": framed(b'{"code":"200"}'),
@@ -113,7 +113,7 @@ WRONG = {
     "a short binary header": framed(b"\0" * 10, kind=BINARY),
     "a binary remark that is too long": framed(struct.pack(">hbhiii", 1, 0, 0, 0, 0, 5), kind=BINARY),
     "a negative binary remark": framed(struct.pack(">hbhiii", 1, 0, 0, 0, 0, -1), kind=BINARY),
-    "a remark that is no UTF-8": framed(struct.pack(">hbhiii", 1, 0, 0, 0, 0, 1) + b"\xff\0\0\0\0", kind=BINARY),
+    "a remark that is not UTF-8": framed(struct.pack(">hbhiii", 1, 0, 0, 0, 0, 1) + b"\xff\0\0\0\0", kind=BINARY),
     "a field that ends early": framed(struct.pack(">hbhiiii", 1, 0, 0, 0, 0, 0, 3) + b"\0\1x", kind=BINARY),
     "a negative field": framed(struct.pack(">hbhiiii", 1, 0, 0, 0, 0, 0, 2) + b"\xff\xff", kind=BINARY),
 }
@@ -139,7 +139,7 @@ def test_garbage_is_waited_for_or_refused(data: bytes) -> None:
 
 
 @given(st.data())
-def test_a_frame_of_java_s_with_bytes_changed_gives_a_frame_or_a_protocol_error(data: st.DataObject) -> None:
+def test_changed_java_frame_decodes_or_is_protocol_error(data: st.DataObject) -> None:
     _, _, whole = data.draw(st.sampled_from(RECORDED))
     changed = bytearray(whole)
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=4)):
@@ -153,7 +153,7 @@ def test_a_frame_of_java_s_with_bytes_changed_gives_a_frame_or_a_protocol_error(
     assert frame is None or isinstance(frame, RemotingFrame)
 
 
-def test_no_memory_is_taken_for_a_length_that_is_only_claimed() -> None:
+def test_claimed_length_takes_no_memory() -> None:
     decoder = FrameDecoder()
     tracemalloc.start()
     try:
@@ -164,14 +164,14 @@ def test_no_memory_is_taken_for_a_length_that_is_only_claimed() -> None:
         tracemalloc.stop()
 
 
-def test_a_frame_that_is_too_large_is_not_sent() -> None:
-    with pytest.raises(ProtocolError, match="too large"):
+def test_too_large_frame_is_not_encoded() -> None:
+    with pytest.raises(ProtocolError):
         encode_frame(RemotingFrame(code=1, opaque=1, body=bytes(FRAME_BYTES_MAX)))
-    with pytest.raises(ProtocolError, match="too large"):
+    with pytest.raises(ProtocolError):
         encode_frame(RemotingFrame(code=1, opaque=1, remark="x" * HEADER_BYTES_MAX))
 
 
-def test_the_largest_frame_passes() -> None:
+def test_largest_frame_round_trips() -> None:
     header = len(encode_frame(RemotingFrame(code=1, opaque=1))) - 8
     frame = RemotingFrame(code=1, opaque=1, body=bytes(FRAME_BYTES_MAX - 4 - header))
     assert decoded(encode_frame(frame)) == [frame]

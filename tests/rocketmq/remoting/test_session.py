@@ -1,4 +1,4 @@
-"""What a node answers, frame by frame: without sockets, and with requests that Java's classes made."""
+"""Responses of a node, frame by frame, without sockets, to requests that Java's classes made."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ BASE: dict[str, Any] = {"group": "g-1", "remote_id": "n1"}
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("header", ["request", "request-binary"])
-def test_java_s_own_requests(group: FakeGroup, version: str, header: str) -> None:
+def test_java_requests_are_handled(group: FakeGroup, version: str, header: str) -> None:
     frames = recorded(version)
     names = ["metadata", "append", "append-empty", "append-batch", "append-null", "get"]
     found = exchange(group, *(frames[f"{header}/{name}"] for name in names))
@@ -83,7 +83,7 @@ def test_java_s_own_requests(group: FakeGroup, version: str, header: str) -> Non
 @pytest.mark.parametrize(
     ("name", "extra"), [("vote", {"voteResult": "UNKNOWN"}), ("heart-beat", {}), ("pull", {}), ("push", {})]
 )
-def test_what_java_peers_ask_each_other_is_refused(
+def test_java_peer_requests_are_rejected(
     group: FakeGroup, version: str, name: str, extra: dict[str, str]
 ) -> None:
     [frame] = exchange(group, recorded(version)[f"request/{name}"])
@@ -93,7 +93,7 @@ def test_what_java_peers_ask_each_other_is_refused(
     assert group.entries == []
 
 
-def test_an_entry_is_served_as_it_lies(group: FakeGroup) -> None:
+def test_get_returns_entry_of_store(group: FakeGroup) -> None:
     group.write(b"first")
     control = group.write(b"", magic=2)
     [entry] = ask(group, GetRequest(**BASE, index=1), GetResponse).entries
@@ -101,7 +101,7 @@ def test_an_entry_is_served_as_it_lies(group: FakeGroup) -> None:
 
 
 @pytest.mark.parametrize(("nbytes", "large"), [(1000, 0), (300_000, 3)])
-def test_what_takes_long_is_done_beside(group: FakeGroup, nbytes: int, large: int) -> None:
+def test_large_bodies_are_encoded_off_loop(group: FakeGroup, nbytes: int, large: int) -> None:
     """JSON and base64 of megabytes would keep heartbeats waiting, and a leader would be taken for dead."""
     node = FakeNode("n1", group)
     session = RemotingSession(node)
@@ -133,7 +133,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: f"{type(r).__name__}-{getattr(r, 'kind', '')}")
-def test_another_node_s_and_another_group_s_requests(group: FakeGroup, request_: Request) -> None:
+def test_requests_for_other_node_or_group_are_rejected(group: FakeGroup, request_: Request) -> None:
     assert ask(group, replace(request_, remote_id="n9"), Response).code == 401
     assert ask(group, replace(request_, group="other"), Response).code == 400
     assert ask(group, replace(request_, remote_id="n9", group="other"), Response).code == 401
@@ -141,7 +141,7 @@ def test_another_node_s_and_another_group_s_requests(group: FakeGroup, request_:
 
 
 @pytest.mark.parametrize("request_", REQUESTS[1:3], ids=["append", "get"])
-def test_a_node_that_does_not_lead_names_the_leader(group: FakeGroup, request_: Request) -> None:
+def test_follower_names_leader(group: FakeGroup, request_: Request) -> None:
     response = ask(group, replace(request_, remote_id="n0"), Response, node="n0")
     assert (response.code, response.leader_id, response.remote_id) == (404, "n1", "n0")
     group.leader_id = None
@@ -155,7 +155,7 @@ def test_metadata_without_a_leader(group: FakeGroup) -> None:
     assert (response.code, response.leader_id, response.peers) == (200, None, PEERS)
 
 
-def test_an_index_that_was_deleted_and_one_that_is_not_there_yet(group: FakeGroup) -> None:
+def test_deleted_and_future_index_have_own_codes(group: FakeGroup) -> None:
     for number in range(5):
         group.write(b"%d" % number)
     group.first = 2
@@ -197,26 +197,26 @@ def test_transfer(group: FakeGroup, changes: dict[str, Any], code: int) -> None:
         (RuntimeError("a bug"), 500),
     ],
 )
-def test_what_the_node_raises_becomes_a_code(group: FakeGroup, error: Exception, code: int) -> None:
+def test_node_error_becomes_code(group: FakeGroup, error: Exception, code: int) -> None:
     group.raises = [error]
     assert ask(group, AppendRequest(**BASE, bodies=(b"x",)), AppendResponse).code == code
 
 
-def test_requests_of_rocketmq_clients_are_told_that_they_are_not_supported(group: FakeGroup) -> None:
+def test_rocketmq_requests_are_not_supported(group: FakeGroup) -> None:
     [answer] = exchange(group, RemotingFrame(code=105, opaque=9, body=b"whatever", language="JAVA"))
     assert (answer.code, answer.opaque, answer.remark) == (3, 9, " request type 105 not supported")
 
 
-def test_nobody_answers_a_oneway_request_or_a_reply(group: FakeGroup) -> None:
+def test_oneway_request_and_response_get_no_response(group: FakeGroup) -> None:
     append = encode_request(AppendRequest(**BASE, bodies=(b"x",)), 1)
     assert exchange(group, replace(append, flag=2), replace(append, flag=1)) == []
     assert [entry.body for entry in group.entries] == [b"x"]
 
 
-def test_an_empty_batch_is_refused(group: FakeGroup) -> None:
+def test_empty_batch_is_rejected(group: FakeGroup) -> None:
     assert ask(group, AppendRequest(**BASE, bodies=(), is_batch=True), AppendResponse).code == 420
 
 
-def test_a_malformed_body_ends_the_connection(group: FakeGroup) -> None:
+def test_malformed_body_ends_connection(group: FakeGroup) -> None:
     with pytest.raises(ProtocolError):
         exchange(group, RemotingFrame(code=RequestCode.APPEND, opaque=1, body=b"{"))
