@@ -83,9 +83,7 @@ def test_java_requests_are_handled(group: FakeGroup, version: str, header: str) 
 @pytest.mark.parametrize(
     ("name", "extra"), [("vote", {"voteResult": "UNKNOWN"}), ("heart-beat", {}), ("pull", {}), ("push", {})]
 )
-def test_java_peer_requests_are_rejected(
-    group: FakeGroup, version: str, name: str, extra: dict[str, str]
-) -> None:
+def test_java_peer_requests_are_rejected(group: FakeGroup, version: str, name: str, extra: dict[str, str]) -> None:
     [frame] = exchange(group, recorded(version)[f"request/{name}"])
     content = json.loads(frame.body)
     assert (frame.code, content["code"], content["leaderId"]) == (200, 303, "n1")
