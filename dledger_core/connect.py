@@ -53,6 +53,7 @@ class MessageFormat:
     """The message format of a commitlog prefix."""
 
     def faults(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return the fault of each message, 0 if it is intact."""
         from dledger_core.rocketmq.store.commit_log import message_faults
 
         return message_faults(batch)

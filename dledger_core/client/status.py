@@ -71,7 +71,7 @@ def _node_status(peer: Peer, response: Frame | DLedgerError) -> NodeStatus:
     node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
     status = replace(status, is_recovering=response.header.get("is_recovering") is True)
-    match response.header.get("losers"):
+    match response.header.get("orphaned"):
         case [int(entries), int(nbytes)]:
             return replace(status, lost_entries=entries, lost_bytes=nbytes)
     return status

@@ -46,10 +46,10 @@ class Type(IntEnum):
     HELLO_OK                v version, f features, node, logs
     FAILURE                 e error map (DLedgerError.to_wire)
     METADATA                (g), pin [name, ms]|nil: for so long this node's retention keeps what this reader needs,
-                            which is start and what follows; 0 gives it up; space bool (asks for losers)
+                            which is start and what follows; 0 gives it up; space bool (asks for orphaned)
     METADATA_OK             leader id|nil, term, log uuid|nil, self [id, role, first, last, commit, visible_end,
                             bytes of data], peers peers string, time ms of the last entry|nil, groups [names],
-                            preferred [node ids that should lead, best first], losers [entries, bytes] that this
+                            preferred [node ids that should lead, best first], orphaned [entries, bytes] that this
                             node stores, if asked for
     APPEND                  n count, p producer|nil, pe epoch, ps sequence, x transaction map|nil
                             [lengths u32 x n | crcs u32 x n | bodies]

@@ -340,12 +340,12 @@ def test_a_commit_that_a_newer_run_overtakes_in_flight_is_fenced(tmp_path):
 
 def test_what_losers_take_is_told_when_it_is_asked_for(tmp_path):
     async def work(_, client):
-        assert "losers" not in (await client.ask(Type.METADATA)).header
-        assert (await client.ask(Type.METADATA, space=True)).header["losers"] == [0, 0]
+        assert "orphaned" not in (await client.ask(Type.METADATA)).header
+        assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [0, 0]
         won = await client.attempt([b"won"], KEY)
         await client.attempt([b"lost", b"too"], KEY, "b")
-        assert (await client.ask(Type.METADATA, space=True)).header["losers"] == [0, 0]
+        assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [0, 0]
         await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(won)])
-        assert (await client.ask(Type.METADATA, space=True)).header["losers"] == [2, 2 * 48 + 7]
+        assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [2, 2 * 48 + 7]
 
     serve_one(tmp_path, work)

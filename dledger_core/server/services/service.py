@@ -231,8 +231,8 @@ class ClientService:
 
     async def _metadata_with_space(self, request: GroupRequest) -> None:
         async with request.flow.room():
-            losers = await request.hosted.reads.orphaned_space()
-        request.answer(Type.METADATA_OK, self._metadata_fields(request) | {"losers": losers})
+            orphaned = await request.hosted.reads.orphaned_space()
+        request.answer(Type.METADATA_OK, self._metadata_fields(request) | {"orphaned": orphaned})
 
     def _metadata_fields(self, request: GroupRequest) -> dict[str, Any]:
         replica, header = request.hosted.replica, request.frame.header
