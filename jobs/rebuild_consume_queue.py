@@ -41,9 +41,8 @@ from jobs._rebuild.broker import duplicates, read_consumers, without_topics
 from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
 from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
-from jobs._rebuild.queues import summary_of
-from jobs._rebuild.stream import TableStream
-from jobs._rebuild.table import Table, kept_in
+from jobs._rebuild.slots import summary_of
+from jobs._rebuild.table import Table, TableStream, kept_in
 from jobs._rebuild.units import DAMAGED, IMPOSSIBLE, PENDING, STRANGE
 from jobs._session import check_versions, run_stoppable, spark_session
 from spark_connector import check_spark
@@ -162,7 +161,7 @@ def rebuild(spark: SparkSession, plan: RebuildPlan) -> Outcome:
         stream.run(stopping)
         if stopping.is_set() or not table.exists():  # with a checkpoint the first entry creates the table
             return summary_of({}, ())
-        duplicated = any(queue.tangled for queue in stream.queues.values())
+        duplicated = any(queue.non_monotonic for queue in stream.queues.values())
         return summary_of(stream.queues, plan.batch_topics) | _explained(spark, plan, table, duplicated=duplicated)
 
     return _outcome(plan, run_stoppable(spark, work, stopping), stream)

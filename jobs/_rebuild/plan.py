@@ -1,4 +1,4 @@
-"""What a rebuild reads and writes, checked and fixed before Spark starts."""
+"""The plan of a rebuild: its input and output, checked and fixed before Spark starts."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def delay_levels_of(text: str) -> tuple[int, ...]:
     """Parse RocketMQ's ``messageDelayLevel``, as ``1s 5s 10s 2h``; returns ms, level 1 first.
 
     Raises:
-        ConfigError: malformed, or no level at all.
+        ConfigError: malformed, or empty.
     """
     found = [_DELAY.fullmatch(level) for level in text.split()]
     levels = tuple(int(level[1]) * _UNIT_MS[level[2]] for level in found if level)
     if not found or len(levels) < len(found):
-        remedy = "give the broker's messageDelayLevel: numbers with s, m, h or d, separated by spaces"
-        raise ConfigError(f"wrong delay levels {text!r}", "--delay-levels", remedy)
+        remedy = "use the broker's messageDelayLevel: numbers with s, m, h or d, separated by spaces"
+        raise ConfigError(f"wrong --delay-levels {text!r}", "", remedy)
     return levels
 
 
@@ -84,9 +84,9 @@ class RebuildOptions(JobOptions):
             remedy = "see --help; --commitlog goes with --store"
             raise ConfigError("give exactly one of --peers and --store", "", remedy)
         if not self.peers and self.groups:
-            raise ConfigError("a store holds one group", "--groups", "leave it out")
+            raise ConfigError("--groups has no effect with --store: a store contains one group", "", "leave it out")
         if not self.peers and self.broker_end_index is not None:
-            raise ConfigError("a store records it itself", "--broker-end-index", "leave it out")
+            raise ConfigError("--broker-end-index has no effect with --store, which records it", "", "leave it out")
         if len(self.groups or ()) > 1:
             for value, flag in (
                 (self.files, "--files"),
@@ -94,7 +94,7 @@ class RebuildOptions(JobOptions):
                 (self.broker_end_index, "--broker-end-index"),
             ):
                 if value is not None:
-                    raise ConfigError(f"{flag} is of one group", f"--groups, {flag}", "name one group")
+                    raise ConfigError(f"{flag} needs a single group in --groups", "", "name one group")
         return self
 
     @model_validator(mode="after")
@@ -102,14 +102,16 @@ class RebuildOptions(JobOptions):
         endless = (self.trigger or AVAILABLE_NOW) != AVAILABLE_NOW
         if self.trigger and not self.checkpoint:
             what, remedy = "--trigger needs --checkpoint", "name a checkpoint directory, or leave it out"
-            raise ConfigError(what, "--trigger", remedy)
+            raise ConfigError(what, "", remedy)
         if self.checkpoint and self.commitlog:
-            raise ConfigError("a CommitLog is rebuilt as a whole", "--commitlog, --checkpoint", "leave one of them out")
+            raise ConfigError(
+                "--checkpoint excludes --commitlog: a CommitLog needs a full rebuild", "", "leave one out"
+            )
         if endless and not self.peers:
-            raise ConfigError("a store is read to its end", "--trigger", f"use {AVAILABLE_NOW}")
+            raise ConfigError("--trigger with an interval needs --peers", "", f"use {AVAILABLE_NOW}")
         if endless and (self.files or self.compared):
             remedy = f"use --trigger {AVAILABLE_NOW}"
-            raise ConfigError("a stream without end writes no files", "--files, --compare", remedy)
+            raise ConfigError("--files and --compare need a run that ends", "", remedy)
         files = f"{self.files}/{DIRECTORY}" if self.files else None
         written = {"--table": self.table, "--checkpoint": self.checkpoint, "--files": files}
         check_apart(written, {"--store": self.store, "--commitlog": self.commitlog, "--compare": self.compared})
@@ -121,24 +123,24 @@ class RebuildOptions(JobOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildPlan:
-    """What to read and where to write it.
+    """The input and output of a rebuild.
 
     Attributes:
         source: options of the data source; empty for a classic CommitLog alone.
         ranges: per group the indexes [start, end), fixed before Spark reads.
         table: directory of the Delta table.
-        rules: how entries are read.
+        rules: for reading entries.
         classic: files of a classic CommitLog, read before the entries.
-        on_duplicate: whose slot it is in files where a broker gave it out twice, ``first`` or ``last``.
+        on_duplicate: the message in files of a slot that a broker assigned twice, ``first`` or ``last``.
         files: directory to write RocketMQ's consumequeue files to.
         file_bytes: size of such a file.
-        compared: consumequeue folder to compare with.
-        root: directory of the broker's store, where its consumers' offsets are; None if unknown.
+        compared: consumequeue directory to compare with.
+        root: the broker's store directory, with its consumers' offsets; None if unknown.
         checkpoint: directory of the stream's checkpoint; None: the table is replaced.
         trigger: ``available-now`` or an interval, with a checkpoint.
-        lost: entries [start, end) that the log contained once and does not any more.
+        lost: entries [start, end) that are recorded and missing.
         batch_topics: topics whose queues are batch consume queues; they are in the table only.
-        log_end: where the log ends, for a comparison; None if there is none, and for servers.
+        log_end: end of the log, for a comparison; None otherwise, and for servers.
     """
 
     source: dict[str, str]
@@ -159,25 +161,25 @@ class RebuildPlan:
 
     @property
     def foreign(self) -> bool:
-        """Whether a broker wrote all of the log, so that every entry ought to be a message."""
+        """Whether a broker wrote the complete log, so that every entry should be a message."""
         return self.rules.broker_end == ALL_ENTRIES
 
     def extent(self) -> dict[str, Any]:
-        """Return what is read, for the summary."""
+        """Return the input ranges, for the summary."""
         groups = {group: {"start": start, "end": end} for group, (start, end) in self.ranges.items()}
         only = next(iter(groups.values())) if len(groups) == 1 else {}
         classic = {}
         if self.classic:
-            places = {"files": len(self.classic), "start": self.classic[0].position, "end": self.classic[-1].end}
-            classic = {"commitlog": places}
+            extent = {"files": len(self.classic), "start": self.classic[0].position, "end": self.classic[-1].end}
+            classic = {"commitlog": extent}
         return {**only, "groups": groups, **classic}
 
 
 def plan_for(options: RebuildOptions) -> RebuildPlan:
-    """Open what the options name.
+    """Open the logs of the options.
 
     Raises:
-        DLedgerError: it cannot be read or written.
+        DLedgerError: a log cannot be read, or a target cannot be written.
     """
     compared = check_compared(options.compared) if options.compared else None
     above = options.store or options.commitlog
@@ -206,7 +208,7 @@ def plan_for(options: RebuildOptions) -> RebuildPlan:
 
 
 def _of_servers(plan: RebuildPlan, peers: str, groups: tuple[str, ...], broker_end: int | None) -> RebuildPlan:
-    """Plan to read what servers show as committed."""
+    """Plan to read the committed entries of servers."""
     from spark_connector.options import DLedgerOptions
     from spark_connector.reading.tracking import Tracker
 
@@ -226,24 +228,24 @@ def _of_servers(plan: RebuildPlan, peers: str, groups: tuple[str, ...], broker_e
 
 
 def check_assignable(client: Client, group: str, bounds: LogBounds) -> None:
-    """Refuse to assign offsets where a log begins with messages that a broker stored: those have theirs.
+    """Reject a log that starts with messages of a broker, which have queue offsets already.
 
-    Servers do not say where a converted log's own part begins. A stored message holds its place in the log.
+    Servers do not report the start of the native part of a converted log, but a stored message contains its position.
     """
     if bounds.end <= bounds.first_index:
         return
     entry = client.read(bounds.first_index, bounds.end, max_bytes=1).slice(0, 1)
     found = consume_queue_columns(entry.column("body"), ["physical_offset"]).column(0).to_pylist()
     if found and found[0] == entry.column("position")[0].as_py() + PHYSICAL_OFFSET_DELTA:
-        remedy = "give it: broker_end_index in meta/log.json of any node's store; 0 if no broker gave queue offsets"
-        raise ConfigError(f"group {group!r} begins with messages that a broker stored", "--broker-end-index", remedy)
+        remedy = "use broker_end_index in meta/log.json of any node's store; 0 if no broker assigned queue offsets"
+        raise ConfigError(f"missing --broker-end-index: group {group!r} starts with messages of a broker", "", remedy)
 
 
 def _of_commitlog(plan: RebuildPlan, commitlog: str) -> RebuildPlan:
     """Plan to read a classic CommitLog alone; its group is the name of the broker's store directory."""
 
     def files_now() -> tuple[CommitLogFile, ...]:
-        """Return the files with the last one cut where its messages end now: a broker may be writing to it."""
+        """Return the files, the last one up to the present end of its messages: a broker may append to it."""
         *before, last = commit_log_files(commitlog)
         *_, stop = last.scan()
         if isinstance(stop, FileStop) and stop.kind == "end":
@@ -269,19 +271,19 @@ def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until
     group = open_log(DLedgerOptions.for_reading({"path": store})).group  # names the stores below a wrong directory
     reader = store_for(store)
     if commitlog and reader.meta is not None and reader.meta.first_position == 0:
-        raise ConfigError("the store did not begin behind a CommitLog", "--commitlog", "leave it out")
+        raise ConfigError("the store does not start after a --commitlog", store, "leave the option out")
     first, visible = max(0, int(reader.first_index)), reader.visibility(until)
     end = max(first, int(visible.end))
-    given = broker_end_of(reader, reader.meta)
-    if plan.checkpoint and given is None:
-        raise ConfigError("a broker's store is rebuilt as a whole", "--checkpoint", "leave it out")
+    broker_end = broker_end_of(reader, reader.meta)
+    if plan.checkpoint and broker_end is None:
+        raise ConfigError("--checkpoint: a broker's store needs a full rebuild", "", "leave it out")
     rules = replace(
         plan.rules,
-        broker_end=ALL_ENTRIES if given is None else given,
+        broker_end=ALL_ENTRIES if broker_end is None else broker_end,
         committed_end=0 if reader.commit_index is None else int(reader.commit_index) + 1,
         hidden=tuple(visible.orphaned(first, end)),
     )
-    # The plan says which entries are shown, so the source does not look for them again.
+    # The rules name the hidden entries, so the source need not find them again.
     source = {"path": store, "isolation": "read_uncommitted"}
     return replace(
         plan,
@@ -298,26 +300,26 @@ def _preceding(commitlog: str, store: StoreReader) -> tuple[CommitLogFile, ...]:
     """Return the classic files that a store continues.
 
     Raises:
-        ConfigError: the store does not begin where the files end.
+        ConfigError: the store does not start at the end of the files.
     """
     files = commit_log_files(commitlog)
     if store.last_index < store.first_index:
         return files
     first = store.read(store.first_index, store.first_index + 1, max_bytes=1).column("position")[0].as_py()
     if files[-1].end != first:
-        found = {"commitlog_ends_at": files[-1].end, "store_begins_at": first}
-        raise ConfigError("the store does not go on where the CommitLog ends", commitlog, "name its own", found)
+        found = {"commitlog_ends_at": files[-1].end, "store_starts_at": first}
+        raise ConfigError("the store does not start at the end of the CommitLog", commitlog, "name its own", found)
     return files
 
 
 def _log_end(reader: StoreReader, store: str, end: int) -> LogEnd:
-    """Return where the entries before index ``end`` end, in a store that may be written to."""
+    """Return the end position of the entries below index ``end``, in a store that may be appended to."""
 
     def position_end() -> int:
         with open_store(store) as now:
             return int(now.position_end)
 
-    behind = int(reader.position_end)
+    read = int(reader.position_end)
     if end <= reader.last_index:
-        behind = reader.read(end, end + 1, max_bytes=1).column("position")[0].as_py()
-    return LogEnd(behind, position_end)
+        read = reader.read(end, end + 1, max_bytes=1).column("position")[0].as_py()
+    return LogEnd(read, position_end)

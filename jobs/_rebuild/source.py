@@ -1,4 +1,4 @@
-"""The data source that the rebuild streams from: each task decodes the entries that it reads.
+"""The sources of a rebuild, a stream over a log and a classic CommitLog, whose tasks decode the entries that they read.
 
 Message bodies stay in the process that reads them. As rows of ``format("dledger")`` they would cross from Python to
 the JVM and back only to be decoded.
@@ -6,20 +6,22 @@ the JVM and back only to be decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded
+import pyarrow as pa
+
+from dledger_core.rocketmq import CommitLogFile
+from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, damage, decoded
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerStreamReader
 from spark_connector.source import DLedgerDataSource
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
-__all__ = ["UnitSource"]
 
 _COLUMNS: Final = ("group", "index", "position", "body")
 
@@ -36,7 +38,7 @@ class UnitSource(DLedgerDataSource):
         return "dledger-units"
 
     def schema(self) -> str:
-        """Columns of a read."""
+        """The columns of a read."""
         return DECODED_SCHEMA
 
     def streamReader(self, schema: StructType) -> UnitReader:
@@ -58,5 +60,45 @@ class UnitReader(DLedgerStreamReader):
         return {"options": self._options, "rules": self._rules}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the units of the partition's entries and their runs."""
+        """Yield the units of the partition's entries and their ranges."""
         return decoded(super().read(partition), self._rules)
+
+
+def read_classic(
+    spark: SparkSession, files: tuple[CommitLogFile, ...], group: str, rules: EntryRules, *, closed: bool
+) -> DataFrame:
+    """Return rows of DECODED_SCHEMA; ``index`` is null, because a classic log has none.
+
+    Args:
+        spark: the session.
+        files: of the CommitLog, in order.
+        group: group name of the rows.
+        rules: for reading entries.
+        closed: whether a DLedger store follows, so that the last file too must end with a BLANK.
+    """
+    read = reader(files, group, rules, closed=closed)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, DECODED_SCHEMA)
+
+
+def reader(
+    files: tuple[CommitLogFile, ...], group: str, rules: EntryRules, *, closed: bool
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that a task applies to batches of file numbers; arguments as of ``read_classic``."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                file, open_end = files[number], number == len(files) - 1 and not closed
+                for found in file.scan():
+                    if isinstance(found, pa.RecordBatch):
+                        yield from decoded([_entries(found, group)], rules)
+                    elif found.kind == "damaged" or (found.kind == "end" and not open_end and file.size):
+                        yield damage(group, found.position)
+
+    return read
+
+
+def _entries(messages: pa.RecordBatch, group: str) -> pa.RecordBatch:
+    count = messages.num_rows
+    columns = {"group": pa.repeat(pa.scalar(group), count), "index": pa.nulls(count, pa.int64())}
+    return pa.RecordBatch.from_pydict(columns | {name: messages.column(name) for name in messages.schema.names})

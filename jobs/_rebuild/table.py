@@ -1,40 +1,64 @@
-"""The Delta table that the rebuild writes: made, extended or replaced, clustered, and read back.
+"""The Delta table of a rebuild, and the one route from a log to it: a stream whose micro-batches become Delta commits.
 
-A table belongs to the checkpoint that keeps it, and remembers the id of its streaming query: with another checkpoint
-it would hold messages twice, so that is refused. A write carries the query's id and the micro-batch's number, so a
-micro-batch that is run again after a crash writes nothing.
+Each micro-batch is read and decoded once (``UnitSource``), into rows that Spark keeps while the slots are computed from
+their ranges. A classic CommitLog comes before the entries of the first micro-batch that has any, as rows of the same
+kind. With a checkpoint each micro-batch extends the table: a queue continues after its highest offset there. Without
+one, a temporary checkpoint starts from an empty state, so the first micro-batch has the complete log and replaces the
+table.
 
-One Delta commit makes or replaces a table without a checkpoint, so readers see its old rows until all new ones are
-there, and never a mixture. Delta clusters by topic and queue only with ``OPTIMIZE``, which follows as a separate
+A table belongs to the checkpoint that extends it, and records the id of its streaming query. Another checkpoint would
+write messages twice, so it is rejected. A write has the query's id and the micro-batch's number, so a micro-batch that
+is repeated after a crash writes nothing.
+
+One Delta commit creates or replaces a table without a checkpoint, so readers see its old rows until all new ones are
+committed, and never a mixture. Delta clusters by topic and queue only with ``OPTIMIZE``, which follows as a separate
 commit: it moves rows and changes none. Users run OPTIMIZE themselves on a table with a checkpoint, because it rewrites
 much of the table.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from dledger_core import ConfigError
-from jobs._rebuild.queues import Queue, Queues
-from jobs._rebuild.slots import QUEUE
-from jobs._rebuild.units import UNIT_COLUMNS
+from jobs._cli import progress
+from jobs._rebuild.slots import QUEUE, Queue, Queues, advanced, count_units, place, queues_of
+from jobs._rebuild.units import (
+    ALL_ENTRIES,
+    DAMAGED,
+    DECODED_SCHEMA,
+    IMPOSSIBLE,
+    STRANGE,
+    UNIT_COLUMNS,
+    units_of,
+)
+from jobs._session import AVAILABLE_NOW, parse_trigger
 from spark_connector import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TABLE_SCHEMA", "Table", "kept_in"]
+    from jobs._rebuild.plan import RebuildPlan
+
 
 TABLE_SCHEMA: Final = ddl_of(
     pa.schema([*UNIT_COLUMNS, pa.field("broker_serves", pa.bool_()), pa.field("rebuild_slot", pa.int64())])
 )
 _COLUMNS: Final = [*UNIT_COLUMNS.names, "broker_serves", "rebuild_slot"]
 _OWNER: Final = "dledger.rebuild.query"
-"""Table property: id of the streaming query that keeps the table."""
+"""Table property: id of the streaming query that extends the table."""
 _SEARCHED: Final = ("topic", "queue_id", "queue_offset", "position", "index", "store_timestamp", "msg_id")
-"""Columns by whose least and greatest values files are skipped; for others these would cost time and skip little."""
+"""Columns with statistics for data skipping; for others these cost time and skip few files."""
 
 
 class Table:
@@ -51,7 +75,7 @@ class Table:
         return DeltaTable.isDeltaTable(self._spark, self._path)
 
     def owner(self) -> str | None:
-        """Return the id of the query that keeps the table, None if there is no table or it is replaced whole."""
+        """Return the id of the query that extends the table, None without one or without a table."""
         from delta.tables import DeltaTable
 
         if not self.exists():
@@ -61,34 +85,33 @@ class Table:
         return dict(properties[0]).get(_OWNER)
 
     def check(self, *, kept: bool) -> None:
-        """Check a table that is there already, before anything is read.
+        """Check an existing table before the log is read.
 
         Args:
-            kept: a checkpoint is to keep it; otherwise it is to be replaced.
+            kept: whether a checkpoint extends it; otherwise it is replaced.
 
         Raises:
-            ConfigError: it has other columns, or is kept by a checkpoint and none was given, or the other way round.
+            ConfigError: it has other columns, or belongs to a checkpoint and none was given, or the reverse.
         """
         if not self.exists():
             return
         columns = self.rows().columns
         if columns != _COLUMNS:
-            remedy = "name another directory; a table of an earlier version is made anew"
-            raise ConfigError(
-                f"{self._path} is a table of something else", "--table", remedy, {"columns": ",".join(columns)}
-            )
+            remedy = "name another directory; rebuild a table of an earlier version"
+            found = {"columns": ",".join(columns)}
+            raise ConfigError(f"--table {self._path} has other columns than a rebuilt table", "", remedy, found)
         if kept and self.owner() is None:
-            raise ConfigError(f"{self._path} was rebuilt as a whole", "--table", "name a new directory")
+            raise ConfigError(f"--table {self._path} was made without --checkpoint", "", "name a new directory")
         if not kept and self.owner() is not None:
-            remedy = "give its --checkpoint, or name another table"
-            raise ConfigError(f"{self._path} is kept up to date by a stream", "--table", remedy)
+            remedy = "use its --checkpoint, or name another table"
+            raise ConfigError(f"--table {self._path} was made with a --checkpoint", "", remedy)
 
     def replace(self, rows: DataFrame, owner: str | None = None) -> None:
-        """Put the rows in the place of all others, in one commit that makes the table if there is none.
+        """Replace all rows, in one commit that creates the table if it is missing.
 
         Args:
             rows: columns of TABLE_SCHEMA.
-            owner: the id of the query that is to keep the table.
+            owner: the id of the query that extends the table.
         """
         properties = {"delta.dataSkippingStatsColumns": ",".join(_SEARCHED)}
         if owner is not None:
@@ -103,12 +126,12 @@ class Table:
         )
 
     def check_owner(self, query: str) -> None:
-        """Raise ConfigError unless the query keeps the table."""
+        """Raise ConfigError if another query extends the table."""
         if self.owner() != query:
             raise ConfigError(
-                f"{self._path} was not made with this checkpoint",
-                "--table, --checkpoint",
-                "give the table's own checkpoint, or a new table and a new checkpoint",
+                f"--table {self._path} was not made with this --checkpoint",
+                "",
+                "use the table's own checkpoint, or a new table and a new checkpoint",
             )
 
     def append(self, rows: DataFrame, query: str, number: int) -> None:
@@ -123,7 +146,7 @@ class Table:
         DeltaTable.forPath(self._spark, self._path).optimize().executeCompaction()
 
     def rows(self) -> DataFrame:
-        """Return the table as it is now."""
+        """Return the present rows of the table."""
         return self._spark.read.format("delta").load(self._path)
 
     def queues(self) -> Queues:
@@ -136,15 +159,167 @@ class Table:
             (f.max(offset) + 1).alias("end"),
             f.count("*").alias("rows"),
             f.count_if("broker_serves").alias("slots"),
-            f.bool_or(f.expr("not broker_serves or rebuild_slot is null")).alias("tangled"),
+            f.bool_or(f.expr("not broker_serves or rebuild_slot is null")).alias("non_monotonic"),
         )  # fmt: skip
         return {(group, topic, queue_id): Queue(*rest) for group, topic, queue_id, *rest in found.collect()}
 
 
 def kept_in(rows: DataFrame, on_duplicate: str) -> DataFrame:
-    """Return the unit of each slot, with ``queue_offset`` = slot: as in RocketMQ's rebuild, or on a running broker."""
+    """Return the unit of each slot, with ``queue_offset`` = slot, of RocketMQ's rebuild or of a running broker."""
     from pyspark.sql import functions as f
 
     if on_duplicate == "last":
         return rows.where("broker_serves")
     return rows.where("rebuild_slot is not null").withColumn("queue_offset", f.col("rebuild_slot"))
+
+
+_POLL_S: Final = 1
+_PLACES_MAX: Final = 100
+_CLUSTERED_ROWS_MIN: Final = 1 << 24
+"""OPTIMIZE writes files of up to 1 GiB: fewer rows would become one file, which Delta can only read completely."""
+_ENDS: Final = "`group` string, topic string, queue_id int, base bigint"
+
+
+class TableStream:
+    """One run of a plan.
+
+    Args:
+        spark: the session.
+        plan: the plan.
+
+    Attributes:
+        batches: number of micro-batches in the table.
+        units: number of their units.
+        skipped: entries without a unit, per reason.
+        places: positions of the first 100 of them, per reason.
+        optimize_s: duration of clustering the table; 0 if it was not clustered.
+    """
+
+    def __init__(self, spark: SparkSession, plan: RebuildPlan) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._table = Table(spark, plan.table)
+        self._query: Future[str] = Future()
+        self._queues: Queues | None = None if plan.checkpoint else {}
+        self.batches = 0
+        self.units = 0
+        self.skipped: Counter[str] = Counter()
+        self.places: dict[str, list[int]] = {}
+        self.optimize_s = 0.0
+
+    def run(self, stop: Event) -> None:
+        """Write all available entries to the table; ``stop`` ends the run between two micro-batches.
+
+        Raises:
+            StreamingQueryException: a micro-batch failed.
+        """
+        if self._plan.checkpoint is not None:
+            self._follow(self._plan.checkpoint, stop)
+            return
+        if self._plan.source:
+            with tempfile.TemporaryDirectory(prefix="dledger-rebuild-") as checkpoint:
+                self._follow(Path(checkpoint).as_uri(), stop)
+        if not self.batches and not stop.is_set():
+            self._write(self._with_classic(self._spark.createDataFrame([], DECODED_SCHEMA)), 0)
+        if self.units > _CLUSTERED_ROWS_MIN and not stop.is_set():
+            started = time.monotonic()
+            self._table.cluster()
+            self.optimize_s = round(time.monotonic() - started, 3)
+
+    @property
+    def queues(self) -> Queues:
+        """The queues in the table."""
+        if self._queues is None:
+            self._queues = self._table.queues() if self._table.exists() else {}
+        return self._queues
+
+    def _follow(self, checkpoint: str, stop: Event) -> None:
+        from jobs._rebuild.source import UnitSource  # needs PySpark
+
+        self._spark.dataSource.register(UnitSource)
+        options = {**self._plan.source, "startingOffsets": "earliest", "rules": self._plan.rules.to_json()}
+        if self._plan.trigger == AVAILABLE_NOW:  # entries that are appended meanwhile are left to the next run
+            ends = {group: end for group, (_, end) in self._plan.ranges.items()}
+            options["endingOffsets"] = json.dumps(ends)
+        rows = self._spark.readStream.format(UnitSource.name()).schema(DECODED_SCHEMA).options(**options).load()
+        writer = rows.writeStream.foreachBatch(self._take).option("checkpointLocation", checkpoint)
+        query = writer.trigger(**parse_trigger(self._plan.trigger)).start()
+        try:
+            self._query.set_result(str(query.id))
+            while not query.awaitTermination(_POLL_S):
+                if stop.is_set():
+                    return
+        finally:
+            query.stop()
+
+    def _take(self, rows: DataFrame, number: int) -> None:
+        """Write a micro-batch to the table."""
+        if self._plan.checkpoint is not None:
+            if number == 0 and not self._table.exists():
+                self._table.replace(self._spark.createDataFrame([], TABLE_SCHEMA), self._query.result())
+            self._table.check_owner(self._query.result())
+        if number == 0 and rows.isEmpty():  # it only records the start of the stream in the checkpoint
+            return
+        self._write(self._with_classic(rows), number)
+        progress(f"micro-batch {number} is in the table")
+
+    def _with_classic(self, rows: DataFrame) -> DataFrame:
+        plan = self._plan
+        if self.batches or not plan.classic:
+            return rows
+        [group] = plan.ranges
+        rules = replace(plan.rules, header_bytes=0, broker_end=ALL_ENTRIES, hidden=())
+        from jobs._rebuild.source import read_classic  # needs PySpark
+
+        return read_classic(self._spark, plan.classic, group, rules, closed=bool(plan.source)).unionByName(rows)
+
+    def _write(self, rows: DataFrame, number: int) -> None:
+        """Place the units among decoded rows, and write them."""
+        from pyspark import StorageLevel
+
+        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            ranges = rows.where("batch is null").drop("batch")
+            queues = queues_of(ranges)
+            found = [row.asDict() for row in queues.collect()]
+            counts = count_units(found)
+            self._count_skipped(ranges)
+            self.units += counts.given + counts.assigned
+            progress(f"{counts.given + counts.assigned} units; writing the table")
+            if self._plan.checkpoint is None and not self.batches:
+                self._table.replace(place(units_of(rows), ranges, queues, counts))
+                self._queues = advanced({}, found)
+            elif counts.given + counts.assigned:
+                if counts.given:
+                    self._check_first(ranges)
+                known = self.queues
+                bases = self._spark.createDataFrame([(*key, queue.end) for key, queue in known.items()], _ENDS)
+                placed = place(units_of(rows), ranges, queues, counts, bases)
+                self._table.append(placed, self._query.result(), number)
+                # The table may have had the first micro-batch of this run, and counted it.
+                self._queues = advanced(known, found) if self.batches else None
+            self.batches += 1
+        finally:
+            rows.unpersist()
+
+    def _check_first(self, ranges: DataFrame) -> None:
+        """Check that all of a broker's queue offsets are in this batch: the served messages depend on all of them."""
+        from pyspark.sql import functions as f
+
+        begin = ranges.where("carried and skipped is null").agg(f.min("position")).first()
+        assert begin is not None
+        if self._table.rows().where(f.col("position") < begin[0]).limit(1).count():
+            remedy = "rebuild the table without --checkpoint"
+            what = "--checkpoint: entries with a broker's queue offsets follow entries in the table"
+            raise ConfigError(what, "", remedy)
+
+    def _count_skipped(self, ranges: DataFrame) -> None:
+        from pyspark.sql import functions as f
+
+        counts = ranges.where("skipped is not null").groupBy("skipped").agg(f.sum("units")).collect()
+        self.skipped.update(dict(map(tuple, counts)))
+        for reason in (STRANGE, IMPOSSIBLE, DAMAGED):
+            known = self.places.setdefault(reason, [])
+            if self.skipped[reason] and len(known) < _PLACES_MAX:
+                found = ranges.where(f.col("skipped") == reason).select("position").orderBy("position")
+                known += [row["position"] for row in found.limit(_PLACES_MAX - len(known)).collect()]

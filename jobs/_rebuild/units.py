@@ -1,8 +1,14 @@
 """From the entries of a log to the units of its consume queues, batch by batch, in Arrow and numpy.
 
-A batch says of each of its units which number it has among those of its queue in the batch (``part``, ``number``), and
-to which run of consecutive queue offsets it belongs (``run``). So the order of a queue follows from a few rows per
-batch, its runs: no shuffle moves the units, and nothing sorts the log.
+A batch assigns each of its units a number among those of its queue in the batch (``part``, ``number``), and a range of
+consecutive queue offsets (``range_id``). So the order of a queue follows from a few rows per batch, its ranges: no
+shuffle moves the units, and the log is not sorted.
+
+Multi-dispatch: RocketMQ's broker adds a message to further queues (``%LMQ%`` queues and others) that its property
+INNER_MULTI_DISPATCH lists. In a broker's log INNER_MULTI_QUEUE_OFFSET lists the message's offsets there. If it is
+missing, or has another number of offsets or an invalid one, a broker adds the message to none. If a message names a
+queue more than once, a broker adds it once but increments the queue's offset for each name. It still fills contiguous
+slots, so from there on offsets run ahead of slots until the broker restarts.
 """
 
 from __future__ import annotations
@@ -22,44 +28,129 @@ from dledger_core import inside
 from dledger_core.rocketmq import (
     DELAY_LEVELS_MS,
     PHYSICAL_OFFSET_DELTA,
+    SCHEDULE_TOPIC,
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
     UNIT,
     consume_queue_columns,
 )
-from jobs._rebuild.dispatch import expanded
 from spark_connector import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "ALL_ENTRIES",
-    "DAMAGED",
-    "DECODED_SCHEMA",
-    "IMPOSSIBLE",
-    "OFFSET_MAX",
-    "PENDING",
-    "STRANGE",
-    "UNIT_ARROW",
-    "UNIT_COLUMNS",
-    "UNIT_SCHEMA",
-    "EntryRules",
-    "damage",
-    "decoded",
-    "runs_and_units",
-    "units_of",
-]
+
+NAMED_AGAIN: Final = "named_again"
+"""Reason of a skipped unit: its message is in the queue already, and took one more queue offset."""
+
+_SEPARATOR: Final = ","
+_NUMBERS: Final = r"^[+-]?[0-9]{1,18}(,[+-]?[0-9]{1,18})*$"
+_LMQ: Final = "%LMQ%"
+_EXCLUDED: Final = ("%RETRY%", "rmq_sys_")
+
+_Bools = npt.NDArray[np.bool_]
+_Ints = npt.NDArray[np.int64]
+
+
+def expanded(units: pa.RecordBatch, carried: _Bools) -> tuple[pa.RecordBatch, _Bools]:
+    """Return the units, each followed by one for each further queue of its message.
+
+    A unit that is NAMED_AGAIN is skipped: it only records that the queue's offsets run ahead of its slots.
+
+    Args:
+        units: columns topic, queue_id, queue_offset, skipped, dispatch_queues, dispatch_offsets and any others.
+        carried: shape (n,): messages whose queue offsets a broker assigned.
+
+    Returns:
+        The units without the last two columns, and ``carried`` for them.
+    """
+    names, offsets = units.column("dispatch_queues"), units.column("dispatch_offsets")
+    plain = units.drop_columns(["dispatch_queues", "dispatch_offsets"])
+    if names.null_count == len(names):
+        return plain, carried
+    wanted = _wanted(units)
+    numbered = np.asarray(pc.fill_null(pc.match_substring_regex(offsets, _NUMBERS), False))
+    recorded = _further(units, np.flatnonzero(wanted & carried & numbered), offsets)
+    fresh = _further(units, np.flatnonzero(wanted & ~carried), None)
+    parents = np.concatenate([recorded[0], fresh[0]])
+    if not len(parents):
+        return plain, carried
+    source = np.concatenate([np.arange(units.num_rows), parents])
+    order = np.argsort(source, kind="stable")
+    made = {
+        name: pa.chunked_array([units.column(name), *(part[i] for part in (recorded, fresh))])
+        for i, name in enumerate(("topic", "queue_id", "queue_offset", "skipped"), 1)
+    }
+    rows = plain.take(pa.array(source[order]))
+    columns = [
+        made[name].combine_chunks().take(pa.array(order)) if name in made else rows.column(name)
+        for name in plain.schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=plain.schema), carried[source[order]]
+
+
+def _wanted(units: pa.RecordBatch) -> _Bools:
+    """Return the messages for which a broker reads INNER_MULTI_DISPATCH."""
+    topics, names = units.column("topic"), units.column("dispatch_queues")
+    wanted = np.asarray(names.is_valid()) & np.asarray(units.column("skipped").is_null())
+    wanted &= ~np.asarray(pc.fill_null(pc.equal(topics, SCHEDULE_TOPIC), True))
+    for prefix in _EXCLUDED:
+        wanted &= ~np.asarray(pc.fill_null(pc.starts_with(topics, prefix), True))
+    return np.asarray(wanted, np.bool_)
+
+
+def _lists(texts: pa.StringArray) -> pa.ListArray:
+    """Split as Java does: empty parts at the end do not count."""
+    return pc.split_pattern(pc.utf8_rtrim(texts, _SEPARATOR), _SEPARATOR)
+
+
+def _further(units: pa.RecordBatch, rows: _Ints, offsets: Any) -> tuple[_Ints, Any, Any, Any, Any]:
+    """Return parent row, queue name, queue id, offset (0 if ``offsets`` is None) and the reason if skipped."""
+    lists = _lists(units.column("dispatch_queues").take(pa.array(rows)))
+    counts = np.asarray(pc.list_value_length(lists), np.int64)
+    values = None
+    if offsets is not None:
+        values = _lists(offsets.take(pa.array(rows)))
+        same = counts == np.asarray(pc.list_value_length(values), np.int64)
+        rows, counts = rows[same], counts[same]
+        lists, values = lists.filter(pa.array(same)), values.filter(pa.array(same))
+    parents, names = np.repeat(rows, counts), lists.flatten()
+    lmq = np.asarray(pc.starts_with(names, _LMQ), np.bool_)
+    ids = np.where(lmq, 0, np.asarray(units.column("queue_id").fill_null(0))[parents]).astype(np.int32)
+    numbers = np.zeros(len(parents), np.int64) if values is None else np.asarray(values.flatten().cast(pa.int64()))
+    found, first = _entered(units, parents, names, ids)
+    again = (found != first) & (numbers[found] == numbers[first]) & (values is not None) & lmq[found]
+    kept, again = found[(found == first) | again], again[(found == first) | again]
+    skipped = pc.if_else(pa.array(again), NAMED_AGAIN, pa.scalar(None, pa.string()))
+    return parents[kept], names.take(pa.array(kept)), pa.array(ids[kept]), pa.array(numbers[kept]), skipped
+
+
+def _entered(
+    units: pa.RecordBatch, parents: _Ints, names: pa.StringArray, ids: npt.NDArray[np.int32]
+) -> tuple[_Ints, _Ints]:
+    """Return the further queues with valid names, and for each the first time that its message names it."""
+    own = units.column("topic").take(pa.array(parents))
+    own_ids = np.asarray(units.column("queue_id").fill_null(0))[parents]
+    good = ~np.asarray(pc.match_substring(names, "/")) & (np.asarray(pc.binary_length(names)) > 0)
+    good &= ~(np.asarray(pc.equal(names, own)) & (ids == own_ids))
+    found = np.flatnonzero(good)
+    if not len(found):
+        return found, found
+    codes = np.asarray(names.dictionary_encode().indices, np.int64)
+    keys = np.stack([parents[found], codes[found], ids[found].astype(np.int64)], axis=1)
+    _, first, same = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return found, found[first[same.reshape(-1)]]
+
 
 ALL_ENTRIES: Final = 1 << 62
-"""An index that no log reaches: what holds below it holds everywhere."""
+"""An index above every log: a limit that covers all entries."""
 STRANGE: Final = "not_messages"
 PENDING: Final = "prepared_or_rolled_back"
 IMPOSSIBLE: Final = "impossible_queue_offsets"
 DAMAGED: Final = "damaged_files"
-"""Why an entry is no unit; the last one: a classic file whose records end in something other than BLANK or zeros."""
+"""Reasons of skipped entries; the last one: a classic file whose records do not end in BLANK or zeros."""
 OFFSET_MAX: Final = (1 << 63) // UNIT.itemsize - 1
-"""The last slot whose place in a queue is a 64-bit number."""
+"""The last slot whose byte offset in a queue is a 64-bit number."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 UNIT_COLUMNS: Final = pa.schema(
@@ -79,53 +170,51 @@ UNIT_COLUMNS: Final = pa.schema(
         ("committed", pa.bool_()),
     ]
 )
-"""Columns that a unit brings into the table."""
-_PLACE: Final = [
+"""Columns of a unit in the table."""
+_ORDER: Final = [
     pa.field("carried", pa.bool_()),
     pa.field("part", pa.int64()),
     pa.field("number", pa.int64()),
-    pa.field("run", pa.int64()),
+    pa.field("range_id", pa.int64()),
 ]
-UNIT_ARROW: Final = pa.schema([*UNIT_COLUMNS, *_PLACE])
-"""Columns of a unit: ``carried`` says whether a broker gave its queue offset."""
+UNIT_ARROW: Final = pa.schema([*UNIT_COLUMNS, *_ORDER])
+"""Columns of a unit: ``carried`` is set if a broker assigned its queue offset."""
 UNIT_SCHEMA: Final = ddl_of(UNIT_ARROW)
 _SKIPPED: Final = pa.field("skipped", pa.string())
-"""Null for a unit, else why the entry is none."""
+"""Null for a unit, else the reason of a skipped entry."""
 
-_RUN_KEY: Final = ("group", "topic", "queue_id", "part", "run", "carried", "skipped")
-RUN_ARROW: Final = pa.schema(
+_RANGE_KEY: Final = ("group", "topic", "queue_id", "part", "range_id", "carried", "skipped")
+RANGE_ARROW: Final = pa.schema(
     [
-        *(UNIT_ARROW.field(name) for name in _RUN_KEY[:-1]),
+        *(UNIT_ARROW.field(name) for name in _RANGE_KEY[:-1]),
         _SKIPPED,
         *((name, pa.int64()) for name in ("first", "position", "units")),
     ]
 )
-"""A run: its lowest queue offset, ``first``, the ``position`` of its first unit, and its number of ``units``."""
-_DECODED: Final = RUN_ARROW.append(pa.field("batch", pa.binary()))
+"""A range: its lowest queue offset, ``first``, the ``position`` of its first unit, and its number of ``units``."""
+_DECODED: Final = RANGE_ARROW.append(pa.field("batch", pa.binary()))
 DECODED_SCHEMA: Final = ddl_of(_DECODED)
-"""Rows of two kinds: a run, or in ``batch`` the units of a whole batch, which Spark so keeps and moves as one value."""
+"""Rows of two kinds: a range, or in ``batch`` the units of one batch, which Spark keeps and moves as one value."""
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 _FEW: Final = 1 << 15
-_FACTS: Final = (
+_FIELDS: Final = (
     *("topic", "queue_id", "queue_offset", "size", "tags_code", "store_timestamp", "keys", "msg_id"),
     *("born_timestamp", "sys_flag", "error"),
 )
 _DISPATCH: Final = ("dispatch_queues", "dispatch_offsets")
-_Ints = npt.NDArray[np.int64]
-_Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryRules:
-    """How entries are read.
+    """Rules for reading entries.
 
     Attributes:
-        header_bytes: how far a message begins behind its entry's position; 0 in a classic CommitLog.
-        broker_end: a broker gave the queue offsets of messages of entries below.
-        committed_end: entries below are known to be committed; of the others nothing is known.
-        multi_dispatch: messages are in the further queues that they name, too.
-        delay_levels_ms: the broker's ``messageDelayLevel``, level 1 first; a delayed message's tags code needs it.
+        header_bytes: bytes of an entry before its message; 0 in a classic CommitLog.
+        broker_end: end of the entries whose queue offsets a broker assigned.
+        committed_end: end of the entries known to be committed.
+        multi_dispatch: whether messages are added to the further queues that they name.
+        delay_levels_ms: the broker's ``messageDelayLevel``, level 1 first, for the tags codes of delayed messages.
         hidden: ranges of entries that belong to orphaned attempts.
     """
 
@@ -147,18 +236,18 @@ class EntryRules:
 
 
 def decoded(batches: Iterable[pa.RecordBatch], rules: EntryRules) -> Iterator[pa.RecordBatch]:
-    """Decode entries into rows of DECODED_SCHEMA: the runs of each batch, then its units.
+    """Decode entries into rows of DECODED_SCHEMA: the ranges of each batch, then its units.
 
     Args:
         batches: columns group, index, position and body.
-        rules: how to read them.
+        rules: for reading them.
     """
     for batch in batches:
         for entries in _by_group(batch):
             shown = _shown(entries, rules.hidden)
             if shown.num_rows:
-                runs, units = runs_and_units(shown, rules)
-                yield _padded(runs)
+                ranges, units = ranges_and_units(shown, rules)
+                yield _padded(ranges)
                 if units.num_rows:
                     yield _kept(units)
 
@@ -180,36 +269,36 @@ def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from pa.ipc.open_stream(value.as_buffer())
 
 
-def _padded(runs: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([*runs.columns, pa.nulls(runs.num_rows, pa.binary())], schema=_DECODED)
+def _padded(ranges: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*ranges.columns, pa.nulls(ranges.num_rows, pa.binary())], schema=_DECODED)
 
 
 def _kept(units: pa.RecordBatch) -> pa.RecordBatch:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, units.schema, options=_LZ4) as stream:
         stream.write_batch(units)
-    nothing = [pa.nulls(1, field.type) for field in RUN_ARROW]
+    nothing = [pa.nulls(1, field.type) for field in RANGE_ARROW]
     return pa.RecordBatch.from_arrays([*nothing, pa.array([sink.getvalue().to_pybytes()])], schema=_DECODED)
 
 
-def runs_and_units(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the runs of a batch that is of one group, with those of skipped entries, and its units."""
+def ranges_and_units(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the ranges of a batch of one group, with those of skipped entries, and its units."""
     units, carried = _read(entries, rules)
-    number, run, order, begins = _numbered(units, carried)
+    number, range_id, order, begins = _numbered(units, carried)
     part = pa.repeat(pa.scalar(entries.column("position")[0].as_py() + rules.header_bytes, pa.int64()), len(carried))
-    placed = {"carried": pa.array(carried), "part": part, "number": pa.array(number), "run": pa.array(run)}
+    placed = {"carried": pa.array(carried), "part": part, "number": pa.array(number), "range_id": pa.array(range_id)}
     arrays = [placed[field.name] if field.name in placed else units.column(field.name) for field in UNIT_ARROW]
     skipped = units.column("skipped")
-    whole = pa.RecordBatch.from_arrays([*arrays, skipped], schema=UNIT_ARROW.append(_SKIPPED))
-    runs = _runs(whole, order, begins)
+    complete = pa.RecordBatch.from_arrays([*arrays, skipped], schema=UNIT_ARROW.append(_SKIPPED))
+    ranges = _ranges(complete, order, begins)
     if skipped.null_count < len(skipped):
-        runs = pa.concat_batches([runs, _skipped_runs(whole.filter(skipped.is_valid()))])
-        whole = whole.filter(skipped.is_null())
-    return runs, whole.drop_columns("skipped")
+        ranges = pa.concat_batches([ranges, _skipped_ranges(complete.filter(skipped.is_valid()))])
+        complete = complete.filter(skipped.is_null())
+    return ranges, complete.drop_columns("skipped")
 
 
 def _by_group(entries: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cuts a batch where the group changes: a task may read several logs one behind the other."""
+    """Split a batch by group: a task may read several logs, one at a time."""
     codes = np.asarray(entries.column("group").dictionary_encode().indices)
     bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     for start, end in pairwise(bounds):
@@ -224,15 +313,15 @@ def _shown(entries: pa.RecordBatch, hidden: tuple[tuple[int, int], ...]) -> pa.R
 
 
 def _read(entries: pa.RecordBatch, rules: EntryRules) -> tuple[pa.RecordBatch, _Bools]:
-    """Return the table's columns of all entries with ``skipped``, and whose queue offsets a broker gave."""
-    wanted = [*_FACTS, *(_DISPATCH if rules.multi_dispatch else ())]
+    """Return the table's columns of all entries with ``skipped``, and those whose queue offset a broker assigned."""
+    wanted = [*_FIELDS, *(_DISPATCH if rules.multi_dispatch else ())]
     columns = consume_queue_columns(entries.column("body"), wanted, delay_levels_ms=rules.delay_levels_ms)
     index = entries.column("index")
     below = _numbers(index)
     position = pa.array(np.asarray(entries.column("position")) + rules.header_bytes)
     found: dict[str, Any] = {"group": entries.column("group"), "index": index, "position": position}
     found |= {name: columns.column(name) for name in columns.schema.names if name not in {"sys_flag", "error"}}
-    found |= {"committed": _true_or_null(below < rules.committed_end), "skipped": _why_none(columns)}
+    found |= {"committed": _true_or_null(below < rules.committed_end), "skipped": _skip_reasons(columns)}
     units, carried = pa.RecordBatch.from_pydict(found), below < rules.broker_end
     if rules.multi_dispatch:
         units, carried = expanded(units, carried)
@@ -243,8 +332,8 @@ def _true_or_null(known: _Bools) -> pa.Array:
     return pa.array(known, mask=~known)
 
 
-def _why_none(columns: pa.RecordBatch) -> pa.Array:
-    """Why an entry is no unit, by what its message says; null for those that are."""
+def _skip_reasons(columns: pa.RecordBatch) -> pa.Array:
+    """Return the reason of each entry without a unit, by its message; null for units."""
     errors = columns.column("error")
     transaction = _numbers(columns.column("sys_flag")) & TRANSACTION_MASK
     pending = (transaction != 0) & (transaction != TRANSACTION_COMMIT)
@@ -255,57 +344,57 @@ def _why_none(columns: pa.RecordBatch) -> pa.Array:
 
 
 def _possible(units: pa.RecordBatch, carried: _Bools) -> pa.RecordBatch:
-    """Marks messages whose queue offset no consume queue can hold: it would not fit a file's name."""
+    """Skip messages whose queue offset is out of range for a file name of a consume queue."""
     offsets = _numbers(units.column("queue_offset"))
     wrong = carried & ((offsets < 0) | (offsets > OFFSET_MAX))
     if not wrong.any():
         return units
     at = units.schema.get_field_index("skipped")
-    marked = pc.if_else(
+    reasons = pc.if_else(
         pc.and_(pa.array(wrong), units.column("skipped").is_null()), IMPOSSIBLE, units.column("skipped")
     )
-    return units.set_column(at, "skipped", marked)
+    return units.set_column(at, "skipped", reasons)
 
 
 def _numbered(units: pa.RecordBatch, carried: _Bools) -> tuple[_Ints, _Ints, _Ints, _Ints]:
-    """Returns each unit's number in its queue, and its run: both count from 0 in each queue of the batch.
+    """Return each unit's number in its queue, and its range: both count from 0 in each queue of the batch.
 
-    Then the rows that are not skipped, sorted by queue, and where in these runs begin.
+    Also return the rows that are not skipped, sorted by queue, and the first row of each range in that order.
 
-    A run ends where the next queue offset is not one higher. Offset 0 is a run of its own: a broker's rebuild treats
-    it unlike any other. Offsets that are yet to be assigned make one run; so do neighbouring entries that are skipped.
+    A range ends if the next queue offset is not one higher. Offset 0 is a range of its own, because a broker's rebuild
+    treats it differently. Offsets to be assigned are one range; so are adjacent skipped entries.
     """
-    number, run = np.zeros(units.num_rows, np.int64), np.zeros(units.num_rows, np.int64)
+    number, range_id = np.zeros(units.num_rows, np.int64), np.zeros(units.num_rows, np.int64)
     counted = np.asarray(units.column("skipped").is_null())
     rows, others = np.flatnonzero(counted), np.flatnonzero(~counted)
-    run[others] = others - np.arange(len(others))
+    range_id[others] = others - np.arange(len(others))
     if not len(rows):
-        return number, run, rows, rows
+        return number, range_id, rows, rows
     codes = _queue_codes(units)[rows]
     order = _stable_order(codes)
     rows, codes = rows[order], codes[order]
-    offsets, told = _numbers(units.column("queue_offset"))[rows], carried[rows]
+    offsets, known = _numbers(units.column("queue_offset"))[rows], carried[rows]
     begins = np.ones(len(rows), np.bool_)
     begins[1:] = codes[1:] != codes[:-1]
     breaks = begins.copy()
     steps = (offsets[1:] != offsets[:-1] + 1) | (offsets[1:] == 0) | (offsets[:-1] == 0)
-    breaks[1:] |= (told[1:] != told[:-1]) | (told[1:] & steps)
+    breaks[1:] |= (known[1:] != known[:-1]) | (known[1:] & steps)
     at = np.arange(len(rows))
     queue_begin = np.maximum.accumulate(np.where(begins, at, 0))
-    runs = np.cumsum(breaks)
+    ranges = np.cumsum(breaks)
     number[rows] = at - queue_begin
-    run[rows] = runs - runs[queue_begin]
-    return number, run, rows, np.flatnonzero(breaks)
+    range_id[rows] = ranges - ranges[queue_begin]
+    return number, range_id, rows, np.flatnonzero(breaks)
 
 
 def _stable_order(codes: _Ints) -> _Ints:
-    """Returns the rows sorted by code, those of one code in their order; for few codes in linear time."""
+    """Return the rows sorted by code, stable; for few codes in linear time."""
     few = len(codes) and codes.max() < _FEW
     return np.argsort(codes.astype(np.int16) if few else codes, kind="stable")
 
 
 def _queue_codes(units: pa.RecordBatch) -> _Ints:
-    """A number for each unit's queue; rows that are none get any."""
+    """Return a number for each unit's queue; skipped rows get any."""
     topics = _numbers(units.column("topic").dictionary_encode().indices)
     ids = _numbers(units.column("queue_id"))
     least = int(ids.min(initial=0))
@@ -313,23 +402,23 @@ def _queue_codes(units: pa.RecordBatch) -> _Ints:
 
 
 def _numbers(column: pa.Array) -> _Ints:
-    """The column as 64-bit numbers, 0 where it is null."""
+    """Return the column as 64-bit numbers, 0 for null."""
     return np.asarray(column.fill_null(0) if column.null_count else column).astype(np.int64, copy=False)
 
 
-def _runs(units: pa.RecordBatch, order: _Ints, begins: _Ints) -> pa.RecordBatch:
-    """Within a run the key does not change, so its first unit holds it, and where the run begins."""
-    firsts = units.select([*_RUN_KEY, "position"]).take(pa.array(order[begins]))
+def _ranges(units: pa.RecordBatch, order: _Ints, begins: _Ints) -> pa.RecordBatch:
+    """Return the ranges; their key and position are those of the first unit."""
+    firsts = units.select([*_RANGE_KEY, "position"]).take(pa.array(order[begins]))
     lowest = np.minimum.reduceat(_numbers(units.column("queue_offset"))[order], begins) if len(begins) else begins
     lengths = np.diff(np.append(begins, len(order)))
     *key, position = firsts.columns
-    return pa.RecordBatch.from_arrays([*key, pa.array(lowest), position, pa.array(lengths)], schema=RUN_ARROW)
+    return pa.RecordBatch.from_arrays([*key, pa.array(lowest), position, pa.array(lengths)], schema=RANGE_ARROW)
 
 
-def _skipped_runs(units: pa.RecordBatch) -> pa.RecordBatch:
-    table = pa.Table.from_batches([units.select([*_RUN_KEY, "queue_offset", "position"])])
-    sums = table.group_by(list(_RUN_KEY), use_threads=False).aggregate(
+def _skipped_ranges(units: pa.RecordBatch) -> pa.RecordBatch:
+    table = pa.Table.from_batches([units.select([*_RANGE_KEY, "queue_offset", "position"])])
+    sums = table.group_by(list(_RANGE_KEY), use_threads=False).aggregate(
         [("queue_offset", "min"), ("position", "min"), ("position", "count")]
     )
-    names = [*_RUN_KEY, "queue_offset_min", "position_min", "position_count"]
-    return pa.RecordBatch.from_arrays([sums.column(name).combine_chunks() for name in names], schema=RUN_ARROW)
+    names = [*_RANGE_KEY, "queue_offset_min", "position_min", "position_count"]
+    return pa.RecordBatch.from_arrays([sums.column(name).combine_chunks() for name in names], schema=RANGE_ARROW)

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import commit_log_files
-from dledger_core.rocketmq.store.commit_log import walk
-from jobs._rebuild.classic import reader
+from dledger_core.rocketmq.store.commit_log import scan_records
 from jobs._rebuild.plan import RebuildOptions, plan_for
+from jobs._rebuild.source import reader
 from jobs._rebuild.units import DAMAGED, EntryRules
 from tests.rocketmq.golden import MIXED, extract
 
@@ -38,7 +38,7 @@ def cut(log: Path, messages: int, more: int = 0) -> int:
     """Take away the last messages, but for some bytes of the first of them; returns where that begins."""
     last = max(log.iterdir())
     content = last.read_bytes()
-    begin = [at for at, _ in walk(content)][-messages]
+    begin = [at for at, _ in scan_records(content)][-messages]
     last.write_bytes(content[: begin + more].ljust(len(content), b"\0"))
     return int(last.name) + begin
 
@@ -69,6 +69,6 @@ def test_a_log_that_another_goes_on_from_must_be_whole(log: Path, more: int) -> 
 def test_a_file_that_ends_too_early_is_damage_where_others_follow(log: Path) -> None:
     first = min(log.iterdir())
     content = first.read_bytes()
-    begin = [at for at, _ in walk(content)][-3]
+    begin = [at for at, _ in scan_records(content)][-3]
     first.write_bytes(content[: begin + 70].ljust(len(content), b"\0"))
     assert units_of(log) == (MESSAGES - 3, [begin])

@@ -16,8 +16,7 @@ import pytest
 from dledger_core.rocketmq import UNIT, encode_messages
 from jobs import rebuild_consume_queue
 from jobs._rebuild.files import write_files
-from jobs._rebuild.queues import summary_of
-from jobs._rebuild.slots import count_units, place, queues_of
+from jobs._rebuild.slots import count_units, place, queues_of, summary_of
 from jobs._rebuild.table import Table, kept_in
 from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded, units_of
 from tests.jobs.broker_store import PREFILL, BrokersQueue, write_broker_store
@@ -63,17 +62,17 @@ class Log:
 
 
 def brokers_log(seed: int) -> Log:
-    """All kinds of topics; queues ``tangled`` 0-3 have offsets that were given out twice."""
+    """All kinds of topics; queues ``twice`` 0-3 have offsets that were given out twice."""
     chance, log = random.Random(seed), Log()
-    straight = [
+    monotonic = [
         ("T", 0),
         ("%DLQ%g", 0),
         ("RMQ_SYS_TRANS_HALF_TOPIC", 0),
         ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0),
         (_LONG_TOPIC, 0),
     ]
-    feeds = {queue: iter(range(9, 999)) for queue in straight}
-    feeds |= {("tangled", i): iter(offsets_of_a_broker(chance, 999)) for i in range(4)}
+    feeds = {queue: iter(range(9, 999)) for queue in monotonic}
+    feeds |= {("twice", i): iter(offsets_of_a_broker(chance, 999)) for i in range(4)}
     lmq = iter(offsets_of_a_broker(chance, 999))
     delayed: dict[int, Iterator[int]] = {level: iter(range(99)) for level in (1, 3, 18)}
     for number in range(400):
@@ -150,7 +149,7 @@ def test_a_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.C
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         (own / name).write_bytes(data)
     (tmp_path / "in" / "config").mkdir()
-    offsets = '{"offsetTable": {"tangled@readers": {"0": 900, "1": 900, "2": 900, "3": 900}}}'
+    offsets = '{"offsetTable": {"twice@readers": {"0": 900, "1": 900, "2": 900, "3": 900}}}'
     (tmp_path / "in" / "config" / "consumerOffset.json").write_text(offsets)
     before = state(tmp_path / "in")
     code, summary, _ = run_in_process(
@@ -182,7 +181,7 @@ def test_a_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.C
     ranges = summary["duplicates"]["ranges"]
     reported = {(r["topic"], r["queue_id"], slot) for r in ranges for slot in range(r["start"], r["end"])}
     assert reported == {row[:3] for row in lost}
-    assert {r["consumers"]["readers"]["offset"] for r in ranges if r["topic"] == "tangled"} == {900}
+    assert {r["consumers"]["readers"]["offset"] for r in ranges if r["topic"] == "twice"} == {900}
     assert summary["skipped"]["prepared_or_rolled_back"] == log.told.count([])
     assert summary["compare"]["differences"] == {"CQ_DUPLICATE_OFFSET": len({row[:3] for row in lost})}
 
