@@ -1,4 +1,4 @@
-"""Contract of the connector's ``Log``: servers, a native store, a Java store and the Java protocol answer alike."""
+"""Contract of the connector's ``Log``: servers, a native store, a Java store and the Java protocol behave the same."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def digests(replicas: tuple[AuditedReplica, ...]) -> pa.Table:
 
 
 def audit(stores: dict[str, Path]) -> list[AuditFinding]:
-    """What the job does, in one process."""
+    """Audit stores in one process."""
     replicas = store_replicas(stores)
     results = compare_digests(digests(replicas)).to_pylist()
     for row in [row for row in results if row["drill"]]:

@@ -1,4 +1,4 @@
-"""Classic CommitLogs of a master and its slaves, and mixed logs: what is equal, what is not, are they aligned?"""
+"""Audit of classic CommitLogs of a master and its slaves, and of mixed logs; their alignment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILE_BYTES = 131_072
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """What a real broker left that was upgraded from a CommitLog to DLedger."""
+    """Logs of a real broker that was upgraded from a CommitLog to DLedger."""
     return extract(MIXED, "n0", tmp_path / "golden")
 
 
@@ -100,7 +100,7 @@ def body_of(folder: Path, position: int, size: int) -> int:
 
 
 @pytest.mark.parametrize("number", [0, 40, -1])
-def test_a_flipped_byte_of_a_body_is_damage_on_that_replica(logs: Folders, number: int) -> None:
+def test_flipped_byte_of_body_is_damage_on_that_replica(logs: Folders, number: int) -> None:
     position, size = message_at(logs, number)
     flip(logs["slave"], body_of(logs["slave"], position, size))
     (found,) = audit(logs)
@@ -115,7 +115,7 @@ def test_a_flipped_byte_of_a_body_is_damage_on_that_replica(logs: Folders, numbe
     assert not aligned(logs, [found])
 
 
-def test_a_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, three: Folders) -> None:
+def test_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, three: Folders) -> None:
     position, _ = message_at(logs, 30)
     flip(logs["slave"], position + 20)  # of the queue offset
     (found,) = audit(logs)
@@ -129,14 +129,14 @@ def test_a_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, th
     assert {"topic", "queue_id", "queue_offset", "msg_id"} <= set(message)
 
 
-def test_a_message_that_lies_elsewhere_is_damage(three: Folders) -> None:
+def test_message_that_lies_elsewhere_is_damage(three: Folders) -> None:
     position, _ = message_at(three, 50)
     flip(three["slave"], position + 28 + 6)  # of its own position
     (found,) = audit(three)
     assert (found.kind.value, found.replica) == ("CORRUPT", "slave")
 
 
-def test_a_destroyed_head_is_damage_and_what_follows_is_compared_all_the_same(three: Folders) -> None:
+def test_destroyed_head_is_damage_and_what_follows_is_compared_all_same(three: Folders) -> None:
     position, _ = message_at(three, 20)
     write(three["slave"], position, bytes(8))
     later, size = message_at(three, 60)
@@ -149,7 +149,7 @@ def test_a_destroyed_head_is_damage_and_what_follows_is_compared_all_the_same(th
 
 
 @pytest.mark.parametrize("number", [30, -2])
-def test_a_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: int) -> None:
+def test_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: int) -> None:
     position, size = message_at(logs, number)
     wipe_from(logs["slave"], position + size)
     found = audit(logs)
@@ -164,7 +164,7 @@ def test_a_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: i
 
 
 @pytest.mark.parametrize("sent", [5, 8, 90, 4000])
-def test_a_slave_that_was_sent_part_of_a_message_lags(logs: Folders, sent: int) -> None:
+def test_slave_that_was_sent_part_of_message_lags(logs: Folders, sent: int) -> None:
     """HA sends pieces that cut messages; the broker's own recovery goes back to the message's begin."""
     position = next(message_at(logs, at)[0] for at in range(200, 325) if message_at(logs, at)[1] > 4096)
     wipe_from(logs["slave"], position + sent)
@@ -174,27 +174,27 @@ def test_a_slave_that_was_sent_part_of_a_message_lags(logs: Folders, sent: int) 
     assert {replica.name: replica.end_position for replica in store_replicas(logs)}["slave"] == position
 
 
-def test_a_file_that_only_one_broker_has_made_ahead_is_no_difference(logs: Folders) -> None:
+def test_file_that_only_one_broker_has_made_ahead_is_no_difference(logs: Folders) -> None:
     (logs["master"] / f"{2 * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
     assert audit(logs) == []
     assert aligned(logs, [])
 
 
-def test_a_replica_that_deleted_its_oldest_file_is_compared_at_the_rest(logs: Folders) -> None:
+def test_replica_that_deleted_its_oldest_file_is_compared_at_rest(logs: Folders) -> None:
     (logs["slave"] / f"{0:020}").unlink()
     (found,) = audit(logs)
     assert (found.kind.value, found.replica, found.end * BLOCK_BYTES) == ("RETENTION_SKEW", "slave", FILE_BYTES)
     assert aligned(logs, [found])
 
 
-def test_a_message_that_all_hold_damaged_is_found_too(logs: Folders) -> None:
+def test_message_that_all_hold_damaged_is_found_too(logs: Folders) -> None:
     position, size = message_at(logs, 10)
     for folder in logs.values():
         flip(folder, body_of(folder, position, size))
     assert {(f.kind.value, f.replica) for f in audit(logs)} == {("CORRUPT", "master"), ("CORRUPT", "slave")}
 
 
-def test_nothing_is_changed(logs: Folders) -> None:
+def test_audit_changes_no_file(logs: Folders) -> None:
     before = {path: path.read_bytes() for folder in logs.values() for path in folder.iterdir()}
     audit(logs)
     assert {path: path.read_bytes() for folder in logs.values() for path in folder.iterdir()} == before
@@ -215,14 +215,14 @@ def delete_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [rename_the_first, empty_all, delete_all])
-def test_directory_without_a_commitlog_is_an_error(logs: Folders, spoil: Callable[[Path], None]) -> None:
+def test_directory_without_commitlog_is_error(logs: Folders, spoil: Callable[[Path], None]) -> None:
     spoil(logs["slave"])
     with pytest.raises(ConfigError, match="slave"):
         stored_logs(logs)
 
 
 @pytest.mark.slow
-def test_a_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
+def test_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "copy")
     found = stored_logs({"a": root, "b": tmp_path / "copy"})
     assert {len(replicas) for replicas in found.values()} == {2}
@@ -236,7 +236,7 @@ def test_a_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_the_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(root, tmp_path / "copy")
     position, size = message_at({}, 5)
     arguments = ["--replica", f"n0={root}", "--replica", f"n1={tmp_path / 'copy'}", "--table", str(tmp_path / "t")]
@@ -258,7 +258,7 @@ def test_the_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, caps
     assert "not aligned" in (tmp_path / "page.html").read_text()
 
 
-def test_in_what_its_indexes_count_is_part_of_a_commitlog_s_identity(logs: Folders) -> None:
+def test_block_size_is_part_of_commitlog_source(logs: Folders) -> None:
     """With a file of an odd size the blocks are smaller: earlier proofs are of other bytes then."""
     (first, _) = store_replicas(logs)
     assert first.identity != replace(first, block_bytes=64).identity

@@ -35,7 +35,7 @@ LATER = NOW + timedelta(hours=1)
         ([digest_row("a", content=b"ab", layout=b"c"), digest_row("b", content=b"a", layout=b"bc")], True),
         ([digest_row("a"), digest_row("b", damaged=[7])], True),
         ([digest_row("a"), digest_row("b", index_wrong=[7, 9])], True),
-        ([digest_row("a"), digest_row("b", problem="unread", reason="out of reach")], True),
+        ([digest_row("a"), digest_row("b", problem="unread", reason="unreachable")], True),
         ([digest_row("a", problem="deleted"), digest_row("b", problem="deleted")], True),
         ([digest_row("a"), digest_row("b", damaged=None, index_wrong=None)], False),
         ([digest_row("a"), digest_row("b", group="h", content=b"C")], False),
@@ -60,7 +60,7 @@ def test_ranges_that_are_not_simply_equal(rows: list[dict[str, Any]], suspect: b
         ([digest_row("a"), digest_row("b", index_wrong=[7, 9])], False, ["INDEX_MISMATCH b"], []),
     ],
 )
-def test_a_range_that_is_not_equal_is_judged_or_read_entry_by_entry(
+def test_range_that_is_not_equal_is_judged_or_read_entry_by_entry(
     rows: list[dict[str, Any]], drill: bool, found: list[str], unread: list[str]
 ) -> None:
     results = compare_digests(digest_table(*rows))

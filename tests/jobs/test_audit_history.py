@@ -111,12 +111,12 @@ def test_ranges_proven_equal_on_all_holders_are_trusted(rows: Rows, trusted: boo
 
 @pytest.mark.parametrize(("first", "then", "trusted"), [(b"c", b"C", False), (b"C", b"c", True)])
 @pytest.mark.parametrize("in_order", [True, False])
-def test_newest_digest_of_a_replica_counts(first: bytes, then: bytes, trusted: bool, in_order: bool) -> None:
+def test_newest_digest_of_replica_counts(first: bytes, then: bytes, trusted: bool, in_order: bool) -> None:
     rows = [*read(0, 2048, 2, content=[b"c", first]), *read(0, 2048, 1, B, content=[then])]
     assert is_trusted(rows if in_order else rows[::-1]) is trusted
 
 
-def test_newest_of_several_proofs_dates_a_range() -> None:
+def test_newest_of_several_proofs_dates_range() -> None:
     rows = [*read(0, 2048, 5), *read(0, 1024, 2), *read(1024, 2048, 1)]
     assert trust(wanted(), rows)["proven_at"].to_pylist() == [NOW - 2 * HOUR]
     assert trust(wanted(0, 1024), rows)["proven_at"].to_pylist() == [NOW - 2 * HOUR]
@@ -129,7 +129,7 @@ def test_entries_that_may_still_be_replaced_are_never_trusted() -> None:
     assert is_trusted(rows, replica("a", None), replica("b", None))
 
 
-def test_digests_from_the_future_prove_nothing() -> None:
+def test_digests_from_future_prove_nothing() -> None:
     """A clock was wrong: it cannot be decided whether that digest, or damage found since, is newer."""
     assert not is_trusted([*read(0, 2048, 1), *read(0, 2048, -300 * 24)])
     assert not is_trusted([*read(0, 2048, -300 * 24), *differ(0, 2048, 1)])
@@ -169,11 +169,11 @@ def test_all_is_read_again_in_time_and_no_run_has_to_read_it_all_at_once(days: l
         read_at = [*known[due:], *[now] * (ranges - len(known) + due)]
 
 
-def test_nothing_is_due_without_proofs() -> None:
+def test_due_count_is_zero_without_verified_ranges() -> None:
     assert due_count([], HOUR, NOW) == 0
 
 
-def test_a_chain_of_resumed_runs() -> None:
+def test_chain_of_resumed_runs() -> None:
     assert chain_of({"a": "", "b": "a", "c": "b"}, "c") == ["c", "b", "a"]
     with pytest.raises(ConfigError, match="run x"):
         chain_of({"a": ""}, "x")
@@ -192,7 +192,7 @@ def test_ranges_without_digests_are_read_once_in_steps(skipped: set[int], cores:
         assert mine == [(r["start"], r["end"]) for r in rows if ("g", name, r["start"], r["end"]) not in held]
 
 
-def test_ranges_at_the_edge_of_a_section_are_separate_tasks() -> None:
+def test_ranges_at_edge_of_section_are_separate_tasks() -> None:
     ranges = pa.concat_tables([wanted(0, 500), wanted(500, 1024, A), wanted(1024, 2048, A)])
     tasks = reading_tasks(ranges, {"g": (A, B)}, cores=1)
     assert [(task.start, task.end) for task in tasks if task.replica is A] == [(0, 500), (500, 2048)]
@@ -212,7 +212,7 @@ def test_steps_hold_about_as_many_bytes_as_asked_for() -> None:
     assert list(steps([], 1)) == []
 
 
-def test_with_a_rate_each_node_is_read_by_one_task() -> None:
+def test_with_rate_each_node_is_read_by_one_task() -> None:
     both = tuple(replica(name, data_bytes=20 << 26) for name in "ab")
     tasks = reading_tasks(plan_ranges({"g": both}), {"g": both}, cores=10)
     assert [{task.replica.name for task in bundle} for bundle in bundles(tasks, one_per_node=True)] == [{"a"}, {"b"}]
@@ -220,7 +220,7 @@ def test_with_a_rate_each_node_is_read_by_one_task() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 3)), max_size=40), st.integers(1, 5000))
-def test_no_more_than_the_rate_is_read(reads: list[tuple[int, float]], rate: int) -> None:
+def test_no_more_than_rate_is_read(reads: list[tuple[int, float]], rate: int) -> None:
     now = 0.0
 
     def sleep(seconds: float) -> None:

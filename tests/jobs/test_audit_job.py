@@ -76,7 +76,7 @@ def test_equal_replicas_are_consistent(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_flipped_byte_is_named_on_live_nodes_and_at_rest(
+def test_flipped_byte_is_named_on_live_nodes_and_at_rest(
     spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     del spark
@@ -98,9 +98,7 @@ def test_a_flipped_byte_is_named_on_live_nodes_and_at_rest(
 
 
 @pytest.mark.spark
-def test_what_was_read_before_is_not_read_again_until_its_turn_comes(
-    spark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_proven_ranges_are_read_again_in_turn(spark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from delta.tables import DeltaTable
 
     from tests.spark_connector.store_writer import StoreWriter
@@ -147,7 +145,7 @@ def check_flipped(code: int, summary: dict[str, Any], err: str, victim: str) -> 
 
 @pytest.mark.spark
 @pytest.mark.integration
-def test_a_node_out_of_reach_makes_the_audit_incomplete(
+def test_unreachable_node_makes_audit_incomplete(
     spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     del spark

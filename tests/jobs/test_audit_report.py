@@ -1,4 +1,4 @@
-"""The audit's page for people, and what two clusters are compared at."""
+"""The report page of an audit, and the comparison of two clusters."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def drawn(*findings: AuditFinding, replicas: tuple[AuditedReplica, ...] = (*HERE
         ((finding(Class.CORRUPT, "n1", 7, 8),), (*HERE, AWAY), "INCONSISTENT"),
     ],
 )
-def test_the_verdict_comes_first(
+def test_verdict_comes_first(
     findings: tuple[AuditFinding, ...], replicas: tuple[AuditedReplica, ...], verdict: str
 ) -> None:
     shown = drawn(*findings, replicas=replicas)
@@ -65,7 +65,7 @@ def test_the_verdict_comes_first(
     assert {"CONSISTENT", "INCONSISTENT", "INCOMPLETE"} & set(re.findall(r"\b[A-Z]{5,}\b", body)) == {verdict}
 
 
-def test_the_page_needs_nothing_else_and_takes_nothing_for_markup() -> None:
+def test_page_needs_nothing_else_and_takes_nothing_for_markup() -> None:
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8))
     assert not re.search(r"<script|https?:|url\(|@import|\ssrc=|\shref=|<link", shown)
     assert "<no answer>" not in shown
@@ -89,7 +89,7 @@ def test_evidence_is_tables_and_no_json() -> None:
     assert "&quot;" not in shown
 
 
-def test_numbers_of_the_page_have_separators_and_absent_values_a_dash() -> None:
+def test_numbers_of_page_have_separators_and_absent_values_dash() -> None:
     far = tuple(replace(one, last_index=12_344, end=12_345, commit_index=12_344) for one in HERE)
     shown = drawn(replace(finding(Class.CORRUPT, "n1", 7000, 9000), count=2000), replicas=(*far, AWAY))
     assert "[7,000, 9,000), 2,000 entries" in shown
@@ -98,14 +98,14 @@ def test_numbers_of_the_page_have_separators_and_absent_values_a_dash() -> None:
     assert "None" not in shown.replace("<p>None.</p>", "")
 
 
-def test_findings_beyond_the_shown_ones_are_counted() -> None:
+def test_findings_beyond_shown_ones_are_counted() -> None:
     shown = drawn(*(finding(Class.CORRUPT, "n1", 2 * at, 2 * at + 1) for at in range(203)))
     assert shown.count('<div class="finding"') == 200
     assert "3 more are in the table audit_findings" in shown
 
 
 @pytest.mark.parametrize(("proven", "title"), [(False, "[0, 100) read now"), (True, "[0, 100) proven before")])
-def test_the_picture_shows_each_replica_and_marks_each_finding(proven: bool, title: str) -> None:
+def test_picture_shows_each_replica_and_marks_each_finding(proven: bool, title: str) -> None:
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120), proven=proven)
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", shown, re.DOTALL)[0])  # type: ignore[index]
     assert {text.text for text in svg.iter("text")} >= {"n0", "n1", "n2", "could not be read", "0", "120"}
@@ -125,7 +125,7 @@ def test_two_logs_are_compared_behind_their_first_entries() -> None:
     assert [(part.start, part.end) for part in sections((HERE[0], THERE[0]))] == [(1, 100)]
 
 
-def test_another_log_is_noted_and_lagging_is_a_matter_of_one_cluster() -> None:
+def test_another_log_is_noted_and_lagging_is_matter_of_one_cluster() -> None:
     short = tuple(replace(one, end=60, last_index=59, commit_index=59) for one in THERE)
     summary = summarized((*HERE, *short))
     assert summary["findings"] == []
@@ -135,7 +135,7 @@ def test_another_log_is_noted_and_lagging_is_a_matter_of_one_cluster() -> None:
     assert "no index in common" in summarized((*HERE, *far))["incomplete"][0]
 
 
-def test_layouts_count_within_a_cluster_alone() -> None:
+def test_layouts_count_within_cluster_alone() -> None:
     layouts = {"n0": b"x", "n1": b"x", "other/n0": b"y", "other/n1": b"y"}
     apart = [digest_row(name, layout=layout) for name, layout in layouts.items()]
     assert findings_of(compare_digests(digest_table(*apart))) == []
@@ -143,7 +143,7 @@ def test_layouts_count_within_a_cluster_alone() -> None:
     assert (found.kind, found.replica) == (Class.LAYOUT_DIFFERS, "other/n0,other/n1")
 
 
-def test_an_index_row_that_does_not_match_a_wrong_entry_is_no_second_finding() -> None:
+def test_index_row_that_does_not_match_wrong_entry_is_no_second_finding() -> None:
     digests = digest_table(digest_row("n0", content=b"a"), digest_row("n1", content=b"b", index_wrong=[5, 8]))
     drilled = pa.Table.from_pylist([result(("g", 0, 100), [finding(Class.TERM_REGRESSION, "n1", 6, 7)])], RESULTS)
     findings = findings_of(pa.concat_tables([compare_digests(digests), drilled]))

@@ -80,18 +80,18 @@ def test_sections(
     assert common_range(given_replicas) == common
 
 
-def test_a_replica_out_of_reach_takes_no_part() -> None:
+def test_unreachable_replica_is_left_out() -> None:
     replicas = [replica("a", 0, 9), replica("b", 0, 9), replica("c", 0, 0, reachable=False, error="down")]
     assert [part.end for part in sections(replicas)] == [9]
     assert common_range(replicas) == (0, 9)
 
 
 @pytest.mark.parametrize(("commits", "end"), [((5, 299, 299), 6), ((None, None), 0), ((None, 7), 8), ((-1, 3), 0)])
-def test_the_lowest_recorded_commit_index_counts(commits: tuple[int | None, ...], end: int) -> None:
+def test_lowest_recorded_commit_index_counts(commits: tuple[int | None, ...], end: int) -> None:
     assert committed_end([replica(str(i), 0, 300, commit) for i, commit in enumerate(commits)]) == end
 
 
-def test_plan_covers_each_section_once_with_the_names_of_its_holders() -> None:
+def test_plan_covers_each_section_once_with_names_of_its_holders() -> None:
     ranges = plan_ranges({"g": (replica("a", 5, 5000), replica("b", 5, 3000), replica("c", 4000, 5000))}).to_pylist()
     assert [(r["start"], r["end"], "".join(r["replicas"])) for r in ranges] == [
         (5, 1024, "ab"),
@@ -103,7 +103,7 @@ def test_plan_covers_each_section_once_with_the_names_of_its_holders() -> None:
     assert {(r["group"], r["span"], r["proven_at"]) for r in ranges} == {("g", SPAN_MIN, None)}
 
 
-def test_tasks_cover_each_replica_once_and_start_at_multiples_of_the_span() -> None:
+def test_tasks_cover_each_replica_once_and_start_at_multiples_of_span() -> None:
     snapshot = {"g": tuple(replica(name, 5, 70_000, data_bytes=8 << 26) for name in "ab")}
     tasks = reading_tasks(plan_ranges(snapshot), snapshot, cores=8)
     for name in "ab":
@@ -114,18 +114,18 @@ def test_tasks_cover_each_replica_once_and_start_at_multiples_of_the_span() -> N
     assert [task.replica.name for task in tasks[:4]] == ["a", "b", "a", "b"]
 
 
-def test_the_span_grows_with_the_log() -> None:
+def test_span_grows_with_log() -> None:
     spans = [choose_span(entries) for entries in (0, 10**6, 10**8, 10**10)]
     assert spans == sorted(spans)
     assert all(span & (span - 1) == 0 for span in spans)
 
 
-def test_a_range_is_read_in_about_a_second_and_has_no_gigabytes() -> None:
+def test_range_is_read_in_about_second_and_has_no_gigabytes() -> None:
     assert [choose_span(10**9, 100, rate) for rate in (None, 10**9, 1_000_000, 1)] == [1 << 16, 1 << 16, 1 << 13, 1024]
     assert [choose_span(10**9, nbytes) for nbytes in (1024, 1025, 65_536, 10**6)] == [1 << 16, 1 << 15, 1024, 1024]
 
 
-def test_a_sample_keeps_both_ends_and_is_the_same_for_the_same_run() -> None:
+def test_sample_keeps_both_ends_and_is_same_for_same_run() -> None:
     snapshot = {"g": (replica("a", 100, 100_000), replica("b", 100, 100_000))}
     chosen = plan_ranges(snapshot, mode="quick", seed="run")
     assert (chosen["start"][0].as_py(), chosen["end"][-1].as_py()) == (100, 100_000)
@@ -144,7 +144,7 @@ def test_a_sample_keeps_both_ends_and_is_the_same_for_the_same_run() -> None:
         ([("a", 0, 9, None), ("b", 0, 0, None)], [("LAGGING", "b", 0, 9)]),
     ],
 )
-def test_what_the_snapshot_alone_tells(
+def test_snapshot_alone_gives_findings(
     replicas: list[tuple[str, int, int, int | None]], expected: list[tuple[str, str, int, int]]
 ) -> None:
     found = end_findings([replica(*one) for one in replicas])
@@ -225,9 +225,7 @@ def test_judge_two_clusters(seen: tuple[Seen, ...], committed: bool, expected: l
         ("a,b", [], False),
     ],
 )
-def test_clusters_that_differ_are_not_told_to_rebuild_a_replica(
-    replicas: str, agree: list[str], clusters: bool
-) -> None:
+def test_differing_clusters_have_their_own_next_step(replicas: str, agree: list[str], clusters: bool) -> None:
     evidence = {"agree": agree}
     one = AuditFinding(
         kind=Class.DIVERGED_COMMITTED, group="g", replica=replicas, start=0, end=1, count=1, evidence=evidence
@@ -239,7 +237,7 @@ def test_clusters_that_differ_are_not_told_to_rebuild_a_replica(
 
 
 @given(st.sets(st.integers(0, 63)), st.sampled_from([1, 4, 16]), st.sampled_from(["exact", "start", "none"]))
-def test_reading_goes_on_after_damage(bad: set[int], span: int, named: str) -> None:
+def test_reading_continues_after_damage(bad: set[int], span: int, named: str) -> None:
     def fetch(start: int, end: int) -> tuple[list[tuple[int, int]], int]:
         end = min(end, start + 7 if span == 1 else end)
         wrong = next((index for index in range(start, end) if index in bad), None)
@@ -259,7 +257,7 @@ def test_reading_goes_on_after_damage(bad: set[int], span: int, named: str) -> N
 @pytest.mark.parametrize(
     ("error", "kind"), [(UnreachableError("no response"), "unread"), (IndexOutOfRangeError("too old"), "deleted")]
 )
-def test_reading_ends_where_the_replica_cannot_answer(error: Exception, kind: str) -> None:
+def test_reading_ends_where_replica_cannot_answer(error: Exception, kind: str) -> None:
     def fetch(start: int, _end: int) -> tuple[list[int], int]:
         if start:
             raise error
@@ -268,7 +266,7 @@ def test_reading_ends_where_the_replica_cannot_answer(error: Exception, kind: st
     assert [getattr(p, "kind", p) for p in read_past_damage(fetch, 0, 9)] == [0, kind]
 
 
-def test_a_replica_that_returns_nothing_was_not_read() -> None:
+def test_replica_that_returns_nothing_was_not_read() -> None:
     (gap,) = read_past_damage(lambda start, _end: ([], start), 0, 9)
     assert isinstance(gap, Gap)
     assert (gap.start, gap.end, gap.kind) == (0, 9, "unread")
@@ -283,7 +281,7 @@ def finding(kind: Class, name: str, start: int, end: int, group: str = "g") -> A
     )
 
 
-def test_neighbours_merge_and_the_worst_comes_first() -> None:
+def test_neighbours_merge_and_worst_comes_first() -> None:
     parts = [
         finding(Class.LAGGING, "a", 9, 12),
         finding(Class.CORRUPT, "b", 4, 6),
@@ -321,7 +319,7 @@ def test_verdict(kinds: list[Class], incomplete: list[str], expected: Verdict) -
     assert verdict_of([finding(kind, "a", 0, 1) for kind in kinds], incomplete) is expected
 
 
-def test_every_class_has_a_severity_and_says_what_to_do() -> None:
+def test_every_class_has_severity_and_says_what_to_do() -> None:
     assert set(CLASSES) == set(Class)
 
 
@@ -340,7 +338,7 @@ def test_coverage(compared: int, eligible: int | None, nbytes: int, percent: flo
     assert (found["percent"], found["bytes_eligible"]) == (percent, bytes_eligible)
 
 
-def test_the_summary_of_several_groups() -> None:
+def test_summary_of_several_groups() -> None:
     snapshot = {
         "g": (replica("a", 0, 10), replica("b", 0, 10)),
         "h": (replica("a", 5, 25), replica("b", 0, 0, reachable=False, error="down")),
@@ -381,7 +379,7 @@ def test_the_summary_of_several_groups() -> None:
         (bytes(100) + b"a", bytes(100) + b"b", 100, 84),
     ],
 )
-def test_the_first_difference(one: bytes, other: bytes, offset: int, start: int) -> None:
+def test_first_difference(one: bytes, other: bytes, offset: int, start: int) -> None:
     found = difference({"n0": one, "n1": other})
     assert found is not None
     assert (found["offset"], found["window_start"]) == (offset, start)

@@ -116,7 +116,7 @@ def test_equal_stores_have_no_findings(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("read_bytes", [1, 3000, 40_000, 1 << 20])
-def test_digests_do_not_depend_on_the_size_of_a_read(
+def test_digests_do_not_depend_on_size_of_read(
     stores: Stores, read_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replicas = store_replicas(stores)
@@ -141,7 +141,7 @@ def test_digests_do_not_depend_on_the_size_of_a_read(
         (raise_term_in_the_record, "CORRUPT", 300, 1),
     ],
 )
-def test_a_fault_in_one_store_gives_one_finding(
+def test_fault_in_one_store_gives_one_finding(
     stores: Stores, fault: Callable[[Path, int], None], kind: str, index: int, count: int
 ) -> None:
     fault(stores["n1"], index)
@@ -168,7 +168,7 @@ def test_two_faults_give_two_findings(stores: Stores) -> None:
     assert [(f.kind.value, f.replica, f.start) for f in audit(stores)] == [("CORRUPT", "n0", 10), ("CORRUPT", "n2", 11)]
 
 
-def test_another_append_time_is_a_difference_of_layout_alone(stores: Stores) -> None:
+def test_another_append_time_is_difference_of_layout_alone(stores: Stores) -> None:
     flip_time(stores["n2"], 300)
     (found,) = audit(stores)
     assert (found.kind.value, found.replica) == ("LAYOUT_DIFFERS", "n2")
@@ -176,7 +176,7 @@ def test_another_append_time_is_a_difference_of_layout_alone(stores: Stores) -> 
     assert verdict_of([found], []) == "CONSISTENT"
 
 
-def test_other_bytes_with_a_right_crc_have_diverged(stores: Stores, tmp_path: Path) -> None:
+def test_other_bytes_with_right_crc_have_diverged(stores: Stores, tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "other") as writer:
         writer.append([b"first"], noop=True)
         while writer.end < ENTRIES // 2:
@@ -192,7 +192,7 @@ def test_other_bytes_with_a_right_crc_have_diverged(stores: Stores, tmp_path: Pa
     assert bytes.fromhex(difference["window"]["n0"]).startswith(b"body")
 
 
-def test_a_stale_copy_lags(stores: Stores, tmp_path: Path) -> None:
+def test_stale_copy_lags(stores: Stores, tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "made", term=3) as writer:
         writer.append_numbers(50)
     (found,) = audit({"n0": writer.path, "n1": stores["n1"]})
@@ -200,7 +200,7 @@ def test_a_stale_copy_lags(stores: Stores, tmp_path: Path) -> None:
     assert verdict_of([found], []) == "CONSISTENT"
 
 
-def test_a_log_that_lost_its_end_misses_committed_entries(stores: Stores) -> None:
+def test_log_that_lost_its_end_misses_committed_entries(stores: Stores) -> None:
     last = sorted((stores["n1"] / "data").iterdir())[-1]
     last.unlink()
     with open_store(stores["n1"]) as reader:
@@ -210,14 +210,14 @@ def test_a_log_that_lost_its_end_misses_committed_entries(stores: Stores) -> Non
     assert (found.start, found.end) == (first_lost, ENTRIES)
 
 
-def test_a_wiped_tail_below_the_checkpoint_is_damage(stores: Stores) -> None:
+def test_wiped_tail_below_checkpoint_is_damage(stores: Stores) -> None:
     file, offset = place_of(stores["n1"], ENTRIES - 5)
     overwrite(file, offset, bytes(file.stat().st_size - offset))
     (found,) = audit(stores)
     assert (found.kind.value, found.replica, found.start, found.end) == ("CORRUPT", "n1", ENTRIES - 5, ENTRIES)
 
 
-def test_a_damaged_index_file_is_named_though_the_entries_are_readable(stores: Stores) -> None:
+def test_damaged_index_file_is_named_though_entries_are_readable(stores: Stores) -> None:
     index = sorted((stores["n1"] / "index").iterdir())[0]
     overwrite(index, 50 * 32 + 10, b"\xff")
     found = [finding for replica in store_replicas(stores) for finding in index_findings(replica)]
@@ -255,7 +255,7 @@ def test_stores_that_java_wrote_are_consistent(java: Callable[[str], Stores]) ->
     assert audit(java("three")) == []
 
 
-def test_the_old_tail_of_a_java_leader_was_never_committed(java: Callable[[str], Stores]) -> None:
+def test_old_tail_of_java_leader_was_never_committed(java: Callable[[str], Stores]) -> None:
     found = audit(java("diverged"))
     assert [(f.kind.value, f.start, f.end) for f in found] == [
         ("DIVERGED_UNCOMMITTED", 135, 153),
@@ -266,7 +266,7 @@ def test_the_old_tail_of_a_java_leader_was_never_committed(java: Callable[[str],
     assert verdict_of(found, []) == "CONSISTENT"
 
 
-def test_a_flipped_byte_in_a_java_store_shows_by_comparison(java: Callable[[str], Stores]) -> None:
+def test_flipped_byte_in_java_store_shows_by_comparison(java: Callable[[str], Stores]) -> None:
     stores = java("three")
     flip(stores["n2"], 20)
     (found,) = audit(stores)
@@ -282,8 +282,8 @@ def keeps_commit_index(store: Path) -> bool:
 
 
 @pytest.mark.parametrize("at", [0, 4, 11, 32 + 12])
-def test_a_damaged_header_near_the_end_of_a_java_store_is_no_end(java: Callable[[str], Stores], at: int) -> None:
-    """A view of such a store ends there, as Java's own recovery does, and whoever lags is forgiven."""
+def test_damaged_header_near_end_of_java_store_is_no_end(java: Callable[[str], Stores], at: int) -> None:
+    """A view of such a store ends there, as Java's own recovery does; a lagging replica is not a fault."""
     stores = java("three")
     flip(stores["n1"], 100, at)
     (found,) = audit(stores)
@@ -293,7 +293,7 @@ def test_a_damaged_header_near_the_end_of_a_java_store_is_no_end(java: Callable[
 
 
 @pytest.mark.parametrize("index", [20, 100, 180, 250])
-def test_another_term_in_a_java_store_is_one_finding(java: Callable[[str], Stores], index: int) -> None:
+def test_another_term_in_java_store_is_one_finding(java: Callable[[str], Stores], index: int) -> None:
     """In its last files a view ends there, since what follows has a lower term; the index knows better."""
     stores = java("three")
     set_term(stores["n1"], index, 9)
@@ -305,7 +305,7 @@ def test_another_term_in_a_java_store_is_one_finding(java: Callable[[str], Store
 
 @pytest.mark.parametrize(("fault", "count"), [(wipe_header, 1), (swap, 2)])
 @pytest.mark.parametrize("index", [20, 100, 250])
-def test_a_fault_in_a_java_store_gives_one_finding(
+def test_fault_in_java_store_gives_one_finding(
     java: Callable[[str], Stores], fault: Callable[[Path, int], None], count: int, index: int
 ) -> None:
     stores = java("three")
@@ -315,7 +315,7 @@ def test_a_fault_in_a_java_store_gives_one_finding(
 
 
 @pytest.mark.parametrize("lost", [["n1"], ["n0", "n1", "n2"]])
-def test_a_java_store_that_lost_its_end(java: Callable[[str], Stores], lost: list[str]) -> None:
+def test_java_store_that_lost_its_end(java: Callable[[str], Stores], lost: list[str]) -> None:
     stores = java("three")
     recorded = keeps_commit_index(stores["n0"])
     for name in lost:
@@ -328,7 +328,7 @@ def test_a_java_store_that_lost_its_end(java: Callable[[str], Stores], lost: lis
 
 
 @pytest.mark.parametrize("left", [0, 40, 100, 30_000])
-def test_a_java_store_whose_last_file_was_cut(java: Callable[[str], Stores], left: int) -> None:
+def test_java_store_whose_last_file_was_cut(java: Callable[[str], Stores], left: int) -> None:
     stores = java("three")
     os.truncate(max((stores["n2"] / "data").iterdir()), left)
     with open_store(stores["n2"]) as reader:
@@ -337,7 +337,7 @@ def test_a_java_store_whose_last_file_was_cut(java: Callable[[str], Stores], lef
     assert (found.kind.value, found.replica, found.start, found.end) == ("CORRUPT", "n2", end, end + 1)
 
 
-def test_a_java_store_without_its_index(java: Callable[[str], Stores]) -> None:
+def test_java_store_without_its_index(java: Callable[[str], Stores]) -> None:
     stores = java("three")
     shutil.rmtree(stores["n0"] / "index")
     (found,) = audit(stores)

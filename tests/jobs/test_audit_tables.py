@@ -51,7 +51,7 @@ def test_passes_on_spark_return_what_their_steps_return_without_it(spark: Any, s
     assert pipeline.digest_pass(spark, [], "run") == DIGESTS.empty_table()
 
 
-def test_appended_rows_are_read_again_and_a_table_exists_without_rows(spark: Any, tmp_path: Path) -> None:
+def test_appended_rows_are_read_again_and_table_exists_without_rows(spark: Any, tmp_path: Path) -> None:
     directory = str(tmp_path / "a b%20ü")
     assert pipeline.earlier_digests(spark, directory) is None
     finding = AuditFinding.of(Class.CORRUPT, "g", "n0", 5, 6, {"stored": "00"}).to_row() | {

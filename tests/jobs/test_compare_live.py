@@ -53,8 +53,8 @@ def planned(root: Path, kind: str) -> RebuildPlan:
 
 
 @pytest.mark.parametrize("kind", ["store", "commitlog"])
-def test_units_that_a_broker_adds_during_the_run(spark: Any, tmp_path: Path, kind: str) -> None:
-    """Those that point behind the log's end, as it is by then, are extra as ever."""
+def test_units_that_broker_adds_during_run(spark: Any, tmp_path: Path, kind: str) -> None:
+    """Units that point after the present end of the log are still extra."""
     root = tmp_path / "in"
     write_log(root, kind, _READ)
     write_units(root, [])
@@ -74,8 +74,8 @@ def test_units_that_a_broker_adds_during_the_run(spark: Any, tmp_path: Path, kin
     assert compared["newer_units"] == _ALL - 2 - _READ
 
 
-def test_a_log_that_was_cut(spark: Any, tmp_path: Path) -> None:
-    """It did not go on, so nothing is newer; a message whose slot points behind the end stays a difference."""
+def test_log_that_was_cut(spark: Any, tmp_path: Path) -> None:
+    """The log has not changed, so no unit is newer; a unit that points after its end stays a difference."""
     root = tmp_path / "in"
     places = write_log(root, "commitlog", _ALL)
     write_units(root, [*places[:3], places[-1], *places[4:]])

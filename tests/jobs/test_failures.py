@@ -1,4 +1,4 @@
-"""An error that Spark raised is one line, with our code and exit code if an error of ours caused it."""
+"""An error that Spark raised is one line, with the code and exit code of the DLedgerError that caused it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_task(error: Exception) -> PySparkException:
 @pytest.mark.parametrize(
     "error", [CorruptRecordError("damaged", "file", "restore it", {"position": 5}), DLedgerError("odd"), DATA_LOSS]
 )
-def test_error_of_ours_keeps_code_and_exit_code_in_task(error: DLedgerError) -> None:
+def test_native_error_keeps_code_and_exit_code_in_task(error: DLedgerError) -> None:
     failure = find_failure(in_task(error))
     assert failure is not None
     assert (failure.name, failure.exit_code) == (error.name, error.exit_code)
@@ -50,11 +50,13 @@ def test_error_of_spark_is_its_condition_with_parameters() -> None:
     assert failure.text.startswith("[SPARK_FAILED] STREAM_FAILED (message: ValueError: bad column); ")
 
 
-def test_error_of_neither_is_not_a_failure() -> None:
+def test_error_of_neither_is_not_failure() -> None:
     assert find_failure(RuntimeError("bug in [CORRUPT] code")) is None
 
 
-@pytest.mark.parametrize("error", [UnreachableError("refused", "h:2", "start it"), NoLeaderError("nobody")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [UnreachableError("refused", "h:2", "start it"), NoLeaderError("no leader")], ids=repr
+)
 def test_unreachable_nodes_are_all_named(error: DLedgerError) -> None:
     with pytest.raises(UnreachableError) as caught, naming_all_nodes(SOURCE, REMEDY):
         raise in_task(error)

@@ -45,7 +45,7 @@ def in_table(spark: Any, table: Path) -> list[tuple[str, bytes]]:
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_logs_become_a_table_and_a_second_run_adds_only_what_is_new(
+def test_logs_become_table_and_second_run_adds_only_what_is_new(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table"
@@ -151,7 +151,7 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         ("`group`, `index`, term, position, timestamp, body", "message"),
     ],
 )
-def test_a_table_with_other_columns_is_left_as_it_is(
+def test_table_with_other_columns_is_left_as_it_is(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, decode: str
 ) -> None:
     table = tmp_path / "table"

@@ -50,7 +50,7 @@ def runs_in(batch: pa.RecordBatch, **rules: Any) -> list[dict[str, Any]]:
     return runs
 
 
-def test_units_are_the_messages_that_a_broker_dispatches() -> None:
+def test_units_are_messages_that_broker_dispatches() -> None:
     bodies = encode_messages("T", [1, 2, 3, 4], [b"a", b"b", b"c", b"d"], "TagA", sys_flag=[0, 4, 8, 12]).to_pylist()
     batch = entries([*bodies, b"no message"], first=7)
     rows = units_in(batch, committed_end=9)
@@ -100,7 +100,7 @@ LISTS = {"INNER_MULTI_DISPATCH": "%LMQ%a,b,x/y,%LMQ%a,T,,", "INNER_MULTI_QUEUE_O
         ("T", {"INNER_MULTI_DISPATCH": ",b", "INNER_MULTI_QUEUE_OFFSET": "1,2"}, [("T", 3, 4), ("b", 3, 2)]),
     ],
 )
-def test_further_queues_of_a_message(topic: str, lists: dict[str, str], expected: list[tuple[str, int, int]]) -> None:
+def test_further_queues_of_message(topic: str, lists: dict[str, str], expected: list[tuple[str, int, int]]) -> None:
     """As RocketMQ's ConsumeQueue.multiDispatchLmqQueue does; a queue that is named twice gets the message once."""
     properties = pa.array([[], list(lists.items()), []], pa.map_(pa.string(), pa.string()))
     bodies = encode_messages(topic, 3, [b"a", b"b", b"c"], "TagA", properties=properties, queue_offset=4).to_pylist()
@@ -112,8 +112,8 @@ def test_further_queues_of_a_message(topic: str, lists: dict[str, str], expected
     assert len(units_in(entries(bodies), multi_dispatch=False)) == 3
 
 
-def test_a_queue_that_is_named_again() -> None:
-    """Its message is no unit there a second time; nothing is said of other queues, or if the offset is another one."""
+def test_queue_that_is_named_again() -> None:
+    """The message has no second unit there; other queues and other offsets are not affected."""
     names, offsets = "%LMQ%a,b,%LMQ%a,%LMQ%a,b,%LMQ%c,%LMQ%c", "5,6,5,5,6,7,8"
     lists = [("INNER_MULTI_DISPATCH", names), ("INNER_MULTI_QUEUE_OFFSET", offsets)]
     bodies = encode_messages(
@@ -133,7 +133,7 @@ def test_further_queues_in_our_logs_need_no_offsets() -> None:
     assert [(row["topic"], row["queue_id"]) for row in rows] == [("T", 3), ("%LMQ%a", 0), ("b", 3)]
 
 
-def test_how_far_a_store_is_read(tmp_path: Path) -> None:
+def test_how_far_store_is_read(tmp_path: Path) -> None:
     """A recorded commit index is a lower bound: it says which rows are known to be committed, or narrows."""
     bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=list(range(9))).to_pylist()
     store, bare = tmp_path / "dledger-n0", tmp_path / "b" / "dledger-n0"
@@ -150,7 +150,7 @@ def test_how_far_a_store_is_read(tmp_path: Path) -> None:
     assert plan_for(options(**given)).lost == (9, 12)
 
 
-def test_a_converted_store_says_which_offsets_a_broker_gave(tmp_path: Path) -> None:
+def test_converted_store_says_which_offsets_broker_gave(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         writer.append(encode_messages("T", 0, [b"x"] * 4).to_pylist())
     meta = writer.path / "meta" / "log.json"
@@ -161,9 +161,9 @@ def test_a_converted_store_says_which_offsets_a_broker_gave(tmp_path: Path) -> N
     assert plan_for(options(table=str(tmp_path / "t"), store=str(writer.path))).rules.broker_end == 3
 
 
-@pytest.mark.parametrize(("written", "expected"), [(3, 3), (9, ALL_ENTRIES)], ids=["converted", "a broker went on"])
-def test_a_broker_that_goes_on_with_what_was_converted_back(tmp_path: Path, written: int, expected: int) -> None:
-    """It gives queue offsets as ever; messages of ours do not know where they lie."""
+@pytest.mark.parametrize(("written", "expected"), [(3, 3), (9, ALL_ENTRIES)], ids=["converted", "a broker continued"])
+def test_broker_end_after_broker_continued_converted_log(tmp_path: Path, written: int, expected: int) -> None:
+    """It assigns queue offsets as usual; native messages do not contain their position."""
     store = tmp_path / "dledger-n0"
     bodies = encode_messages("T", 0, [b"x"] * written, queue_offset=list(range(written))).to_pylist()
     write_broker_store(store, bodies)
@@ -184,7 +184,7 @@ class OneEntry:
         self.read = open_store(store).read
 
 
-def test_servers_log_that_starts_with_a_brokers_messages_is_refused(tmp_path: Path) -> None:
+def test_servers_log_that_starts_with_brokers_messages_is_refused(tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     with pytest.raises(ConfigError, match="--broker-end-index"):
         check_assignable(cast("Client", OneEntry(store)), "n0", LogBounds(0, 9, 8))
@@ -193,8 +193,8 @@ def test_servers_log_that_starts_with_a_brokers_messages_is_refused(tmp_path: Pa
     check_assignable(cast("Client", OneEntry(writer.path)), "default", LogBounds(0, 4, 3))
 
 
-def test_brokers_store_with_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    """Which messages a broker serves depends on all of its offsets."""
+def test_brokers_store_with_checkpoint_is_refused(tmp_path: Path) -> None:
+    """A broker's served messages depend on all of its offsets."""
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     with pytest.raises(ConfigError, match="--checkpoint"):
         plan_for(options(table=str(tmp_path / "t"), store=str(store), checkpoint=str(tmp_path / "c")))
@@ -202,7 +202,7 @@ def test_brokers_store_with_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_a_second_run_replaces_the_table(spark: Any, tmp_path: Path) -> None:
+def test_second_run_replaces_table(spark: Any, tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     for end in (50, 40):
         plan = RebuildPlan(source={"path": str(store)}, ranges={"n0": (0, end)}, table=str(tmp_path / "table"))
@@ -211,7 +211,7 @@ def test_a_second_run_replaces_the_table(spark: Any, tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_a_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     spark.range(3).write.format("delta").save(str(tmp_path / "table"))
     code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"))
@@ -223,8 +223,10 @@ def test_a_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A broker's queues keep their offsets, and the same queues go on behind them."""
+def test_native_log_continues_queues_of_commitlog(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broker's queues keep their offsets, and the native log continues the same queues."""
     classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
     old = [(at, body) for at, body in golden.messages(golden.MIXED).items() if at < 2 * 131_072]
     last = decode_messages(pa.array([body for _, body in old]), ["topic", "queue_id", "queue_offset"]).to_pylist()[-1]
@@ -249,7 +251,7 @@ def test_a_log_that_goes_on_behind_a_commitlog(spark: Any, tmp_path: Path, capsy
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_the_logs_of_a_cluster(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_cluster(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Our own logs: offsets are assigned per group, topic and queue in index order; other entries have none."""
     table = tmp_path / "table"
     with LocalCluster(groups=("a", "b"), **SLOW_ELECTIONS) as cluster:

@@ -1,4 +1,4 @@
-"""Stores that are damaged or lie: a classified finding or one clear line, and never a change to what was read."""
+"""Damaged or inconsistent stores: a classified finding or one line, and never a change to the store."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_messages_that_lie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert state(store) == before
 
 
-def test_a_store_that_ends_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What recovery keeps is rebuilt; that its checkpoint told of more is a finding, not silence."""
+def test_store_that_ends_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recovered entries are rebuilt; a checkpoint beyond them is a finding."""
     store = tmp_path / "in" / "dledger-n0"
     cut(store, write(store))
     code, summary, _ = run_in_process(
@@ -82,8 +82,8 @@ def test_a_store_that_ends_early(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "header"])
-def test_an_end_that_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
-    """Without a checkpoint, as in Java's generation B, nothing tells of more; the files themselves do."""
+def test_end_that_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    """Without a checkpoint, as in Java's generation B, the files themselves show the lost end."""
     store = tmp_path / "in" / "dledger-n0"
     places = write(store)
     for path in store.glob("checkpoint*"):
@@ -105,7 +105,7 @@ def test_an_end_that_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert state(store) == before
 
 
-def test_damage_before_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_before_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lag it nothing can be trusted: one line names file and index, and the table stays empty."""
     store = tmp_path / "in" / "dledger-n0"
     overwrite(store, write(store)[100] - 48, struct.pack(">ii", 1, 1 << 30))

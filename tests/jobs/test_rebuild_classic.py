@@ -49,24 +49,24 @@ def make_ahead(log: Path) -> None:
     (log / f"{int(last.name) + size:020d}").write_bytes(bytes(size))
 
 
-def test_a_log_that_ends_in_a_blank(log: Path) -> None:
+def test_log_that_ends_in_blank(log: Path) -> None:
     assert units_of(log) == units_of(log, closed=True) == (MESSAGES, [])
 
 
 @pytest.mark.parametrize("more", [0, 6, 70])
-def test_the_next_file_is_made_ahead_and_the_last_message_cut(log: Path, more: int) -> None:
+def test_next_file_is_made_ahead_and_last_message_cut(log: Path, more: int) -> None:
     cut(log, 40, more)
     make_ahead(log)
     assert units_of(log) == (MESSAGES - 40, [])
 
 
 @pytest.mark.parametrize("more", [0, 6, 70])
-def test_a_log_that_another_goes_on_from_must_be_whole(log: Path, more: int) -> None:
+def test_continued_log_must_be_complete(log: Path, more: int) -> None:
     end = cut(log, 40, more)
     assert units_of(log, closed=True) == (MESSAGES - 40, [end])
 
 
-def test_a_file_that_ends_too_early_is_damage_where_others_follow(log: Path) -> None:
+def test_file_that_ends_too_early_is_damage_where_others_follow(log: Path) -> None:
     first = min(log.iterdir())
     content = first.read_bytes()
     begin = [at for at, _ in scan_records(content)][-3]

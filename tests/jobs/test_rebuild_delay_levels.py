@@ -60,7 +60,7 @@ def test_rocketmqs_notation(text: str, expected: tuple[int, ...]) -> None:
     assert delay_levels_of(text) == expected
 
 
-def test_tags_codes_are_delivery_times_of_the_given_levels() -> None:
+def test_tags_codes_are_delivery_times_of_given_levels() -> None:
     """A level above the highest counts as the highest."""
     bodies = delayed([1, 2, 4, 9])
     given = EntryRules(delay_levels_ms=delay_levels_of(LEVELS))
@@ -68,7 +68,7 @@ def test_tags_codes_are_delivery_times_of_the_given_levels() -> None:
     assert [code - STORED_MS for code in tags_codes(bodies, EntryRules())] == [1000, 5000, 30_000, 300_000]
 
 
-def test_plan_has_the_given_levels_for_stores_and_commitlogs(tmp_path: Path) -> None:
+def test_plan_has_given_levels_for_stores_and_commitlogs(tmp_path: Path) -> None:
     write_broker_store(tmp_path / "dledger-n0", delayed([1]))
     write_commitlog(tmp_path / "commitlog", delayed([1]))
     table = str(tmp_path / "t")
@@ -94,9 +94,7 @@ def test_wrong_levels_are_one_line_and_exit_code_3(
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_a_comparison_says_whose_levels_it_needs(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comparison_says_whose_levels_it_needs(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A DLedger store is rebuilt with RocketMQ's levels, a CommitLog with the broker's own."""
     bodies = delayed([1, 2, 3, 4])
     for begin, places in (

@@ -27,7 +27,7 @@ def unit(offset: int) -> tuple[int, int, int]:
 
 
 def rows_of(spark: Any, rows: list[dict[str, Any]]) -> Any:
-    """Rows of the table; what is not given is what it is for a message that has its slot for itself."""
+    """Rows of the table; missing columns are those of a message that has its slot alone."""
     names = [column.split()[0].strip("`") for column in TABLE_SCHEMA.split(", ")]
     full = [
         {"group": "g", "queue_id": 0, "broker_serves": True, "rebuild_slot": row["queue_offset"], **row} for row in rows
@@ -82,7 +82,7 @@ def test_folders_that_no_broker_makes_are_left_out(spark: Any, tmp_path: Path) -
 
 
 def test_each_class_of_difference(spark: Any, tmp_path: Path) -> None:
-    """Slots 1-9 of a queue are damaged one after the other; the leftover in slot 0 is older than the log."""
+    """Slots 1-9 of a queue are damaged in turn; the leftover in slot 0 is older than the log."""
     folder = tmp_path / "T" / "0"
     folder.mkdir(parents=True)
     there = [(7, 100, 0), *(unit(offset) for offset in range(1, 8)), (99_000, 100, 0), (98_000, 100, 0)]

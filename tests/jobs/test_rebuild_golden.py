@@ -59,10 +59,10 @@ def info(name: str, node: str) -> dict[str, Any]:
     return found
 
 
-def test_files_and_comparison_of_a_healthy_and_a_damaged_broker(
+def test_files_and_comparison_of_healthy_and_damaged_broker(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """n0's and n2's own files are the rebuilt ones to the byte; n1 lost units, each is named."""
+    """The files of n0 and n2 equal the rebuilt ones byte for byte; n1 lost units, and each is named."""
     store = golden.extract(golden.THREE, "n0/dledger-n0", tmp_path)
     own = {node: golden.extract(golden.THREE, f"{node}/consumequeue", tmp_path) for node in ("n0", "n1", "n2")}
     before = queues(own["n1"])
@@ -112,7 +112,7 @@ def test_slots_given_out_twice(spark: Any, tmp_path: Path, capsys: pytest.Captur
     assert summary["duplicates"]["get_back"]
 
 
-def test_a_mixed_log(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixed_log(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = golden.extract(golden.MIXED, "n0/dledger-n0", tmp_path)
     classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
     own = golden.extract(golden.MIXED, "n0/consumequeue", tmp_path)
@@ -129,7 +129,7 @@ def test_a_mixed_log(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows == 325
 
 
-def test_a_store_that_does_not_continue_the_commit_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_that_does_not_continue_commit_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = golden.extract(golden.MIXED, "n0/dledger-n0", tmp_path)
     classic = golden.extract(golden.MIXED, "n0/commitlog", tmp_path)
     (classic / "00000000000000131072").unlink()

@@ -68,7 +68,7 @@ def test_micro_batches_continue_queues_and_write_once(spark: Any, tmp_path: Path
     assert [row["queue_offset"] for row in rows_of(spark, table)] == expected
 
 
-def test_ends_of_queues_continue_after_a_brokers() -> None:
+def test_ends_of_queues_continue_after_brokers() -> None:
     queues: Queues = {
         ("g", "T", 0): Queue(1, 3, 2, 2, non_monotonic=False),
         ("g", "%RETRY%ü", 7): Queue(0, 1 << 40, 9, 9, non_monotonic=False),
@@ -127,7 +127,7 @@ def test_signal_keeps_old_rows_until_next_run_completes(
 
 
 @pytest.mark.integration
-def test_runs_add_up_to_a_full_rebuild(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_add_up_to_full_rebuild(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Between the runs entries are added; the last run first does a micro-batch again that was written already."""
     table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
     with LocalCluster(**SLOW_ELECTIONS) as cluster, Client(cluster.peers) as client:

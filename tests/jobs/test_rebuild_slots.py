@@ -1,4 +1,4 @@
-"""Which message has which slot, against a model that goes through the log one by one as RocketMQ's dispatcher does."""
+"""The slot of each message, against a model that reads the log one by one as RocketMQ's dispatcher does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LISTS = pa.map_(pa.string(), pa.string())
 
 
 def offsets_of_a_broker(chance: random.Random, count: int) -> list[int]:
-    """Now and then the broker loses units and hands their offsets out again, sometimes from 0 on; some are missing."""
+    """The broker sometimes loses units and assigns their offsets again, sometimes from 0 on; some are missing."""
     offsets, following = [], chance.choice([0, 0, 5])
     for _ in range(count):
         if offsets and chance.random() < 0.08:
@@ -139,7 +139,7 @@ def state(directory: Path) -> dict[str, tuple[int, int, str]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size, digests.get(path, "")) for path in paths}
 
 
-def test_a_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_with_all_that_occurs(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Table and files follow RocketMQ's rules; the input, with a comparison of it, is left as it was."""
     log, store = brokers_log(4), tmp_path / "in" / "dledger-n0"
     places = write_broker_store(store, log.bodies, committed=250)

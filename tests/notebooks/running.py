@@ -16,7 +16,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 class Shown:
-    """What an executed notebook shows."""
+    """The outputs of an executed notebook."""
 
     def __init__(self, notebook: Any) -> None:
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
@@ -27,7 +27,7 @@ class Shown:
 
 
 def execute(name: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **variables: str) -> Shown:
-    """Run a notebook with these environment variables and no others of ours."""
+    """Run a notebook with these environment variables alone."""
     path = NOTEBOOKS / name
     notebook = nbformat.read(path, 4)
     assert not [cell for cell in notebook.cells if cell.get("outputs")], "in git a notebook has no outputs"

@@ -1,4 +1,4 @@
-"""The notebook on audits: a real audit of damaged brokers' logs, its picture, and a finding down to the byte."""
+"""The notebook on audits: a real audit of damaged brokers' logs, its picture, and a finding with its bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLIPPED, CUT = 700, 900
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_the_notebook_looks_into_an_audit(
+def test_notebook_looks_into_audit(
     spark: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The audit itself runs in the session that all tests share; the notebook gets its summary, as a file."""
@@ -95,7 +95,7 @@ def diverged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: store_of(folder, name)[0] for name in ("n0", "n1", "n2")}
 
 
-def test_a_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> None:
+def test_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18, index=135)
     found = diff_finding(summary)
     assert found.fields.loc["term"].to_dict() == {"n0": 2, "n1": 1, "n2": 2}
@@ -121,7 +121,7 @@ def test_entries_of_running_nodes_are_asked_of_them() -> None:
     assert found.where == "no body differs here"
 
 
-def test_the_picture_shows_what_is_held_compared_and_found(diverged: dict[str, Path], tmp_path: Path) -> None:
+def test_picture_shows_what_is_held_compared_and_found(diverged: dict[str, Path], tmp_path: Path) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
     summary["findings"] += [
         summary["findings"][0] | {"class": "CORRUPT", "severity": "critical", "replica": "n0,n2", "start": 7, "end": 8}
@@ -153,7 +153,7 @@ def test_the_picture_shows_what_is_held_compared_and_found(diverged: dict[str, P
     assert [text.get_text() for text in axes.get_yticklabels()] == ["n0", "n1", "n2", "n3"]
 
 
-def test_the_verdict_and_the_tables(diverged: dict[str, Path]) -> None:
+def test_verdict_and_tables(diverged: dict[str, Path]) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
     shown = verdict(summary)
     assert repr(shown).splitlines() == [
@@ -168,12 +168,12 @@ def test_the_verdict_and_the_tables(diverged: dict[str, Path]) -> None:
     assert findings_table(summary | {"findings": []}).empty
 
 
-def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+def test_job_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(DLedgerError, match=r"no store found|no directory|does not exist"):
         run_audit(tmp_path / "tables", {"n0": tmp_path / "a", "n1": tmp_path / "b"})
 
 
-def test_the_field_of_a_byte() -> None:
+def test_field_of_byte() -> None:
     for topic in ("t", "t" * 200):
         record = encode_messages(topic=topic, queue_id=0, body=[b"body"], keys="k", born_host="[::1]:1")[0].as_py()
         names = [field_at(record, place) for place in range(len(record))]

@@ -29,7 +29,7 @@ def counted(name: str, bucket_seconds: float = 1.0) -> QueueStatistics:
 @pytest.mark.notebook
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_the_notebook_shows_a_broker_s_queues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_notebook_shows_broker_s_queues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = execute("consume_queues.ipynb", monkeypatch, tmp_path)
     queues = [one for one in oracle(THREE) if one["kind"] == "queue" and one["max"] > 0]
     assert f"queues: 18 of {len(queues)}\n" in shown.text
@@ -42,7 +42,7 @@ def test_the_notebook_shows_a_broker_s_queues(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.notebook
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_it_takes_a_mixed_log_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_takes_mixed_log_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     extract(MIXED, "n0/commitlog", tmp_path)
     store = extract(MIXED, "n0/dledger-n0", tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -65,7 +65,7 @@ def test_depth_is_drawn_and_what_was_given_out_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bucket", [0.1, 5.0])
-def test_the_area_under_the_rates_is_the_number_of_messages(tmp_path: Path, bucket: float) -> None:
+def test_area_under_rates_is_number_of_messages(tmp_path: Path, bucket: float) -> None:
     statistics = counted(THREE, bucket)
     figure = drawn(plot_rates(statistics, bucket), tmp_path)
     total = 0.0
@@ -79,7 +79,7 @@ def test_the_area_under_the_rates_is_the_number_of_messages(tmp_path: Path, buck
     assert len(figure.legends[0].get_texts()) == 7  # six topics and the rest
 
 
-def test_skew_is_drawn_around_an_even_share(tmp_path: Path) -> None:
+def test_skew_is_drawn_around_even_share(tmp_path: Path) -> None:
     statistics = counted(THREE).of_users()
     (axes,) = drawn(plot_skew(statistics), tmp_path).axes
     dots = [np.asarray(one.get_offsets())[:, 0] for one in axes.collections]
@@ -90,7 +90,7 @@ def test_skew_is_drawn_around_an_even_share(tmp_path: Path) -> None:
     assert [text.get_text() for text in axes.get_yticklabels()] == ["user_profile (5)", "Clicks (3)", "%sys|like% (2)"]
 
 
-def test_every_tag_is_in_a_bar(tmp_path: Path) -> None:
+def test_every_tag_is_in_bar(tmp_path: Path) -> None:
     statistics = counted(THREE).of_users()
     figure = drawn(plot_tags(statistics), tmp_path)
     total = sum(patch.get_width() for patch in figure.axes[0].patches)
@@ -98,14 +98,14 @@ def test_every_tag_is_in_a_bar(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()][-2:] == ["8 other tags", "no tag"]
 
 
-def test_what_waits_is_drawn(tmp_path: Path) -> None:
+def test_waiting_messages_are_drawn(tmp_path: Path) -> None:
     broker = extract(THREE, "n0/config", tmp_path).parent
     (axes,) = drawn(plot_waiting(consumer_lag(broker, counted(THREE).queues)), tmp_path).axes
     assert [patch.get_width() for patch in axes.patches] == [3, 2, 0, 0, 0, 0]
     assert axes.get_yticklabels()[1].get_text() == "CG_workers  ←  Jobs"
 
 
-def test_a_log_without_messages_and_odd_names_are_no_problem(tmp_path: Path) -> None:
+def test_log_without_messages_and_odd_names_are_no_problem(tmp_path: Path) -> None:
     nothing = queue_statistics([])
     for plot in ALL:
         assert "nothing to show" in drawn(plot(nothing), tmp_path).axes[0].texts[0].get_text()

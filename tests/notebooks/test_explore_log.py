@@ -15,7 +15,7 @@ EVENTS = 6000
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-def test_the_notebook_explores_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_notebook_explores_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = execute("explore_log.ipynb", monkeypatch, tmp_path, DLEDGER_NOTEBOOK_EVENTS=str(EVENTS))
     assert f"rows in Delta: {EVENTS}" in shown.text
     assert "verdict: CONSISTENT" in shown.text

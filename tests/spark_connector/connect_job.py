@@ -1,4 +1,4 @@
-"""A client of Spark Connect: reads, streams and writes logs, watches the lag, and asks for what is wrong.
+"""A client of Spark Connect: reads, streams and writes logs, watches the lag, and uses wrong options.
 
 Arguments: the server's URL, peers, the group to read, the group to write, a directory. Prints one JSON line.
 """
@@ -19,7 +19,7 @@ from spark_connector.errors import SparkVersionError
 
 
 def stream(spark: Any, peers: str, source: str, target: str, directory: str) -> list[dict[str, Any]]:
-    """Log to log in bounded micro-batches; returns what the listener told."""
+    """Log to log in bounded micro-batches; return the reports of the listener."""
     rows = spark.readStream.format("dledger").options(peers=peers, groups=source, startingOffsets="earliest")
     rows = rows.option("maxOffsetsPerTrigger", 600).load()
     writer = rows.selectExpr("concat(cast('streamed-' as binary), body) AS body").writeStream.format("dledger")

@@ -19,7 +19,7 @@ from spark_connector import register
 
 
 def where(_: Iterator[int]) -> Iterator[tuple[str, str, int]]:
-    """Where a task runs, and where it has the connector from."""
+    """Return the host of a task, and the path of its connector."""
     yield str(Path.cwd()), str(spark_connector.__file__), os.getpid()
 
 

@@ -40,7 +40,7 @@ POINTS = (
     "sink committed in part",
     "sink committed",
 )
-_PATIENCE_S = 500.0
+_WAIT_S = 500.0
 
 
 def plan() -> dict[str, Any]:
@@ -54,7 +54,7 @@ def newest(checkpoint: str, log: str) -> int:
 
 
 def reach(pipeline: str, point: str, batch_id: int | None = None) -> None:
-    """Stands still if it is here, in this micro-batch, that the pipeline shall stand."""
+    """Stall at the micro-batch and point that the test has chosen."""
     mine = plan()["pipelines"].get(pipeline)
     if mine is None or mine["point"] != point:
         return
@@ -68,10 +68,10 @@ def reach(pipeline: str, point: str, batch_id: int | None = None) -> None:
 
 
 def stand(pipeline: str) -> None:
-    """Wait until all pipelines have arrived; then kills the driver, or goes on when the test says so."""
+    """Wait until all pipelines have stalled; then kill the driver, or continue on request of the test."""
     folder, whole = Path(os.environ[FOLDER]), plan()
     (folder / f"{pipeline}.arrived").touch()
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _WAIT_S
     while not all((folder / f"{name}.arrived").exists() for name in whole["pipelines"]):
         assert time.monotonic() < until, "another pipeline did not arrive"
         time.sleep(0.01)

@@ -1,11 +1,11 @@
-"""A stream's checkpoint with the logs it reads and writes, kept so that later versions prove that they go on from it.
+"""A stream's checkpoint with the logs that it reads and writes, kept so that later versions prove they resume from it.
 
 Make one of the version at hand, once, before it is released; those that are there stay as they are::
 
     python -m tests.spark_connector.kept_checkpoint
 
 The driver of that query died after the sink's commit and before Spark's: the last micro-batch has to be replayed, and
-must write nothing. Lag it the source holds entries that nobody has read yet.
+must write nothing. After it the source has unread entries.
 """
 
 from __future__ import annotations

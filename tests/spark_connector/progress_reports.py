@@ -16,7 +16,7 @@ def offset(**next_indexes: int) -> str:
 
 
 def latest(losses: tuple[int, int] = (0, 0), **groups: tuple[int, tuple[int, int, float | None] | None]) -> str:
-    """A latest offset: per group its end and how far the micro-batch is behind."""
+    """A latest offset: per group its end and the lag of the micro-batch."""
     told = {}
     for group, (end, behind) in groups.items():
         names = ("records", "bytes", "seconds")

@@ -1,4 +1,4 @@
-"""What tests of the sink share: a stream of lines into a log, and what the log shows afterwards."""
+"""A stream of lines into a log, and the log's content afterwards, for tests of the sink."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def read_all(log: Any, **options: Any) -> list[bytes]:
     """All bodies of the log that the isolation shows; by default those of committed transactions."""
     found: list[bytes] = []
     at, more = 0, True
-    while more:  # what is acknowledged counts, also where the nodes' own files do not hold it for some milliseconds
+    while more:  # acknowledged entries count, also before the nodes' own files contain them
         fetched = log.fetch(at, 1 << 40, max_bytes=4 << 20, node=None, consistency="linearizable", **options)
         found += fetched.batch.column("body").to_pylist()
         more, at = fetched.next_index > at, fetched.next_index

@@ -10,7 +10,7 @@ QUERY_ID = "0b6b5ad6-6d3e-4d0c-9c5e-1f6a2f0c7a11"
 
 
 def offset(**next_indexes: int) -> str:
-    """An offset of our source: per group the next index, in log-1, behind an entry of term 1."""
+    """An offset of this source: per group the next index, in log-1, after an entry of term 1."""
     groups = {
         group: {"check": None if index == 0 else 7, "log": "log-1", "next": index, "term": 1 if index else -1}
         for group, index in next_indexes.items()

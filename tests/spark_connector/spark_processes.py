@@ -1,6 +1,6 @@
 """Spark as processes of its own, as people deploy it: a standalone master, workers, spark-submit, a Connect server.
 
-Their Python holds what the connector needs and not the connector, so that a test sees how it gets there.
+Their Python has the dependencies of the connector and not the connector, so that a test shows how it is shipped.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_python(directory: Path) -> Path:
 
 
 def environment(python: Path, local_dir: Path) -> dict[str, str]:
-    """What Spark's processes see: loopback, their own folders, and no way to the checkout."""
+    """Environment of Spark's processes: loopback, their own directories, and no path to the checkout."""
     from dledger_core import find_java
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHON"))}
@@ -115,7 +115,7 @@ class Standalone:
 
     Attributes:
         master: its URL.
-        workers: the workers' folders, which hold what their executors see of the disk.
+        workers: the workers' directories, the only ones that their executors can read.
         python: the interpreter of driver and executors.
     """
 
@@ -163,7 +163,7 @@ def connect_server(directory: Path, python: Path, package: Path) -> Iterator[str
 
 
 def run_client(directory: Path, python: Path, package: Path, script: Path, *arguments: object) -> str:
-    """Run a program that has the package and no Spark of its own; returns what it wrote to stdout."""
+    """Run a program that has the package and no Spark of its own; return its stdout."""
     directory.mkdir(parents=True)
     env = environment(python, directory / "local") | {"PYTHONPATH": str(package)}
     command = [*map(str, [python, "-W", "ignore::FutureWarning", script, *arguments])]

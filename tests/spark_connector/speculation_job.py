@@ -1,4 +1,4 @@
-"""A program for ``spark-submit`` with speculation: one task stands still after its last row until its twin has won.
+"""A program for ``spark-submit`` with speculation: one task stalls after its last row until its twin has won.
 
 Arguments: peers, the group to read, the group to write, a directory that all tasks see. Prints one JSON line: the
 attempts of the task that had two.
@@ -19,7 +19,7 @@ from pyspark.taskcontext import TaskContext
 from dledger_core import Client
 from spark_connector import register
 
-PATIENCE_S = 200.0
+WAIT_S = 200.0
 APPENDED = 3300
 """Of the 4,000 rows: all of the other partition, and most of those that the attempt which will lose has passed on."""
 
@@ -28,7 +28,7 @@ def straggling(directory: Path, peers: str, target: str) -> Callable[[Iterator[A
     """Passes rows on; of partition 0 the first attempt does not end, and the second waits until the first has begun."""
 
     def await_true(condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + WAIT_S
         while not condition() and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -36,7 +36,7 @@ def straggling(directory: Path, peers: str, target: str) -> Callable[[Iterator[A
         await_true(path.exists)
 
     def await_appended() -> None:
-        with Client(peers, target) as client:  # what was passed on may be on its way to the sink
+        with Client(peers, target) as client:  # rows may still be in flight to the sink
             await_true(lambda: max(node.commit_index for node in client.metadata().nodes) >= APPENDED)
 
     def passing(batches: Iterator[Any]) -> Iterator[Any]:

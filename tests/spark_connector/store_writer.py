@@ -1,4 +1,4 @@
-"""Writes real stores without servers: a log that grows, is made anew, or loses its beginning, as a test wants it."""
+"""Writes real stores without servers: a log that gets new entries, is re-created, or loses its first entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task attempts of the sink against real servers, without Spark: each row once, in order, whoever else writes."""
+"""Task attempts of the sink against real servers, without Spark: each row once, in order, with concurrent writers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def transaction() -> TransactionId:
 
 
 class Log:
-    """What a group shows from now on."""
+    """The entries of a group from now on."""
 
     def __init__(self, cluster: LocalCluster, group: str = "default") -> None:
         self._client = Client(cluster.peers, group)
@@ -104,7 +104,7 @@ def kill_leader(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("disturb", [change_leader, kill_leader])
-def test_failover_in_the_middle_of_a_task(
+def test_failover_in_middle_of_task(
     cluster: LocalCluster, options: DLedgerOptions, transaction: TransactionId, log: Log, disturb: Any
 ) -> None:
     threads: list[threading.Thread] = []
@@ -131,10 +131,10 @@ def test_failover_in_the_middle_of_a_task(
     assert (again.parts, again.committed["default"].skipped) == ({}, 10)
 
 
-def test_of_two_live_attempts_of_a_task_one_counts(
+def test_only_one_of_two_concurrent_attempts_is_committed(
     options: DLedgerOptions, transaction: TransactionId, log: Log
 ) -> None:
-    """Speculation: the slow one has appended, is overtaken, and goes on after the micro-batch is committed."""
+    """Speculation: the slow one has appended, is overtaken, and continues after the micro-batch is committed."""
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield rows(0, 1000)
@@ -150,7 +150,7 @@ def test_of_two_live_attempts_of_a_task_one_counts(
     assert len(log.bodies("read_uncommitted")) > 3000
 
 
-def test_attempts_may_have_their_rows_in_another_order_and_in_other_chunks(
+def test_attempts_may_differ_in_row_order_and_chunks(
     options: DLedgerOptions, transaction: TransactionId, log: Log
 ) -> None:
     """A shuffle upstream, and another maxRecordsPerBatch after a crash: nothing depends on where a row stood."""
@@ -166,7 +166,7 @@ def test_attempts_may_have_their_rows_in_another_order_and_in_other_chunks(
     assert log.bodies() == shuffled
 
 
-def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced(
+def test_older_of_two_drivers_on_one_checkpoint_is_fenced(
     options: DLedgerOptions, transaction: TransactionId, log: Log
 ) -> None:
     older, newer = transaction, transaction._replace(run_id="newer run")
@@ -192,7 +192,7 @@ def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced(
 def test_two_queries_with_one_id_are_fenced_and_never_dropped(
     options: DLedgerOptions, transaction: TransactionId, log: Log
 ) -> None:
-    """A checkpoint was copied: both go on at micro-batch 3, with other input."""
+    """A checkpoint was copied: both queries continue at micro-batch 3, with other input."""
     third = transaction._replace(batch_id=3)
     copy = third._replace(run_id="of the copy")
     commit_attempts(
@@ -228,7 +228,7 @@ def test_failed_attempt_leaves_no_request_in_flight_and_can_be_aborted(
     assert log.bodies() == []
 
 
-def test_an_abort_of_a_stopped_query_lets_readers_go_on_and_its_replay_write(
+def test_abort_of_stopped_query_unblocks_readers_and_replay(
     options: DLedgerOptions, transaction: TransactionId, log: Log
 ) -> None:
     message = write_attempt([rows(0, 100)], SHAPE, options, transaction)
@@ -258,14 +258,16 @@ def test_several_groups_commit_only_if_all_can(
     assert (log.bodies(), other.bodies()) == ([b"a", b"c"], [b"b"])
 
 
-def test_a_group_that_nobody_hosts_is_an_error_before_the_query(options: DLedgerOptions) -> None:
+def test_unknown_target_group_is_rejected_before_query(options: DLedgerOptions) -> None:
     check_target(options, "default", started=False)
     check_target(options, None, started=False)
     with pytest.raises(OptionError, match=r"'absent'.*default, other"):
         check_target(options, "absent", started=False)
 
 
-def test_what_losers_cost_is_told(cluster: LocalCluster, options: DLedgerOptions, transaction: TransactionId) -> None:
+def test_orphaned_attempts_are_counted_in_status(
+    cluster: LocalCluster, options: DLedgerOptions, transaction: TransactionId
+) -> None:
     with Client(cluster.peers) as client:
 
         def lost() -> tuple[int, int]:

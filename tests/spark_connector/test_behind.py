@@ -1,4 +1,4 @@
-"""What a stream reports to Spark about its lag; the reader alone, without Spark."""
+"""The lag that a stream reports to Spark; the reader alone, without Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_lag_shrinks_with_each_micro_batch_to_nothing(tmp_path: Path) -> None:
         assert behind(reader)["seconds"] == 0.0
 
 
-def test_control_entries_at_the_end_are_no_lag(tmp_path: Path) -> None:
+def test_control_entries_at_end_are_no_lag(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(4)
         reader = make_reader(store)
@@ -66,7 +66,7 @@ def test_control_entries_at_the_end_are_no_lag(tmp_path: Path) -> None:
         assert behind(reader)["records"] == 1
 
 
-def test_losses_are_counted_in_the_report(tmp_path: Path) -> None:
+def test_losses_are_counted_in_report(tmp_path: Path) -> None:
     with StoreWriter(tmp_path, uuid="log-1") as store:
         store.append_numbers(5)
         reader = make_reader(store, failOnDataLoss="false")
@@ -77,7 +77,7 @@ def test_losses_are_counted_in_the_report(tmp_path: Path) -> None:
         assert report["losses"] == {"entries": 3, "events": 1}
 
 
-def test_nodes_that_do_not_answer_leave_the_lag_unknown() -> None:
+def test_nodes_that_do_not_answer_leave_lag_unknown() -> None:
     given = {"peers": "n0-127.0.0.1:1", "fetchTimeoutMs": "200", "fetchRetryMs": "200"}
     meter = LagMeter(DLedgerOptions.for_reading(given))
     bounds = {"default": LogBounds(0, 9, 8, "log-1")}
@@ -88,7 +88,7 @@ def test_nodes_that_do_not_answer_leave_the_lag_unknown() -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"default": GroupOffset(0)}])
-def test_a_group_that_the_offset_does_not_hold_yet_counts_from_its_first_entry(
+def test_group_that_offset_does_not_hold_yet_counts_from_its_first_entry(
     tmp_path: Path, known: dict[str, GroupOffset]
 ) -> None:
     with StoreWriter(tmp_path) as store:

@@ -181,7 +181,7 @@ def test_query_without_group_exports_nothing(tmp_path: Path) -> None:
     assert str(path) in result.stderr
 
 
-def test_missing_commits_are_an_error(tmp_path: Path) -> None:
+def test_missing_commits_are_error(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "c", offset(a=5), committed=0, first=40)
     result = run("export", path)
     assert result.exit_code == 3

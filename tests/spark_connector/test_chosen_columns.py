@@ -28,7 +28,7 @@ def read(store: StoreWriter, columns: tuple[str, ...], **options: Any) -> list[d
     "columns",
     [("body",), ("timestamp", "index"), ("index", "group", "body", "term", "position", "timestamp"), ("group",)],
 )
-def test_entries_have_the_columns_that_were_named(store: StoreWriter, columns: tuple[str, ...]) -> None:
+def test_entries_have_columns_that_were_named(store: StoreWriter, columns: tuple[str, ...]) -> None:
     store.append_numbers(3)
     everything = read(store, tuple(schema_for("none").names))
     assert read(store, columns) == [{name: row[name] for name in columns} for row in everything]
@@ -48,7 +48,7 @@ def test_entries_have_the_columns_that_were_named(store: StoreWriter, columns: t
     ],
 )
 @pytest.mark.parametrize("bodies", [BODIES, BODIES[:2], BODIES[2:]], ids=["some", "all", "none"])
-def test_messages_have_the_columns_that_were_named(
+def test_messages_have_columns_that_were_named(
     store: StoreWriter, columns: tuple[str, ...], bodies: list[bytes]
 ) -> None:
     store.append(bodies)
@@ -59,13 +59,13 @@ def test_messages_have_the_columns_that_were_named(
 
 
 @pytest.mark.parametrize("columns", [("index",), ("topic", "error"), ("body",)])
-def test_a_body_that_is_no_message_fails_whatever_is_read(store: StoreWriter, columns: tuple[str, ...]) -> None:
+def test_body_that_is_no_message_fails_whatever_is_read(store: StoreWriter, columns: tuple[str, ...]) -> None:
     store.append(BODIES)
     with pytest.raises(DecodeError, match="DLEDGER_DECODE"):
         read(store, columns, decode="message", onDecodeError="fail")
 
 
-def test_filters_look_at_columns_that_nobody_reads(store: StoreWriter) -> None:
+def test_filters_use_unselected_columns(store: StoreWriter) -> None:
     store.append(BODIES[:2])
     store.append(encode_messages("payments", 0, [b"three"], tags="t").to_pylist())
     assert [row["body"] for row in read(store, ("body",), decode="message", topics="payments")] == [b"three"]
@@ -83,7 +83,7 @@ def test_filters_look_at_columns_that_nobody_reads(store: StoreWriter) -> None:
         ([], "none"),
     ],
 )
-def test_columns_that_the_source_does_not_have(fields: list[tuple[str, DataType]], decode: str) -> None:
+def test_columns_that_source_does_not_have(fields: list[tuple[str, DataType]], decode: str) -> None:
     schema = StructType([StructField(name, kind) for name, kind in fields])
     with pytest.raises(SchemaError, match=r"DLEDGER_SCHEMA"):
         chosen_columns(schema, schema_for(decode))

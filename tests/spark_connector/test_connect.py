@@ -30,7 +30,7 @@ def target(cluster: Any, new_group: Any) -> Iterator[Any]:
         yield client
 
 
-def test_a_client_reads_streams_writes_and_sees_the_lag(cluster: Any, log: Any, target: Any, tmp_path: Path) -> None:
+def test_client_reads_streams_writes_and_sees_lag(cluster: Any, log: Any, target: Any, tmp_path: Path) -> None:
     bodies = [f"body-{number:05}".encode() for number in range(1000)]
     last = log.append(bodies).last_index
     python, package = make_python(tmp_path / "environment"), make_package(tmp_path)

@@ -64,7 +64,7 @@ def test_store_is_seen_to_grow(tmp_path: Path) -> None:
         assert (before.last_index + 2, before.log_uuid) == (after.last_index, after.log_uuid)
 
 
-def test_missing_store_names_the_stores_below(tmp_path: Path) -> None:
+def test_missing_store_names_stores_below(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(1)
         with pytest.raises(OptionError, match="path") as caught:

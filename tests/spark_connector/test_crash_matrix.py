@@ -1,8 +1,8 @@
 """The driver dies, by SIGKILL, before and after each step of a micro-batch; every entry arrives once, in order.
 
-One history: each test goes on where the one before has left the checkpoints, and starts one driver with three queries
+One history: each test continues with the checkpoints of the previous one, and starts one driver with three queries
 (source to Delta, log to log, Delta to log) that dies when each of them stands at its step. Meanwhile leaders die, and
-retention deletes what was read. A restart has another ``maxRecordsPerBatch`` than the run that died.
+retention deletes read entries. A restart has another ``maxRecordsPerBatch`` than the run that died.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ MATRIX: dict[str, Steps] = {
 """Each query stands at each of its steps; what comes before an offset log comes after a commit log. A query that has
 ended has read everything there is, so that is the last one's."""
 WRITTEN_OFFSETS = 1
-"""How far the offset log is ahead of the commit log where a micro-batch is under way."""
+"""Difference of the offset log and the commit log during a micro-batch."""
 
 
 class History:
-    """The cluster, the tables, the checkpoints, and what was written so far."""
+    """The cluster, the tables, the checkpoints, and the rows written so far."""
 
     def __init__(self, cluster: LocalCluster, directory: Path) -> None:
         self.cluster = cluster
@@ -119,7 +119,7 @@ class History:
         return Driver(self.prepare(steps, act, batch))
 
     def replayed(self, pipeline: str, group: str, *, committed: bool) -> int:
-        """Where the group's next index lies behind what the sink holds: of the newest offset, or the one before."""
+        """Return the next index of the group in the newest offset, or the previous one, that the sink does not have."""
         offsets, commits = self.log_state(pipeline)
         batch_id = offsets if committed else commits
         if batch_id < 0:
@@ -199,7 +199,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
 
 
 @pytest.mark.parametrize("step", MATRIX)
-def test_a_driver_that_dies(history: History, step: str) -> None:
+def test_driver_that_dies(history: History, step: str) -> None:
     steps = MATRIX[step]
     history.write()
     first = step.startswith("first")
@@ -214,7 +214,7 @@ def test_a_driver_that_dies(history: History, step: str) -> None:
 
 
 def _check_logs(history: History, steps: Steps, first: bool) -> None:
-    """It died where it was to die: Spark's own logs say how far the micro-batch was."""
+    """It was killed at its point: Spark's own logs show the progress of the micro-batch."""
     for pipeline, point in steps.items():
         offsets, commits = history.log_state(pipeline)
         ahead = 0 if point in ("before the offset log", "ended") else WRITTEN_OFFSETS
@@ -249,8 +249,8 @@ def _await_arrival(driver: Driver, steps: Steps) -> None:
         time.sleep(0.05)
 
 
-def test_of_two_drivers_on_one_checkpoint_the_older_is_fenced_and_all_arrives_once(history: History) -> None:
-    """The older one stands still between its tasks and its commit; the newer one replays its micro-batch, and more."""
+def test_older_of_two_drivers_is_fenced_and_each_row_arrives_once(history: History) -> None:
+    """The older one stalls between its tasks and its commit; the newer one replays its micro-batch, and more."""
     history.write()
     history.write()  # each has two micro-batches to go
     steps = {"log to log": "tasks done", "delta to log": "tasks done"}

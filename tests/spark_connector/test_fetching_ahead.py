@@ -1,4 +1,4 @@
-"""The executor's side fetches ahead: in order, only so far, and nothing any more once Spark has had enough."""
+"""The executor's side fetches ahead: in order, up to a limit, and not after Spark has stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNKS_MAX = 3
 
 
 class CountingLog:
-    """A log of entries that each are a chunk and a batch; entries below ``first`` are gone."""
+    """A log whose entries are a chunk and a batch each; entries below ``first`` are deleted."""
 
     group = "default"
 
@@ -57,7 +57,7 @@ def test_chunks_come_in_order_and_three_at_most_are_held(monkeypatch: pytest.Mon
     assert max(log.ahead) <= CHUNKS_MAX
 
 
-def test_nothing_is_fetched_after_the_end_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_stops_with_task(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog()
     batches = reading(monkeypatch, log)
     next(batches)
@@ -65,7 +65,7 @@ def test_nothing_is_fetched_after_the_end_of_the_task(monkeypatch: pytest.Monkey
     assert 1 <= len(log.asked) <= CHUNKS_MAX
 
 
-def test_what_came_before_an_error_is_given_and_nothing_is_asked_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_comes_after_earlier_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog(fails_at=5)
     found = []
     with pytest.raises(ValueError, match="at 5"):
@@ -73,7 +73,7 @@ def test_what_came_before_an_error_is_given_and_nothing_is_asked_behind_it(monke
     assert log.asked == list(range(6))
 
 
-def test_a_gap_is_an_error_or_is_passed_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gap_is_error_or_is_passed_as_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog(first=7)
     with pytest.raises(RetentionError):
         list(reading(monkeypatch, log))

@@ -1,4 +1,4 @@
-"""What an idle stream asks of the servers, and how soon it sees what is new; the reader alone, without Spark."""
+"""The requests of an idle stream, and its delay for new entries; the reader alone, without Spark."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def count_requests(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("groups", ["a", "a,b,c"])
-def test_an_idle_stream_asks_twice_a_second_however_many_groups(
+def test_idle_stream_asks_twice_second_however_many_groups(
     cluster: Any, groups: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, at = idle_reader(cluster, groups)
@@ -68,7 +68,7 @@ def test_an_idle_stream_asks_twice_a_second_however_many_groups(
     assert len(asked) <= 2 * 3.2 + 1
 
 
-def test_a_stream_of_very_many_groups_asks_no_more_and_sees_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_of_very_many_groups_asks_no_more_and_sees_each(monkeypatch: pytest.MonkeyPatch) -> None:
     from dledger_core import LocalCluster
 
     groups = [f"g{number:02}" for number in range(80)]
@@ -87,7 +87,7 @@ def test_a_stream_of_very_many_groups_asks_no_more_and_sees_each(monkeypatch: py
 
 
 @pytest.mark.parametrize("groups", ["a", "a,b,c"])
-def test_what_is_new_is_seen_at_once(cluster: Any, groups: str) -> None:
+def test_new_entries_are_seen_immediately(cluster: Any, groups: str) -> None:
     reader, at = idle_reader(cluster, groups)
     took, appended = [], [0.0]
     with Client(cluster.peers, "a") as client:
@@ -108,7 +108,7 @@ def test_what_is_new_is_seen_at_once(cluster: Any, groups: str) -> None:
     assert min(took) < SEEN_WITHIN_S
 
 
-def test_an_idle_stream_survives_the_loss_of_a_node(cluster: Any) -> None:
+def test_idle_stream_survives_loss_of_node(cluster: Any) -> None:
     reader, at = idle_reader(cluster, "a")
     leader = cluster.leader("a")
     cluster.kill(leader)

@@ -1,4 +1,4 @@
-"""Checkpoints that earlier versions have written: this version goes on from each, without gap and double."""
+"""Checkpoints of earlier versions: this version resumes from each, without gap or duplicate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_its_offsets_can_be_read(kept: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
-def test_the_query_goes_on_from_it(dledger: Any, kept: Path) -> None:
+def test_query_resumes_from_kept_checkpoint(dledger: Any, kept: Path) -> None:
     checkpoint = kept / "checkpoint"
     replayed = max(int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdigit())
     assert not (checkpoint / "commits" / str(replayed)).exists()

@@ -1,4 +1,4 @@
-"""How far a checkpoint is behind a real group, and what is said where it does not fit."""
+"""``dledger lag`` against real groups, and checkpoints that do not match their log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import Tracker
 from tests.spark_connector.spark_directory import QUERY_ID, tree, write_checkpoint
 
-NOBODY = "n0-127.0.0.1:1"
+UNREACHABLE = "n0-127.0.0.1:1"
 GROUPS = ("a", "b", "c", "d", "e")
 
 
@@ -71,7 +71,7 @@ def test_lag_in_records_bytes_and_seconds(cluster: LocalCluster, tmp_path: Path)
 
 
 @pytest.mark.integration
-def test_a_limit_that_is_passed_is_a_finding(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_limit_that_is_passed_is_finding(cluster: LocalCluster, tmp_path: Path) -> None:
     with Client(cluster.peers, "b") as client:
         first = client.append([b"x"] * 10).first_index
         path = checkpoint(tmp_path / "c", b=after(client, first + 1))
@@ -82,7 +82,7 @@ def test_a_limit_that_is_passed_is_a_finding(cluster: LocalCluster, tmp_path: Pa
 
 
 @pytest.mark.integration
-def test_control_entries_and_aborted_attempts_at_the_end_are_no_lag(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_control_entries_and_aborted_attempts_at_end_are_no_lag(cluster: LocalCluster, tmp_path: Path) -> None:
     with Client(cluster.peers, "c") as client:
         read_to = client.append([b"x"] * 3).last_index + 1
         reached = after(client, read_to)
@@ -118,7 +118,7 @@ def test_control_entries_and_aborted_attempts_at_the_end_are_no_lag(cluster: Loc
     ],
     ids=str,
 )
-def test_lag_reports_the_losses_that_fail_the_query(
+def test_lag_reports_losses_that_fail_query(
     cluster: LocalCluster, tmp_path: Path, changed: dict[str, Any], loss: str
 ) -> None:
     with Client(cluster.peers, "d") as client:
@@ -133,7 +133,7 @@ def test_lag_reports_the_losses_that_fail_the_query(
 
 
 @pytest.mark.integration
-def test_a_group_that_is_not_there_leaves_the_answer_incomplete(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_group_that_is_not_there_leaves_answer_incomplete(cluster: LocalCluster, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "c", e=GroupOffset(0), gone=GroupOffset(5))
     assert set(rows(cluster, path, code=2)) == {"e"}
     alone = checkpoint(tmp_path / "alone", gone=GroupOffset(5))
@@ -142,9 +142,9 @@ def test_a_group_that_is_not_there_leaves_the_answer_incomplete(cluster: LocalCl
     assert "UNKNOWN_GROUP" in result.stderr
 
 
-def test_nobody_answers_is_exit_3(tmp_path: Path) -> None:
+def test_unreachable_nodes_exit_3(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "c", a=GroupOffset(0))
-    result = run("--peers", NOBODY, "--timeout", "0.3", path)
+    result = run("--peers", UNREACHABLE, "--timeout", "0.3", path)
     assert (result.exit_code, result.stdout) == (3, "")
     assert "[UNREACHABLE]" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
@@ -165,7 +165,7 @@ def test_wrong_usage_is_one_line(
 ) -> None:
     checkpoint(tmp_path / "c", a=GroupOffset(0))
     monkeypatch.chdir(tmp_path)
-    result = run("--peers", NOBODY, *arguments)
+    result = run("--peers", UNREACHABLE, *arguments)
     assert (result.exit_code, result.stdout) == (3, ""), result.output
     assert len(result.stderr.strip().splitlines()) == 1
     assert said in result.stderr

@@ -11,7 +11,7 @@ from spark_connector.monitoring.lag import REPORT_SCHEMA
 from tests.spark_connector.progress_reports import QUERY_ID, RUN_ID, latest, offset, progress, source
 
 
-def test_a_report_per_group_of_each_source_of_ours() -> None:
+def test_lag_reports_cover_each_group_of_native_sources() -> None:
     ours = source(
         offset(a=100, b=5),
         offset(a=200, b=5),
@@ -49,7 +49,7 @@ def test_a_report_per_group_of_each_source_of_ours() -> None:
     assert first.to_json()["time"] == "2026-11-21T10:39:55.781+00:00"
 
 
-def test_what_is_unknown_is_none() -> None:
+def test_unknown_lag_is_none() -> None:
     told = source("null", offset(a=5), latest(a=(9, None)), rate=math.nan)
     (report,) = lag_reports(progress(told, name=None, durationMs={}))
     assert report.query == str(QUERY_ID)
@@ -62,11 +62,11 @@ def test_what_is_unknown_is_none() -> None:
 
 
 @pytest.mark.parametrize("told", ["None", "null", "", "{", "17", '{"topic":{"0":5}}'])
-def test_a_source_that_tells_nothing_is_left_out(told: str) -> None:
+def test_source_that_tells_nothing_is_left_out(told: str) -> None:
     assert lag_reports(None) == []
     assert lag_reports(progress(source(None, told, told))) == []
     assert lag_reports(progress(source(None, offset(a=1), told))) == []
 
 
-def test_report_schema_has_the_fields_in_their_order() -> None:
+def test_report_schema_has_fields_in_their_order() -> None:
     assert REPORT_SCHEMA.names == [field.name for field in fields(LagReport)]

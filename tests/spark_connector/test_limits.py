@@ -11,7 +11,7 @@ sizes = st.lists(st.sampled_from([49, 148, 1048, 400_000]) | st.integers(48, 500
 
 
 @given(sizes, st.integers(1, 1_000_000), st.integers(0, 1000))
-def test_the_most_entries_that_fit_but_one_at_least(entries: list[int], most: int, first: int) -> None:
+def test_most_entries_that_fit_but_one_at_least(entries: list[int], most: int, first: int) -> None:
     places = list(itertools.accumulate(entries, initial=77))
     end = first + len(entries)
     found = last_within(first, end, most, lambda index: places[index - first])
@@ -21,7 +21,7 @@ def test_the_most_entries_that_fit_but_one_at_least(entries: list[int], most: in
     assert found == end or places[found - first + 1] - places[0] > most
 
 
-def test_few_looks_at_a_long_log() -> None:
+def test_few_looks_at_long_log() -> None:
     looks: list[int] = []
 
     def position(index: int) -> int:
@@ -39,7 +39,7 @@ def test_few_looks_at_a_long_log() -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abc"), sizes, min_size=1), st.integers(1, 3_000_000))
-def test_groups_share_the_bytes_and_none_starves(logs: dict[str, list[int]], most: int) -> None:
+def test_groups_share_bytes_and_none_starves(logs: dict[str, list[int]], most: int) -> None:
     places = {group: list(itertools.accumulate(entries, initial=0)) for group, entries in logs.items()}
     ends = {group: len(entries) for group, entries in logs.items()}
     found = ends_within_bytes(dict.fromkeys(logs, 0), ends, most, lambda group, index: places[group][index])
@@ -50,7 +50,7 @@ def test_groups_share_the_bytes_and_none_starves(logs: dict[str, list[int]], mos
         assert found == ends
 
 
-def test_groups_without_a_backlog_are_not_looked_at() -> None:
+def test_groups_without_backlog_are_not_looked_at() -> None:
     assert ends_within_bytes(
         {"a": 5, "b": 0}, {"a": 5, "b": 2}, 100, lambda group, index: {"b": index * 60}[group]
     ) == {
@@ -59,7 +59,7 @@ def test_groups_without_a_backlog_are_not_looked_at() -> None:
     }
 
 
-def test_a_batch_waits_for_the_minimum_or_the_delay() -> None:
+def test_batch_waits_for_minimum_or_delay() -> None:
     now = [100.0]
     delay = MinimumDelay(10, 5000, lambda: now[0])
     assert not delay.delays(0)

@@ -1,4 +1,4 @@
-"""``monitor`` in a real session: what it tells of a query while it reads, when it is idle, and when an output fails."""
+"""``monitor`` in a real session: its reports of a reading and an idle query, and failing outputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait_for_text(file: Path, pattern: str) -> None:
         time.sleep(0.05)
 
 
-def test_every_output_tells_the_lag_of_each_micro_batch(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+def test_every_output_tells_lag_of_each_micro_batch(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
     lines, metrics, table, checkpoint = (tmp_path / name for name in ("lag.jsonl", "lag.prom", "table", "checkpoint"))
     last = log.append([b"x" * 52] * 250).last_index
     with monitor(dledger, log=False, json=lines, prometheus=metrics, table=str(table)):
@@ -93,7 +93,7 @@ def report_row(line: dict[str, Any]) -> dict[str, Any]:
     return line | {"time": datetime.fromisoformat(line["time"]).replace(tzinfo=None)}
 
 
-def test_an_idle_query_is_not_behind_and_its_losses_are_counted(
+def test_idle_query_is_not_behind_and_its_losses_are_counted(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = tmp_path / "lag.prom"
@@ -118,7 +118,7 @@ def test_an_idle_query_is_not_behind_and_its_losses_are_counted(
             dledger.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
 
 
-def test_an_output_that_fails_does_not_hurt_the_query(
+def test_output_that_fails_does_not_hurt_query(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.append([b"x"] * 10)
@@ -143,6 +143,6 @@ def test_an_output_that_fails_does_not_hurt_the_query(
     ],
     ids=str,
 )
-def test_an_output_that_cannot_be_is_said_at_once(dledger: Any, outputs: dict[str, Any], said: str) -> None:
+def test_monitor_rejects_invalid_output(dledger: Any, outputs: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         monitor(dledger, log=False, **outputs)

@@ -21,7 +21,7 @@ offsets = st.dictionaries(st.text("abcz", min_size=1), group_offsets).map(Stream
 
 
 @given(offsets)
-def test_round_trip_gives_the_same_text_whatever_the_order(offset: StreamOffset) -> None:
+def test_round_trip_gives_same_text_whatever_order(offset: StreamOffset) -> None:
     text = json.dumps(offset.to_json())
     again = StreamOffset.from_json(json.loads(text))
     reversed_order = StreamOffset(dict(reversed(list(offset.groups.items()))))
@@ -30,7 +30,7 @@ def test_round_trip_gives_the_same_text_whatever_the_order(offset: StreamOffset)
     assert text == json.dumps(json.loads(text), sort_keys=True)
 
 
-def test_the_text_that_checkpoints_hold() -> None:
+def test_text_that_checkpoints_hold() -> None:
     offset = StreamOffset({"default": GroupOffset.at(1200, "abc", EntryCheck(7, 305419896))})
     assert json.dumps(offset.to_json()) == (
         '{"groups": {"default": {"check": 305419896, "log": "abc", "next": 1200, "term": 7}}, "v": 1}'

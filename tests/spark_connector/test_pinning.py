@@ -1,4 +1,4 @@
-"""What a query has planned to read is kept out of retention until it is read."""
+"""Planned entries are protected against retention until they are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark_connector.reading_as_executor import indexes
 
 
 class PinnedLog:
-    """Takes note of what is asked of it."""
+    """Records its calls."""
 
     def __init__(self, group: str = "g", error: Exception | None = None) -> None:
         self.group = group
@@ -41,7 +41,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return time_s
 
 
-def test_a_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float]) -> None:
+def test_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float]) -> None:
     log: Any = PinnedLog()
     pin = Pin(90_000)
     pin.set(log, 5)
@@ -51,7 +51,7 @@ def test_a_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float
     assert len(log.names) == 1
 
 
-def test_a_task_pins_only_when_the_drivers_pin_grows_old(now: list[float]) -> None:
+def test_task_pins_only_when_drivers_pin_grows_old(now: list[float]) -> None:
     early: Any = PinnedLog()
     pin = Pin(90_000, pinned_at=980.0)
     pin.renew(early, 5)
@@ -64,7 +64,7 @@ def test_a_task_pins_only_when_the_drivers_pin_grows_old(now: list[float]) -> No
     assert late.asked == [(5, 90.0), (0, 0.0)]
 
 
-def test_nobody_is_asked_where_nothing_is_to_be_kept(now: list[float]) -> None:
+def test_pin_without_duration_sends_no_request(now: list[float]) -> None:
     log: Any = PinnedLog()
     pin = Pin(0)
     pin.set(log, 5)
@@ -73,7 +73,7 @@ def test_nobody_is_asked_where_nothing_is_to_be_kept(now: list[float]) -> None:
     assert log.asked == []
 
 
-def test_servers_that_refuse_a_pin_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_servers_that_refuse_pin_are_warning(caplog: pytest.LogCaptureFixture) -> None:
     log: Any = PinnedLog(error=UnreachableError("no response"))
     Pin(90_000).set(log, 5)
     assert "group=g" in caplog.text
@@ -84,7 +84,7 @@ def test_servers_that_refuse_a_pin_are_a_warning(caplog: pytest.LogCaptureFixtur
     ("options", "batch_ms", "stream_ms"),
     [({}, 0, 600_000), ({"pinFor": "1h"}, 3_600_000, 3_600_000), ({"pinFor": "0"}, 0, 0)],
 )
-def test_streams_pin_unless_they_are_told_not_to_and_batches_if_they_are_told_to(
+def test_streams_pin_by_default_and_batches_on_request(
     options: dict[str, str], batch_ms: int, stream_ms: int, cluster: LocalCluster
 ) -> None:
     with Client(cluster.peers, "planned") as client:
@@ -130,7 +130,7 @@ def await_retention(cluster: LocalCluster, group: str) -> None:
 @pytest.mark.integration
 @pytest.mark.slow
 def test_retention_waits_for_what_is_planned_and_no_longer(cluster: LocalCluster) -> None:
-    """Both logs are far above what is to be retained; one of them is about to be read."""
+    """Both logs are far above the retained size; one of them has planned entries."""
 
     def fill(group: str) -> None:
         with Client(cluster.peers, group) as client:

@@ -35,7 +35,7 @@ def test_limits(starts: dict[str, int], ends: dict[str, int], most: int | None, 
 
 
 @given(logs, st.integers(1, 6000))
-def test_a_limit_is_kept_and_starves_no_group(bounds: dict[str, tuple[int, int]], most: int) -> None:
+def test_limit_is_kept_and_starves_no_group(bounds: dict[str, tuple[int, int]], most: int) -> None:
     starts = {group: start for group, (start, _) in bounds.items()}
     ends = {group: start + count for group, (start, count) in bounds.items()}
     limited = limit_ends(starts, ends, most)
@@ -71,7 +71,7 @@ class Logs:
 
 
 @given(st.lists(sizes, max_size=4), st.integers(1, 9), st.none() | st.integers(1, 50))
-def test_pieces_cover_the_ranges_once_in_order_and_are_balanced_by_bytes(
+def test_pieces_cover_ranges_once_in_order_and_are_balanced_by_bytes(
     entries: list[list[int]], parts: int, most: int | None
 ) -> None:
     logs = Logs(entries)
@@ -105,7 +105,7 @@ def test_few_looks_at_long_logs() -> None:
     assert len(asked) <= 6
 
 
-def test_half_the_bytes_in_few_entries() -> None:
+def test_half_bytes_in_few_entries() -> None:
     logs = Logs([[100] * 10_000 + [100_000] * 10])
     small, large = split(logs.extents, 2, logs.position)
     assert abs(sum(part.count for part in small) - 10_000) <= 600

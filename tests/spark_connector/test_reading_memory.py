@@ -41,7 +41,7 @@ def work(store: StoreWriter, **options: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_backlog_of_many_small_and_of_large_entries(tmp_path: Path) -> None:
+def test_backlog_of_many_small_and_of_large_entries(tmp_path: Path) -> None:
     with StoreWriter(tmp_path, segment_bytes=64 << 20) as store:
         for _ in range(30):
             store.append([bytes(1000)] * 4000)
@@ -55,7 +55,7 @@ def test_a_backlog_of_many_small_and_of_large_entries(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_messages_whose_bodies_grow_a_hundredfold(tmp_path: Path) -> None:
+def test_messages_whose_bodies_grow_hundredfold(tmp_path: Path) -> None:
     packed = zlib.compress(bytes(range(200)) * 5000)
     assert 50 < 1_000_000 / len(packed) < 500
     with StoreWriter(tmp_path, segment_bytes=64 << 20) as store:

@@ -10,7 +10,7 @@ from spark_connector.discovery import DefaultSource
 from spark_connector.errors import SparkVersionError
 
 
-def test_discovery_finds_the_source() -> None:
+def test_discovery_finds_source() -> None:
     assert DefaultSource.name() == "dledger"
 
 
@@ -30,7 +30,7 @@ def test_another_spark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"path": "/nowhere/store"}, "no store found"),
     ],
 )
-def test_wrong_options_fail_before_the_query_starts(spark: Any, options: dict[str, str], said: str) -> None:
+def test_wrong_options_fail_before_query_starts(spark: Any, options: dict[str, str], said: str) -> None:
     register(spark)
     with pytest.raises(pyspark.errors.AnalysisException) as caught:
         spark.read.format("dledger").options(**options).load().count()

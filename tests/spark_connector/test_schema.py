@@ -53,7 +53,7 @@ def test_schema_for_gives_named_columns_in_their_order() -> None:
 
 
 @pytest.mark.spark
-def test_ddl_of_means_the_same_schema_to_spark(dledger: Any) -> None:
+def test_ddl_of_means_same_schema_to_spark(dledger: Any) -> None:
     for schema in SCHEMAS.values():
         frame = dledger.createDataFrame([], ddl_of(schema))
         assert frame.toArrow().schema.remove_metadata() == schema

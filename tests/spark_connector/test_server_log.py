@@ -20,7 +20,7 @@ from tests.support.slow_elections import SLOW_ELECTIONS
 pytestmark = pytest.mark.integration
 COUNT = 5000
 written: list[int] = []
-"""Where the entries begin: behind as many control entries as there were leaders before."""
+"""Start of the entries: after one control entry per earlier leader."""
 
 
 def everything() -> list[int]:
@@ -76,7 +76,7 @@ def test_tasks_of_one_process_keep_their_connections(cluster: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
-def test_a_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(cluster: Any, read_from: str) -> None:
+def test_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(cluster: Any, read_from: str) -> None:
     reader, partitions = planned(cluster, read_from)
     leader = cluster.leader()
     victim = leader if read_from == "leader" else next(node for node in cluster.node_ids if node != leader)
@@ -96,7 +96,7 @@ def test_a_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(clust
 
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
-def test_nodes_that_die_come_back_and_hand_over_while_a_task_reads(cluster: Any, read_from: str) -> None:
+def test_nodes_that_die_come_back_and_hand_over_while_task_reads(cluster: Any, read_from: str) -> None:
     reader, partitions = planned(cluster, read_from, groups="large", fetchMaxBytes="100000")
     batches = (batch for partition in partitions for batch in reader.read(partition))
     leader = cluster.leader("large")
@@ -124,7 +124,7 @@ def test_nodes_that_die_come_back_and_hand_over_while_a_task_reads(cluster: Any,
     settle(cluster)
 
 
-def test_a_named_node_is_the_only_one_asked(cluster: Any) -> None:
+def test_named_node_is_only_one_asked(cluster: Any) -> None:
     reader, partitions = planned(cluster, "node:n2", fetchRetryMs="500", fetchTimeoutMs="500")
     cluster.kill("n2")
     try:
@@ -141,7 +141,7 @@ def test_groups_that_no_server_hosts_fail_at_once(cluster: Any) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_every_node_gone_in_the_middle_is_an_error_after_the_time_for_retries(cluster: Any) -> None:
+def test_every_node_gone_in_middle_is_error_after_time_for_retries(cluster: Any) -> None:
     settle(cluster)
     reader, partitions = planned(cluster, "any", fetchRetryMs="300", fetchTimeoutMs="500")
     for node in cluster.node_ids:
@@ -156,7 +156,7 @@ def test_every_node_gone_in_the_middle_is_an_error_after_the_time_for_retries(cl
 
 
 @pytest.mark.parametrize("more", [{}, {"groupsPattern": "a.*"}, {"table": "groups"}])
-def test_peers_that_nobody_reaches_are_named_when_the_query_is_planned(more: dict[str, str]) -> None:
+def test_unreachable_peers_are_named_when_query_is_planned(more: dict[str, str]) -> None:
     options = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "200", **more})
     reader = TableReader(options) if options.table else DLedgerBatchReader(options)
     with pytest.raises(

@@ -21,7 +21,7 @@ def test_local_path_is_none_elsewhere(location: str) -> None:
     assert local_path(location) is None
 
 
-def test_planned_offset_is_that_of_the_newest_micro_batch(tmp_path: Path) -> None:
+def test_planned_offset_is_that_of_newest_micro_batch(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "c", offset(a=0), offset(a=5), committed=1)
     planned = planned_offset(str(path))
     assert planned is not None
@@ -30,7 +30,7 @@ def test_planned_offset_is_that_of_the_newest_micro_batch(tmp_path: Path) -> Non
         assert planned_offset(location) is None
 
 
-def test_planned_offset_rejects_a_query_with_several_sources(tmp_path: Path) -> None:
+def test_planned_offset_rejects_query_with_several_sources(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "c", offset(a=0) + "\n" + offset(b=0), committed=1)
     with pytest.raises(CheckpointError, match="has 2 sources"):
         planned_offset(str(path))
@@ -52,7 +52,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "with space"
 
 
-def test_the_input_is_told_by_sparks_offset_log(checkpoint: Path) -> None:
+def test_input_id_is_digest_of_offset_log_entry(checkpoint: Path) -> None:
     first, second = (input_of(str(checkpoint), batch_id) for batch_id in (0, 1))
     assert (len(first), len(second), first != second) == (32, 32, True)
     assert input_of(f"file://{checkpoint}", 0) == first

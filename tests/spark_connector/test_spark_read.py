@@ -42,7 +42,7 @@ def texts(start: int, end: int) -> list[str]:
     return [body.decode() for body in bodies(start, end)]
 
 
-def test_batch_read_from_servers_and_from_a_store(dledger: Any, cluster: Any, log: Any, new_group: Any) -> None:
+def test_batch_read_from_servers_and_from_store(dledger: Any, cluster: Any, log: Any, new_group: Any) -> None:
     from dledger_core import Client
 
     log.append(bodies(0, 20_000))
@@ -94,9 +94,7 @@ def test_stream_from_latest_sees_what_is_appended_while_it_starts(
     assert read_out(tmp_path) == texts(50, 80)
 
 
-def test_running_stream_follows_the_log_through_a_leader_change(
-    dledger: Any, cluster: Any, log: Any, tmp_path: Path
-) -> None:
+def test_running_stream_follows_log_through_leader_change(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
     log.append(bodies(0, 10))
     rows = source(dledger.readStream, cluster, log, startingOffsets="earliest").load()
     writer = rows.selectExpr("index", "CAST(body AS STRING) body").writeStream.format("json")
@@ -112,7 +110,7 @@ def test_running_stream_follows_the_log_through_a_leader_change(
     assert read_out(tmp_path) == texts(0, 20)
 
 
-def test_a_checkpoint_of_another_log_fails_with_a_stable_code(
+def test_checkpoint_of_another_log_fails_with_stable_code(
     dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException

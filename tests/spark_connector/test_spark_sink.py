@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
 ]
-PATIENCE_S = 200.0
+WAIT_S = 200.0
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def failing_once(flag: Path, *, shuffled: bool = False) -> Any:
     return lambda rows: rows.mapInArrow(passing, rows.schema)
 
 
-def test_a_shuffle_whose_rows_come_in_another_order_at_each_attempt(
+def test_shuffle_whose_rows_come_in_another_order_at_each_attempt(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path, settings: Callable[..., None]
 ) -> None:
     expected = put_lines(tmp_path, "a", 0, 2000)
@@ -71,7 +71,7 @@ def test_a_shuffle_whose_rows_come_in_another_order_at_each_attempt(
     assert len(read_all(log, isolation="read_uncommitted")) > len(expected)
 
 
-def test_a_copied_checkpoint_is_fenced_and_drops_nothing_silently(
+def test_copied_checkpoint_is_fenced_and_drops_nothing_silently(
     dledger: Any, cluster: Any, log: Any, new_group: Any, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException
@@ -99,7 +99,7 @@ def test_a_copied_checkpoint_is_fenced_and_drops_nothing_silently(
         assert read_all(target) == read_all(log)
 
 
-def test_a_stream_that_fails_for_good_does_not_hold_readers_back(
+def test_stream_that_fails_for_good_does_not_hold_readers_back(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path
 ) -> None:
     """One of its two tasks has finished, so its driver can abort; the restart writes the micro-batch again."""
@@ -142,7 +142,7 @@ def test_a_stream_that_fails_for_good_does_not_hold_readers_back(
     assert Counter(read_all(log)) == Counter([*expected, b"after"])
 
 
-def test_a_batch_write_is_one_transaction_through_the_death_of_a_leader(
+def test_batch_write_is_one_transaction_through_death_of_leader(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path, settings: Callable[..., None]
 ) -> None:
     settings(execution__arrow__maxRecordsPerBatch=100)
@@ -150,7 +150,7 @@ def test_a_batch_write_is_one_transaction_through_the_death_of_a_leader(
 
     def halting(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):
-            until = time.monotonic() + PATIENCE_S
+            until = time.monotonic() + WAIT_S
             while number == 15 and not go.exists() and time.monotonic() < until:
                 time.sleep(0.01)
             yield batch
@@ -179,7 +179,7 @@ def test_a_batch_write_is_one_transaction_through_the_death_of_a_leader(
     assert Counter(read_all(log)) == Counter(f"{number}{'x' * 300}".encode() for number in range(6000))
 
 
-def test_messages_of_a_queue_keep_their_order(dledger: Any, cluster: Any, log: Any) -> None:
+def test_messages_of_queue_keep_their_order(dledger: Any, cluster: Any, log: Any) -> None:
     """As the README says: a queue's rows in one partition, sorted there."""
     from pyspark.sql.functions import col
 
@@ -215,7 +215,7 @@ def test_wrong_options_fail_before_any_task(dledger: Any, cluster: Any, options:
 
 
 def _await(condition: Callable[[], Any], said: str) -> None:
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < until, said
         time.sleep(0.05)

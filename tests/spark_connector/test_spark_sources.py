@@ -67,7 +67,7 @@ def test_metadata_tables(dledger: Any, cluster: Any, log: Any) -> None:
         query.start().awaitTermination()
 
 
-def test_a_brokers_store_as_batch_and_stream(dledger: Any, broker: str, tmp_path: Path) -> None:
+def test_brokers_store_as_batch_and_stream(dledger: Any, broker: str, tmp_path: Path) -> None:
     topics = sorted({row["topic"] for row in units(THREE) if not row["topic"].startswith("%")})[:2]
     source = {"path": broker, "decode": "message", "topics": ",".join(topics)}
     batch = dledger.read.format("dledger").options(**source).load()
@@ -87,7 +87,7 @@ def test_a_brokers_store_as_batch_and_stream(dledger: Any, broker: str, tmp_path
     assert len(read_out(tmp_path)) == len(rows), "a restart finds nothing new"
 
 
-def test_several_groups_by_pattern_up_to_an_end(dledger: Any, cluster: Any, new_group: Any, tmp_path: Path) -> None:
+def test_several_groups_by_pattern_up_to_end(dledger: Any, cluster: Any, new_group: Any, tmp_path: Path) -> None:
     from dledger_core import Client
 
     first, second = new_group(), new_group()
@@ -109,7 +109,7 @@ def test_several_groups_by_pattern_up_to_an_end(dledger: Any, cluster: Any, new_
     assert all(at[second]["next"] > 0 for at in nexts), "the small group is in every micro-batch"
 
 
-def test_what_is_no_message_fails_a_query_that_says_so(dledger: Any, cluster: Any, log: Any) -> None:
+def test_other_body_fails_query_with_on_decode_error_fail(dledger: Any, cluster: Any, log: Any) -> None:
     index = log.append([b"no message"]).first_index
     source = dledger.read.format("dledger").options(peers=cluster.peers, groups=log.group, decode="message")
     [row] = source.load().collect()
@@ -118,7 +118,7 @@ def test_what_is_no_message_fails_a_query_that_says_so(dledger: Any, cluster: An
         source.option("onDecodeError", "fail").load().collect()
 
 
-def test_a_schema_that_does_not_fit(dledger: Any, cluster: Any, log: Any) -> None:
+def test_schema_that_does_not_fit(dledger: Any, cluster: Any, log: Any) -> None:
     source = dledger.read.format("dledger").options(peers=cluster.peers, groups=log.group)
     with pytest.raises(Exception, match=r"DLEDGER_SCHEMA.*leave \.schema\(\) out"):
         source.schema("body string").load().collect()

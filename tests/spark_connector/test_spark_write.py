@@ -32,7 +32,7 @@ def test_batch_write_of_any_body_type_is_whole(dledger: Any, cluster: Any, log: 
     assert Counter(read_all(log)) == expected + Counter(f"big-{number}".encode() for number in range(10))
 
 
-def test_a_failing_batch_write_leaves_nothing_visible(dledger: Any, cluster: Any, log: Any) -> None:
+def test_failing_batch_write_leaves_nothing_visible(dledger: Any, cluster: Any, log: Any) -> None:
     frame = dledger.range(0, 2000, 1, 2).selectExpr("IF(id = 1999, NULL, CAST(id AS STRING)) AS body")
     with pytest.raises(Exception, match="column 'body' is null in row 999 of partition 1"):
         sink(frame.write, cluster, log).mode("append").save()
@@ -48,7 +48,7 @@ def test_a_failing_batch_write_leaves_nothing_visible(dledger: Any, cluster: Any
         (["CAST(id AS STRING) AS topic"], "DLEDGER_SCHEMA.*'body'"),
     ],
 )
-def test_columns_that_do_not_fit_fail_before_the_query(
+def test_columns_that_do_not_fit_fail_before_query(
     dledger: Any, cluster: Any, log: Any, expression: list[str], said: str
 ) -> None:
     from pyspark.errors import AnalysisException
@@ -57,7 +57,7 @@ def test_columns_that_do_not_fit_fail_before_the_query(
         sink(dledger.range(3).selectExpr(*expression).write, cluster, log).mode("append").save()
 
 
-def test_rows_go_to_the_group_they_name_as_messages(dledger: Any, cluster: Any, log: Any, new_group: Any) -> None:
+def test_rows_go_to_group_they_name_as_messages(dledger: Any, cluster: Any, log: Any, new_group: Any) -> None:
     from dledger_core import Client
     from dledger_core.rocketmq import decode_messages
 
@@ -78,7 +78,7 @@ def test_rows_go_to_the_group_they_name_as_messages(dledger: Any, cluster: Any, 
             assert all(dict(row["properties"])["number"] == row["body"].decode() for row in rows)
 
 
-def test_stream_write_with_a_failed_first_attempt_and_a_replayed_batch(
+def test_stream_write_with_failed_first_attempt_and_replayed_batch(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path
 ) -> None:
     flag = tmp_path / "failed"

@@ -40,7 +40,7 @@ def package(scratch: Path) -> Path:
 def run_job(
     python: Path, master: str, package: Path, directory: Path, cluster: Any, log: Any, target: Any
 ) -> dict[str, Any]:
-    """Submits the job and checks what it read and wrote; returns what it told."""
+    """Submit the job and check its input and output; return its report."""
     log.append(BODIES)
     options = ["--master", master, "--py-files", package, "--conf", "spark.executor.cores=1"]
     # Spark 4.2.0 gives --py-files to tasks, but not to the process that plans a stream.
@@ -64,7 +64,7 @@ def target(cluster: Any, new_group: Any) -> Iterator[Any]:
         yield client
 
 
-def test_a_standalone_cluster_reads_streams_and_writes(
+def test_standalone_cluster_reads_streams_and_writes(
     spark_cluster: Standalone, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:
     told = run_job(spark_cluster.python, spark_cluster.master, package, tmp_path / "driver", cluster, log, target)
@@ -76,7 +76,7 @@ def test_a_standalone_cluster_reads_streams_and_writes(
         assert Path(at, module).is_relative_to(at), "an executor has the connector from elsewhere"
 
 
-def test_of_two_live_attempts_of_a_task_one_counts(
+def test_only_one_of_two_concurrent_attempts_is_committed(
     spark_cluster: Standalone, package: Path, cluster: Any, log: Any, target: Any, tmp_path: Path
 ) -> None:
     """Speculation: the first attempt has appended all its rows, and lives until the second one has won."""

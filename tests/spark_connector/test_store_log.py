@@ -1,4 +1,4 @@
-"""Reading straight from files: a broker's store while it grows, made anew, or with a tail that may not be committed."""
+"""Reading from files: a broker's store with new entries, re-created, or with a tail that may not be committed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def data_indexes(store: GrowingStore, end: int) -> list[int]:
     return [row["index"] for row in store.rows[:end] if row["magic"] == 1]
 
 
-def test_a_stream_follows_a_brokers_files_as_they_grow(java: GrowingStore) -> None:
+def test_stream_follows_brokers_files_as_they_grow(java: GrowingStore) -> None:
     total = len(java.rows)
     java.hold(total // 4)
     engine, reader = Engine(), DLedgerStreamReader(options(java, startingOffsets="earliest"))
@@ -63,7 +63,7 @@ def test_a_stream_follows_a_brokers_files_as_they_grow(java: GrowingStore) -> No
     assert next_of(at, "orders") == total
 
 
-def test_a_log_without_identity_that_was_made_anew_is_found_out(java: GrowingStore) -> None:
+def test_recreated_log_without_uuid_is_detected(java: GrowingStore) -> None:
     total = len(java.rows)
     java.hold(total // 2)
     engine, reader = Engine(), DLedgerStreamReader(options(java, startingOffsets="earliest"))
@@ -79,7 +79,7 @@ def test_a_log_without_identity_that_was_made_anew_is_found_out(java: GrowingSto
         DLedgerStreamReader(options(java)).latestOffset(at, ALL)
 
 
-def test_what_a_store_does_not_record_as_committed_is_read_only_on_request(java: GrowingStore) -> None:
+def test_uncommitted_entries_of_store_need_read_uncommitted(java: GrowingStore) -> None:
     if java_generation_a(java):
         (java.path / "checkpoint").write_text("committedIndex=9\n")
     committed = DLedgerBatchReader(options(java, isolation="read_committed"))
@@ -90,14 +90,14 @@ def test_what_a_store_does_not_record_as_committed_is_read_only_on_request(java:
     assert indexes(everything, everything.partitions()) == data_indexes(java, len(java.rows))
 
 
-def test_times_need_a_store_that_holds_them(java: GrowingStore) -> None:
+def test_times_need_store_that_holds_them(java: GrowingStore) -> None:
     for given in ({"startingTimestamp": "0"}, {"endingTimestamp": "2100-01-01"}):
         reader = DLedgerBatchReader(options(java, **given))
         with pytest.raises(OptionError, match="Timestamp"):
             reader.partitions()
 
 
-def test_tasks_share_a_view_and_see_what_was_appended_since(tmp_path: Path) -> None:
+def test_tasks_share_view_and_see_what_was_appended_since(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as store:
         given: dict[str, Any] = {"path": str(store.path), "minPartitions": "3"}
         store.append_numbers(100)
@@ -109,7 +109,7 @@ def test_tasks_share_a_view_and_see_what_was_appended_since(tmp_path: Path) -> N
         assert indexes(old, planned) == list(range(100))
 
 
-def test_what_lost_and_what_is_open_is_left_out(tmp_path: Path) -> None:
+def test_orphaned_and_open_attempts_are_hidden(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as store:
         fixed = {"path": str(store.path), "pollMs": "1"}
         stream = DLedgerStreamReader(DLedgerOptions.for_reading(fixed | {"startingOffsets": "earliest"}))

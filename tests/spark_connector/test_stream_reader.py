@@ -30,7 +30,7 @@ from tests.spark_connector.store_writer import StoreWriter
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
-def test_a_log_that_grows_between_the_first_calls_loses_nothing(store: StoreWriter, starting: str, crash: bool) -> None:
+def test_log_that_grows_between_first_calls_loses_nothing(store: StoreWriter, starting: str, crash: bool) -> None:
     store.append_numbers(10)
     engine, reader = Engine(), make_reader(store, startingOffsets=starting)
     first = 10 if starting == "latest" else 0
@@ -49,7 +49,7 @@ def test_a_log_that_grows_between_the_first_calls_loses_nothing(store: StoreWrit
     assert begun == (15 if starting == "latest" else 0)
 
 
-def test_available_now_reads_to_the_end_at_its_start_in_bounded_batches(store: StoreWriter) -> None:
+def test_available_now_reads_to_end_at_its_start_in_bounded_batches(store: StoreWriter) -> None:
     store.append_numbers(25)
     engine = Engine(ReadMaxRows(10))
     reader = make_reader(store, startingOffsets="earliest", maxOffsetsPerTrigger=10)
@@ -66,7 +66,7 @@ def test_available_now_reads_to_the_end_at_its_start_in_bounded_batches(store: S
     assert engine.read == list(range(30))
 
 
-def test_a_replayed_first_batch_does_not_end_available_now_early(store: StoreWriter) -> None:
+def test_replayed_first_batch_does_not_end_available_now_early(store: StoreWriter) -> None:
     store.append_numbers(5)
     engine = Engine()
     engine.start(make_reader(store, startingOffsets="earliest"), crash_before_commit=True)
@@ -77,7 +77,7 @@ def test_a_replayed_first_batch_does_not_end_available_now_early(store: StoreWri
     assert engine.read == list(range(5))
 
 
-def test_offsets_never_go_back_and_an_idle_query_repeats_its_offset(store: StoreWriter) -> None:
+def test_offsets_never_go_back_and_idle_query_repeats_its_offset(store: StoreWriter) -> None:
     store.append_numbers(5)
     reader = make_reader(store, startingOffsets="earliest")
     begin = reader.latestOffset(reader.initialOffset(), ALL)
@@ -102,7 +102,7 @@ def test_control_entries_are_no_rows_and_offsets_count_them(store: StoreWriter) 
     assert indexes(reader, reader.partitions(reader.initialOffset(), end)) == [1, 2, 4]
 
 
-def test_explicit_indexes_start_a_query(store: StoreWriter) -> None:
+def test_explicit_indexes_start_query(store: StoreWriter) -> None:
     store.append_numbers(9)
     reader = make_reader(store, startingOffsets='{"default": 4}')
     begin = reader.latestOffset(reader.initialOffset(), ALL)
@@ -112,7 +112,7 @@ def test_explicit_indexes_start_a_query(store: StoreWriter) -> None:
         make_reader(store, startingOffsets='{"default": 40}').initialOffset()
 
 
-def test_a_limit_of_bytes_is_exact_and_one_entry_always_fits(store: StoreWriter) -> None:
+def test_limit_of_bytes_is_exact_and_one_entry_always_fits(store: StoreWriter) -> None:
     store.append([b"x" * 52] * 10 + [b"y" * 952] + [b"x" * 52] * 10)
     engine = Engine(ReadMaxBytes(350))
     reader = make_reader(store, startingOffsets="earliest", maxBytesPerTrigger=350)
@@ -133,7 +133,7 @@ def test_whichever_limit_comes_first(store: StoreWriter, entries: int, nbytes: i
     assert next_of(make_reader(store, **options).latestOffset(begin, ALL)) == 10  # Trigger.Once
 
 
-def test_a_minimum_of_entries_holds_a_micro_batch_back(store: StoreWriter) -> None:
+def test_minimum_of_entries_holds_micro_batch_back(store: StoreWriter) -> None:
     store.append_numbers(5)
     reader = make_reader(store, startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="1h")
     limit = reader.getDefaultReadLimit()
@@ -148,7 +148,7 @@ def test_a_minimum_of_entries_holds_a_micro_batch_back(store: StoreWriter) -> No
     assert next_of(soon.latestOffset(first, limit)) == 15
 
 
-def test_a_query_starts_at_a_time(store: StoreWriter) -> None:
+def test_query_starts_at_time(store: StoreWriter) -> None:
     for _ in range(4):
         store.append_numbers(3)
     times = [row.timestamp() * 1000 for row in open_times(store)]
@@ -182,7 +182,7 @@ def consumed(store: StoreWriter) -> dict[str, Any]:
 
 
 def other_store(tmp_path: Path, bodies: int, **options: Any) -> StoreWriter:
-    """What stands at the same place after the first log was deleted."""
+    """The store at the same path after the first log was deleted."""
     shutil.rmtree(tmp_path / "default")
     writer = StoreWriter(tmp_path, **options)
     if bodies:
@@ -199,7 +199,7 @@ def other_store(tmp_path: Path, bodies: int, **options: Any) -> StoreWriter:
         ({"bodies": 4, "uuid": "log-1"}, OffsetBeyondEndError, "entries [4, 10) (6 entries) are missing", 6),
     ],
 )
-def test_a_checkpoint_of_another_log_is_an_error_and_on_request_a_counted_warning(
+def test_checkpoint_of_another_log_is_error_and_on_request_counted_warning(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     changes: dict[str, Any],
@@ -223,9 +223,7 @@ def test_a_checkpoint_of_another_log_is_an_error_and_on_request_a_counted_warnin
         assert said in caplog.text
 
 
-def test_a_query_that_accepted_a_shorter_log_waits_for_it_quietly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_query_that_accepted_shorter_log_waits_for_it_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(10)
         checkpoint = consumed(store)
@@ -246,7 +244,7 @@ def test_a_query_that_accepted_a_shorter_log_waits_for_it_quietly(
         assert tolerant.tracker.policy.entries == 7  # [4, 10), and entry 9 is another one than was consumed
 
 
-def test_a_deleted_prefix_is_named_exactly(store: StoreWriter, caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_prefix_is_named_exactly(store: StoreWriter, caplog: pytest.LogCaptureFixture) -> None:
     store.append_numbers(4000)
     reader = make_reader(store, startingOffsets='{"default": 10}')
     begin = reader.latestOffset(reader.initialOffset(), ALL)
@@ -285,7 +283,7 @@ def delete_first_segments(path: Path) -> int:
     return open_store(path).first_index
 
 
-def test_a_checkpoint_of_another_group_or_a_newer_version(store: StoreWriter) -> None:
+def test_checkpoint_of_another_group_or_newer_version(store: StoreWriter) -> None:
     store.append_numbers(3)
     checkpoint = consumed(store)
     foreign = {"groups": {"orders": checkpoint["groups"]["default"]}, "v": 1}
@@ -340,7 +338,7 @@ def test_batch_bounds_that_do_not_fit(
     assert said in str(caught.value)
 
 
-def test_batches_have_exactly_the_schema_spark_checks(store: StoreWriter) -> None:
+def test_batches_have_exactly_schema_spark_checks(store: StoreWriter) -> None:
     for _ in range(60):
         store.append([b"x" * 50_000])
     reader = make_batch_reader(store, fetchMaxBytes=200_000, minPartitions=1)
@@ -354,7 +352,7 @@ def test_batches_have_exactly_the_schema_spark_checks(store: StoreWriter) -> Non
     assert pa.Table.from_batches(batches).column("body").to_pylist() == [b"x" * 50_000] * 60
 
 
-def test_messages_are_decoded_and_other_bodies_have_an_error(store: StoreWriter) -> None:
+def test_messages_are_decoded_and_other_bodies_have_error(store: StoreWriter) -> None:
     from dledger_core.rocketmq import encode_messages
 
     good = encode_messages("orders", 3, [b"one", b"two"], tags="t", keys="k", properties={"a": "b"}).to_pylist()
