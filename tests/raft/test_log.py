@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
-from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange
+from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange, check_pointers
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_KEPT_MAX, RecentBatches
 from dledger_core.raft.term_ranges import TermRanges
@@ -33,7 +33,7 @@ def terms_of(log: RaftLog) -> list[int | None]:
 @pytest.mark.parametrize(
     ("index", "term"), [(-2, None), (-1, NO_TERM), (0, 1), (1, 1), (2, 3), (3, 5), (4, 5), (5, None)]
 )
-def test_term_at(index: int, term: int | None) -> None:
+def test_log_knows_the_term_of_each_entry(index: int, term: int | None) -> None:
     assert log_with(1, 1, 3, 5, 5).term_at(Index(index)) == term
 
 
@@ -41,7 +41,7 @@ def test_term_at(index: int, term: int | None) -> None:
     ("last_term", "last_index", "up_to_date"),
     [(3, 0, True), (2, 2, True), (2, 3, True), (2, 1, False), (1, 9, False), (NO_TERM, NO_INDEX, False)],
 )
-def test_up_to_date_compares_term_then_index(last_term: int, last_index: int, up_to_date: bool) -> None:
+def test_log_compares_the_last_term_then_the_last_index(last_term: int, last_index: int, up_to_date: bool) -> None:
     assert log_with(1, 1, 2).is_up_to_date(Index(last_index), Term(last_term)) is up_to_date
 
 
@@ -49,23 +49,23 @@ def test_up_to_date_compares_term_then_index(last_term: int, last_index: int, up
     ("prev_index", "prev_term", "matches"),
     [(-1, NO_TERM, True), (2, 2, True), (2, 1, False), (3, 3, True), (3, 2, False), (4, 3, False)],
 )
-def test_matches(prev_index: int, prev_term: int, matches: bool) -> None:
+def test_log_matches_an_index_with_its_term(prev_index: int, prev_term: int, matches: bool) -> None:
     assert log_with(1, 1, 2, 3).matches(Index(prev_index), Term(prev_term)) is matches
 
 
-def test_what_is_committed_matches_even_where_its_term_is_unknown() -> None:
+def test_committed_index_matches_any_term() -> None:
     assert log_with(1, 1, 2, 3, commit_index=2).matches(Index(1), NO_TERM)
 
 
 @pytest.mark.parametrize(
     ("prev_index", "hint_term", "hint_first_index"), [(9, NO_TERM, 5), (4, 4, 3), (3, 4, 3), (2, 2, 1), (0, 1, 0)]
 )
-def test_conflict_hint_names_the_run(prev_index: int, hint_term: int, hint_first_index: int) -> None:
+def test_conflict_hint_names_the_term_range(prev_index: int, hint_term: int, hint_first_index: int) -> None:
     assert log_with(1, 2, 2, 4, 4).conflict_hint(Index(prev_index)) == (hint_term, hint_first_index)
 
 
 @pytest.mark.parametrize(("term", "last_index"), [(1, 0), (2, 2), (3, None), (4, 4), (5, None), (0, None)])
-def test_last_index_of_term(term: int, last_index: int | None) -> None:
+def test_log_finds_the_last_index_of_a_term(term: int, last_index: int | None) -> None:
     assert log_with(1, 2, 2, 4, 4).last_index_of_term(Term(term)) == last_index
 
 
@@ -73,34 +73,34 @@ def test_last_index_of_term(term: int, last_index: int | None) -> None:
     ("incoming", "terms", "truncate_from"),
     [
         pytest.param([batch(3, 1, 2)], [1, 1, 1, 2], None, id="continues"),
-        pytest.param([batch(1, 1, 1), batch(2, 1, 1)], [1, 1, 1], None, id="held already"),
-        pytest.param([batch(1, 1, 1)], [1, 1, 1], None, id="a late copy cuts nothing behind it"),
-        pytest.param([batch(2, 1, 1), batch(3, 2, 2)], [1, 1, 1, 2, 2], None, id="partly held"),
+        pytest.param([batch(1, 1, 1), batch(2, 1, 1)], [1, 1, 1], None, id="known already"),
+        pytest.param([batch(1, 1, 1)], [1, 1, 1], None, id="late copy truncates nothing"),
+        pytest.param([batch(2, 1, 1), batch(3, 2, 2)], [1, 1, 1, 2, 2], None, id="partly known"),
         pytest.param([batch(1, 1, 2)], [1, 2], 1, id="conflict"),
-        pytest.param([batch(1, 1, 1), batch(2, 3, 2)], [1, 1, 2, 2, 2], 2, id="held, then conflict"),
+        pytest.param([batch(1, 1, 1), batch(2, 3, 2)], [1, 1, 2, 2, 2], 2, id="known, then conflict"),
         pytest.param([], [1, 1, 1], None, id="nothing"),
     ],
 )
-def test_merge(incoming: list[Batch], terms: list[int], truncate_from: int | None) -> None:
+def test_merge_truncates_only_at_a_conflict(incoming: list[Batch], terms: list[int], truncate_from: int | None) -> None:
     log = log_with(1, 1, 1)
     log.merge(tuple(incoming))
     assert terms_of(log) == terms
     assert log.take_output(1)[0] == truncate_from
 
 
-def test_committed_entries_are_never_cut() -> None:
+def test_merge_never_truncates_committed_entries() -> None:
     log = log_with(1, 1, 1, commit_index=1)
     with pytest.raises(InvariantViolationError):
         log.merge((batch(1, 1, 2),))
     assert terms_of(log) == [1, 1, 1]
 
 
-def test_a_batch_held_in_part_is_a_broken_invariant() -> None:
+def test_merge_rejects_a_batch_that_the_log_contains_in_part() -> None:
     with pytest.raises(InvariantViolationError):
         log_with(1, 1, 1).merge((batch(2, 3, 1),))
 
 
-def test_what_was_never_handed_out_is_cut_without_the_disk() -> None:
+def test_truncation_of_entries_without_a_ready_does_not_reach_the_disk() -> None:
     log = log_with(1)
     log.append(batch(1, 2, 2))
     log.truncate(Index(1))
@@ -108,7 +108,7 @@ def test_what_was_never_handed_out_is_cut_without_the_disk() -> None:
     assert log.take_output(1) == (None, (batch(1, 1, 3),))
 
 
-def test_a_cut_takes_back_what_readys_in_flight_make_durable() -> None:
+def test_truncation_takes_back_entries_in_flight() -> None:
     log = log_with(1)
     log.append(batch(1, 4, 2))
     log.take_output(1)
@@ -121,7 +121,7 @@ def test_a_cut_takes_back_what_readys_in_flight_make_durable() -> None:
     assert log.durable_index == 2
 
 
-def test_two_cuts_before_one_ready_give_the_deeper_one() -> None:
+def test_two_truncations_give_the_lower_one() -> None:
     log = log_with(1, 1, 1, 1)
     log.merge((batch(3, 1, 2),))
     log.merge((batch(1, 1, 3),))
@@ -129,14 +129,14 @@ def test_two_cuts_before_one_ready_give_the_deeper_one() -> None:
 
 
 @pytest.mark.parametrize("recent_bytes_max", [0, BIG])
-def test_batches_from_starts_with_the_batch_that_holds_start(recent_bytes_max: int) -> None:
+def test_batches_from_starts_with_the_batch_that_contains_the_index(recent_bytes_max: int) -> None:
     store = MemoryStore([batch(0, 3, 1), batch(3, 2, 1), batch(5, 4, 1)])
     log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
     assert [b.first_index for b in log.batches_from(Index(4), 20)] == [3, 5]
     assert [b.first_index for b in log.batches_from(Index(4), 1)] == [3]
 
 
-def test_a_stale_tail_of_the_store_is_not_sent() -> None:
+def test_batches_from_skips_a_tail_that_is_being_truncated() -> None:
     store = MemoryStore(log_of(1, 1, 1, 1))
     log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=0)
     log.merge((batch(2, 1, 2),))
@@ -144,32 +144,32 @@ def test_a_stale_tail_of_the_store_is_not_sent() -> None:
     assert [(b.first_index, b.term) for b in log.batches_from(Index(2), BIG)] == [(2, 2)]
 
 
-def test_compaction_keeps_the_term_before_the_first_entry() -> None:
+def test_trim_keeps_the_term_before_the_first_entry() -> None:
     log = log_with(1, 1, 2, 2, 3, commit_index=4)
     log.trim(Index(3))
     assert (log.first_index, log.term_at(Index(2)), log.term_at(Index(1))) == (3, 2, None)
 
 
-def test_compaction_beyond_commit_is_a_broken_invariant() -> None:
+def test_trim_rejects_uncommitted_entries() -> None:
     with pytest.raises(InvariantViolationError):
         log_with(1, 1, 1, commit_index=0).trim(Index(2))
 
 
-def test_a_log_that_begins_late_knows_its_bounds() -> None:
+def test_trimmed_log_has_its_first_index_and_previous_term() -> None:
     store = MemoryStore(log_of(1, 2, 2, 3))
     store.trim(Index(2))
     log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=BIG)
     assert (log.first_index, log.commit_index, log.term_at(Index(1)), log.last_term) == (2, 1, 2, 3)
 
 
-def test_runs_refuse_a_falling_term() -> None:
-    runs = TermRanges([TermRange(Index(0), Term(3))])
+def test_term_ranges_reject_a_falling_term() -> None:
+    ranges = TermRanges([TermRange(Index(0), Term(3))])
     with pytest.raises(InvariantViolationError):
-        runs.append(Index(1), Term(2))
+        ranges.append(Index(1), Term(2))
 
 
 @pytest.mark.parametrize("recent_bytes_max", [0, 1 << 30], ids=["from the store", "from memory"])
-def test_one_append_entries_carries_a_bounded_number_of_batches(recent_bytes_max: int) -> None:
+def test_batches_from_limits_the_number_of_batches(recent_bytes_max: int) -> None:
     total = 2 * BATCHES_MAX + 10
     store = MemoryStore()
     log = RaftLog(store, commit_index=NO_INDEX, recent_bytes_max=recent_bytes_max)
@@ -187,7 +187,7 @@ def test_one_append_entries_carries_a_bounded_number_of_batches(recent_bytes_max
     assert sizes == [BATCHES_MAX, BATCHES_MAX, 10]
 
 
-def test_recent_batches_stay_bounded_and_keep_what_is_not_durable() -> None:
+def test_recent_batches_are_limited_in_bytes_and_keep_undurable_ones() -> None:
     recent = RecentBatches(10 * (100 + BATCH_OVERHEAD_BYTES))
     for index in range(1000):
         recent.append(batch(index, 1, 1, nbytes=100))
@@ -199,19 +199,18 @@ def test_recent_batches_stay_bounded_and_keep_what_is_not_durable() -> None:
     assert [b.first_index for b in recent.slice(Index(995), 250)] == [995, 996]
 
 
-def test_tiny_batches_in_memory_are_bounded_in_number() -> None:
-    """Each is a handful of Python objects: the garbage collector would stop the node for longer and longer."""
+def test_recent_batches_are_limited_in_number() -> None:
     recent = RecentBatches(1 << 30)
     for index in range(3 * BATCHES_KEPT_MAX):
         recent.append(Batch(Index(index), 1, Term(1), 100, None))
     recent.evict(Index(BATCHES_KEPT_MAX - 1))
-    assert recent.first_index == BATCHES_KEPT_MAX, "what is not durable stays"
+    assert recent.first_index == BATCHES_KEPT_MAX, "undurable batches stay"
     recent.evict(Index(3 * BATCHES_KEPT_MAX - 1))
     assert len(recent) == BATCHES_KEPT_MAX
 
 
 class LogMachine(RuleBasedStateMachine):
-    """A log with its disk against a list of terms: appends, cuts, Readys, late confirmations."""
+    """A log with its disk against a list of terms: appends, truncations, Readys, late confirmations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +234,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.starts)
     @rule(data=st.data())
-    def cut(self, data: st.DataObject) -> None:
+    def truncate(self, data: st.DataObject) -> None:
         above = [start for start in self.starts if start > self.log.commit_index]
         if above:
             start = data.draw(st.sampled_from(above))
@@ -268,6 +267,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees_with_the_model(self) -> None:
+        check_pointers(self.log.pointers())
         assert terms_of(self.log) == [term for term, _ in self.model]
         durable = self.log.durable_index
         assert [self.store.batch_at(Index(at)).payload for at in range(durable + 1)] == [

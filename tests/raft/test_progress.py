@@ -17,7 +17,7 @@ def replicating(match_index: int, *sent: int) -> Progress:
     return progress
 
 
-def test_starts_as_a_probe_and_replicates_after_the_first_acceptance() -> None:
+def test_progress_replicates_after_the_first_acceptance() -> None:
     progress = Progress(Index(8))
     assert progress.state is ProgressState.PROBE
     assert progress.accepted(Index(5))
@@ -27,13 +27,13 @@ def test_starts_as_a_probe_and_replicates_after_the_first_acceptance() -> None:
 @pytest.mark.parametrize(
     ("acknowledged", "left", "nbytes"), [(5, 3, 300), (10, 2, 200), (12, 2, 200), (20, 1, 100), (30, 0, 0)]
 )
-def test_an_acknowledgement_frees_the_window_up_to_it(acknowledged: int, left: int, nbytes: int) -> None:
+def test_acknowledgement_frees_the_window(acknowledged: int, left: int, nbytes: int) -> None:
     progress = replicating(5, 10, 20, 30)
     progress.accepted(Index(acknowledged))
     assert (progress.inflight_messages, progress.inflight_bytes, progress.next_index) == (left, nbytes, 31)
 
 
-def test_late_and_repeated_acknowledgements_change_nothing() -> None:
+def test_late_acknowledgements_change_nothing() -> None:
     progress = replicating(5, 10, 20)
     assert progress.accepted(Index(20))
     assert not progress.accepted(Index(10))
@@ -44,12 +44,12 @@ def test_late_and_repeated_acknowledgements_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("messages_max", "bytes_max", "full"), [(2, 1000, True), (3, 1000, False), (9, 200, True), (9, 201, False)]
 )
-def test_the_window_is_bounded_in_messages_and_bytes(messages_max: int, bytes_max: int, full: bool) -> None:
+def test_window_is_limited_in_messages_and_bytes(messages_max: int, bytes_max: int, full: bool) -> None:
     config = RaftConfig(inflight_messages_max=messages_max, inflight_bytes_max=bytes_max)
     assert replicating(5, 10, 20).is_full(config) is full
 
 
-def test_one_loss_is_one_step_back_however_many_refusals_follow() -> None:
+def test_first_rejection_of_several_moves_the_probe() -> None:
     progress = replicating(5, 10, 20, 30)
     assert progress.rejected(Index(10), Index(6))
     assert (progress.state, progress.next_index) == (ProgressState.PROBE, 6)
@@ -58,23 +58,23 @@ def test_one_loss_is_one_step_back_however_many_refusals_follow() -> None:
     assert progress.probe_sent
 
 
-def test_a_stale_refusal_at_or_below_match_is_ignored() -> None:
+def test_rejection_at_or_below_match_index_is_ignored() -> None:
     progress = replicating(20, 30)
     assert not progress.rejected(Index(20), Index(6))
     assert progress.state is ProgressState.REPLICATE
 
 
-def test_a_refusal_that_leads_nowhere_waits_for_the_next_heartbeat() -> None:
+def test_repeated_rejection_waits_for_the_next_heartbeat() -> None:
     progress = Progress(Index(8))
     progress.probe_sent = True
     assert not progress.rejected(Index(7), Index(8))
     assert progress.probe_sent
     assert progress.heartbeat_acked(1, Index(7), Index(0))
     assert not progress.probe_sent
-    assert progress.check_due, "asked again without the payload"
+    assert progress.check_due, "asks again without the payload"
 
 
-def test_silence_for_a_round_trip_is_asked_about_once() -> None:
+def test_round_trip_without_acknowledgement_is_checked_once() -> None:
     progress = replicating(5, 10)
     progress.watch(1)
     assert progress.heartbeat_acked(1, Index(5), Index(0))
@@ -82,21 +82,21 @@ def test_silence_for_a_round_trip_is_asked_about_once() -> None:
     assert not progress.heartbeat_acked(1, Index(5), Index(0)), "the same round again"
 
 
-def test_progress_within_the_round_trip_is_no_loss() -> None:
+def test_acknowledgement_within_the_round_trip_is_not_a_loss() -> None:
     progress = replicating(5, 10, 20)
     progress.watch(1)
     progress.accepted(Index(10))
     assert not progress.heartbeat_acked(1, Index(5), Index(0))
 
 
-def test_a_member_that_lost_what_it_acknowledged_is_probed_again() -> None:
+def test_member_that_lost_acknowledged_entries_is_probed_again() -> None:
     progress = replicating(20, 30)
     progress.watch(1)
     assert progress.heartbeat_acked(1, Index(7), Index(0))
     assert (progress.state, progress.match_index, progress.next_index) == (ProgressState.PROBE, NO_INDEX, 8)
 
 
-def test_an_old_answer_that_names_less_is_no_loss() -> None:
+def test_old_response_with_a_lower_index_is_not_a_loss() -> None:
     progress = replicating(5, 20)
     progress.watch(1)
     progress.accepted(Index(20))
@@ -104,7 +104,7 @@ def test_an_old_answer_that_names_less_is_no_loss() -> None:
     assert progress.match_index == 20
 
 
-def test_a_reset_member_comes_back_once_its_log_reaches_ours() -> None:
+def test_member_with_a_snapshot_is_probed_once_its_log_reaches_the_leaders() -> None:
     progress = Progress(Index(3))
     progress.become_needs_snapshot()
     assert not progress.heartbeat_acked(1, Index(8), Index(10))
