@@ -1,50 +1,34 @@
-"""Settings as frozen dataclasses, each checked once when it is made.
+"""Settings as frozen dataclasses, each checked once when it is created.
 
-DLedger's own triple (``group``, ``peers``, ``self-id``) is the heart; the rest has defaults. This module parses
-and checks values; reading flags and TOML files is the command's business (``dledger_core.cli``).
+DLedger's triple (``group``, ``peers``, ``self-id``) has no defaults; the rest has. This module parses and checks
+values; the commands read flags and TOML files (``dledger_core.cli``).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal, Protocol
 
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
-
-__all__ = [
-    "BATCH_BYTES_MAX",
-    "DATA_SEGMENT_BYTES",
-    "INDEX_SEGMENT_BYTES",
-    "RECORD_BYTES_MAX",
-    "STOP_WITH_STDIN",
-    "Peer",
-    "RaftConfig",
-    "RandomSource",
-    "StorageConfig",
-    "check_group_name",
-    "format_peers",
-    "parse_groups",
-    "parse_peers",
-]
 
 DATA_SEGMENT_BYTES: Final = 1 << 30
 INDEX_SEGMENT_BYTES: Final = 5_242_880 * 32
 RECORD_BYTES_MAX: Final = 4 << 20
 BATCH_BYTES_MAX: Final = 8 << 20
 STOP_WITH_STDIN: Final = "DLEDGER_STOP_WITH_STDIN"
-"""Environment variable: the node stops when its standard input ends, so when its parent process exits."""
+"""Environment variable: the node stops when its standard input ends, that is, when its parent process exits."""
 
 _NODE_ID = re.compile(r"[A-Za-z0-9_.]{1,64}\Z")
 _GROUP = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%-]{0,126}\Z")
 
 
 class RandomSource(Protocol):
-    """The one source of chance that the Raft core uses; ``random.Random`` fits."""
+    """The only source of randomness of the Raft core; ``random.Random`` implements it."""
 
     def randrange(self, start: int, stop: int) -> int:
-        """Returns an int in [start, stop)."""
+        """Return an int in [start, stop)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +46,7 @@ class Peer:
 
 
 def parse_peers(text: str) -> tuple[Peer, ...]:
-    """Parses DLedger's peers string, ``n0-host:port;n1-host:port``.
+    """Parse DLedger's peers string, ``n0-host:port;n1-host:port``.
 
     Returns:
         The peers in the order written.
@@ -71,7 +55,7 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         ConfigError: empty, malformed, or a node id or address twice.
     """
     peers: list[Peer] = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+    for part in filter(None, (token.strip() for token in text.split(";"))):
         node_id, dash, address = part.partition("-")
         host, colon, port = address.rpartition(":")
         host = host.strip("[]")
@@ -97,12 +81,12 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
 
 
 def format_peers(peers: tuple[Peer, ...]) -> str:
-    """Returns the peers string that ``parse_peers`` reads."""
+    """Return the peers string that ``parse_peers`` reads."""
     return ";".join(f"{p.node_id}-{p.address}" for p in peers)
 
 
 def check_group_name(name: str) -> str:
-    """Returns ``name`` if it can be a group's (and so a folder's) name, else raises ConfigError."""
+    """Return ``name`` if it is a valid name of a group and its directory, else raise ConfigError."""
     if not _GROUP.match(name) or name in {".", ".."}:
         raise ConfigError(
             f"{name!r} cannot name a group",
@@ -138,13 +122,13 @@ def _check(ok: bool, what: str, option: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """How a replica behaves; times are counted in ticks, whose length only the driver knows.
+    """Raft's settings; times are in ticks, whose length only the replica loop's owner knows.
 
     Attributes:
         election_ticks_min: a follower waits at least this long before it campaigns.
-        election_ticks_max: and less than this; each wait is drawn anew.
+        election_ticks_max: and less than this; each wait is random.
         heartbeat_ticks: a leader sends a heartbeat this often.
-        append_bytes_max: bound on the payload of one AppendEntries, or InstallSnapshot; a larger batch travels alone.
+        append_bytes_max: limit on the payload of one AppendEntries, or InstallSnapshot; a larger batch travels alone.
         inflight_bytes_max: unacknowledged payload per follower.
         inflight_messages_max: unacknowledged AppendEntries per follower.
         recent_bytes_max: payload of durable batches that the core keeps in memory for sending.
@@ -178,17 +162,139 @@ class RaftConfig:
         _check(self.append_bytes_max >= 1, "must be at least 1", "append_bytes_max")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of one node: memory and work that a client, a peer or a background job may occupy.
+
+    This is the page on tuning. The defaults fit nodes of 2 to 16 cores on one network; change one only for a measured
+    reason. Tests pass small limits.
+
+    Attributes:
+        coalesced_bytes: plain appends joined into one batch, in bytes [1 MiB]. More makes batches larger and syncs
+            fewer; less makes the first append of a burst faster.
+        batches_in_flight: batches without a commit above which appends wait to be joined [4].
+        appends_until_ready: requests that wait until a new leader has committed an entry of its term [10,000]; more get
+            NO_LEADER.
+        id_bytes: length of a producer, query, run, attempt or input id, in bytes [512].
+        read_bytes: one response to READ or AT, in bytes [16 MiB].
+        read_wait_ms: longest long poll of READ and AWAIT [30,000 ms].
+        behind_wait_ms: wait for ``min_commit`` before BEHIND [200 ms]: a little above the delay of a heartbeat.
+        read_index_s: wait for the heartbeats that confirm a linearizable read [5 s].
+        read_ranges: orphaned ranges in one READ_OK, digests in one DIGEST_OK [4096], which must fit a header.
+        digest_entries: entries in one DIGEST [1,048,576].
+        digest_bytes: bytes read for one DIGEST [64 MiB].
+        digest_damaged: damaged entries after which one DIGEST stops [1000].
+        damaged_named: damaged indexes named in one DIGEST_OK [8192], which must fit a header.
+        describe_rows: rows in one DESCRIBE_OK [1000], which must fit a header with the longest producer ids.
+        await_groups: groups in one AWAIT [4096].
+        watch_wait_ms: longest wait of WATCH [60,000 ms].
+        transfer_s: wait for the target of a leadership transfer [3 s].
+        pins: readers that pin a group's entries on one node [1000].
+        pin_ms: longest pin [86,400,000 ms = 24 h].
+        pin_name_bytes: length of a pin's name, in bytes [128].
+        connection_append_bytes: appends of one client connection without a response, in bytes [64 MiB]; above it
+            the node stops reading from the connection.
+        connection_unsent_bytes: responses that a client has not received, in bytes [8 MiB]; above it the node stops
+            reading from the connection.
+        connection_requests: requests of one connection in progress [1024]; more get BUSY.
+        large_responses_max: large responses of one connection in memory at once [4], of ``read_bytes`` each.
+        retry_after_ms: pause that BUSY asks a client for [50 ms].
+        link_queue_bytes: bytes queued for one peer [96 MiB]; messages beyond it are dropped, and Raft sends them again.
+        link_dial_s: timeout of a connection attempt to a peer [2 s].
+        link_pause_s: pause after a failed attempt [0.1 s]; it grows by half each time.
+        link_pause_max_s: longest such pause [1 s].
+        link_steady_s: a link that breaks sooner counts as a failed attempt [5 s].
+        link_unacknowledged_s: time after which the kernel breaks a link whose bytes are not acknowledged [10 s].
+        unhosted_log_s: interval of the warning about a peer's group that this node does not host [60 s].
+        disk_full_retry_ms: pause that DISK_FULL asks a client for [1000 ms].
+        small_message_bytes: message that a follower accepts while half of the disk reserve is used [64 KiB]: a no-op,
+            the end of a transaction.
+        space_s: interval of the look at free disk space [1 s].
+        retention_s: interval of retention [10 s].
+        retention_segments: segments deleted in one round [10]: deletion of large files blocks some file systems.
+        checkpoint_s: interval of checkpoints [1 s].
+        repair_retry_s: pause before peers are asked again for damaged entries [2 s].
+        repair_log_s: interval of the message about damage that is not repaired [60 s].
+        repair_transfer_s: wait for a leadership transfer away from a damaged replica [2 s].
+        repair_fetch_bytes: bytes fetched from a peer at once [4 MiB].
+        peer_response_s: wait for a peer's records [10 s].
+        peer_connect_s: timeout of a connection for repairs [3 s].
+        scrub_bytes: bytes that the scrub reads at once [1 MiB].
+        role_command_s: time after which a command for role changes is killed [30 s].
+        role_command_end_s: time for a command to end after SIGTERM, when the node stops [2 s].
+        role_commands: commands that run at once, of all groups together [8]: a node that loses its network must not
+            start a process per group.
+    """
+
+    coalesced_bytes: int = 1 << 20
+    batches_in_flight: int = 4
+    appends_until_ready: int = 10_000
+    id_bytes: int = 512
+    read_bytes: int = 16 << 20
+    read_wait_ms: int = 30_000
+    behind_wait_ms: int = 200
+    read_index_s: float = 5.0
+    read_ranges: int = 4096
+    digest_entries: int = 1 << 20
+    digest_bytes: int = 64 << 20
+    digest_damaged: int = 1000
+    damaged_named: int = 8192
+    describe_rows: int = 1000
+    await_groups: int = 4096
+    watch_wait_ms: int = 60_000
+    transfer_s: float = 3.0
+    pins: int = 1000
+    pin_ms: int = 24 * 3_600_000
+    pin_name_bytes: int = 128
+    connection_append_bytes: int = 64 << 20
+    connection_unsent_bytes: int = 8 << 20
+    connection_requests: int = 1024
+    large_responses_max: int = 4
+    retry_after_ms: int = 50
+    link_queue_bytes: int = 96 << 20
+    link_dial_s: float = 2.0
+    link_pause_s: float = 0.1
+    link_pause_max_s: float = 1.0
+    link_steady_s: float = 5.0
+    link_unacknowledged_s: float = 10.0
+    unhosted_log_s: float = 60.0
+    disk_full_retry_ms: int = 1000
+    small_message_bytes: int = 64 << 10
+    space_s: float = 1.0
+    retention_s: float = 10.0
+    retention_segments: int = 10
+    checkpoint_s: float = 1.0
+    repair_retry_s: float = 2.0
+    repair_log_s: float = 60.0
+    repair_transfer_s: float = 2.0
+    repair_fetch_bytes: int = 4 << 20
+    peer_response_s: float = 10.0
+    peer_connect_s: float = 3.0
+    scrub_bytes: int = 1 << 20
+    role_command_s: float = 30.0
+    role_command_end_s: float = 2.0
+    role_commands: int = 8
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            _check(getattr(self, limit.name) > 0, f"{limit.name} must be above 0", limit.name)
+
+
+LIMITS: Final = Limits()
+"""The default limits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """Where and how a group's files are written.
+    """Settings of a group's files.
 
     Attributes:
         data_segment_bytes: size of a data file; a group constant.
         index_segment_bytes: size of an index file, a multiple of 32; a group constant.
-        profile: ``B`` (default) or ``A`` (readable by RocketMQ's DLedger 0.3.1.2), fixed when the log is made.
+        profile: ``B`` (default) or ``A`` (readable by RocketMQ's DLedger 0.3.1.2), fixed when the log is created.
         durability: ``fsync`` before an ack, or ``page-cache`` as Java DLedger does.
-        preallocate_bytes: zeros written ahead of the tail in the background, at most; few until as much was appended.
-        unsynced_bytes_max: bound on bytes written but not synced, so also on a torn tail.
+        preallocate_bytes: at most this many zeros are preallocated after the tail, few until as much was appended.
+        unsynced_bytes_max: limit on bytes written but not synced, so also on a torn tail.
     """
 
     data_segment_bytes: int = DATA_SEGMENT_BYTES

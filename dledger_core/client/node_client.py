@@ -40,7 +40,8 @@ from dledger_core.client.status import (
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId, check_parts, column_crc
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
-from dledger_core.net.codec import columns_payload, int_field, str_field
+from dledger_core.net.codec import columns_payload
+from dledger_core.net.fields import int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns, Fetch, Isolation

@@ -27,7 +27,8 @@ from dledger_core.errors import (
     ProtocolError,
     UnsupportedError,
 )
-from dledger_core.net.codec import int_field, parse_records
+from dledger_core.net.codec import parse_records
+from dledger_core.net.fields import int_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import (

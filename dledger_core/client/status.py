@@ -20,7 +20,7 @@ from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
-from dledger_core.net.codec import int_field, str_field
+from dledger_core.net.fields import int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Isolation

@@ -1,1 +1,1 @@
-"""Frames, messages and connections: how nodes and clients talk, knowing nothing of files or of Raft's rules."""
+"""Frames, messages and connections between nodes and clients; independent of files and of Raft's rules."""

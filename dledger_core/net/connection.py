@@ -1,7 +1,7 @@
 """One connection between two sides that speak our protocol: frames in and out, hello first.
 
 A connection belongs to the event loop that made it. Handlers are plain callbacks: all frames of one read are
-delivered in one turn of the loop, without a task for any of them.
+delivered in one iteration of the loop, without a task for any of them.
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from dledger_core.net.frame import Frame, FrameDecoder, encode_frame
 from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HELLO_BYTES_MAX, PREFACE, Type
 
-__all__ = ["Connection", "Handler", "ServerSide", "TransportStats"]
-
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
 CLOSE_TIMEOUT_S: Final = 5.0
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds, seconds and count: an idle connection to a machine that is gone ends after half a minute."""
+"""Seconds, seconds and count: an idle connection to a lost machine ends after half a minute."""
 _TLS_HANDSHAKE: Final = 0x16
-_REMOTING: Final = (0, 1)
+_FOREIGN: Final = (0, 1)
 
 _log = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
-    """What a side does with its connection; called from the event loop, must not block."""
+    """The user of a connection; called from the event loop, must not block."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Takes one frame. Raising ProtocolError closes the connection."""
+        """Receive one frame. Raising ProtocolError closes the connection."""
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
-        """The connection is gone; called once, and only if hello had been accepted."""
+        """The connection closed; called once, and only if hello had been accepted."""
 
 
 class ServerSide(Protocol):
-    """How a listening side answers hello."""
+    """The listening side of a hello."""
 
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
-        """Returns our own hello and the connection's handler, or raises the error to answer with."""
+        """Return this side's hello and the connection's handler, or raise the error to respond with."""
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class TransportStats:
 
     Attributes:
         accepted: connections whose hello was accepted.
-        foreign: connections handed over to another protocol.
+        foreign: connections passed to another protocol.
         refused: connections refused before that: garbage, TLS, a hello that came late or was not accepted.
         protocol_errors: connections closed because of malformed input, before or after hello.
     """
@@ -67,10 +65,10 @@ class TransportStats:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One side of a connection. Made by ``connect`` and ``serve`` only.
+    """One side of a connection, created by ``connect`` and ``serve`` only.
 
-    A listening side may know another protocol, ``foreign``: a connection whose first byte is 0 or 1 (the length of one
-    of RocketMQ's frames) is handed over to what ``foreign`` makes, and only passes bytes and events on from then on.
+    A listening side may serve another protocol, ``foreign``: a connection whose first byte is 0 or 1 (the length of a
+    frame of that protocol) is passed to a protocol that ``foreign`` creates, and then only forwards bytes and events.
     """
 
     def __init__(
@@ -114,11 +112,11 @@ class Connection(asyncio.BufferedProtocol):
     # --- for users ------------------------------------------------------------------------------------------------
 
     def send(self, header: dict[str, Any], *payload: Buffer) -> None:
-        """Queues one frame; payload buffers must not change afterwards. Does nothing once closed."""
+        """Queue one frame; payload buffers must not change afterwards. Do nothing once closed."""
         self.send_buffers(encode_frame(header, *payload))
 
     def send_buffers(self, buffers: list[Buffer]) -> None:
-        """Queues a frame that is encoded already (or several). Does nothing once closed."""
+        """Queue one or more encoded frames. Do nothing once closed."""
         if self._closing:
             return
         if len(buffers) == 1:
@@ -128,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether frames can still be sent."""
+        """Whether frames can be sent."""
         return not self._closing
 
     @property
@@ -137,31 +135,31 @@ class Connection(asyncio.BufferedProtocol):
         return 0 if self.closed.done() else self._transport.get_write_buffer_size()
 
     async def drained(self) -> None:
-        """Waits while more is queued than is good (4 MiB); returns at once otherwise, and when closed."""
+        """Wait while more than 4 MiB are queued; return at once otherwise, and when closed."""
         if self._writable is not None and not self.closed.done():
             await asyncio.shield(self._writable)
 
     def pause_reading(self) -> None:
-        """Stops reading from the socket; frames that were read already (at most one buffer) still come."""
+        """Stop reading from the socket; frames in the receive buffer are still delivered."""
         if not self._closing:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Reads on after ``pause_reading``."""
+        """Read again after ``pause_reading``."""
         if not self._closing:
             self._transport.resume_reading()
 
-    def bound_unacknowledged(self, seconds: float) -> None:
-        """Lets the kernel break the connection when bytes sent stay unacknowledged so long, where it can.
+    def limit_unacknowledged(self, seconds: float) -> None:
+        """Let the kernel break the connection if sent bytes stay unacknowledged for this time, where it supports that.
 
-        Not for a side that may rightly stop reading for longer.
+        Not for a side whose peer may stop reading for longer.
         """
         sock = self._transport.get_extra_info("socket")
         if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def close(self, error: Exception | None = None) -> None:
-        """Sends what is queued and closes; ``closed`` and ``on_close`` then tell ``error``."""
+        """Send queued frames and close; ``closed`` and ``on_close`` get ``error``."""
         if self._closing:
             return
         self._closing = True
@@ -172,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self, error: Exception | None = None) -> None:
-        """Closes at once; what is queued is lost."""
+        """Close at once; queued frames are lost."""
         self._closing = True
         self._error = self._error or error
         if self._connected and not self.closed.done():
@@ -181,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- called by the transport ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Starts hello."""
+        """Start hello."""
         self._transport = cast("asyncio.Transport", transport)
         self._connected = True
         if self._closing:  # closed before it was made
@@ -203,12 +201,12 @@ class Connection(asyncio.BufferedProtocol):
             self.send(self._hello.to_header())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Returns the memory to receive into."""
+        """Return the memory to receive into."""
         del sizehint
         return self._decoder.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Delivers every frame that is complete now."""
+        """Deliver every complete frame."""
         decoder = self._decoder
         decoder.buffer_updated(nbytes)
         self.received_bytes += nbytes
@@ -227,14 +225,14 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(error)
 
     def pause_writing(self) -> None:
-        """The queue of bytes to send is long."""
+        """Record that the queue of bytes to send is long."""
         if self._other is not None:
             self._other.pause_writing()
         elif self._writable is None:
             self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """The queue of bytes to send is short again."""
+        """Record that the queue of bytes to send is short again."""
         if self._other is not None:
             self._other.resume_writing()
         if self._writable is not None:
@@ -242,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
             self._writable = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells everybody who waits, once."""
+        """Complete all waiting futures and call the handler, once."""
         self._closing = True
         self._cancel_timer()
         self.resume_writing()
@@ -254,13 +252,13 @@ class Connection(asyncio.BufferedProtocol):
             self._other.connection_lost(exc)
         if not self.accepted.done():
             self.accepted.set_exception(error or UnreachableError("the connection closed during hello"))
-            self.accepted.exception()  # marks it as seen: on a listening side nobody waits for it
+            self.accepted.exception()  # marks it as retrieved: on a listening side no caller awaits it
         elif self._handler is not None:
             self._handler.on_close(self, error)
 
     # --- another protocol -----------------------------------------------------------------------------------------
 
-    def _transfer_leadership(self, foreign: Callable[[], asyncio.Protocol]) -> None:
+    def _switch_protocol(self, foreign: Callable[[], asyncio.Protocol]) -> None:
         self._cancel_timer()
         self._stats.foreign += 1
         self._other = foreign()
@@ -275,15 +273,15 @@ class Connection(asyncio.BufferedProtocol):
     # --- hello ----------------------------------------------------------------------------------------------------
 
     def _take_preface(self) -> bool:
-        """Whether the preface is complete; anything else than ours is refused at its first wrong byte."""
+        """Whether the preface is complete; refuse another one at its first wrong byte."""
         have = bytes(self._decoder.buffered[: len(PREFACE)])
-        if self._foreign is not None and have[0] in _REMOTING:
-            self._transfer_leadership(self._foreign)
+        if self._foreign is not None and have[0] in _FOREIGN:
+            self._switch_protocol(self._foreign)
             return False
         if have[0] == _TLS_HANDSHAKE:
-            raise ProtocolError("the other side speaks TLS, which is not set up here", self.peer_address)
+            raise ProtocolError("the other side speaks TLS, this port does not", self.peer_address)
         if have[:4] != PREFACE[: min(len(have), 4)]:
-            raise ProtocolError("not our protocol", self.peer_address, "", {"first_bytes": have.hex()})
+            raise ProtocolError("not the protocol of this port", self.peer_address, "", {"first_bytes": have.hex()})
         if len(have) < len(PREFACE):
             return False
         if have != PREFACE:
@@ -297,35 +295,37 @@ class Connection(asyncio.BufferedProtocol):
         if self._server is not None:
             if kind != Type.HELLO:
                 raise ProtocolError("the first frame is not a hello", self.peer_address, "", {"type": kind})
-            self._answer_hello(self._server, Hello.from_header(frame.header))
+            self._respond_to_hello(self._server, Hello.from_header(frame.header))
         elif kind == Type.FAILURE:
             fields = frame.header.get("e")
             self.abort(error_from_wire(fields if isinstance(fields, dict) else {}))
         elif kind == Type.HELLO_OK:
             theirs = Hello.from_header(frame.header)
-            negotiate(cast("Hello", self._hello), theirs)  # what they chose must be something we offered
+            negotiate(
+                cast("Hello", self._hello), theirs
+            )  # the other side may choose only a version and features that this side offered
             self._accept(theirs)
         else:
-            raise ProtocolError("hello was not answered", self.peer_address, "", {"type": kind})
+            raise ProtocolError("the response to hello is missing", self.peer_address, "", {"type": kind})
 
-    def _answer_hello(self, server: ServerSide, hello: Hello) -> None:
+    def _respond_to_hello(self, server: ServerSide, hello: Hello) -> None:
         try:
-            answer, handler = server.on_hello(self, hello)
+            response, handler = server.on_hello(self, hello)
         except DLedgerError as error:
             self.send({"t": Type.FAILURE, "e": error.to_wire()})
             self._stats.refused += 1
-            _log.warning("refused hello from %s: %s", self.peer_address, error)
+            _log.warning("hello refused: peer=%s error=%s", self.peer_address, error)
             self.close(error)
             return
         self._handler = handler
-        self.send(answer.to_answer())
-        self._accept(replace(hello, versions=answer.versions, features=answer.features))
+        self.send(response.to_response())
+        self._accept(replace(hello, versions=response.versions, features=response.features))
 
     def _accept(self, theirs: Hello) -> None:
         self.peer_hello = theirs
         self.version, self.features = theirs.versions[0], theirs.features
         self._cancel_timer()
-        self._decoder.raise_bound(FRAME_BYTES_MAX)
+        self._decoder.raise_limit(FRAME_BYTES_MAX)
         self._stats.accepted += 1
         self.accepted.set_result(None)
 
@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stats.protocol_errors += 1
         if not self.version:
             self._stats.refused += 1
-        _log.warning("closing the connection with %s: %s", self.peer_address, error)
+        _log.warning("connection closed: peer=%s error=%s", self.peer_address, error)
         self.abort(error)
 
     def _cancel_timer(self) -> None:

@@ -1,8 +1,8 @@
-"""Frames as bytes, without I/O: what ``protocol`` describes is made and taken apart here.
+"""Frames as bytes, without I/O; ``protocol`` describes them.
 
-The decoder hands out the memory the socket shall read into (``get_buffer``), so that small frames cost one read
-for many of them and a large payload is received straight into memory of its own. Payloads handed out belong to the
-receiver for ever: nothing is overwritten later.
+The decoder provides the memory that the socket reads into (``get_buffer``), so that one read receives many small frames
+and a large payload is received directly into memory of its own. A delivered payload belongs to the receiver: the
+decoder never overwrites it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from dledger_core.checksum import Buffer, crc32
 from dledger_core.errors import ProtocolError
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Type
 
-__all__ = ["ARRAY_LENGTH_MAX", "LARGE_PAYLOAD_BYTES", "RECEIVE_BYTES", "Frame", "FrameDecoder", "encode_frame"]
-
 LARGE_PAYLOAD_BYTES: Final = 64 << 10
 """A payload above this is received into its own memory."""
 RECEIVE_BYTES: Final = 128 << 10
 """Size of the receive buffer for everything else."""
 ARRAY_LENGTH_MAX: Final = 16_384
-"""Bound on an array or map in a header; msgpack takes memory for the claimed length before it reads an element."""
+"""Limit on an array or map in a header: msgpack allocates the claimed length before it reads an element."""
 
 LARGE_TYPES: Final = frozenset({Type.APPEND, Type.READ_OK, Type.AT_OK, Type.APPEND_ENTRIES, Type.INSTALL_SNAPSHOT})
-"""Messages whose payload may be large; no memory is taken for what any other one claims."""
+"""Messages whose payload may be large; for a large payload that any other one claims no memory is taken."""
 
 _PREFIX = struct.Struct(">III")
 _PREFIX_BYTES = _PREFIX.size
 _AFTER_LENGTH_BYTES = 8
 _SMALL_PAYLOAD_BYTES = 4096
 _UNSKIPPED_BYTES = 512
-"""A longer header is skipped before it is unpacked: that builds nothing, and finds arrays inside arrays that each claim
-more elements than follow. Unpacking would take memory for all of them."""
+"""A longer header is skipped before it is unpacked: skipping builds no objects, and finds nested arrays that each claim
+more elements than follow. Unpacking would allocate memory for all of them."""
 _EMPTY = memoryview(b"")
 _pack = msgpack.Packer(use_bin_type=True, buf_size=64 << 10).pack
 
@@ -48,10 +46,10 @@ class Frame(NamedTuple):
 
 
 def encode_frame(header: dict[str, Any], *payload: Buffer) -> list[Buffer]:
-    """Returns the buffers of one frame, in order, the payload's own ones unchanged.
+    """Return the buffers of one frame, in order, the payload's own ones unchanged.
 
     Raises:
-        ProtocolError: the header or the frame is above its bound, or the header holds what msgpack cannot carry.
+        ProtocolError: the header or the frame exceeds its limit, or msgpack cannot encode a value of the header.
     """
     try:
         packed = _pack(header)
@@ -62,7 +60,7 @@ def encode_frame(header: dict[str, Any], *payload: Buffer) -> list[Buffer]:
         payload_bytes += part.nbytes if isinstance(part, memoryview) else len(part)
     length = _AFTER_LENGTH_BYTES + len(packed) + payload_bytes
     if len(packed) > HEADER_BYTES_MAX or length > FRAME_BYTES_MAX:
-        values = {"header_bytes": len(packed), "bytes": length, "bound": FRAME_BYTES_MAX}
+        values = {"header_bytes": len(packed), "bytes": length, "limit": FRAME_BYTES_MAX}
         raise ProtocolError("a frame to send is too large", "", "send less at once", values)
     head = _PREFIX.pack(length, len(packed), crc32(packed)) + packed
     if payload_bytes <= _SMALL_PAYLOAD_BYTES:
@@ -96,13 +94,13 @@ def _unpack_header(packed: Buffer) -> dict[str, Any]:
 
 
 class FrameDecoder:
-    """Turns received bytes into frames; every length is checked before memory is taken for it.
+    """Turns received bytes into frames; checks every length before it allocates memory for it.
 
-    Either copy bytes in with ``receive_data``, or read into ``get_buffer()`` and tell ``buffer_updated``; then call
-    ``next_frame`` until it returns None. After a ProtocolError the decoder is of no further use.
+    Either copy bytes in with ``receive_data``, or read into ``get_buffer()`` and call ``buffer_updated``; then call
+    ``next_frame`` until it returns None. After a ProtocolError the decoder cannot be used again.
 
     Args:
-        max_bytes: bound on a frame's length field.
+        max_bytes: limit on a frame's length field.
     """
 
     __slots__ = ("_begin", "_end", "_filled", "_header", "_large", "_view", "max_bytes")
@@ -118,7 +116,7 @@ class FrameDecoder:
 
     @property
     def buffered(self) -> memoryview:
-        """The bytes received and not yet consumed (a large payload under way is not among them)."""
+        """The bytes received and not yet consumed, without those of an incomplete large payload."""
         return self._view[self._begin : self._end]
 
     @property
@@ -127,11 +125,11 @@ class FrameDecoder:
         return self._large is not None or self._end > self._begin
 
     def skip(self, count: int) -> None:
-        """Consumes ``count`` buffered bytes that are no frame (the preface)."""
+        """Consume ``count`` buffered bytes that do not belong to a frame (the preface)."""
         self._begin += count
 
     def get_buffer(self) -> memoryview:
-        """Returns memory, at least one byte, for the next bytes from the socket."""
+        """Return memory, at least one byte, for the next bytes from the socket."""
         if self._large is not None:
             return self._large[self._filled :]
         if self._begin == self._end:
@@ -141,14 +139,14 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        """Takes note of ``count`` bytes written to the memory that ``get_buffer`` returned."""
+        """Record ``count`` bytes written to the memory that ``get_buffer`` returned."""
         if self._large is not None:
             self._filled += count
         else:
             self._end += count
 
     def receive_data(self, data: Buffer) -> None:
-        """Copies bytes in, for those who hold them already."""
+        """Copy bytes in, for a caller that has them already."""
         rest = memoryview(data)
         if self._large is not None:
             taken = min(len(rest), len(self._large) - self._filled)
@@ -160,13 +158,13 @@ class FrameDecoder:
         self._view[self._end : self._end + len(rest)] = rest
         self._end += len(rest)
 
-    def raise_bound(self, max_bytes: int) -> None:
-        """Sets a higher bound from the next frame on, and takes the memory to receive many frames at once."""
+    def raise_limit(self, max_bytes: int) -> None:
+        """Set a higher limit from the next frame on, and allocate memory to receive many frames at once."""
         self.max_bytes = max_bytes
         self._make_room(min(RECEIVE_BYTES, max_bytes + _PREFIX_BYTES))
 
     def _make_room(self, needed: int) -> None:
-        """Moves what is buffered to the front, of a larger buffer if ``needed`` bytes do not fit this one."""
+        """Move the buffered bytes to the front, of a larger buffer if ``needed`` bytes do not fit this one."""
         kept = self._end - self._begin
         view = self._view
         if needed > len(view):
@@ -178,10 +176,10 @@ class FrameDecoder:
         self._view, self._begin, self._end = view, 0, kept
 
     def next_frame(self) -> Frame | None:
-        """Returns the next complete frame, or None until more bytes come.
+        """Return the next complete frame, or None until more bytes arrive.
 
         Raises:
-            ProtocolError: a bound is broken, or the header is damaged.
+            ProtocolError: a limit is exceeded, or the header is damaged.
         """
         if self._large is not None:
             return self._next_large(self._large)
@@ -192,8 +190,8 @@ class FrameDecoder:
         length, header_bytes, header_crc = _PREFIX.unpack_from(self._view, begin)
         payload_bytes = length - _AFTER_LENGTH_BYTES - header_bytes
         if length > self.max_bytes or not 0 < header_bytes <= HEADER_BYTES_MAX or payload_bytes < 0:
-            values = {"length": length, "header_bytes": header_bytes, "bound": self.max_bytes}
-            raise ProtocolError("a frame's lengths are out of bounds", "frame", "", values)
+            values = {"length": length, "header_bytes": header_bytes, "limit": self.max_bytes}
+            raise ProtocolError("a frame's lengths exceed the limits", "frame", "", values)
         body = _PREFIX_BYTES + header_bytes
         large = payload_bytes > LARGE_PAYLOAD_BYTES
         needed = body if large else body + payload_bytes
@@ -220,7 +218,7 @@ class FrameDecoder:
             self._make_room(needed)
 
     def _start_large(self, header: dict[str, Any], begin: int, payload_bytes: int) -> Frame | None:
-        # numpy's memory is not zeroed first; it is handed out only when every byte of it was received.
+        # numpy does not zero the memory; it is delivered only when every byte of it was received.
         large = np.empty(payload_bytes, np.uint8).data
         here = min(self._end - begin, payload_bytes)
         large[:here] = self._view[begin : begin + here]

@@ -1,20 +1,19 @@
-"""Hello: who the two sides of a connection are and what both understand."""
+"""Hello: the introduction of both sides of a connection, and the version and features that both support."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import NodeId
+from dledger_core.net.fields import Field, Table
 from dledger_core.net.protocol import VERSION, Type
-
-__all__ = ["FEATURES", "Hello", "Role", "negotiate"]
 
 Role = Literal["client", "peer"]
 FEATURES: Final[frozenset[str]] = frozenset()
-"""What this version understands beyond the base protocol."""
+"""Optional features that this version supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +21,11 @@ class Hello:
     """One side's introduction.
 
     Attributes:
-        role: ``client``, or ``peer`` for a node (a server's answer is always a peer's).
+        role: ``client``, or ``peer`` for a node (a server's response is always a peer's).
         node_id: the node's id; None for a client.
-        logs: uuid of the log of each group the node hosts, None where it has none yet.
-        versions: protocol versions understood; in an answer the one that was chosen.
-        features: names of optional features; in an answer those both understand.
+        logs: uuid of the log of each group of the node, None while it is not known.
+        versions: supported protocol versions; in a response the chosen one.
+        features: names of optional features; in a response those that both sides support.
     """
 
     role: Role = "client"
@@ -36,62 +35,64 @@ class Hello:
     features: frozenset[str] = FEATURES
 
     def to_header(self) -> dict[str, Any]:
-        """Returns the header of HELLO."""
-        return {
-            "t": Type.HELLO,
-            "v": list(self.versions),
-            "f": sorted(self.features),
-            "role": self.role,
-            "node": self.node_id,
-            "logs": dict(self.logs),
-        }
+        """Return the header of HELLO."""
+        return self._common(Type.HELLO) | {"v": list(self.versions), "role": self.role}
 
-    def to_answer(self) -> dict[str, Any]:
-        """Returns the header of HELLO_OK; ``versions`` must hold the chosen one alone."""
-        return {
-            "t": Type.HELLO_OK,
-            "v": self.versions[0],
-            "f": sorted(self.features),
-            "node": self.node_id,
-            "logs": dict(self.logs),
-        }
+    def to_response(self) -> dict[str, Any]:
+        """Return the header of HELLO_OK; ``versions`` must contain the chosen one alone."""
+        return self._common(Type.HELLO_OK) | {"v": self.versions[0]}
+
+    def _common(self, number: Type) -> dict[str, Any]:
+        return {"t": number, "f": sorted(self.features), "node": self.node_id, "logs": dict(self.logs)}
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Hello:
-        """Reads HELLO or HELLO_OK.
+        """Decode HELLO or HELLO_OK.
 
         Raises:
-            ProtocolError: a field is missing or of the wrong kind.
+            ProtocolError: a field is missing or malformed.
         """
-        answer = header.get("t") == Type.HELLO_OK
-        versions = [header.get("v")] if answer else header.get("v")
-        role = "peer" if answer else header.get("role")
-        features, node, logs = header.get("f", []), header.get("node"), header.get("logs", {})
-        well_formed = (
-            _all_of(versions, int)
-            and _all_of(features, str)
-            and role in ("client", "peer")
-            and (node is None or isinstance(node, str))
-            and isinstance(logs, dict)
-            and all(type(group) is str and (uuid is None or isinstance(uuid, str)) for group, uuid in logs.items())
-        )
-        if not well_formed or (role == "peer" and node is None):
-            raise ProtocolError("a hello has malformed fields", "hello")
-        return cls(
-            cast("Role", role),
-            None if node is None else NodeId(node),
-            logs,
-            tuple(cast("list[int]", versions)),
-            frozenset(features),
-        )
+        is_response = header.get("t") == Type.HELLO_OK
+        values = (HELLO_OK if is_response else HELLO).read(header)
+        role, node = values.get("role", "peer"), values["node_id"]
+        if role == "peer" and node is None:
+            raise ProtocolError("the hello of a node has no node id", "hello")
+        versions = (values["versions"],) if is_response else tuple(values["versions"])
+        return cls(role, node, values["logs"], versions, frozenset(values["features"]))
 
 
-def _all_of(values: object, kind: type) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
+def _all_of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda values: all(type(value) in kinds for value in values)
+
+
+_COMMON: Final = (
+    Field("f", "list", "names of optional features", name="features", low=0, accepts=_all_of(str)),
+    Field("node", "str", "node id, nil for a client", name="node_id", optional=True),
+    Field(
+        "logs",
+        "map",
+        "uuid of the log of each group, nil while it is not known",
+        name="logs",
+        low=0,
+        accepts=lambda logs: _all_of(str, type(None))(logs.values()) and _all_of(str)(logs),
+    ),
+)
+HELLO: Final = Table(
+    Type.HELLO,
+    Hello,
+    (
+        Field("v", "list", "supported protocol versions", name="versions", low=1, accepts=_all_of(int)),
+        Field("role", "str", "role of the sender", name="role", choices=("client", "peer")),
+        *_COMMON,
+    ),
+)
+HELLO_OK: Final = Table(
+    Type.HELLO_OK, Hello, (Field("v", "int", "chosen protocol version", name="versions", low=0), *_COMMON)
+)
 
 
 def negotiate(asked: Hello, offered: Hello) -> tuple[int, frozenset[str]]:
-    """Returns the highest version and the features that both sides understand.
+    """Return the highest version and the features that both sides support.
 
     Raises:
         ProtocolError: no version in common.

@@ -1,4 +1,4 @@
-"""Making connections: ``connect`` to a node, ``serve`` on a port."""
+"""``connect`` to a node, ``serve`` a port."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
 from dledger_core.net.connection import Connection, Handler, ServerSide, TransportStats
 from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.protocol import HELLO_TIMEOUT_S
-
-__all__ = ["Connection", "Handler", "Hello", "Server", "TransportStats", "connect", "serve"]
 
 _BACKLOG = 1024
 
@@ -25,27 +23,27 @@ async def connect(
     timeout_s: float,
     stats: TransportStats | None = None,
 ) -> Connection:
-    """Connects and introduces itself.
+    """Open a connection and exchange hello.
 
     Args:
         host: name or address.
         port: TCP port.
-        hello: our introduction.
+        hello: this side's introduction.
         handler: gets the frames.
-        timeout_s: bound on the whole, hello included.
-        stats: where to count; a set of its own by default.
+        timeout_s: limit on the time for all of it, hello included.
+        stats: counters to update; a set of its own by default.
 
     Returns:
-        A connection whose hello was accepted; ``peer_hello`` is the answer.
+        A connection whose hello was accepted; ``peer_hello`` is the response.
 
     Raises:
-        UnreachableError: no connection, or no answer in time.
-        DLedgerError: the error the other side answered hello with.
+        UnreachableError: no connection, or no response in time.
+        DLedgerError: the other side's response to hello.
     """
     loop = asyncio.get_running_loop()
     address = f"{host}:{port}"
     connection: Connection | None = None
-    handed_over = False
+    delivered = False
     try:
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
@@ -56,17 +54,17 @@ async def connect(
                 port,
             )
             await asyncio.shield(connection.accepted)
-        handed_over = True
+        delivered = True
     except DLedgerError as error:
         where = f"{error.where}, {address}" if error.where and address not in error.where else error.where or address
         raise type(error)(error.what, where, error.remedy, error.values) from None
-    except (OSError, TimeoutError, UnicodeError) as error:  # a UnicodeError: no name of a host
-        reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+    except (OSError, TimeoutError, UnicodeError) as error:  # a UnicodeError: not a host name
+        reason = "no response in time" if isinstance(error, TimeoutError) else str(error)
         remedy = "check that the node runs and that the address is right"
         raise UnreachableError(f"cannot connect: {reason}", address, remedy) from None
     finally:
-        # Also if the caller gave up after hello was accepted and before this went on: nobody else knows of it.
-        if connection is not None and not handed_over:
+        # Also if the caller was cancelled after hello was accepted: no other code has the connection.
+        if connection is not None and not delivered:
             connection.abort()
     return connection
 
@@ -96,7 +94,7 @@ class Server(ServerSide):
         self._all: set[Connection] = set()
 
     async def start(self, host: str, port: int, hello_timeout_s: float) -> None:
-        """Starts to listen; raises ConfigError if the port cannot be had."""
+        """Start to listen; raise ConfigError if the port is not available."""
 
         def make() -> Connection:
             connection = Connection(self.stats, server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign)
@@ -108,12 +106,12 @@ class Server(ServerSide):
         try:
             self._listener = await loop.create_server(make, host, port, backlog=_BACKLOG)
         except OSError as error:
-            remedy = "stop what uses the port, or choose another address"
+            remedy = "stop the process that uses the port, or choose another address"
             raise ConfigError(f"cannot listen: {error.strerror or error}", f"{host}:{port}", remedy) from None
         self.port = self._listener.sockets[0].getsockname()[1]
 
     def on_hello(self, connection: Connection, hello: Hello) -> tuple[Hello, Handler]:
-        """Negotiates version and features, asks ``accept``, and gives the connection its handler."""
+        """Negotiate version and features, call ``accept``, and return the connection's handler."""
         ours = self._accept(hello)
         version, features = negotiate(hello, ours)
         connection.peer_hello = hello
@@ -126,7 +124,7 @@ class Server(ServerSide):
         self.connections.discard(connection)
 
     async def close(self) -> None:
-        """Stops listening, closes every connection and waits until they are gone."""
+        """Stop listening, close every connection and wait until all are closed."""
         if self._listener is not None:
             self._listener.close()
         open_ones = list(self._all)
@@ -147,19 +145,19 @@ async def serve(
     hello_timeout_s: float = HELLO_TIMEOUT_S,
     foreign: Callable[[], asyncio.Protocol] | None = None,
 ) -> Server:
-    """Listens on a port.
+    """Listen on a port.
 
     Args:
         host: address to listen on.
         port: TCP port; 0 takes a free one.
-        accept: gets the hello of who connects; returns our own (versions, features, logs), or raises the
+        accept: gets the other side's hello; returns this side's (versions, features, logs), or raises the
             DLedgerError that refuses it.
-        handler_for: makes the handler of an accepted connection (``connection.peer_hello`` is known by then).
-        hello_timeout_s: how long who connects may take for its hello.
-        foreign: makes what serves a connection that speaks RocketMQ's remoting protocol; None refuses such.
+        handler_for: creates the handler of an accepted connection (``connection.peer_hello`` is set).
+        hello_timeout_s: time for the other side's hello.
+        foreign: creates the protocol of a connection that does not speak this one; None refuses such a connection.
 
     Raises:
-        ConfigError: the port cannot be had.
+        ConfigError: the port is not available.
     """
     server = Server(accept, handler_for, foreign)
     await server.start(host, port, hello_timeout_s)

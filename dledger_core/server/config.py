@@ -7,40 +7,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dledger_core.config import Peer, RaftConfig, StorageConfig, parse_groups
+from dledger_core.config import Limits, Peer, RaftConfig, StorageConfig, parse_groups
 from dledger_core.errors import ConfigError
 from dledger_core.ids import NodeId
 from dledger_core.net.protocol import HELLO_BYTES_MAX
 from dledger_core.server.maintenance.retention import RetentionPolicy
 
-__all__ = ["ServerConfig", "spread_leaders"]
-
 _GROUP_HELLO_BYTES: Final = 40
-"""What a group adds to a hello beside its name: the uuid of its log, and lengths."""
+"""Bytes of a group in a hello in addition to its name: the uuid of its log, and lengths."""
 _REST_OF_HELLO_BYTES: Final = 4096
 _RESERVE_BYTES_MIN: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What ``run`` needs to know.
+    """Settings of one node.
 
     Attributes:
         self_id: this node's id in ``peers``.
-        peers: all nodes, this one included; bootstraps empty stores.
+        peers: all nodes, this one included; they are the voters of a group whose store is empty.
         groups: names of the groups this node hosts.
-        directory: root; a group's store is ``<directory>/<group>/dledger-<self_id>``.
+        directory: root directory; a group's store is ``<directory>/<group>/dledger-<self_id>``.
         host: address to listen on; None = the one in ``peers``.
         tick_ms: length of a tick.
-        inflight_bytes_max: bytes of appends and answers that the node holds at most; more is answered BUSY.
-        transaction_timeout_ms: an open transaction older than this, by log time, is aborted by the leader.
-        preferred_leaders: per group, instead of ``raft.preferred_leaders``; alike on all nodes.
-        retention: what may be deleted of a log; by default nothing.
-        disk_full_bytes: appends are refused while less room is on the disk; 0 = never; None = 256 MiB, or three times
+        inflight_bytes_max: bytes of appends and responses in memory; more requests get BUSY.
+        transaction_timeout_ms: the leader aborts an open transaction older than this, by log time.
+        preferred_leaders: per group, instead of ``raft.preferred_leaders``; the same on all nodes.
+        retention: rules that trim logs; the default deletes nothing.
+        disk_full_bytes: free disk space below which appends are rejected; 0 = never; None = 256 MiB, or three times
             ``storage.unsynced_bytes_max`` or twice ``storage.preallocate_bytes`` if that is more.
-        scrub_bytes_per_second: how fast everything held is read in the background to find damage; 0 = not at all.
-        scrub_pause_s: rest between two such rounds.
+        scrub_bytes_per_second: rate of the background scrub; 0 = no scrub.
+        scrub_pause_s: pause between two rounds of the scrub.
         role_command: program and arguments to run at role changes; see ``RoleCommand``.
+        limits: memory and work of a client, a peer or a background job; see ``Limits``.
     """
 
     self_id: NodeId
@@ -59,6 +58,7 @@ class ServerConfig:
     role_command: tuple[str, ...] = ()
     scrub_bytes_per_second: int = 8 << 20
     scrub_pause_s: float = 3600.0
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if self.self_id not in {p.node_id for p in self.peers}:
@@ -76,12 +76,12 @@ class ServerConfig:
             )
         if self.disk_full_bytes and self.disk_full_bytes < self.storage.preallocate_bytes:
             raise ConfigError(
-                f"{self.disk_full_bytes} is less than what is zeroed ahead ({self.storage.preallocate_bytes})",
+                f"disk-full-bytes {self.disk_full_bytes} is below preallocate-bytes {self.storage.preallocate_bytes}",
                 "disk-full-bytes",
-                "raise it, lower zero-ahead-bytes, or switch the bound off with 0",
+                "raise it, lower preallocate-bytes, or use 0 for no limit",
             )
         if self.tick_ms < 1:
-            raise ConfigError("must be at least 1", "tick_ms", "correct the setting and start again")
+            raise ConfigError(f"tick_ms must be at least 1, got {self.tick_ms}", "tick_ms", "correct the setting")
         self._check_preferred()
 
     def _check_preferred(self) -> None:
@@ -98,7 +98,7 @@ class ServerConfig:
 
     @property
     def reserve_bytes(self) -> int:
-        """Room on the disk that appends leave alone."""
+        """Free disk space that appends do not use."""
         if self.disk_full_bytes is not None:
             return self.disk_full_bytes
         return max(_RESERVE_BYTES_MIN, 3 * self.storage.unsynced_bytes_max, 2 * self.storage.preallocate_bytes)
@@ -109,18 +109,18 @@ class ServerConfig:
         return next(p for p in self.peers if p.node_id == self.self_id)
 
     def preferred(self, group: str) -> tuple[NodeId, ...]:
-        """Returns the nodes that should lead a group, best first."""
+        """Return the nodes that should lead a group, best first."""
         return self.preferred_leaders.get(group, self.raft.preferred_leaders)
 
     def store_path(self, group: str) -> Path:
-        """Returns the store directory of a group."""
+        """Return the store directory of a group."""
         return self.directory / group / f"dledger-{self.self_id}"
 
 
 def spread_leaders(groups: Sequence[str], peers: Sequence[Peer]) -> dict[str, tuple[NodeId, ...]]:
-    """Returns one preferred leader per group, so that the groups' leaders are spread evenly over the nodes.
+    """Return one preferred leader per group, so that the groups' leaders are spread evenly over the nodes.
 
-    The same for all nodes that host the same groups, in whatever order they name groups and peers.
+    The result is the same on all nodes with the same groups, in any order of groups and peers.
     """
     nodes = sorted(peer.node_id for peer in peers)
-    return {group: (nodes[place % len(nodes)],) for place, group in enumerate(sorted(groups))}
+    return {group: (nodes[number % len(nodes)],) for number, group in enumerate(sorted(groups))}

@@ -7,52 +7,43 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Final
 
 import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
-from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError, UnreachableError
+from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
-from dledger_core.net.transport import Hello, Server, serve
-from dledger_core.raft import Configuration, Message, even_group_warning
+from dledger_core.net.hello import Hello
+from dledger_core.net.transport import Server, serve
+from dledger_core.raft import Message, even_group_warning
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.maintenance.maintenance import RETENTION_S, SPACE_S, Maintenance
-from dledger_core.server.maintenance.repair import QuarantinedStores, open_sound
+from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
+from dledger_core.server.maintenance.disk_space import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.members import Members
 from dledger_core.server.replica.peers import PeerLinks
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import Appended, Appends
-from dledger_core.server.services.budget import Budget
+from dledger_core.server.services.flow import Budget
 from dledger_core.server.services.port import ForeignPort, PortNode
-from dledger_core.server.services.positions import OpenLogPrefix, Positions
-from dledger_core.server.services.reads import Reads
-from dledger_core.server.services.request import HostedGroup
-from dledger_core.server.services.role_events import OnRole, RoleCommand, RoleFeed
+from dledger_core.server.services.positions import OpenLogPrefix
+from dledger_core.server.services.role_events import OnRole, RoleCommand
 from dledger_core.server.services.service import ClientService
-from dledger_core.storage import CommitLog
 from dledger_core.storage.files.layout import check_owner
-
-__all__ = ["NodeServer", "run"]
 
 _LOG = logging.getLogger(__name__)
 
-CHECKPOINT_S: Final = 1.0
 READ_THREADS: Final = 2
-SILENT_TIMEOUTS: Final = 4
-"""Election timeouts without a byte after which a link to a peer is given up."""
-UNHOSTED_LOG_S: Final = 60.0
-UNHOSTED_MAX: Final = 1024
+_IDLE_TIMEOUTS: Final = 4
+"""Election timeouts without received bytes after which a link to a peer is closed."""
+_UNHOSTED_MAX: Final = 1024
 
 
 class NodeServer:
-    """All groups of one node behind one port. ``start``, ``wait`` and ``close`` belong to one event loop.
+    """All groups of one node on one port. ``start``, ``wait`` and ``close`` belong to one event loop.
 
     Args:
         config: its settings.
@@ -70,33 +61,44 @@ class NodeServer:
         foreign_port: ForeignPort | None = None,
     ) -> None:
         self._config = config
-        self._open_log_prefix = open_log_prefix
         self._foreign_port = foreign_port
         self._executor = ThreadPoolExecutor(READ_THREADS, "read")
-        self._hosted: dict[str, HostedGroup] = {}
         self._server: Server | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._started = False
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
-        self._links = PeerLinks(
+        self._unhosted: dict[str, float] = {}
+        self.members = Members(config.self_id, config.peers)
+        self.links = PeerLinks(
             config.self_id,
-            config.peers,
+            self.members,
             hello=self._hello,
             check_hello=self._check_logs,
             deliver=self._deliver,
             on_lost=self._on_lost,
-            silent_ticks_max=SILENT_TIMEOUTS * config.raft.election_ticks_max,
+            idle_ticks_max=_IDLE_TIMEOUTS * config.raft.election_ticks_max,
+            limits=config.limits,
         )
-        self._unhosted: dict[str, float] = {}
-        self._budget = Budget(config.inflight_bytes_max)
-        self._role_command = RoleCommand(config.role_command) if config.role_command else None
-        self._on_role = [listener for listener in (on_role, self._role_command) if listener is not None]
-        self._suspects = QuarantinedStores(config, self._host, self._fail)
-        self._service = ClientService(config, self._hosted, self._suspects.refuse)
-        self._maintenance = Maintenance(config.retention, self._replicas, self._executor)
-        self._repairs = LiveRepairs([peer for peer in config.peers if peer.node_id != config.self_id])
-        self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s)
+        self._role_command = RoleCommand(config.role_command, config.limits) if config.role_command else None
+        self._repairs = LiveRepairs(self.members, limits=config.limits)
+        self.budget = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
+        host = GroupHost(
+            config=config,
+            members=self.members,
+            executor=self._executor,
+            budget=self.budget,
+            live_repairs=self._repairs,
+            send=self.links.send,
+            role_listeners=[listener for listener in (on_role, self._role_command) if listener is not None],
+            open_log_prefix=open_log_prefix,
+            on_quarantined=self._quarantined,
+            on_failed=self._fail,
+        )
+        self.groups = {name: Group(name, host) for name in config.groups}
+        self.service = ClientService(config, self.members, self.groups)
+        self.disk_rounds = DiskRounds(config.retention, self._replicas, self._executor, config.limits)
+        self._scrub = Scrub(self._replicas, config.scrub_bytes_per_second, config.scrub_pause_s, limits=config.limits)
 
     @property
     def port(self) -> int:
@@ -106,29 +108,29 @@ class NodeServer:
 
     @property
     def is_started(self) -> bool:
-        """Whether ``start`` came to its end."""
+        """Whether ``start`` is finished."""
         return self._started
 
     @property
     def hosted(self) -> dict[str, HostedGroup]:
-        """The groups by name."""
-        return self._hosted
+        """The hosted groups by name."""
+        return {name: group.hosted for name, group in self.groups.items() if group.hosted is not None}
 
     def _replicas(self) -> list[Replica]:
-        return [hosted.replica for hosted in self._hosted.values()]
+        return [hosted.replica for hosted in self.hosted.values()]
 
     async def start(self) -> None:
-        """Opens the stores, listens, and joins the peers; what was opened is closed again if it fails.
+        """Open the stores, listen, and connect to the peers; after an error, close everything again.
 
         Raises:
-            ConfigError: the port cannot be had.
+            ConfigError: the port is not available.
             StorageError: a store is damaged, foreign or in use.
         """
-        config = self._config
-        for group in config.groups:
-            check_owner(config.store_path(group), group=group, node_id=config.self_id)
+        config, limits = self._config, self._config.limits
+        for name in config.groups:
+            check_owner(config.store_path(name), group=name, node_id=config.self_id)
         try:
-            port = PortNode(config, self._hosted, lambda: self._started)
+            port = PortNode(config, self.members, self.groups, lambda: self._started)
             self._server = await serve(
                 config.host or config.me.host,
                 config.me.port,
@@ -136,70 +138,35 @@ class NodeServer:
                 handler_for=self._handler_for,
                 foreign=None if self._foreign_port is None else self._foreign_port(port),
             )
-            for group in config.groups:
-                self._open(group)
-                await asyncio.sleep(0)  # so that a signal is seen between two stores
+            for group in self.groups.values():
+                group.open()
+                await asyncio.sleep(0)  # lets a signal stop the node between two stores
                 if self._stop.is_set():
                     return
             self._started = True
-            self._links.start()
+            self.links.start()
             self._scrub.start()
             self._every("tick", config.tick_ms / 1000, self._tick)
-            self._every("checkpoint", CHECKPOINT_S, self._checkpoint)
-            self._every("space", SPACE_S, self._maintenance.look)
-            self._every("retention", RETENTION_S, self._maintenance.retain)
+            self._every("checkpoint", limits.checkpoint_s, self._checkpoint)
+            self._every("space", limits.space_s, self.disk_rounds.start_look)
+            self._every("retention", limits.retention_s, self.disk_rounds.start_retention)
         except BaseException:
-            await self._close_after_failure()
+            await self.close_after_failure()
             raise
-        _LOG.info("%s serves %s on %s", config.self_id, ", ".join(config.groups), config.me.address)
+        _LOG.info(
+            "node started: node=%s groups=%s address=%s", config.self_id, ",".join(config.groups), config.me.address
+        )
         if (warning := even_group_warning(len(config.peers))) is not None:
             _LOG.warning("%s", warning)
 
-    def _open(self, group: str) -> None:
-        try:
-            log = open_sound(self._config, group)
-        except CorruptRecordError as error:
-            if not self._suspects.take(group, error):
-                raise
-        else:
-            self._host(group, log)
-
-    def _host(self, group: str, log: CommitLog) -> None:
-        config = self._config
-        profile = log.config.profile
-        if profile != config.storage.profile:
-            _LOG.warning("group %s stays in profile %s, in which its log was made", group, profile)
-        if (above := log.recovering_marker.above) is not None:
-            told = "group %s: the end of the log was lost; no vote until an entry of a term above %d is committed here"
-            _LOG.warning(told, group, above)
-        replica = Replica(
-            group=group,
-            node_id=config.self_id,
-            configuration=Configuration(frozenset(peer.node_id for peer in config.peers)),
-            config=replace(
-                config.raft,
-                noop_on_election=config.raft.noop_on_election and profile == "B",
-                preferred_leaders=config.preferred(group),
-            ),
-            log=log,
-            send=self._links.send,
-            on_failed=self._fail,
-            reserve_bytes=config.reserve_bytes,
-        )
-        appends, reads = Appends(replica, self._budget), Reads(replica, self._executor)
-        self._repairs.watch(replica)
-        roles = RoleFeed(replica, self._on_role)
-        positions = Positions(replica, self._executor, self._open_log_prefix)
-        self._hosted[group] = HostedGroup(replica, appends, reads, positions, roles)
-
     async def wait(self) -> None:
-        """Waits until ``stop`` is called; raises what made a replica or a timer fail."""
+        """Wait until ``stop`` is called; raise the error that ended the node."""
         await self._stop.wait()
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
-        """Makes ``wait`` return, and a ``start`` under way give up."""
+        """Make ``wait`` return, and a ``start`` in progress stop."""
         self._stop.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -207,50 +174,56 @@ class NodeServer:
             self._failure = error
             self._stop.set()
 
+    def _quarantined(self, error: BaseException) -> None:
+        """End the node if it has no group left: a process without work is noticed when it exits."""
+        if all(group.state is GroupState.QUARANTINED for group in self.groups.values()):
+            self._fail(error)
+
     async def close(self) -> None:
-        """Closes connections and stores, each of them even if another cannot be closed; raises the last error."""
-        async with contextlib.AsyncExitStack() as steps:  # from the last one to the first
+        """Close connections and stores, each of them even if another one fails to close; raise the last error."""
+        async with contextlib.AsyncExitStack() as steps:  # runs from the last step to the first
             steps.callback(self._executor.shutdown)
             if self._role_command is not None:
                 steps.push_async_callback(asyncio.to_thread, self._role_command.close)
-            steps.push_async_callback(self._close_replicas)
-            for work in (self._maintenance, self._repairs, self._scrub):
+            steps.push_async_callback(self._close_groups)
+            for work in (self.disk_rounds, self._repairs, self._scrub):
                 steps.push_async_callback(work.close)
             if self._server is not None:
                 steps.push_async_callback(self._server.close)
-            steps.push_async_callback(self._service.close)
-            steps.push_async_callback(self._links.close)
-            steps.push_async_callback(self._suspects.close)
+            steps.push_async_callback(self.service.close)
+            steps.push_async_callback(self.links.close)
+            for group in self.groups.values():
+                steps.push_async_callback(group.end_repair)
             for timer in self._timers.values():
                 steps.callback(timer.cancel)
 
-    async def _close_replicas(self) -> None:
-        closing = (hosted.replica.close() for hosted in self._hosted.values())
+    async def _close_groups(self) -> None:
+        closing = (group.close() for group in self.groups.values())
         failures = [found for found in await asyncio.gather(*closing, return_exceptions=True) if found is not None]
         for failure in failures:
             raise failure
 
-    async def _close_after_failure(self) -> None:
-        """Closes without hiding the error that is being raised."""
+    async def close_after_failure(self) -> None:
+        """Close; log an error instead of raising it over the first one."""
         try:
             await self.close()
-        except Exception:  # noqa: BLE001 - the first error is the one to tell
-            _LOG.exception("closing failed too")
+        except Exception:  # noqa: BLE001 - the first error is the one to report
+            _LOG.exception("closing failed: node=%s", self._config.self_id)
 
     # --- time ------------------------------------------------------------------------------------------------
 
     def _every(self, name: str, period_s: float, action: Callable[[], None]) -> None:
-        """Runs ``action`` each period; after a stall it runs once, and the sockets are read first.
+        """Run ``action`` each period; after a stall it runs once, after the sockets were read.
 
-        So a node that slept takes in what others sent meanwhile before it counts time against them.
+        So a node that was suspended receives the messages of that time before it counts ticks against the others.
         """
         loop = asyncio.get_running_loop()
 
         def fire() -> None:
             try:
                 action()
-            except Exception as error:  # noqa: BLE001 - a node without its clock must not go on
-                _LOG.critical("the %s of %s failed", name, self._config.self_id, exc_info=error)
+            except Exception as error:  # noqa: BLE001 - a node without its clock must not continue
+                _LOG.critical("timer failed: node=%s timer=%s", self._config.self_id, name, exc_info=error)
                 self._fail(error)
                 return
             self._timers[name] = loop.call_later(period_s, fire)
@@ -258,91 +231,72 @@ class NodeServer:
         self._timers[name] = loop.call_later(period_s, fire)
 
     def _tick(self) -> None:
-        self._links.tick()
-        for hosted in self._hosted.values():
-            hosted.replica.tick()
+        self.links.tick()
+        for group in self.groups.values():
+            group.tick()
 
     def _checkpoint(self) -> None:
-        for hosted in self._hosted.values():
-            hosted.replica.save_checkpoint()
-            if hosted.replica.leader_ready and hosted.replica.is_leader:
-                self._abort_old_transactions(hosted)
-
-    def _abort_old_transactions(self, hosted: HostedGroup) -> None:
-        # Log time does not stand still with an idle log: what this leader appends next carries the time it is now.
-        now_ms = max(hosted.replica.log.last_time_ms, time.time_ns() // 1_000_000)
-        for (query_id, batch_id), found in list(hosted.replica.tables.transactions.open.items()):
-            if now_ms - found.begin_ms > self._config.transaction_timeout_ms:
-                _LOG.warning("aborting transaction %s/%d of group %s", query_id, batch_id, hosted.replica.group)
-                hosted.appends.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
+        for group in self.groups.values():
+            group.checkpoint()
 
     # --- connections -----------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
+        logs = {name: group.log_uuid for name, group in self.groups.items() if group.hosted is not None}
         return Hello(role="peer", node_id=self._config.self_id, logs=logs)
 
     def _accept(self, hello: Hello) -> Hello:
         if not self._started:
             raise UnreachableError(f"{self._config.self_id} is still opening its stores", "", "retry")
         if hello.role == "peer":
-            if not self._links.knows(hello.node_id):
+            if not self.links.knows(hello.node_id):
                 raise ConfigError(
-                    f"{hello.node_id} is not a peer of {self._config.self_id}",
-                    "hello",
-                    "use one peers string everywhere",
+                    f"{hello.node_id} is not a peer of {self._config.self_id}", "", "use one peers string on all nodes"
                 )
             self._check_logs(hello)
         return self._hello()
 
     def _check_logs(self, hello: Hello) -> None:
         """Raise StoreMismatchError if the peer has another log of a group that is hosted here."""
-        for group, theirs in hello.logs.items():
-            ours = self._hosted[group].replica.log_uuid if group in self._hosted else None
+        for name, theirs in hello.logs.items():
+            ours = self.groups[name].log_uuid if name in self.groups else None
             if None not in (ours, theirs) and ours != theirs:
                 raise StoreMismatchError(
-                    f"{hello.node_id} holds another log of group {group}",
+                    f"{hello.node_id} has another log of group {name}",
                     self._config.self_id,
-                    "one of the two stores is from another cluster: move it away",
+                    "one of the two stores belongs to another cluster: move it away",
                     {"ours": ours, "theirs": theirs},
                 )
 
     def _handler_for(self, connection: Connection) -> Handler:
         if connection.peer_hello.role == "peer":
-            self._links.adopt(connection)
-            return self._links
-        return self._service
+            self.links.adopt(connection)
+            return self.links
+        return self.service
 
-    def _deliver(self, group: str, message: Message) -> None:
-        hosted = self._hosted.get(group)
-        if hosted is None:
-            self._drop(group, message.sender)
+    def _deliver(self, name: str, message: Message) -> None:
+        group = self.groups.get(name)
+        if group is None:
+            self._drop(name, message.sender)
             return
-        hosted.replica.step(message)
+        group.step(message)
 
-    def _drop(self, group: str, sender: NodeId) -> None:
-        """Says now and then that a peer hosts a group which this node does not; the other groups go on."""
-        if group in self._suspects:
-            return
-        now = asyncio.get_running_loop().time()
-        if now - self._unhosted.get(group, -UNHOSTED_LOG_S) >= UNHOSTED_LOG_S:
-            if len(self._unhosted) >= UNHOSTED_MAX:
+    def _drop(self, name: str, sender: NodeId) -> None:
+        """Log from time to time that a peer hosts a group which this node does not; the other groups continue."""
+        now, interval_s = asyncio.get_running_loop().time(), self._config.limits.unhosted_log_s
+        if now - self._unhosted.get(name, -interval_s) >= interval_s:
+            if len(self._unhosted) >= _UNHOSTED_MAX:
                 self._unhosted.clear()
-            self._unhosted[group] = now
+            self._unhosted[name] = now
             _LOG.warning(
-                "dropped what %s sent for group %r, which is not hosted here: name the same groups everywhere",
+                "message dropped, group not hosted here: group=%r peer=%s remedy=start all nodes with the same groups",
+                name[:127],
                 sender,
-                group[:127],
             )
 
     def _on_lost(self, node_id: NodeId) -> None:
-        for hosted in self._hosted.values():
-            hosted.replica.report_unreachable(node_id)
-
-
-def _log_abort(outcome: Appended | DLedgerError) -> None:
-    if isinstance(outcome, DLedgerError):
-        _LOG.warning("abort failed: %s", outcome)
+        for group in self.groups.values():
+            group.report_unreachable(node_id)
 
 
 async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | None) -> None:
@@ -357,7 +311,7 @@ async def _serve(node: NodeServer, on_started: Callable[[NodeServer], None] | No
             on_started(node)
         await node.wait()
     except BaseException:
-        await node._close_after_failure()
+        await node.close_after_failure()
         raise
     await node.close()
 
@@ -395,8 +349,7 @@ def run(
     """
 
     async def serve() -> None:
-        await _serve(
-            NodeServer(config, on_role, open_log_prefix=open_log_prefix, foreign_port=foreign_port), on_started
-        )
+        node = NodeServer(config, on_role, open_log_prefix=open_log_prefix, foreign_port=foreign_port)
+        await _serve(node, on_started)
 
     uvloop.run(serve())

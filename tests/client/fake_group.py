@@ -18,8 +18,9 @@ from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
 from dledger_core.net import codec
+from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
-from dledger_core.net.transport import Hello, serve
+from dledger_core.net.transport import serve
 from dledger_core.record import Columns, Records, encode
 
 SHORT_MS = 500

@@ -96,7 +96,7 @@ def connection() -> Seeds:
     beat = _joined(codec.message_to_frame("g", raft_messages()[5]))
     yield "accepted", b"\1\0" + PREFACE + _joined(encode_frame(_hello())) + beat
     yield "client", b"\1\x60" + PREFACE + _joined(encode_frame(_hello("client"))) + beat
-    answer = Hello("peer", N1, {"g": None}).to_answer()
+    answer = Hello("peer", N1, {"g": None}).to_response()
     yield "answer", b"\3\3" + _joined(encode_frame(answer)) + beat
     refusal = {"t": Type.FAILURE, "e": NotLeaderError("no", "here", "retry", {"leader": "n0"}).to_wire()}
     yield "refusal", b"\3\x70" + _joined(encode_frame(refusal))

@@ -97,11 +97,13 @@ def test_every_truncation_gives_only_whole_frames():
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        pytest.param(struct.pack(">III", 7, 1, 0), "bounds", id="length below the fixed part"),
-        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), "bounds", id="length above the bound"),
-        pytest.param(struct.pack(">III", 100, 93, 0), "bounds", id="header longer than the frame"),
-        pytest.param(struct.pack(">III", 100, 0, 0), "bounds", id="no header"),
-        pytest.param(struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), "bounds", id="header above the bound"),
+        pytest.param(struct.pack(">III", 7, 1, 0), "exceed the limits", id="length below the fixed part"),
+        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), "exceed the limits", id="length above the bound"),
+        pytest.param(struct.pack(">III", 100, 93, 0), "exceed the limits", id="header longer than the frame"),
+        pytest.param(struct.pack(">III", 100, 0, 0), "exceed the limits", id="no header"),
+        pytest.param(
+            struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), "exceed the limits", id="header above the bound"
+        ),
         pytest.param(raw_frame(b"\x81\xa1t\x01", crc=1), "CRC", id="damaged header"),
         pytest.param(raw_frame(b"\xc1"), "msgpack", id="not msgpack"),
         pytest.param(raw_frame(b"\x81\xa1t"), "msgpack", id="short msgpack"),
@@ -121,11 +123,11 @@ def test_malformed_input_is_a_protocol_error(data, complaint):
 
 def test_hello_bound_holds_until_it_is_raised():
     data = joined([({"t": 12}, b"x" * (HELLO_BYTES_MAX + 1000))])
-    with pytest.raises(ProtocolError, match="bounds"):
+    with pytest.raises(ProtocolError, match="exceed the limits"):
         in_chunks(data, 1, HELLO_BYTES_MAX)
     decoder = FrameDecoder(HELLO_BYTES_MAX)
     decoder.receive_data(data[:3])
-    decoder.raise_bound(FRAME_BYTES_MAX)
+    decoder.raise_limit(FRAME_BYTES_MAX)
     decoder.receive_data(data[3:])
     assert len(drain(decoder)) == 1
 

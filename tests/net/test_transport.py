@@ -6,8 +6,9 @@ import uvloop
 
 from dledger_core.errors import BadRequestError, ConfigError, ProtocolError, UnreachableError
 from dledger_core.net.frame import encode_frame
+from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import PREFACE, Type
-from dledger_core.net.transport import Hello, connect, serve
+from dledger_core.net.transport import connect, serve
 
 
 class Recorder:
@@ -154,15 +155,15 @@ def test_frames_of_one_read_are_delivered_in_one_turn(run):
     ("data", "message"),
     [
         (b"\x16\x03\x01\x00\xa5", "TLS"),
-        (b"GET / HTTP/1.1\r\n\r\n", "not our protocol"),
-        (b"\x00\x00\x00\x10", "not our protocol"),
-        (b"DLGX\x01", "not our protocol"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not the protocol"),
+        (b"\x00\x00\x00\x10", "not the protocol"),
+        (b"DLGX\x01", "not the protocol"),
         (b"DLGR\x09", "unknown preface"),
-        (PREFACE + b"\xff" * 40, "bounds"),
+        (PREFACE + b"\xff" * 40, "exceed the limits"),
         (PREFACE + b"".join(encode_frame({"t": 12, "r": 1})), "first frame"),
         (PREFACE + b"".join(encode_frame({"t": 1, "v": "x"})), "malformed"),
         (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "f": [], "role": "peer"})), "malformed"),
-        (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "pad": "x" * 70_000})), "bounds"),
+        (PREFACE + b"".join(encode_frame({"t": 1, "v": [1], "pad": "x" * 70_000})), "exceed the limits"),
     ],
     ids=lambda v: repr(v[:12]),
 )
@@ -259,7 +260,7 @@ def test_a_silent_server_is_unreachable(run):
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(UnreachableError, match="no answer in time"):
+        with pytest.raises(UnreachableError):
             await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=0.1)
         done.set()
         server.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dledger_core.config import StorageConfig
+from dledger_core.config import LIMITS, StorageConfig
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.errors import (
     BadRequestError,
@@ -24,8 +24,7 @@ from dledger_core.ids import NO_TERM, NodeId
 from dledger_core.net.frame import ARRAY_LENGTH_MAX, encode_frame
 from dledger_core.net.protocol import HEADER_BYTES_MAX
 from dledger_core.record import MAGIC_CONTROL, Columns, ProposedBatch
-from dledger_core.server.services.appends import ID_BYTES_MAX, UNTIL_READY_MAX
-from dledger_core.server.services.budget import Budget
+from dledger_core.server.services.flow import Budget
 from dledger_core.storage.tables.tables import TablesSnapshot
 from tests.support.replica_group import Asker, HandDriven
 from tests.support.server_group import STORAGE
@@ -294,7 +293,7 @@ def test_appends_that_wait_for_a_leader_are_told_when_it_steps_down(tmp_path):
         ask.produced("p", 0, 0, b"a")
         n0.depose()
         assert ask.ranges == [NotLeaderError]
-        assert budget.held_bytes == 0
+        assert budget.taken_bytes == 0
 
 
 # --- back-pressure -----------------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ def test_busy_and_recovery_from_it(n0):
         ask.produced("p", 0, 0, bytes(300 << 10))
     n0.acknowledge()
     assert ask.ranges == [(1, 1), (2, 2), (3, 3)]
-    assert budget.held_bytes == 0
+    assert budget.taken_bytes == 0
     ask.produced("p", 0, 0, bytes(300 << 10))
     n0.run()
     n0.acknowledge()
@@ -344,7 +343,7 @@ def test_an_abort_never_raises(n0):
     ask = Asker(n0, Budget(1000))
     ask.plain(bytes(2000))
     ask.appends.abort(TransactionId("q", 0, "r"), ask.answers.append)
-    ask.appends.abort(TransactionId("q" * (ID_BYTES_MAX + 1), 0, "r"), ask.answers.append)
+    ask.appends.abort(TransactionId("q" * (LIMITS.id_bytes + 1), 0, "r"), ask.answers.append)
     n0.depose()
     ask.appends.abort(TransactionId("q", 0, "r"), ask.answers.append)
     assert ask.ranges == [BusyError, BadRequestError, NotLeaderError, NotLeaderError]
@@ -395,11 +394,11 @@ def test_questions_that_wait_for_the_tables_are_bounded_in_number(tmp_path):
     with HandDriven(tmp_path / "s", voters=THREE) as n0:
         n0.lead(commit=False)
         ask = Asker(n0)
-        for _ in range(UNTIL_READY_MAX + 1):
+        for _ in range(LIMITS.appends_until_ready + 1):
             ask.appends.when_ready(ask.answers.append)
         assert len(ask.answers) == 1
         n0.acknowledge()
-        assert ask.ranges.count((0, 0)) == UNTIL_READY_MAX
+        assert ask.ranges.count((0, 0)) == LIMITS.appends_until_ready
 
 
 @pytest.mark.parametrize("end", ["commit", "depose", "refuse"])
@@ -416,14 +415,14 @@ def test_every_way_to_an_answer_gives_the_bytes_back(n0, end):
     if end == "refuse":
         ask.produced("p", 0, 9, b"gap")
         ask.appends.commit(key, [Part(9, 9, 1, 1)], ask.answers.append)
-    assert budget.held_bytes > 0
+    assert budget.taken_bytes > 0
     if end == "depose":
         n0.depose()
     n0.run()
     if end != "depose":
         n0.acknowledge()
         n0.confirm()
-    assert budget.held_bytes == 0
+    assert budget.taken_bytes == 0
 
 
 # --- replies -----------------------------------------------------------------------------------------------------
@@ -505,7 +504,7 @@ def test_a_transaction_has_a_bound_that_fits_everywhere(n0, ask):
     fields = {"state": "committed", "parts": [[big] * 4] * PARTS_MAX, "index": big, "t": 1, "r": big}
     assert len(encode_frame(fields)[0]) < HEADER_BYTES_MAX
     assert PARTS_MAX < ARRAY_LENGTH_MAX
-    key = TransactionId("q" * ID_BYTES_MAX, 1, "r" * ID_BYTES_MAX)
+    key = TransactionId("q" * LIMITS.id_bytes, 1, "r" * LIMITS.id_bytes)
     with pytest.raises(BadRequestError, match=r"16001 parts.*at most 16000"):
         ask.appends.commit(key, [Part(big, big, big, big)] * (PARTS_MAX + 1), ask.answers.append)
     ask.appends.commit(key, [Part(big, big, big, big)] * PARTS_MAX, ask.answers.append)
@@ -515,7 +514,7 @@ def test_a_transaction_has_a_bound_that_fits_everywhere(n0, ask):
 
 @pytest.mark.parametrize("what", ["query", "run", "attempt", "producer"])
 def test_ids_have_a_bound(n0, ask, what):
-    long = "é" * (ID_BYTES_MAX // 2) + "x"
+    long = "é" * (LIMITS.id_bytes // 2) + "x"
     key = TransactionId(long if what == "query" else "q", 0, long if what == "run" else "r")
     requests = {
         "producer": [lambda: ask.produced(long, 0, 0, b"a")],
@@ -528,5 +527,5 @@ def test_ids_have_a_bound(n0, ask, what):
         ],
     )
     for request in requests:
-        with pytest.raises(BadRequestError, match="at most 512 bytes"):
+        with pytest.raises(BadRequestError, match="the limit is 512"):
             request()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from dledger_core.config import StorageConfig, format_peers
+from dledger_core.config import Limits, StorageConfig, format_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.net.protocol import Type
-from dledger_core.server.services import reads
 from dledger_core.storage import open_store
 from tests.support.server_group import RawClient, ServerGroup, eventually, run
 
@@ -76,11 +75,9 @@ def test_terms_of_two_leaders_without_what_is_not_committed(tmp_path):
     run(main())
 
 
-def test_long_tables_come_in_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(reads, "ROWS_MAX", 3)
-
+def test_describe_returns_long_tables_in_pages(tmp_path):
     async def main():
-        async with ServerGroup(tmp_path, 1, storage=SMALL) as group:
+        async with ServerGroup(tmp_path, 1, storage=SMALL, limits=Limits(describe_rows=3)) as group:
             raw = await group.client()
             async with AsyncClient(format_peers(group.peers)) as client:
                 names = [f"p{number}" for number in range(7)]

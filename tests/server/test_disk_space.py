@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from dledger_core.config import LIMITS
 from dledger_core.control import TransactionId
 from dledger_core.errors import DiskFullError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, Heartbeat, HeartbeatResponse
 from dledger_core.raft.batch import Batch
 from dledger_core.record import Columns, encode
-from dledger_core.server.maintenance.disk_space import SMALL_BYTES, SpaceGuard
+from dledger_core.server.maintenance.disk_space import SpaceGuard
 from dledger_core.storage.files.file_system import DiskSpace, OsFiles
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
@@ -186,8 +187,8 @@ def answers(node: Node, message: object) -> list[object]:
         pytest.param(RESERVE * 2, 1 << 20, True, id="room"),
         pytest.param(RESERVE - 1, 1 << 20, True, id="it takes what it still can"),
         pytest.param(RESERVE // 2 - 1, 1 << 20, False, id="not a large one on half of the reserve"),
-        pytest.param(RESERVE // 2 - 1, SMALL_BYTES, True, id="a small one"),
-        pytest.param(RESERVE // 8, SMALL_BYTES, False, id="not on the last of it"),
+        pytest.param(RESERVE // 2 - 1, LIMITS.small_message_bytes, True, id="a small one"),
+        pytest.param(RESERVE // 8, LIMITS.small_message_bytes, False, id="not on the last of it"),
     ],
 )
 def test_a_full_follower_does_not_acknowledge_rather_than_break(follower, room, nbytes, taken):

@@ -18,8 +18,9 @@ from dledger_core.config import format_peers
 from dledger_core.connect import Client
 from dledger_core.errors import ConfigError, DLedgerError, InvariantViolationError, UnreachableError
 from dledger_core.net.frame import encode_frame
+from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import HELLO_BYTES_MAX
-from dledger_core.net.transport import Hello, connect
+from dledger_core.net.transport import connect
 from dledger_core.raft import even_group_warning
 from dledger_core.server import node as node_module
 from dledger_core.server.config import ServerConfig
@@ -87,8 +88,8 @@ def test_one_failing_close_keeps_nothing_else_open(tmp_path):
         async def broken():
             raise RuntimeError("cannot close")
 
-        real = node._service.close
-        node._service.close = broken
+        real = node.service.close
+        node.service.close = broken
         with pytest.raises(RuntimeError, match="cannot close"):
             await node.close()
         await real()
@@ -173,7 +174,7 @@ def test_the_hello_of_as_many_groups_as_a_node_may_host_is_within_its_bound(tmp_
 
     most = next(count for count in range(200, 10_000, 10) if not may_host(count + 10))
     hello = Hello("peer", "n" * 64, dict.fromkeys(config(most).groups, "f" * 32))
-    for header in (hello.to_header(), hello.to_answer()):
+    for header in (hello.to_header(), hello.to_response()):
         (frame,) = encode_frame(header)
         assert len(frame) <= HELLO_BYTES_MAX
 
@@ -184,7 +185,7 @@ def test_two_nodes_with_many_long_named_groups_find_each_other(tmp_path):
 
     async def main():
         async with ServerGroup(tmp_path, nodes=2, groups=names) as cluster:
-            await eventually(lambda: all(len(node._links.connected()) == 1 for node in cluster.nodes.values()))
+            await eventually(lambda: all(len(node.links.connected()) == 1 for node in cluster.nodes.values()))
             await cluster.leader(names[-1])
             channel = await cluster.channel("n1")  # a client gets that hello too
             assert channel.is_open

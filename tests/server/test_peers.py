@@ -11,7 +11,8 @@ import pytest
 from dledger_core.config import Peer
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
-from dledger_core.net.transport import Hello, connect, serve
+from dledger_core.net.hello import Hello
+from dledger_core.net.transport import connect, serve
 from dledger_core.raft import Heartbeat, RequestVote, Role
 from dledger_core.server.replica import peers as peers_module
 from dledger_core.server.replica.peers import PeerLinks
@@ -203,7 +204,7 @@ def test_a_host_that_is_no_name_does_not_end_the_dialling(host, caplog, monkeypa
             async with Node(peers[0], wrong) as n0:
                 await eventually(lambda: len(n0.dialled_at) >= 2)
                 assert not any(task.done() for task in n0.links._dialling)
-        assert any("peer n1" in record.getMessage() for record in caplog.records)
+        assert any("peer=n1" in record.getMessage() for record in caplog.records)
 
     run(main())
 
@@ -239,9 +240,9 @@ def test_a_group_that_a_node_does_not_host_leaves_the_others_alone(tmp_path, cap
                 await cluster.start("n0", groups=("shared", "mine", "alone"))
                 extra = [cluster.hosted("n0", name).replica for name in ("mine", "alone")]
                 await cluster.leader("shared")
-                links = cluster.nodes["n0"]._links
+                links = cluster.nodes["n0"].links
                 await eventually(lambda: len(links.connected()) == 2)
-                opened = {name: link.connection for name, link in links._links.items()}
+                opened = {name: link.connection for name, link in links.links.items()}
                 # What each of them asks again and again nobody answers.
                 for _ in range(3):
                     for replica in extra:
@@ -249,7 +250,7 @@ def test_a_group_that_a_node_does_not_host_leaves_the_others_alone(tmp_path, cap
                     await asyncio.sleep(0.2)
                 client = RawClient(await cluster.channel(await cluster.leader("shared")), "shared")
                 await client.append([b"the others go on"])
-                assert {name: link.connection for name, link in links._links.items()} == opened
+                assert {name: link.connection for name, link in links.links.items()} == opened
                 assert all(replica.soft_state.role is not Role.LEADER for replica in extra)
         lines = [record.getMessage() for record in caplog.records if "not hosted here" in record.getMessage()]
         assert {sum(f"'{name}'" in line for line in lines) for name in ("mine", "alone")} == {2}, lines
@@ -285,7 +286,7 @@ def test_the_kernel_watches_links_too():
         async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
             await both_connected(n0, n1)
             for node in (n0, n1):
-                (link,) = node.links._links.values()
+                (link,) = node.links.links.values()
                 sock = link.connection._transport.get_extra_info("socket")
                 assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -297,7 +298,7 @@ def test_the_kernel_watches_links_too():
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("swapped", "the node there calls itself"), ("stranger", "a0 is not a peer of n1")]
+    ("kind", "said"), [("swapped", "the node at this address is"), ("stranger", "a0 is not a peer of n1")]
 )
 def test_nodes_whose_peers_strings_disagree_say_so_and_the_others_go_on(tmp_path, caplog, kind, said):
     async def main():
@@ -315,7 +316,7 @@ def test_nodes_whose_peers_strings_disagree_say_so_and_the_others_go_on(tmp_path
                 await eventually(lambda: said in caplog.text)
                 client = await cluster.client()
                 await client.append([b"the others go on"])
-                assert alone._links.connected() == []
+                assert alone.links.connected() == []
                 assert not alone.hosted["default"].replica.is_leader
                 await alone.close()
 

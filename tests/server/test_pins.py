@@ -6,19 +6,19 @@ import time
 
 import pytest
 
-from dledger_core.config import format_peers
+from dledger_core.config import LIMITS, format_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import BadRequestError, BusyError
-from dledger_core.server.services.pins import NAME_BYTES_MAX, PIN_MS_MAX, PINS_MAX, Pins
+from dledger_core.server.maintenance.retention import Pins
 from tests.support.server_group import ServerGroup, run
 
 
 def test_a_pin_holds_for_its_time_and_is_renewed() -> None:
     pins = Pins()
-    pins.ask(["a", 1000], 5, now_ms=0)
-    pins.ask(["b", 2000], 9, now_ms=0)
+    pins.set(["a", 1000], 5, now_ms=0)
+    pins.set(["b", 2000], 9, now_ms=0)
     assert sorted(pins.starts(999)) == [5, 9]
-    pins.ask(["a", 1000], 7, now_ms=999)
+    pins.set(["a", 1000], 7, now_ms=999)
     assert sorted(pins.starts(1500)) == [7, 9]
     assert pins.starts(1999) == [9]
     assert pins.starts(2000) == []
@@ -26,10 +26,10 @@ def test_a_pin_holds_for_its_time_and_is_renewed() -> None:
 
 def test_a_pin_is_given_up() -> None:
     pins = Pins()
-    pins.ask(["a", 1000], 5, now_ms=0)
-    pins.ask(["a", 0], 5, now_ms=0)
-    pins.ask(["never there", 0], 5, now_ms=0)
-    pins.ask(None, 5, now_ms=0)
+    pins.set(["a", 1000], 5, now_ms=0)
+    pins.set(["a", 0], 5, now_ms=0)
+    pins.set(["never there", 0], 5, now_ms=0)
+    pins.set(None, 5, now_ms=0)
     assert pins.starts(0) == []
 
 
@@ -44,25 +44,25 @@ def test_a_pin_is_given_up() -> None:
         [1, 1],
         ["", 1],
         ["a", -1],
-        ["a", PIN_MS_MAX + 1],
-        ["é" * NAME_BYTES_MAX, 1],
+        ["a", LIMITS.pin_ms + 1],
+        ["é" * LIMITS.pin_name_bytes, 1],
     ],
 )
 def test_malformed_pins_are_refused(asked: object) -> None:
     pins = Pins()
     with pytest.raises(BadRequestError):
-        pins.ask(asked, 5, now_ms=0)
+        pins.set(asked, 5, now_ms=0)
     assert pins.starts(0) == []
 
 
 def test_pins_are_bounded_in_number_and_old_ones_make_room() -> None:
     pins = Pins()
-    for at in range(PINS_MAX):
-        pins.ask([f"r{at}", 10], at, now_ms=0)
+    for at in range(LIMITS.pins):
+        pins.set([f"r{at}", 10], at, now_ms=0)
     with pytest.raises(BusyError):
-        pins.ask(["one more", 10], 1, now_ms=9)
-    pins.ask(["r0", 10], 1, now_ms=9)
-    pins.ask(["one more", 10], 1, now_ms=10)
+        pins.set(["one more", 10], 1, now_ms=9)
+    pins.set(["r0", 10], 1, now_ms=9)
+    pins.set(["one more", 10], 1, now_ms=10)
     assert len(pins.starts(10)) == 2
 
 

@@ -122,8 +122,8 @@ def test_a_damaged_store_is_repaired_at_start_while_the_group_goes_on(tmp_path: 
         cluster.restart("n2")
         for number in range(30):
             client.append([b"meanwhile %d" % number])
-        soon(lambda: "are repaired" in cluster.log_path("n2").read_text())
-        assert "has no vote until its store is repaired" in cluster.log_path("n2").read_text()
+        soon(lambda: "entries repaired: " in cluster.log_path("n2").read_text())
+        assert "group offline until its store is repaired" in cluster.log_path("n2").read_text()
         check_alike(cluster)
 
 
@@ -135,7 +135,7 @@ def test_a_suspect_store_is_verified_before_its_node_takes_part(tmp_path: Path) 
         mark_needs_verification(OsFiles(), layout, "Input/output error")
         fill(cluster, 20)
         cluster.restart("n1")
-        soon(lambda: "the store is verified" in cluster.log_path("n1").read_text())
+        soon(lambda: "store verified" in cluster.log_path("n1").read_text())
         assert "Input/output error" in cluster.log_path("n1").read_text()
         assert verification_reason(OsFiles(), layout) is None
         check_alike(cluster)
@@ -161,10 +161,10 @@ def test_two_damaged_stores_of_three_are_repaired_and_without_peers_it_is_said(t
         damage_some(cluster.store_path("n1"))
         flip(data_files(cluster.store_path("n2"))[0], 90_000)
         cluster.restart("n1")
-        soon(lambda: "no intact copy of entries" in cluster.log_path("n1").read_text())
+        soon(lambda: "no intact copy" in cluster.log_path("n1").read_text())
         damaged = bytes_of(cluster.store_path("n1"))
         cluster.restart("n2")
-        soon(lambda: "no intact copy of entries" in cluster.log_path("n2").read_text())
+        soon(lambda: "no intact copy" in cluster.log_path("n2").read_text())
         assert bytes_of(cluster.store_path("n1")) == damaged
         cluster.restart("n0")
         cluster.leader()
@@ -198,7 +198,7 @@ def test_recovering_voter_votes_again_after_leader_elected_without_it(tmp_path: 
         cluster.restart("n2")
         soon(lambda: "voting resumed" in cluster.log_path("n2").read_text())
         said = cluster.log_path("n2").read_text()
-        assert said.index("are repaired") < said.index("the end of the log was lost") < said.index("voting resumed")
+        assert said.index("entries repaired: ") < said.index("end of the log lost") < said.index("voting resumed")
         assert not mark_of(cluster, "n2").exists()
         fill(cluster, 5)
         check_alike(cluster)
@@ -213,7 +213,7 @@ def test_recovering_voter_keeps_group_without_majority_until_helped(tmp_path: Pa
         cluster.stop("n2")
         cut_end(cluster.store_path("n2"))
         cluster.restart("n2")
-        soon(lambda: "the end of the log was lost" in cluster.log_path("n2").read_text())
+        soon(lambda: "end of the log lost" in cluster.log_path("n2").read_text())
         with Client(cluster.peers) as client:
             soon(lambda: [node.is_recovering for node in client.metadata().nodes] == [False, False, True])
         told = runner.invoke(main, ["status", "--peers", cluster.peers])
@@ -278,12 +278,12 @@ def test_a_running_node_finds_and_repairs_damage_without_stopping_the_group(tmp_
             number += 1
             client.append([b"meanwhile %d" % number])
             log = cluster.log_path(victim).read_text()
-            return log.count("are repaired at") >= 3 and "rows of the index" in log
+            return log.count("entries repaired: ") >= 3 and "index rows rewritten" in log
 
         soon(repaired)
         assert [cluster.pid(node) for node in cluster.node_ids] == pids
-        led = cluster.log_path(victim).read_text().split("are repaired at")[0].split(f"{victim} is leader")
-        assert len(led) == 1 or f"{victim} is follower" in led[-1], "it was repaired while it led the group"
+        led = cluster.log_path(victim).read_text().split("entries repaired: ")[0].split(f"node={victim} role=leader")
+        assert len(led) == 1 or f"node={victim} role=follower" in led[-1], "it was repaired while it led the group"
         assert len(led) > 1 or not leads
         check_alike(cluster)
 
@@ -302,7 +302,7 @@ def test_a_leader_that_cannot_read_what_a_follower_needs_hands_over(tmp_path: Pa
         pid = cluster.pid(leader)
         flip(data_files(cluster.store_path(leader))[0], 5000)
         cluster.restart(behind)
-        soon(lambda: "are repaired at" in cluster.log_path(leader).read_text())
+        soon(lambda: "entries repaired: " in cluster.log_path(leader).read_text())
         soon(lambda: settled(cluster))
         assert cluster.pid(leader) == pid
         check_alike(cluster)

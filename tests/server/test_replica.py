@@ -9,10 +9,11 @@ import pytest
 
 from dledger_core.errors import DiskFailedError, InvariantViolationError, ProposalDroppedError, invariant
 from dledger_core.ids import Index, NodeId, Term
+from dledger_core.net.messages import READ
 from dledger_core.raft import AppendEntries, Batch, Configuration
 from dledger_core.record import Columns, ProposedBatch, encode
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.reads import ReadRequest, Reads
+from dledger_core.server.services.reads import Reads
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven
@@ -51,7 +52,7 @@ class Follower:
             waiting.set()
             free.wait()
 
-        self.replica._disk.run(wait)
+        self.replica.run_on_disk(wait)
         assert waiting.wait(60)
         return free
 
@@ -86,7 +87,7 @@ class Follower:
 
 
 async def read_all(replica, executor=None):
-    request = ReadRequest.parse({"start": 0, "end": 1 << 40, "iso": "records"})
+    request = READ.decode({"start": 0, "end": 1 << 40, "iso": "records"})
     result = await Reads(replica, executor).read(request)
     return [] if result.records is None else [bytes(b) for b in _bodies(result.records)]
 

@@ -13,7 +13,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DiskFailedError
 from dledger_core.ids import Index
-from dledger_core.server.maintenance.maintenance import Maintenance
+from dledger_core.server.maintenance.disk_space import DiskRounds
 from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
@@ -162,7 +162,7 @@ def retain(n0: HandDriven, policy: RetentionPolicy) -> None:
 
     async def once() -> None:
         with ThreadPoolExecutor(1) as executor:
-            await Maintenance(policy, lambda: [n0.replica], executor).retain_round()
+            await DiskRounds(policy, lambda: [n0.replica], executor).retain()
 
     asyncio.run(once())
     n0.run()
@@ -226,10 +226,10 @@ def test_rows_of_an_open_transaction_stay(tmp_path) -> None:
 def test_a_reader_that_asked_is_waited_for_until_its_time_is_over(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         filled(n0)
-        n0.replica.pins.ask(["tail", 24 * HOUR], 1, now_ms := 1 << 50)
+        n0.replica.pins.set(["tail", 24 * HOUR], 1, now_ms := 1 << 50)
         retain(n0, SMALL)
         assert n0.log.first_index() == 0
-        n0.replica.pins.ask(["tail", 0], 1, now_ms)
+        n0.replica.pins.set(["tail", 0], 1, now_ms)
         retain(n0, SMALL)
         assert n0.log.first_index() > 0
 

@@ -28,7 +28,7 @@ async def delete(group: ServerGroup) -> int:
     """Lets every node run its round now; returns the lowest first index that is left."""
     for node_id, node in group.nodes.items():
         log = group.hosted(node_id).replica.log
-        await node._maintenance.retain_round()
+        await node.disk_rounds.retain()
         await eventually(lambda log=log: len(log.segment_summaries()) <= 4)
     return min(group.hosted(node_id).replica.log.first_index() for node_id in group.nodes)
 
@@ -95,7 +95,7 @@ def test_an_open_transaction_keeps_its_rows_on_every_node(tmp_path) -> None:
             part = await client.attempt([b"row"] * 3, QUERY)
             await fill(group)
             for node in group.nodes.values():
-                await node._maintenance.retain_round()
+                await node.disk_rounds.retain()
             await asyncio.sleep(0)
             assert all(group.hosted(n).replica.log.first_index() < part.first for n in group.nodes)
             parts = [list(part)]

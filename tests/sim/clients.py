@@ -16,7 +16,7 @@ from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index
 from dledger_core.record import HEADER_BYTES, MAGIC_DATA, Columns
-from dledger_core.server.services.appends import Appended, ProducerKey
+from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
 from dledger_core.storage.read.visibility import Visibility
 from tests.sim.safety import check
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.replica_member import ReplicaMember
     from tests.sim.simulator import Simulator
 
-Outcome = Appended | DLedgerError
+Outcome = AppendedRange | DLedgerError
 Reply = Callable[[Outcome], None]
 Request = Callable[["ReplicaMember", Reply], None]
 
@@ -163,7 +163,7 @@ class ProducerClient(SimClient):
         self.call(request, lambda outcome: self._done(operation, outcome))
 
     def _done(self, operation: Operation, outcome: Outcome | None) -> None:
-        if isinstance(outcome, Appended):
+        if isinstance(outcome, AppendedRange):
             operation.outcome = outcome
             self.start()
             return
@@ -200,7 +200,7 @@ class QueryClient(SimClient):
             member.appends.when_ready(ready)
 
         def done(outcome: Outcome | None) -> None:
-            if not isinstance(outcome, Appended):
+            if not isinstance(outcome, AppendedRange):
                 self.start()
             elif found[0] == "committed":
                 self._next()
@@ -236,7 +236,7 @@ class QueryClient(SimClient):
             operation.outcome = outcome
             if self.sim.chance(0.05):
                 self._restart()
-            elif not isinstance(outcome, Appended):
+            elif not isinstance(outcome, AppendedRange):
                 self._failed(outcome, lambda: self._task(tasks_left, parts))
             elif self.sim.chance(0.1):
                 self.sim.counters["attempts orphaned"] += 1  # a speculative one: its twin wins
@@ -263,7 +263,7 @@ class QueryClient(SimClient):
             member.appends.commit(key, parts, reply)
 
         def done(outcome: Outcome | None) -> None:
-            if isinstance(outcome, Appended):
+            if isinstance(outcome, AppendedRange):
                 commit.acknowledged = True
                 self.sim.counters["transactions committed"] += 1
                 self._next()
@@ -353,7 +353,7 @@ def _check_operation(operation: Operation, ranges: list[tuple[int, int]]) -> Non
     for first, last in ranges:
         check(last - first + 1 == operation.columns.count, "an append is in the log in part", operation, ranges)
     outcome = operation.outcome
-    if isinstance(outcome, Appended):
+    if isinstance(outcome, AppendedRange):
         reported = [(outcome.first_index, outcome.last_index)]
         check(ranges == reported, "an acknowledged append is lost or elsewhere", operation, ranges)
     elif isinstance(outcome, DLedgerError) and not outcome.outcome_unknown and not operation.retried:
@@ -362,7 +362,9 @@ def _check_operation(operation: Operation, ranges: list[tuple[int, int]]) -> Non
 
 def _check_order(operations: list[Operation]) -> None:
     """Check that no two appends overlap, and that the sequences of a producer's epoch are in order."""
-    appended = [(o.outcome.first_index, o.outcome.last_index, o) for o in operations if isinstance(o.outcome, Appended)]
+    appended = [
+        (o.outcome.first_index, o.outcome.last_index, o) for o in operations if isinstance(o.outcome, AppendedRange)
+    ]
     appended.sort(key=lambda row: row[:2])
     newest: dict[tuple[str, int], int] = {}
     for (_, last, _), (first, _, _) in pairwise(appended):

@@ -1,6 +1,6 @@
 """Repairs in the simulation: the server's own ones, in simulated time over simulated disks and links.
 
-A quarantined store is repaired before its member participates (``QuarantinedStores``), damage that a read finds in a
+A quarantined store is repaired before its member participates (``StoreRepairs``), damage that a read finds in a
 running member is repaired at the same time as its other work (``LiveRepairs``), and every log is read from time to time
 (``Scrub``). A member's response to a repair comes late, and not at all while that member is down, stalled or isolated.
 """
@@ -15,8 +15,9 @@ from dledger_core.config import Peer
 from dledger_core.errors import CorruptRecordError, DLedgerError, IndexOutOfRangeError, UnreachableError
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.maintenance.repair import QuarantinedStores, open_sound
+from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
+from dledger_core.server.members import Members
 from dledger_core.server.replica.replica import Replica
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.repair import StoreRepair
@@ -37,7 +38,7 @@ SCRUB_BYTES_PER_S = 20_000
 
 
 class SimSource:
-    """Another member as a source of records; see ``Source``."""
+    """Another member as a source of records; see ``PeerRecordSource``."""
 
     def __init__(self, member: ReplicaMember, peer: Peer) -> None:
         self.peer = peer
@@ -110,7 +111,7 @@ class SimRepairEnvironment:
     async def sleep(self, seconds: float) -> None:
         await self._pause(max(1, int(seconds * UNITS_PER_S)))
 
-    async def beside(self, function: Callable[[], T]) -> T:
+    async def run_blocking(self, function: Callable[[], T]) -> T:
         await self._pause(self._sim.source.randrange(1, 10))
         return function()
 
@@ -130,7 +131,7 @@ class SimRepairEnvironment:
         result: T = await Wait(begin)
         return result
 
-    async def progress(self, replica: Replica, timeout_s: float) -> None:
+    async def wait_change(self, replica: Replica, timeout_s: float) -> None:
         del replica
         await self.sleep(min(timeout_s, 0.05))
 
@@ -159,9 +160,9 @@ class MemberRepairs:
         config = self._config()
         (group,) = config.groups
         try:
-            log = open_sound(config, group, files, self._log_type)
+            log = open_checked(config, group, files, self._log_type)
         except CorruptRecordError as error:
-            stores = QuarantinedStores(config, _never, _never, self._environment, files, self._log_type)
+            stores = StoreRepairs(config, self._members(), self._environment, files, self._log_type)
             marked = verification_reason(files, Layout(member.path)) is not None
             repairable = stores.can_help(group, error) and (marked or member.is_damaged)
             check(repairable, "a store is damaged without a fault", member.node_id, error)
@@ -177,8 +178,7 @@ class MemberRepairs:
     def watch(self) -> None:
         """Repair the damage that reads find from now on, and start to read in the background."""
         replica, sim = self._member.replica, self._sim
-        peers = [peer for peer in self._config().peers if peer.node_id != self._member.node_id]
-        repairs = LiveRepairs(peers, self._environment)
+        repairs = LiveRepairs(self._members(), self._environment)
         scrub = Scrub(lambda: (), SCRUB_BYTES_PER_S, 0.0, self._environment)
         led = [False]
 
@@ -190,7 +190,7 @@ class MemberRepairs:
             if self._member.life == self._life and not self.busy:
                 self.busy, led[0] = True, replica.is_leader
                 sim.counters["live repairs"] += 1
-                self._run(repairs.mend(replica, self._damaged), repaired)
+                self._run(repairs.repair(replica, self._damaged), repaired)
 
         def found(index: int) -> None:
             self._damaged.add(index)
@@ -201,6 +201,10 @@ class MemberRepairs:
 
         replica.log.on_damage = found
         self._member.later(sim.source.randrange(1, sim.mix.scrub_interval), read_all)
+
+    def _members(self) -> Members:
+        config = self._config()
+        return Members(config.self_id, config.peers)
 
     def _config(self) -> ServerConfig:
         member, sim = self._member, self._sim
@@ -224,10 +228,6 @@ class MemberRepairs:
         assert isinstance(log, CommitLog)
         self._sim.counters["repaired starts"] += 1
         host(log)
-
-
-def _never(*_: object) -> None:
-    raise AssertionError("the simulation hosts logs itself")
 
 
 def check_intact(member: ReplicaMember) -> None:

@@ -43,8 +43,9 @@ from dledger_core.record import HEADER_BYTES, Records, records_of
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import Appended, Appends
-from dledger_core.server.services.budget import Budget
+from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.in_flight import AppendedRange
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
@@ -350,6 +351,7 @@ class ReplicaMember(Member):
         )
         self.replica.member = self
         self.appends = Appends(self.replica, Budget(INFLIGHT_BYTES_MAX))
+        self.replica.observe(self.appends)
         self.repairs.watch()
         self.joined()
         self.sim.shared.compare_tables(self)
@@ -512,7 +514,7 @@ class ReplicaMember(Member):
             check_history(self.sim.shared.history, self, self.sim.shared.deleted)
             outcomes = [operation.outcome for operation in self.sim.shared.history.operations]
             self.sim.counters["operations"] = len(outcomes)
-            self.sim.counters["acknowledged"] = sum(isinstance(outcome, Appended) for outcome in outcomes)
+            self.sim.counters["acknowledged"] = sum(isinstance(outcome, AppendedRange) for outcome in outcomes)
 
 
 class Shared:

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dledger_core.config import RaftConfig, StorageConfig
+from dledger_core.config import LIMITS, Limits, RaftConfig, StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index, NodeId, Term
@@ -31,8 +31,9 @@ from dledger_core.record import MAGIC_DATA, Columns
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.appends import Appended, Appends, ProducerKey
-from dledger_core.server.services.budget import Budget
+from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
@@ -217,9 +218,10 @@ class HandDriven:
 class Asker:
     """Appends to a hand-driven replica and keeps the answers, in order."""
 
-    def __init__(self, node: HandDriven, budget: Budget | None = None) -> None:
-        self.appends = Appends(node.replica, budget or Budget(1 << 30))
-        self.answers: list[Appended | DLedgerError] = []
+    def __init__(self, node: HandDriven, budget: Budget | None = None, limits: Limits = LIMITS) -> None:
+        self.appends = Appends(node.replica, budget or Budget(1 << 30), limits)
+        node.replica.observe(self.appends)
+        self.answers: list[AppendedRange | DLedgerError] = []
 
     def plain(self, *bodies: bytes) -> None:
         self.appends.append(Columns.from_bodies(bodies), self.answers.append)
@@ -234,7 +236,7 @@ class Asker:
     @property
     def ranges(self) -> list[tuple[int, int] | type[DLedgerError]]:
         """Each answer as (first, last), or the class of its error."""
-        return [(a.first_index, a.last_index) if isinstance(a, Appended) else type(a) for a in self.answers]
+        return [(a.first_index, a.last_index) if isinstance(a, AppendedRange) else type(a) for a in self.answers]
 
 
 class ReplicaGroup(Group):
@@ -300,7 +302,7 @@ class ReplicaGroup(Group):
             return
         self.deliver()
         self.tick(ticks)
-        if asker.answers and isinstance(asker.answers[0], Appended):
+        if asker.answers and isinstance(asker.answers[0], AppendedRange):
             self.acknowledged[asker.answers[0].first_index] = list(bodies)
         else:
             assert not asker.answers or asker.answers[0].outcome_unknown, asker.answers

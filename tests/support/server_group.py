@@ -22,8 +22,8 @@ from dledger_core.record import Columns
 from dledger_core.rocketmq.remoting.port import remoting_port
 from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.group import HostedGroup
 from dledger_core.server.node import NodeServer
-from dledger_core.server.services.request import HostedGroup
 
 T = TypeVar("T")
 

@@ -9,9 +9,11 @@ from typing import Any, Final
 from dledger_core.checksum import Buffer
 from dledger_core.config import Peer
 from dledger_core.errors import DLedgerError, ProtocolError, RequestTimedOutError, UnreachableError, error_from_wire
+from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
+from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
-from dledger_core.net.transport import Connection, Hello, connect
+from dledger_core.net.transport import connect
 
 CONNECT_TIMEOUT_S: Final = 3.0
 

@@ -1,21 +1,26 @@
-"""Repairs stores from peers: one that cannot be opened, before its group takes part, and one that is in use."""
+"""Repair of a damaged store from peers, before its group participates.
+
+``RepairEnvironment`` is what repairs take from a node or a simulation; ``scrub`` repairs open logs with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from dledger_core.config import Peer
-from dledger_core.errors import CorruptRecordError, UnreachableError
+from dledger_core.config import LIMITS, Limits, Peer
+from dledger_core.errors import CorruptRecordError
 from dledger_core.record import Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.maintenance.peer_records import PeerRecords
-from dledger_core.server.maintenance.repair_environment import EventLoopRepairs, RepairEnvironment
+from dledger_core.server.maintenance.peer_records import PeerConnection, PeerRecords, PeerRecordSource
+from dledger_core.server.members import Members
 from dledger_core.storage import CommitLog
 from dledger_core.storage.check.damage import Damage
 from dledger_core.storage.check.repair import StoreRepair
@@ -23,25 +28,106 @@ from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
 
-__all__ = ["QuarantinedStores", "RepairReport", "open_sound", "repair_store"]
+if TYPE_CHECKING:
+    from dledger_core.server.replica.replica import Replica
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
-RETRY_S: Final = 2.0
-TOLD_S: Final = 60.0
+Retry = Callable[[Sequence[Damage], Mapping[str, str]], Awaitable[bool]]
+"""Gets the remaining damage and each peer's reason for not helping; returns whether to ask them again."""
 
-Again = Callable[[Sequence[Damage], Mapping[str, str]], Awaitable[bool]]
-"""Gets what remains and why peers did not help; returns whether to ask them again."""
+
+class RepairEnvironment(Protocol):
+    """The parts of repairs that differ between a node and a simulation: time, threads, writes, other nodes."""
+
+    def now(self) -> float:
+        """Return the seconds of a monotonic clock."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    async def run_blocking(self, function: Callable[[], T]) -> T:
+        """Run a blocking function off the event loop and return its result."""
+
+    async def on_disk(self, replica: Replica, job: Callable[[], T]) -> T:
+        """Run a job that writes to an open log, in order with the log's other writes, and return its result.
+
+        A failed write stops the replica; then this never returns.
+
+        Raises:
+            CorruptRecordError: the job raised it.
+        """
+
+    async def wait_change(self, replica: Replica, timeout_s: float) -> None:
+        """Wait until a replica changed or the timeout expires."""
+
+    def source(self, peer: Peer) -> PeerRecordSource:
+        """Return access to another node, not connected yet."""
+
+
+class EventLoopRepairs:
+    """The running event loop, its threads, real connections.
+
+    Args:
+        executor: threads for blocking work; None = the loop's own.
+        limits: the node's limits.
+    """
+
+    def __init__(self, executor: Executor | None = None, limits: Limits = LIMITS) -> None:
+        self._executor = executor
+        self._limits = limits
+
+    def now(self) -> float:
+        """See ``RepairEnvironment``."""
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """See ``RepairEnvironment``."""
+        await asyncio.sleep(seconds)
+
+    async def run_blocking(self, function: Callable[[], T]) -> T:
+        """See ``RepairEnvironment``."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    async def on_disk(self, replica: Replica, job: Callable[[], T]) -> T:
+        """See ``RepairEnvironment``."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def complete(function: Callable[[], None]) -> None:
+            if not done.done():
+                function()
+
+        def work() -> None:
+            outcome: Callable[[], None]
+            try:
+                outcome = partial(done.set_result, job())
+            except CorruptRecordError as error:
+                outcome = partial(done.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(complete, outcome)
+
+        replica.run_on_disk(work)
+        return await done
+
+    async def wait_change(self, replica: Replica, timeout_s: float) -> None:
+        """See ``RepairEnvironment``."""
+        await replica.wait_change(timeout_s)
+
+    def source(self, peer: Peer) -> PeerRecordSource:
+        """See ``RepairEnvironment``."""
+        return PeerConnection(peer, self._limits)
 
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair came to.
+    """Result of a repair.
 
     Attributes:
-        found: the damage there was.
-        remaining: what no peer could give.
-        failures: why peers did not help, by node id.
+        found: the damage before the repair.
+        remaining: the damage for which no peer has records.
+        failures: each peer's reason for not helping, by node id.
     """
 
     found: tuple[Damage, ...]
@@ -57,65 +143,65 @@ async def repair_store(
     store: StoreRepair,
     peers: Sequence[Peer],
     group: str,
-    again: Again = _give_up,
+    retry: Retry = _give_up,
     environment: RepairEnvironment | None = None,
 ) -> RepairReport:
-    """Verifies a whole store, takes what is damaged from peers, and verifies again; then it is suspect no more.
+    """Verify a complete store, replace damaged records by those of peers, verify again and clear its marker.
 
     Args:
-        store: held for repair; closed by the caller.
-        peers: who may hold the records; the store's own node among them does no harm.
+        store: opened for repair; closed by the caller.
+        peers: nodes that may have the records; the store's own node is skipped.
         group: the group's name.
-        again: decides about another attempt while something remains.
+        retry: decides about another attempt while damage remains.
         environment: time, threads and connections; by default those of the running event loop.
 
     Raises:
-        DiskFailedError: the disk does not take what is written.
+        DiskFailedError: a write failed.
     """
     environment = environment or EventLoopRepairs()
-    await environment.beside(store.prepare)
-    found = left = await environment.beside(partial(store.find, rewrite_rows=True))
+    await environment.run_blocking(store.prepare)
+    found = left = await environment.run_blocking(partial(store.find, rewrite_rows=True))
     others = tuple(peer for peer in peers if peer.node_id != store.meta.node_id)
     records = PeerRecords(others, group, store.meta.log_uuid, environment.source)
     if others:
-        await environment.beside(partial(store.mark_recovering_if_end_is_lost, found))
+        await environment.run_blocking(partial(store.mark_recovering_if_end_is_lost, found))
 
     async def write(damage: Damage, fetched: Records | None, commit_index: int) -> Damage | None:
-        return await environment.beside(partial(store.write_back, damage, fetched, commit_index))
+        return await environment.run_blocking(partial(store.write_back, damage, fetched, commit_index))
 
     while left:
-        rests = [await records.mend(damage, write) for damage in left]
+        rests = [await records.repair(damage, write) for damage in left]
         left = [rest for rest in rests if rest is not None]
-        if left and not await again(left, records.failures):
+        if left and not await retry(left, records.failures):
             break
     if found and not left:
-        left = await environment.beside(partial(store.find, rewrite_rows=True))
+        left = await environment.run_blocking(partial(store.find, rewrite_rows=True))
     if not left:
-        await environment.beside(store.settle)
+        await environment.run_blocking(store.settle)
     return RepairReport(tuple(found), tuple(left), dict(records.failures))
 
 
-def open_sound(
+def open_checked(
     config: ServerConfig, group: str, files: Files | None = None, log_type: type[CommitLog] = CommitLog
 ) -> CommitLog:
-    """Opens a group's log and looks through its newest part.
+    """Open a group's log and check its newest records.
 
     Args:
         config: the node's settings.
         group: the group.
         files: the file system.
-        log_type: what to open.
+        log_type: class of the log.
 
     Raises:
-        CorruptRecordError: it is damaged, or marked suspect.
-        StorageError: it is foreign or in use.
+        CorruptRecordError: the store is damaged, or marked for verification.
+        StorageError: the store is foreign or in use.
     """
     files = files or OsFiles()
     path = config.store_path(group)
     why = verification_reason(files, Layout(path))
     if why is not None:
         raise CorruptRecordError(
-            f"the store is suspect, a write failed ({why})", str(path), "it is verified and repaired from its peers"
+            f"the store needs verification ({why})", str(path), "it is verified and repaired from its peers"
         )
     log = log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files)
     try:
@@ -126,114 +212,81 @@ def open_sound(
     return log
 
 
-class QuarantinedStores:
-    """The groups of a node whose stores are not fit to be opened; each is repaired, then opened, beside the others.
+class StoreRepairs:
+    """Repair of stores that cannot be opened as they are.
 
     Args:
         config: the node's settings.
-        host: gets group and log once the log is sound.
-        on_failed: gets the error of a store that cannot be repaired at all.
+        members: the nodes that may have the records.
         environment: time, threads and connections; by default those of the running event loop.
         files: the file system.
-        log_type: what is opened in the end.
+        log_type: class of the log that is opened at the end.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        host: Callable[[str, CommitLog], None],
-        on_failed: Callable[[BaseException], None],
+        members: Members,
         environment: RepairEnvironment | None = None,
         files: Files | None = None,
         log_type: type[CommitLog] = CommitLog,
     ) -> None:
         self._config = config
-        self._host = host
-        self._on_failed = on_failed
-        self._environment = environment or EventLoopRepairs()
+        self._members = members
+        self._environment = environment or EventLoopRepairs(limits=config.limits)
         self._files = files or OsFiles()
         self._log_type = log_type
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._told = 0.0
-
-    def __contains__(self, group: str) -> bool:
-        return group in self._tasks
-
-    def refuse(self, group: str) -> None:
-        """Raises what is answered for a group that is being repaired."""
-        if group in self._tasks:
-            raise UnreachableError(
-                f"the store of group {group} on {self._config.self_id} is suspect", "", "ask another node"
-            )
-
-    def take(self, group: str, error: CorruptRecordError) -> bool:
-        """Begins to repair a store because of ``error``; returns False where no peer could help."""
-        if not self.can_help(group, error):
-            return False
-        _LOG.error("group %s takes no part and has no vote until its store is repaired: %s", group, error)
-        self._tasks[group] = asyncio.create_task(self._repair(group, error), name=f"repair-{group}")
-        return True
+        self._logged_at: float | None = None
 
     def can_help(self, group: str, error: CorruptRecordError) -> bool:
-        """Whether a repair may mend what ``error`` tells."""
+        """Whether a repair may fix the damage that ``error`` names."""
         path = self._config.store_path(group)
         in_data = Path(error.where).parent == path / "data"
-        suspect = verification_reason(self._files, Layout(path)) is not None
-        return suspect or (in_data and len(self._config.peers) > 1)
-
-    async def close(self) -> None:
-        """Ends what is under way."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    async def _repair(self, group: str, error: CorruptRecordError) -> None:
-        try:
-            log = await self.repaired(group, error)
-            del self._tasks[group]
-            self._host(group, log)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the node must not go on without the group
-            _LOG.critical("group %s cannot be repaired: %s", group, failure)
-            self._on_failed(failure)
+        marked = verification_reason(self._files, Layout(path)) is not None
+        return marked or (in_data and bool(self._members.others))
 
     async def repaired(self, group: str, error: CorruptRecordError) -> CommitLog:
-        """Returns the log of a store that ``error`` tells of, opened after its repair.
+        """Repair the store that ``error`` is about, open it and return its log.
 
         Raises:
-            CorruptRecordError: no peer could help, and none is asked again.
-            DiskFailedError: the disk does not take what is written.
+            CorruptRecordError: no peer has the records, and none is asked again.
+            DiskFailedError: a write failed.
         """
         config, environment, files = self._config, self._environment, self._files
 
-        async def again(remaining: Sequence[Damage], failures: Mapping[str, str]) -> bool:
-            if len(config.peers) == 1:
+        async def retry(remaining: Sequence[Damage], failures: Mapping[str, str]) -> bool:
+            if not self._members.others:
                 return False
-            self._tell(group, remaining, failures)
-            await environment.sleep(RETRY_S)
+            self._log_remaining(group, remaining, failures)
+            await environment.sleep(config.limits.repair_retry_s)
             return True
 
         path, node_id = config.store_path(group), config.self_id
-        store = await environment.beside(
+        store = await environment.run_blocking(
             partial(StoreRepair.open, path, group=group, node_id=node_id, files=files, config=config.storage)
         )
         try:
-            report = await repair_store(store, config.peers, group, again, environment)
+            report = await repair_store(store, self._members.peers, group, retry, environment)
         finally:
             store.close()
         if report.remaining:
             raise error
         for damage in report.found:
-            _LOG.warning("group %s: entries [%d, %d) are repaired", group, damage.start, damage.end)
-        log = await environment.beside(partial(open_sound, config, group, files, self._log_type))
-        _LOG.info("group %s: the store is verified", group)
+            _LOG.warning("entries repaired: group=%s start=%d end=%d", group, damage.start, damage.end)
+        log = await environment.run_blocking(partial(open_checked, config, group, files, self._log_type))
+        _LOG.info("store verified: group=%s", group)
         return log
 
-    def _tell(self, group: str, remaining: Sequence[Damage], failures: Mapping[str, str]) -> None:
+    def _log_remaining(self, group: str, remaining: Sequence[Damage], failures: Mapping[str, str]) -> None:
         now = self._environment.now()
-        if now - self._told >= TOLD_S or not self._told:
-            self._told = now
+        if self._logged_at is None or now - self._logged_at >= self._config.limits.repair_log_s:
+            self._logged_at = now
             first = remaining[0]
             reasons = "; ".join(f"{node}: {why}" for node, why in failures.items())
             _LOG.error(
-                "group %s: no intact copy of entries [%d, %d) so far (%s)", group, first.start, first.end, reasons
+                "no intact copy of damaged entries: group=%s start=%d end=%d error=%s",
+                group,
+                first.start,
+                first.end,
+                reasons,
             )

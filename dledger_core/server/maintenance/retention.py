@@ -1,7 +1,7 @@
-"""What may be deleted of a log, and when: by age, by size, by free disk. Nothing is, unless somebody asked for it.
+"""Retention: trim a log by age, by size or by free disk space. By default nothing is deleted.
 
-The rules alone, without clock and disk (``plan``); ``upkeep`` runs them. Names and defaults are Java DLedger's where
-it has them. Other than there an entry's age is its append time, not that of a file, and nothing goes that is not
+``plan`` has the rules, without clock and disk; ``disk_space`` runs them. Names and defaults are Java DLedger's where it
+has them. Unlike there, an entry's age is its append time, not that of a file; and no entry is deleted that is not
 committed, that belongs to an open transaction, or that a reader has pinned.
 """
 
@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from dledger_core.errors import ConfigError
+from dledger_core.config import LIMITS, Limits
+from dledger_core.errors import BadRequestError, BusyError, ConfigError
 from dledger_core.ids import Index
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
 
-__all__ = ["ANY_HOUR", "RetentionPolicy", "parse_hours", "plan"]
-
-SEGMENTS_PER_ROUND: Final = 10
 RATIO_MIN: Final = 0.5
 RATIO_MAX: Final = 0.95
 _HOUR_MS: Final = 3_600_000
@@ -26,28 +24,27 @@ ANY_HOUR: Final = frozenset(range(24))
 
 
 def parse_hours(text: str) -> frozenset[int]:
-    """Parses DLedger's ``deleteWhen``: hours of the day separated by ';', or ``any``."""
+    """Parse DLedger's ``deleteWhen``: hours of the day separated by ';', or ``any``."""
     if text.strip() == "any":
         return ANY_HOUR
-    pieces = [piece.strip() for piece in text.split(";") if piece.strip()]
-    if not pieces or not all(piece.isascii() and piece.isdigit() and int(piece) < 24 for piece in pieces):
+    tokens = [token.strip() for token in text.split(";") if token.strip()]
+    if not tokens or not all(token.isascii() and token.isdigit() and int(token) < 24 for token in tokens):
         raise ConfigError(
-            f"{text!r} names no hours of the day", "delete-when", "write 04, or 04;16, or any: hours in local time"
+            f"delete-when {text!r} is not a list of hours", "delete-when", "write 04, or 04;16, or any: local time"
         )
-    return frozenset(map(int, pieces))
+    return frozenset(map(int, tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """What is to be deleted; by default nothing.
+    """Rules of retention; the default deletes nothing.
 
     Attributes:
-        file_reserved_hours: delete data files whose newest entry is older; None = age does not matter.
-        delete_when: hours of the day, local time, in which old files are deleted.
-        check_ratio: where more of the disk is in use, old files are deleted at any hour.
-        retain_bytes: delete the oldest files of a log while what is left has at least this many bytes; None = size does
-            not matter.
-        force_clean: delete the oldest files, however young, while more than ``clean_ratio`` of the disk is in use.
+        file_reserved_hours: delete data files whose newest entry is older, in hours; None = no age limit.
+        delete_when: hours of the day, local time, at which expired files are deleted.
+        check_ratio: disk usage ratio above which expired files are deleted at any hour.
+        retain_bytes: delete the oldest files of a log while the rest has at least this many bytes; None = no limit.
+        force_clean: delete the oldest files of any age while the disk usage ratio is above ``clean_ratio``.
         clean_ratio: see ``force_clean``.
     """
 
@@ -64,14 +61,16 @@ class RetentionPolicy:
             ("disk-space-ratio-to-force-clean", self.clean_ratio),
         ):
             if not RATIO_MIN <= value <= RATIO_MAX:
-                raise ConfigError(f"{value} is not between {RATIO_MIN} and {RATIO_MAX}", option, "correct the setting")
-        for option, bound in (("file-reserved-hours", self.file_reserved_hours), ("retain-bytes", self.retain_bytes)):
-            if bound is not None and bound < 1:
-                raise ConfigError("must be at least 1", option, "leave it out to keep everything")
+                raise ConfigError(
+                    f"{option} must be between {RATIO_MIN} and {RATIO_MAX}, got {value}", option, "correct the setting"
+                )
+        for option, limit in (("file-reserved-hours", self.file_reserved_hours), ("retain-bytes", self.retain_bytes)):
+            if limit is not None and limit < 1:
+                raise ConfigError(f"{option} must be at least 1, got {limit}", option, "omit it to keep all files")
 
     @property
     def enabled(self) -> bool:
-        """Whether anything might ever be deleted."""
+        """Whether any rule is set."""
         return self.file_reserved_hours is not None or self.retain_bytes is not None or self.force_clean
 
 
@@ -84,19 +83,21 @@ def plan(
     now_ms: int,
     hour: int,
     space: DiskSpace,
+    segments_max: int = Limits.retention_segments,
 ) -> Index:
-    """Returns the first index to keep, the first one of a segment; that of the log if nothing is to go.
+    """Return the first index to keep, always the first one of a segment; the log's first index to delete nothing.
 
     Args:
-        policy: what is asked for.
+        policy: the rules.
         segments: the log's data files, oldest first, at least one; the last one is never deleted.
-        keep_from: neither this entry's segment goes nor what follows: the commit index, or the oldest open transaction.
-        pins: where readers are that asked to be waited for.
+        keep_from: the segment of this entry and all later ones are kept: the commit index or the oldest transaction.
+        pins: indexes that readers have pinned.
         now_ms: the time, ms since the epoch.
-        hour: of the day, local time.
-        space: of the disk.
+        hour: hour of the day, local time.
+        space: free and total space of the disk.
+        segments_max: at most this many segments are deleted.
     """
-    bound = min([keep_from, *pins])
+    limit = min([keep_from, *pins])
     newest = _newest_times(segments)
     total, free = sum(segment.nbytes for segment in segments), space.free_bytes
     may_expire = policy.file_reserved_hours is not None and (
@@ -104,7 +105,7 @@ def plan(
     )
     expired_before = now_ms - (policy.file_reserved_hours or 0) * _HOUR_MS
     kept = 0
-    while kept < min(len(segments) - 1, SEGMENTS_PER_ROUND) and segments[kept + 1].first_index <= bound:
+    while kept < min(len(segments) - 1, segments_max) and segments[kept + 1].first_index <= limit:
         oldest = segments[kept]
         expired = may_expire and 0 < newest[kept] < expired_before
         too_large = policy.retain_bytes is not None and total - oldest.nbytes >= policy.retain_bytes
@@ -117,9 +118,66 @@ def plan(
 
 
 def _newest_times(segments: Sequence[SegmentSummary]) -> list[int]:
-    """Returns each segment's newest append time; where Java wrote none, the next one known, which is not older."""
+    """Return each segment's newest append time; where Java wrote none, that of the next segment, which is not older."""
     times, known = [], 0
     for segment in reversed(segments):
         known = segment.last_time_ms or known
         times.append(known)
     return times[::-1]
+
+
+class Pins:
+    """Entries of one group that readers keep from retention on this node, in memory and for a limited time.
+
+    A reader of several nodes pins on each, and renews its pins. A pin holds back retention only, not a snapshot
+    install: then the leader has deleted the entries, and this node cannot keep them.
+    """
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._pins: dict[str, tuple[int, int]] = {}
+
+    def set(self, pin: Any, start: int, now_ms: int) -> None:
+        """Keep entries from ``start`` on for a reader; replaces its earlier pin.
+
+        Args:
+            pin: [name of the reader, ms], or None for no change; 0 ms removes the pin.
+            start: the first entry that the reader needs.
+            now_ms: the time.
+
+        Raises:
+            BadRequestError: ``pin`` is malformed or exceeds a limit.
+            BusyError: there are too many pins.
+        """
+        if pin is None:
+            return
+        limits = self._limits
+        well_formed = isinstance(pin, list) and len(pin) == 2 and isinstance(pin[0], str) and type(pin[1]) is int
+        if not well_formed or not 0 <= pin[1] <= limits.pin_ms or not 0 < len(pin[0].encode()) <= limits.pin_name_bytes:
+            raise BadRequestError(
+                "field 'pin' is not [name, ms] within the limits",
+                "",
+                f"name a reader in at most {limits.pin_name_bytes} bytes, for at most {limits.pin_ms} ms",
+                {"value": repr(pin)[:80]},
+            )
+        name, length_ms = pin
+        self._expire(now_ms)
+        if not length_ms:
+            self._pins.pop(name, None)
+            return
+        if name not in self._pins and len(self._pins) >= limits.pins:
+            raise BusyError(
+                f"{limits.pins} readers have pinned this group",
+                "",
+                "retry later",
+                {"retry_after_ms": 1000, "limit": limits.pins},
+            )
+        self._pins[name] = (start, now_ms + length_ms)
+
+    def starts(self, now_ms: int) -> list[int]:
+        """Return the first pinned index of each reader."""
+        self._expire(now_ms)
+        return [start for start, _ in self._pins.values()]
+
+    def _expire(self, now_ms: int) -> None:
+        self._pins = {name: pin for name, pin in self._pins.items() if pin[1] > now_ms}

@@ -1,7 +1,7 @@
 """One group on one node: the Ready loop that joins the Raft core, the log, the tables and the network.
 
-Everything here runs in one thread, a node's event loop, in turns that ``Environment.call_soon`` begins; only the
-disk works beside it.
+Everything here runs in one thread, a node's event loop, in iterations that ``Environment.call_soon`` starts; only the
+disk has a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,28 +11,39 @@ import logging
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dledger_core import control
-from dledger_core.config import RaftConfig
-from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError
+from dledger_core.config import LIMITS, Limits, RaftConfig
+from dledger_core.errors import DLedgerError, NotLeaderError, ProposalDroppedError, ProtocolError, invariant
 from dledger_core.ids import Index, NodeId
 from dledger_core.raft import Batch, Configuration, LogRestart, Message, RawNode, Ready, Role, SoftState
 from dledger_core.record import ProposedBatch
 from dledger_core.server.maintenance.disk_space import SpaceGuard
+from dledger_core.server.maintenance.retention import Pins
+from dledger_core.server.replica.change_signal import ChangeSignal, response_within
 from dledger_core.server.replica.control_tables import Controls
 from dledger_core.server.replica.environment import Environment, event_loop_environment
 from dledger_core.server.replica.snapshot import NewLog, SnapshotInstalls, without_deleted
-from dledger_core.server.services.pins import Pins
-from dledger_core.server.services.waiting import Progress, answer_within
 from dledger_core.storage import CommitLog
 from dledger_core.storage.read.visibility import Visibility
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 
-__all__ = ["Replica"]
-
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class ReplicaObserver(Protocol):
+    """A service that follows a replica; called on the event loop, must not block."""
+
+    def before_ready(self) -> None:
+        """Propose gathered appends: the Ready loop is about to run."""
+
+    def committed(self, commit_index: Index) -> None:
+        """The commit index advanced, and the tables with it."""
+
+    def role_changed(self, soft_state: SoftState) -> None:
+        """Role, leader or term changed."""
 
 
 class Replica:
@@ -45,9 +56,10 @@ class Replica:
         config: Raft's settings.
         log: the opened store; closed by ``close``.
         send: called with (group, message) for every message to a peer.
-        on_failed: called once when the replica cannot go on.
-        reserve_bytes: appends are refused while less room is on the disk.
-        environment: clock, turns, chance and disk; by default those of the running event loop.
+        on_failed: called once with the error that stopped the replica.
+        reserve_bytes: free disk space below which appends are rejected.
+        environment: clock, iterations, randomness and disk; by default those of the running event loop.
+        limits: the node's limits.
     """
 
     def __init__(
@@ -62,12 +74,13 @@ class Replica:
         on_failed: Callable[[BaseException], None],
         reserve_bytes: int = 0,
         environment: Environment | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self.group = group
         self.node_id = node_id
         self.log = log
-        self.space = SpaceGuard(group, log, reserve_bytes)
-        self.pins = Pins()
+        self.space = SpaceGuard(group, log, reserve_bytes, limits)
+        self.pins = Pins(limits)
         self._send = send
         self._on_failed = on_failed
         self._environment = environment = environment or event_loop_environment()
@@ -78,13 +91,11 @@ class Replica:
         self._closing = False
         self._tables_saved_at = log.data_bytes
         self._uuid_recorded = log.log_uuid is not None
-        self.progress = Progress()
+        self.changes = ChangeSignal()
+        self._observers: tuple[ReplicaObserver, ...] = ()
         self._reads: dict[int, Callable[[Index | None], None]] = {}
         self._next_read = 1
         self.soft_state = SoftState(Role.FOLLOWER, None, log.hard_state.term)
-        self.before_ready: list[Callable[[], None]] = []
-        self.on_commit: list[Callable[[Index], None]] = []
-        self.on_role: list[Callable[[SoftState], None]] = []
         self._leading_from: Index | None = None
         self.raft = RawNode(
             member=node_id,
@@ -102,9 +113,13 @@ class Replica:
         self.commit_index = log.commit_index
         self._apply_controls(self.commit_index)
 
+    def observe(self, *observers: ReplicaObserver) -> None:
+        """Call these services at each change from now on, in this order, after those that observe already."""
+        self._observers += observers
+
     @property
     def tables(self) -> LogTables:
-        """Producers, transactions and the log's uuid, of what is committed."""
+        """Producers, transactions and the log's uuid, as of the committed entries."""
         return self._controls.tables
 
     @property
@@ -118,10 +133,10 @@ class Replica:
         return self.log.config.profile == "B"
 
     def _noop(self, first_index: Index) -> ProposedBatch:
-        # A converted log has an identity that none of its entries tells yet.
+        # A converted log has an identity that none of its entries contains yet.
         uuid = self.log.log_uuid or (self._new_uuid() if first_index == 0 else None)
-        told = uuid is None or self.tables.log_uuid is not None
-        body = b"" if told else control.pack({"k": "log", "u": uuid})
+        recorded = uuid is None or self.tables.log_uuid is not None
+        body = b"" if recorded else control.pack({"k": "log", "u": uuid})
         return ProposedBatch(control=body)
 
     def _new_uuid(self) -> str:
@@ -130,11 +145,11 @@ class Replica:
     # --- input -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """One tick of the clock."""
+        """Count one tick of the clock."""
         self._guard(self.raft.tick)
 
     def step(self, message: Message) -> None:
-        """A message from a peer; raises ProtocolError if it is malformed, which concerns its connection only."""
+        """Deliver a peer's message; raise ProtocolError if it is malformed, which concerns its connection only."""
         refused: list[ProtocolError] = []
         message = without_deleted(message, self.raft.first_index)
 
@@ -154,15 +169,15 @@ class Replica:
         return self._ask(lambda: self.raft.propose(proposal))
 
     def transfer_leadership(self, target: NodeId) -> None:
-        """Starts to hand leadership to another voter; raises as the core does."""
+        """Start a transfer of leadership to another voter; raise as the core does."""
         self._ask(lambda: self.raft.transfer_leadership(target))
 
     def report_unreachable(self, peer: NodeId) -> None:
-        """Takes note that the connection to a peer broke."""
+        """Record that the connection to a peer was lost."""
         self._guard(lambda: self.raft.report_unreachable(peer))
 
     def schedule(self) -> None:
-        """Runs the Ready loop at the end of this loop turn, so that whatever arrives in the turn goes together."""
+        """Run the Ready loop at the end of this iteration, so that all input of the iteration is written together."""
         if not self._scheduled:
             self._scheduled = True
             self._environment.call_soon(self._pump)
@@ -179,9 +194,9 @@ class Replica:
             self.schedule()
 
     def _ask(self, function: Callable[[], T]) -> T:
-        """Runs a caller's request; the caller gets the core's refusals, whatever else goes wrong stops the replica.
+        """Run a caller's request: the core's DLedgerErrors go to the caller, any other error stops the replica.
 
-        A replica that has stopped hands nothing out any more, so what it is asked for is dropped for certain.
+        A stopped replica sends and writes nothing, so it certainly drops the request.
         """
         if not (self._failed or self._closing):
             try:
@@ -197,26 +212,42 @@ class Replica:
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed:
-            self._failed = True
-            self.log.reject_writes(error)
-            _LOG.critical("group %s on %s stops: %s", self.group, self.node_id, error)
+            _LOG.critical("replica stopped: group=%s node=%s error=%s", self.group, self.node_id, error)
+            self.stop(error)
             self._on_failed(error)
+
+    def stop(self, error: BaseException) -> None:
+        """Take nothing in, write nothing and send nothing from now on, because of ``error``. Idempotent.
+
+        The services see a follower without a leader: waiting clients get their response, and role listeners a change.
+        """
+        if self._failed:
+            return
+        self._failed = True
+        self.log.reject_writes(error)
+        try:
+            reads, self._reads = self._reads, {}
+            for reply in reads.values():
+                reply(None)
+            self._role_changed(SoftState(Role.FOLLOWER, None, self.soft_state.term))
+        except Exception:  # noqa: BLE001 - the first error is the one to report
+            _LOG.exception("error while stopping a replica: group=%s node=%s", self.group, self.node_id)
 
     # --- the Ready loop --------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._scheduled = False
-        self._guard(self._turn)
+        self._guard(self._iterate)
 
-    def _turn(self) -> None:
-        for prepare in self.before_ready:
-            prepare()
+    def _iterate(self) -> None:
+        for observer in self._observers:
+            observer.before_ready()
         while self.raft.has_ready() and not self._failed:
             self._handle(self.raft.ready())
 
     def _handle(self, ready: Ready) -> None:
         if ready.restart is not None:
-            self._begin_anew(ready.restart)
+            self._install_snapshot(ready.restart)
         if ready.truncate_from is not None:
             self._controls.truncate(ready.truncate_from)
         for batch in ready.batches:
@@ -238,15 +269,12 @@ class Replica:
             if reply is not None:
                 reply(read.index)
 
-    def _begin_anew(self, new_start: LogRestart) -> None:
-        """Follows a leader that deleted what this replica lacks; until the disk has too, old entries stay readable."""
+    def _install_snapshot(self, new_start: LogRestart) -> None:
+        """Restart the log where the leader's begins; the old entries stay readable until the disk has done the same."""
         new_log = new_start.payload
         assert isinstance(new_log, NewLog)
         _LOG.warning(
-            "group %s: %s begins anew at index %d, because its leader has deleted what it needs",
-            self.group,
-            self.node_id,
-            new_start.first_index,
+            "installing snapshot: group=%s node=%s first_index=%d", self.group, self.node_id, new_start.first_index
         )
         self._controls.restart(new_log.tables)
         self._tables_saved_at = 0
@@ -255,7 +283,7 @@ class Replica:
     def _persisted(self, readys: list[Ready]) -> None:
         for ready in readys:
             self._guard(lambda ready=ready: self._finish(ready))  # type: ignore[misc]
-        self.progress.wake()
+        self.changes.notify()
 
     def _finish(self, ready: Ready) -> None:
         for message in ready.persisted_messages:
@@ -263,11 +291,14 @@ class Replica:
         self.raft.advance(ready.number)
 
     def _committed(self, commit_index: Index) -> None:
+        invariant(
+            commit_index >= self.commit_index, "the commit index moved back", old=self.commit_index, new=commit_index
+        )
         self.commit_index = commit_index
         self._apply_controls(commit_index)
-        for notify in self.on_commit:
-            notify(commit_index)
-        self.progress.wake()
+        for observer in self._observers:
+            observer.committed(commit_index)
+        self.changes.notify()
 
     def _apply_controls(self, commit_index: Index) -> None:
         self._controls.apply(commit_index)
@@ -282,18 +313,18 @@ class Replica:
             self._leading_from = Index(self.raft.status().last_index)
         self.soft_state = soft_state
         _LOG.info(
-            "group %s: %s is %s in term %d, leader %s",
+            "role changed: group=%s node=%s role=%s term=%d leader=%s",
             self.group,
             self.node_id,
             soft_state.role.value,
             soft_state.term,
             soft_state.leader_id,
         )
-        for notify in self.on_role:
-            notify(soft_state)
-        self.progress.wake()
+        for observer in self._observers:
+            observer.role_changed(soft_state)
+        self.changes.notify()
 
-    # --- what services ask -----------------------------------------------------------------------------------
+    # --- for services ----------------------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
@@ -308,19 +339,22 @@ class Replica:
         return self._leading_from is None or self.commit_index >= self._leading_from or not self.profile_b
 
     def not_leader(self) -> NotLeaderError:
-        """Returns the error that points to the leader."""
+        """Return the error that names the leader."""
         leader = self.soft_state.leader_id
         hint = f"ask {leader}" if leader and leader != self.node_id else "retry"
         return NotLeaderError(
-            f"{self.node_id} does not lead group {self.group}", "", hint, {"leader_id": leader, "group": self.group}
+            f"{self.node_id} is not the leader of group {self.group}",
+            "",
+            hint,
+            {"leader_id": leader, "group": self.group},
         )
 
     @property
     def readable_end(self) -> Index:
-        """End (exclusive) of what is committed and durable here.
+        """End (exclusive) of the entries that are committed and durable here.
 
-        The files alone do not tell: a tail of an old leader may still lie there, waiting to be cut, at indexes that
-        are committed with other content already.
+        The end of the files is not enough: they may still contain an old leader's tail, to be truncated, at indexes
+        that are already committed with other content.
         """
         return Index(min(self.commit_index, self.raft.durable_index, self.log.last_index()) + 1)
 
@@ -331,25 +365,25 @@ class Replica:
 
     @property
     def visible_end(self) -> Index:
-        """End (exclusive) of what ``read_committed`` shows."""
+        """End (exclusive) of the entries that ``read_committed`` shows."""
         return self.visibility.end
 
-    async def wait_progress(self, timeout_s: float) -> None:
-        """Waits until something became readable, the role changed, or the time is over."""
-        await self.progress.wait(timeout_s)
+    async def wait_change(self, timeout_s: float) -> None:
+        """Wait until an entry became readable, the role changed, or the timeout expires."""
+        await self.changes.wait(timeout_s)
 
     async def read_index(self, timeout_s: float) -> Index:
-        """Returns an index up to which reads are linearizable; raises NotLeaderError."""
-        index = await answer_within(timeout_s, self.ask_read_index, self.forget_read_index)
+        """Return an index up to which reads are linearizable; raise NotLeaderError."""
+        index = await response_within(timeout_s, self.ask_read_index, self.forget_read_index)
         if index is None:
             raise self.not_leader()
         return index
 
     def ask_read_index(self, reply: Callable[[Index | None], None]) -> int:
-        """Asks for such an index; ``reply`` gets it, or None if leadership was lost first. Raises NotLeaderError.
+        """Ask for such an index; ``reply`` gets it, or None if leadership was lost first. Raises NotLeaderError.
 
         Returns:
-            The question's number, for ``forget_read_index``.
+            The request's number, for ``forget_read_index``.
         """
         number, self._next_read = self._next_read, self._next_read + 1
         self._ask(lambda: self.raft.read_index(number))
@@ -357,13 +391,14 @@ class Replica:
         return number
 
     def forget_read_index(self, number: int) -> None:
-        """Drops a question, answered or not."""
+        """Drop a request, whether its reply was called or not."""
         self._reads.pop(number, None)
 
     def trim(self, index: Index) -> None:
-        """Queues the deletion of whole segments before ``index``, the first entry of one, which must be committed.
+        """Queue the deletion of the segments before ``index``, which must be committed and the first entry of one.
 
-        Another leader's entry in its place might lie elsewhere. The core knows first: it must not ask for what goes.
+        Another leader's entry at that index might start at another position. The core gets the new first index before
+        the files go: it must not read deleted entries.
         """
         if index < self.readable_end and self.log.first_index() < index:
             tables = TablesSnapshot.of(self.tables)
@@ -376,23 +411,23 @@ class Replica:
             self._disk.run(delete)
 
     def run_on_disk(self, job: Callable[[], None]) -> None:
-        """Queues work for the thread that writes; an error of it stops the replica."""
+        """Queue a job for the thread that writes; an error of it stops the replica."""
         self._disk.run(job)
 
     def save_checkpoint(self) -> None:
-        """Queues a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
+        """Queue a checkpoint: durable index and commit index, and the tables once the log has grown by a segment."""
         self._disk.run(partial(self.log.save_checkpoint, self.commit_index))
         if self.log.data_bytes - self._tables_saved_at > self.log.config.data_segment_bytes:
             self._tables_saved_at = self.log.data_bytes
             self._disk.run(partial(self.log.save_tables, TablesSnapshot.of(self.tables)))
 
     async def close(self) -> None:
-        """Writes what is queued and closes the store; after a failure nothing is written any more."""
+        """Write queued data and close the store; write nothing after a failure."""
         self._closing = True
         await asyncio.to_thread(self.close_blocking)
 
     def close_blocking(self) -> None:
-        """As ``close``, for those who have no event loop."""
+        """Close as ``close`` does, for a caller without an event loop."""
         self._closing = True
         self._disk.close()
         try:

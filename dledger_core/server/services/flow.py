@@ -1,57 +1,92 @@
-"""What one client connection may keep a node busy with, so that a greedy or stuck client hurts nobody else."""
+"""Flow control: limits on the memory and the work that clients may occupy, per node and per connection."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any, Final
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
 
-from dledger_core.errors import BusyError
+from dledger_core.config import Limits
+from dledger_core.errors import BusyError, invariant
 from dledger_core.net.connection import Connection
-from dledger_core.server.services.budget import RETRY_AFTER_MS
 
-__all__ = ["ClientFlow"]
 
-CONNECTION_BYTES_MAX: Final = 64 << 20
-"""Bytes of unanswered appends of one connection, above which it is not read from."""
-UNSENT_BYTES_MAX: Final = 8 << 20
-"""Bytes of answers that the client has not taken, above which it is not read from."""
-ANSWERS_AT_ONCE: Final = 4
-"""Large answers of one connection that may be in memory at once; each has at most 16 MiB."""
-REQUESTS_MAX: Final = 1024
-"""Requests of one connection that may be waited for at once; more are answered BUSY."""
+class Budget:
+    """Bytes that all groups of a node may keep in memory; a request that does not fit is rejected with BUSY.
+
+    Args:
+        bytes_max: the limit. One request alone may exceed it, otherwise it could never be served.
+        retry_after_ms: pause that BUSY asks for.
+    """
+
+    def __init__(self, bytes_max: int, retry_after_ms: int = Limits.retry_after_ms) -> None:
+        self._bytes_max = bytes_max
+        self._retry_after_ms = retry_after_ms
+        self._taken = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes taken and not given back."""
+        return self._taken
+
+    def take(self, nbytes: int) -> None:
+        """Take bytes; raise BusyError and take none if they do not fit."""
+        if self._taken and self._taken + nbytes > self._bytes_max:
+            raise BusyError(
+                "the node has too many bytes in flight",
+                "",
+                f"retry after {self._retry_after_ms} ms",
+                {"retry_after_ms": self._retry_after_ms, "taken_bytes": self._taken, "limit": self._bytes_max},
+            )
+        self._taken += nbytes
+
+    def give(self, nbytes: int) -> None:
+        """Give bytes back."""
+        self._taken -= nbytes
+        invariant(self._taken >= 0, "more bytes were given back than taken", taken=self._taken, given=nbytes)
+
+    @contextlib.contextmanager
+    def lend(self, nbytes: int) -> Iterator[None]:
+        """Take bytes for the duration of the context; raise BusyError."""
+        self.take(nbytes)
+        try:
+            yield
+        finally:
+            self.give(nbytes)
 
 
 class ClientFlow:
-    """Bounds of one connection; lives on its event loop."""
+    """One client connection's share; lives on its event loop. A greedy or stuck client must not slow down others."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, limits: Limits) -> None:
         self._connection = connection
-        self._held = 0
+        self._limits = limits
+        self._unanswered = 0
         self._unsent = False
         self._paused = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(ANSWERS_AT_ONCE)
+        self._slots = asyncio.Semaphore(limits.large_responses_max)
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
-        """What is being done for the client."""
+        """The client's requests in progress."""
         return self._tasks
 
     def hold(self, nbytes: int) -> None:
-        """An append came in and waits for its answer."""
-        self._held += nbytes
+        """Count an append that waits for its response."""
+        self._unanswered += nbytes
         self._update()
 
     def release(self, nbytes: int) -> None:
-        """An append was answered."""
-        self._held -= nbytes
+        """Count an append's response."""
+        self._unanswered -= nbytes
+        invariant(self._unanswered >= 0, "an append has two responses", bytes=nbytes)
         self._update()
 
     def check_unsent(self) -> None:
-        """Stops reading requests from a client that does not take its answers."""
-        if not self._unsent and self._connection.write_buffer_bytes > UNSENT_BYTES_MAX:
+        """Stop reading requests from a client that does not receive its responses."""
+        if not self._unsent and self._connection.write_buffer_bytes > self._limits.connection_unsent_bytes:
             self._unsent = True
             self._update()
             self._track(self._until_sent())
@@ -62,7 +97,7 @@ class ClientFlow:
         self._update()
 
     def _update(self) -> None:
-        pause = self._unsent or self._held > CONNECTION_BYTES_MAX
+        pause = self._unsent or self._unanswered > self._limits.connection_append_bytes
         if pause != self._paused:
             self._paused = pause
             if pause:
@@ -71,14 +106,15 @@ class ClientFlow:
                 self._connection.resume_reading()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs ``work``, which answers a request, until the connection closes; raises BusyError above the bound."""
-        if len(self._tasks) >= REQUESTS_MAX:
+        """Run ``work``, which sends a response, until the connection closes; raise BusyError if there are too many."""
+        limits = self._limits
+        if len(self._tasks) >= limits.connection_requests:
             work.close()
             raise BusyError(
-                f"{REQUESTS_MAX} requests of this connection are not answered yet",
+                f"{limits.connection_requests} requests of this connection wait for their response",
                 "",
-                f"retry after {RETRY_AFTER_MS} ms",
-                {"retry_after_ms": RETRY_AFTER_MS},
+                f"retry after {limits.retry_after_ms} ms",
+                {"retry_after_ms": limits.retry_after_ms},
             )
         self._track(work)
 
@@ -88,12 +124,12 @@ class ClientFlow:
         task.add_done_callback(self._tasks.discard)
 
     @contextlib.asynccontextmanager
-    async def room(self) -> AsyncIterator[None]:
-        """Waits until another large answer may be made; leave it when the answer was handed to the connection."""
-        async with self._room:
+    async def large_response(self) -> AsyncIterator[None]:
+        """Wait for a slot for a large response; leave the context when the connection has the response."""
+        async with self._slots:
             yield
 
     def close(self) -> None:
-        """Cancels what is being done for the client."""
+        """Cancel the client's requests."""
         for task in self._tasks:
             task.cancel()

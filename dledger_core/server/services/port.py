@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from dledger_core.config import Limits
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NoLeaderError
 from dledger_core.ids import Index, NodeId
+from dledger_core.net.messages import ReadRequest
 from dledger_core.record import Columns, Records
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.replica.transfer import transfer_leadership
-from dledger_core.server.services.appends import Appended
-from dledger_core.server.services.reads import ReadRequest
-from dledger_core.server.services.request import HostedGroup
+from dledger_core.server.group import Group, HostedGroup
+from dledger_core.server.members import Members
+from dledger_core.server.services.in_flight import AppendedRange
 
 READABLE_S: Final = 5.0
 """Limit on the wait until this node's own files contain an entry that is committed."""
@@ -26,13 +27,15 @@ class PortGroup:
     """One group of this node; its methods raise DLedgerError.
 
     Args:
-        config: the node's settings.
-        hosted: the open group; None while its store is being opened or repaired, then it has no leader.
+        group: the group; unless it is hosted, this node knows no leader of it.
+        is_started: whether the node serves clients.
+        limits: the node's limits.
     """
 
-    def __init__(self, config: ServerConfig, hosted: HostedGroup | None) -> None:
-        self._config = config
-        self._hosted = hosted
+    def __init__(self, group: Group, is_started: bool, limits: Limits) -> None:
+        self._group = group
+        self._hosted = group.hosted if is_started else None
+        self._limits = limits
 
     @property
     def leader_id(self) -> NodeId | None:
@@ -41,22 +44,22 @@ class PortGroup:
 
     @property
     def term(self) -> int:
-        """The group's term, -1 while its store is not open."""
+        """The group's term, -1 unless the group is hosted."""
         return -1 if self._hosted is None else int(self._hosted.replica.raft.status().term)
 
     def _leading(self) -> HostedGroup:
         if self._hosted is None:
-            raise NoLeaderError("the store is being opened")
+            raise NoLeaderError(f"this node does not serve group {self._group.name} now", "", "ask another node")
         if not self._hosted.replica.is_leader:
             raise self._hosted.replica.not_leader()
         return self._hosted
 
-    async def append(self, bodies: Sequence[bytes]) -> Appended:
+    async def append(self, bodies: Sequence[bytes]) -> AppendedRange:
         """Append bodies as one batch; return once it is committed and readable here."""
         hosted = self._leading()
-        done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[AppendedRange] = asyncio.get_running_loop().create_future()
 
-        def reply(outcome: Appended | DLedgerError) -> None:
+        def reply(outcome: AppendedRange | DLedgerError) -> None:
             if done.done():  # the client has disconnected
                 return
             if isinstance(outcome, DLedgerError):
@@ -74,7 +77,7 @@ class PortGroup:
         loop, replica = asyncio.get_running_loop(), hosted.replica
         deadline = loop.time() + READABLE_S
         while replica.readable_end <= index and replica.is_leader and (left := deadline - loop.time()) > 0:
-            await replica.wait_progress(left)
+            await replica.wait_change(left)
 
     def position_of(self, index: int) -> int:
         """Return the position of an entry, -1 while this node's own files do not contain it."""
@@ -95,10 +98,7 @@ class PortGroup:
                 start=index,
                 end=index + 1,
                 max_bytes=1,
-                min_commit=-1,
-                wait_ms=0,
                 isolation="records",
-                linearizable=False,
             )
             records = (await hosted.reads.read(request)).records
             if records is not None and records.count:
@@ -110,9 +110,8 @@ class PortGroup:
 
     async def transfer_leadership(self, target: NodeId) -> None:
         """Transfer leadership; return when ``target`` leads."""
-        if self._hosted is None:
-            raise NoLeaderError("the store is being opened")
-        await transfer_leadership(self._hosted.replica, self._config, target)
+        self._leading()
+        await self._group.transfer_leadership(target, self._limits.transfer_s)
 
 
 class PortNode:
@@ -120,13 +119,17 @@ class PortNode:
 
     Args:
         config: the node's settings.
-        hosted: the open groups by name.
-        is_started: whether all stores were opened.
+        members: all nodes.
+        groups: the groups that the node was started with, by name.
+        is_started: whether the node serves clients.
     """
 
-    def __init__(self, config: ServerConfig, hosted: Mapping[str, HostedGroup], is_started: Callable[[], bool]) -> None:
+    def __init__(
+        self, config: ServerConfig, members: Members, groups: Mapping[str, Group], is_started: Callable[[], bool]
+    ) -> None:
         self._config = config
-        self._hosted = hosted
+        self._members = members
+        self._groups = groups
         self._is_started = is_started
 
     @property
@@ -137,13 +140,12 @@ class PortNode:
     @property
     def addresses(self) -> dict[str, str]:
         """The addresses of all nodes by id."""
-        return {str(peer.node_id): peer.address for peer in self._config.peers}
+        return {str(peer.node_id): peer.address for peer in self._members.peers}
 
     def group(self, name: str) -> PortGroup | None:
         """Return a group that this node was started with, None for any other."""
-        if name not in self._config.groups:
-            return None
-        return PortGroup(self._config, self._hosted.get(name) if self._is_started() else None)
+        group = self._groups.get(name)
+        return None if group is None else PortGroup(group, self._is_started(), self._config.limits)
 
 
 ForeignPort = Callable[[PortNode], Callable[[], asyncio.Protocol]]

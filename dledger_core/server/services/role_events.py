@@ -1,7 +1,7 @@
-"""Who is told of role changes: callbacks, a command, and clients that wait for the next one.
+"""Role changes: callbacks, a command, and clients that wait for the next change.
 
-A leader is told of once an entry of its term is committed: from then on it answers appends. In RocketMQ's words a
-leader is the master, everybody else a slave. Whoever is slow is told the newest state, never a queue of old ones.
+A leader is reported once an entry of its term is committed: then it accepts appends. In RocketMQ's words a leader is
+the master, every other role a slave. A slow subscriber receives only the latest state, never a backlog.
 """
 
 from __future__ import annotations
@@ -18,29 +18,21 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
-from dledger_core.config import STOP_WITH_STDIN
+from dledger_core.config import LIMITS, STOP_WITH_STDIN, Limits
 from dledger_core.errors import ConfigError
-from dledger_core.ids import NodeId, Term
-from dledger_core.raft import Role
+from dledger_core.ids import Index, NodeId, Term
+from dledger_core.raft import Role, SoftState
+from dledger_core.server.replica.change_signal import ChangeSignal
 from dledger_core.server.replica.replica import Replica
-from dledger_core.server.services.waiting import Progress
-
-__all__ = ["OnRole", "RoleCommand", "RoleEvent", "RoleFeed", "split_command"]
 
 _LOG = logging.getLogger(__name__)
-
-COMMAND_LIMIT_S: Final = 30.0
-COMMAND_END_S: Final = 2.0
-"""How long a command may take to end after SIGTERM, when the node stops."""
-COMMANDS_AT_ONCE: Final = 8
-"""Of all groups together: a node that loses its network must not start a process per group at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEvent:
-    """What a node is in a group, from some moment on."""
+    """Role, term and leader of a node in a group."""
 
     group: str
     node_id: NodeId
@@ -55,7 +47,7 @@ class RoleEvent:
 
     @property
     def state(self) -> list[str | int | None]:
-        """What changes: role, leader and term, as they travel."""
+        """Role, leader and term, as in WATCH."""
         return [self.role.value, self.leader_id, self.term]
 
 
@@ -63,61 +55,69 @@ OnRole = Callable[[RoleEvent], None]
 
 
 class RoleFeed:
-    """One group's role on this node; lives on the node's event loop.
+    """One group's role on this node, an observer of its replica; lives on the node's event loop.
 
     Args:
         replica: the group's replica.
-        listeners: called with each change, in a turn of their own; they must not block. What they raise is logged.
+        listeners: called with each change, in an iteration of their own; they must not block. Errors are logged.
     """
 
     def __init__(self, replica: Replica, listeners: Sequence[OnRole]) -> None:
         self._replica = replica
         self._listeners = listeners
         self._loop = asyncio.get_running_loop()
-        self._progress = Progress()
+        self.changes = ChangeSignal()
         self._leads_soon = False
         self.current = self._event()
-        replica.on_role.append(lambda _: self._look())
-        replica.on_commit.append(self._committed)
 
     def _event(self) -> RoleEvent:
         found = self._replica.soft_state
         return RoleEvent(self._replica.group, self._replica.node_id, found.role, found.term, found.leader_id)
 
-    def _committed(self, _: int) -> None:
-        if self._leads_soon:
-            self._look()
+    def before_ready(self) -> None:
+        """Do nothing."""
 
-    def _look(self) -> None:
+    def committed(self, commit_index: Index) -> None:
+        """Report a new leader once it has committed an entry of its term."""
+        del commit_index
+        if self._leads_soon:
+            self._update()
+
+    def role_changed(self, soft_state: SoftState) -> None:
+        """Report the change."""
+        del soft_state
+        self._update()
+
+    def _update(self) -> None:
         self._leads_soon = self._replica.is_leader and not self._replica.leader_ready
         event = self._event()
         if self._leads_soon or event == self.current:
             return
         self.current = event
-        self._progress.wake()
+        self.changes.notify()
         for listener in self._listeners:
-            self._loop.call_soon(_tell, listener, event)
+            self._loop.call_soon(_call, listener, event)
 
     async def wait_change(self, seen: list[str | int | None] | None, timeout_s: float) -> RoleEvent:
-        """Returns the newest event: at once if its state is not ``seen``, else when it changes or time is over."""
+        """Return the newest event: at once if its state is not ``seen``, else after a change or the timeout."""
         deadline = self._loop.time() + timeout_s
         while self.current.state == seen and (left := deadline - self._loop.time()) > 0:
-            await self._progress.wait(left)
+            await self.changes.wait(left)
         return self.current
 
 
-def _tell(listener: OnRole, event: RoleEvent) -> None:
+def _call(listener: OnRole, event: RoleEvent) -> None:
     try:
         listener(event)
-    except Exception:  # noqa: BLE001 - another's mistake must not end the node
-        _LOG.exception("a callback for role changes failed at %s", event)
+    except Exception:  # noqa: BLE001 - an error in a listener must not end the node
+        _LOG.exception("role listener failed: group=%s role=%s", event.group, event.role.value)
 
 
 def split_command(text: str) -> tuple[str, ...]:
-    """Returns the words of a command line; no shell will see them.
+    """Split a command line into words; no shell is involved.
 
     Raises:
-        ConfigError: it cannot be split, is empty, or names no program.
+        ConfigError: the text cannot be split, is empty, or its program does not exist.
     """
     try:
         words = tuple(shlex.split(text))
@@ -133,22 +133,21 @@ def split_command(text: str) -> tuple[str, ...]:
 
 
 class RoleCommand:
-    """Runs a command for role changes, beside the event loop; an instance is a listener of all groups.
+    """Runs a command for role changes, off the event loop; an instance is a listener of all groups.
 
-    One at a time per group: what changes meanwhile is told in the next run, and only its newest state. It runs
-    without a shell, in a session of its own, with ``DLEDGER_GROUP``, ``DLEDGER_NODE``, ``DLEDGER_ROLE``,
-    ``DLEDGER_BROKER_ROLE``, ``DLEDGER_TERM`` and ``DLEDGER_LEADER`` (empty = none) in its environment; what it
-    prints goes to stderr.
+    One command runs at a time per group; the next one gets the newest state. It runs without a shell, in a session of
+    its own, with ``DLEDGER_GROUP``, ``DLEDGER_NODE``, ``DLEDGER_ROLE``, ``DLEDGER_BROKER_ROLE``, ``DLEDGER_TERM`` and
+    ``DLEDGER_LEADER`` (empty = none) in its environment; its output goes to stderr.
 
     Args:
         command: the program and its arguments.
-        limit_s: after this long it is killed, with all its children.
+        limits: the node's limits; a command that exceeds its time is killed with all its children.
     """
 
-    def __init__(self, command: Sequence[str], *, limit_s: float = COMMAND_LIMIT_S) -> None:
+    def __init__(self, command: Sequence[str], limits: Limits = LIMITS) -> None:
         self._command = list(command)
-        self._limit_s = limit_s
-        self._pool = ThreadPoolExecutor(COMMANDS_AT_ONCE, "role-command")
+        self._limits = limits
+        self._pool = ThreadPoolExecutor(limits.role_commands, "role-command")
         self._changed = threading.Condition()
         self._newest: dict[str, RoleEvent] = {}
         self._busy: set[str] = set()
@@ -156,7 +155,7 @@ class RoleCommand:
         self._closed = False
 
     def __call__(self, event: RoleEvent) -> None:
-        """Takes note of a change; returns at once."""
+        """Record a change; return at once."""
         with self._changed:
             if self._closed:
                 return
@@ -166,11 +165,11 @@ class RoleCommand:
                 self._pool.submit(self._work, event.group)
 
     def close(self) -> None:
-        """Runs nothing more and ends what runs; blocks for ``COMMAND_END_S`` at most."""
+        """Start no further command and end the running ones; block for at most ``role_command_end_s``."""
         with self._changed:
             self._closed = True
             self._signal(signal.SIGTERM)
-            self._changed.wait_for(lambda: not self._running, COMMAND_END_S)
+            self._changed.wait_for(lambda: not self._running, self._limits.role_command_end_s)
             self._signal(signal.SIGKILL)
         self._pool.shutdown(cancel_futures=True)
 
@@ -182,8 +181,8 @@ class RoleCommand:
         while (event := self._take(group)) is not None:
             try:
                 self._run(event)
-            except Exception:  # noqa: BLE001 - the next change must be told all the same
-                _LOG.exception("the command for role changes failed at %s", event)
+            except Exception:  # noqa: BLE001 - the next change must be reported anyway
+                _LOG.exception("role command failed: group=%s role=%s", event.group, event.role.value)
 
     def _take(self, group: str) -> RoleEvent | None:
         with self._changed:
@@ -201,15 +200,27 @@ class RoleCommand:
             if self._closed:
                 _signal_all(process, signal.SIGKILL)
         try:
-            code = process.wait(self._limit_s)
+            code = process.wait(self._limits.role_command_s)
         except subprocess.TimeoutExpired:
             _signal_all(process, signal.SIGKILL)
             process.wait()
-            _LOG.warning("%s was killed after %g s, for group %s", self._command[0], self._limit_s, event.group)
+            _LOG.warning(
+                "role command killed: group=%s command=%s seconds=%g",
+                event.group,
+                self._command[0],
+                self._limits.role_command_s,
+            )
         else:
             level = logging.INFO if code == 0 else logging.WARNING
-            told = (event.group, event.role.value, event.term)
-            _LOG.log(level, "%s ended with exit code %d for group %s: %s in term %d", self._command[0], code, *told)
+            _LOG.log(
+                level,
+                "role command ended: group=%s role=%s term=%d command=%s exit_code=%d",
+                event.group,
+                event.role.value,
+                event.term,
+                self._command[0],
+                code,
+            )
         finally:
             with self._changed:
                 self._running.discard(process)
@@ -217,7 +228,7 @@ class RoleCommand:
 
 
 def _environment(event: RoleEvent) -> dict[str, str]:
-    told = {
+    added = {
         "DLEDGER_GROUP": event.group,
         "DLEDGER_NODE": event.node_id,
         "DLEDGER_ROLE": event.role.value,
@@ -226,7 +237,7 @@ def _environment(event: RoleEvent) -> dict[str, str]:
         "DLEDGER_LEADER": event.leader_id or "",
     }
     inherited = {name: value for name, value in os.environ.items() if name != STOP_WITH_STDIN}
-    return inherited | told
+    return inherited | added
 
 
 def _signal_all(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

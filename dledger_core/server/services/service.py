@@ -1,4 +1,4 @@
-"""What clients may ask a node: one handler for all client connections."""
+"""The client service: one handler for all client connections."""
 
 from __future__ import annotations
 
@@ -6,79 +6,87 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from dledger_core.checksum import Buffer
 from dledger_core.config import format_peers
 from dledger_core.control import Part, TransactionId
-from dledger_core.digest import RangeDigest
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError, UnknownGroupError
 from dledger_core.ids import NodeId
-from dledger_core.net import codec
-from dledger_core.net.codec import int_field, str_field
+from dledger_core.net import codec, messages
 from dledger_core.net.connection import Connection
+from dledger_core.net.fields import Table, int_field, str_field
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.replica.transfer import transfer_leadership
-from dledger_core.server.services.appends import Appended, Appends, ProducerKey, Reply
-from dledger_core.server.services.budget import Budget
-from dledger_core.server.services.flow import ClientFlow
-from dledger_core.server.services.new_entries import AwaitRequest, grown_groups
-from dledger_core.server.services.reads import READ_BYTES_MAX, DigestRequest, ReadRequest
-from dledger_core.server.services.request import GroupRequest, HostedGroup, Request
-
-__all__ = ["ClientService"]
+from dledger_core.server.group import Group, HostedGroup
+from dledger_core.server.members import Members
+from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.flow import Budget, ClientFlow
+from dledger_core.server.services.in_flight import AppendedRange, ProducerKey, Reply
+from dledger_core.server.services.reads import grown_groups
 
 _LOG = logging.getLogger(__name__)
+M = TypeVar("M")
 
-DAMAGED_MAX: Final = 8192
-"""Damaged indexes in one answer, well below what a header may hold."""
-WATCH_WAIT_MS_MAX: Final = 60_000
 
-_R = TypeVar("_R", bound=Request)
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a client and the way back to it."""
+
+    connection: Connection
+    flow: ClientFlow
+    frame: Frame
+
+    def respond(self, table: Table[M], response: M, *payload: Buffer) -> None:
+        """Send the response; one that does not fit a frame becomes an error."""
+        try:
+            self.connection.send(table.encode(response, r=self.frame.header["r"]), *payload)
+        except ProtocolError as error:
+            self.refuse(error)
+
+    def refuse(self, error: DLedgerError) -> None:
+        """Send an error."""
+        header = {"t": Type.FAILURE, "r": self.frame.header["r"]}
+        try:
+            self.connection.send(header | {"e": error.to_wire()})
+        except ProtocolError:  # the error repeats a large part of the request
+            self.connection.send(header | {"e": type(error)("the error is too long for a frame").to_wire()})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest(Request):
+    """A request about one group that this node hosts."""
+
+    group: Group
+    hosted: HostedGroup
 
 
 class ClientService:
-    """Answers clients; lives on the node's event loop.
+    """Serves clients; lives on the node's event loop.
 
-    What one connection may keep busy is bounded by its ``ClientFlow``; answers of all connections together by the
-    node's ``inflight_bytes_max``, apart from the appends' own, so that readers cannot keep producers out.
+    ``ClientFlow`` limits each connection. The node's ``inflight_bytes_max`` limits the responses of all connections
+    together, separately from the appends' own limit, so that readers cannot keep producers out.
     """
 
-    def __init__(
-        self, config: ServerConfig, hosted: dict[str, HostedGroup], refuse: Callable[[str], None] = lambda _group: None
-    ) -> None:
+    def __init__(self, config: ServerConfig, members: Members, groups: Mapping[str, Group]) -> None:
         self._config = config
-        self._refuse = refuse  # raises what is to be said of a group that is not hosted now
-        self._hosted = hosted
+        self._limits = config.limits
+        self._members = members
+        self._groups = groups
         self._flows: dict[Connection, ClientFlow] = {}
-        self._answers = Budget(config.inflight_bytes_max)
-        self._handlers: dict[int, Callable[[GroupRequest], None]] = {
-            Type.APPEND: self._append,
-            Type.METADATA: self._metadata,
-            Type.PRODUCER: self._producer,
-            Type.TRANSACTION: self._transaction,
-            Type.READ: lambda request: self._start(request, self._read),
-            Type.TIME: lambda request: self._start(request, self._time),
-            Type.AT: lambda request: self._start(request, self._at),
-            Type.DIGEST: lambda request: self._start(request, self._digest),
-            Type.TRANSFER: lambda request: self._start(request, self._transfer),
-            Type.WATCH: lambda request: self._start(request, self._watch),
-            Type.DESCRIBE: lambda request: self._start(request, self._describe),
-        }
-        self._of_all_groups: dict[int, Callable[[Request], None]] = {
-            Type.GROUPS: self._groups,
-            Type.AWAIT: lambda request: self._start(request, self._await),
-        }
+        self._responses = Budget(config.inflight_bytes_max, config.limits.retry_after_ms)
 
     @property
     def flows(self) -> Mapping[Connection, ClientFlow]:
-        """The connections that have asked for something, and what they keep busy."""
+        """The flow control of each connection that has sent a request."""
         return self._flows
 
     async def close(self) -> None:
-        """Cancels what is being answered."""
+        """Cancel requests in progress."""
         tasks = [task for flow in self._flows.values() for task in flow.tasks]
         for task in tasks:
             task.cancel()
@@ -87,157 +95,172 @@ class ClientService:
     # --- frames ----------------------------------------------------------------------------------------------
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Takes a request; raises ProtocolError for anything else."""
-        kind = frame.header["t"]
-        handler, of_all = self._handlers.get(kind), self._of_all_groups.get(kind)
-        int_field(frame.header, "r", 1)
+        """Serve a request; raise ProtocolError for any other message."""
+        header = frame.header
+        int_field(header, "r", 1)
         flow = self._flows.get(connection)
         if flow is None:
-            flow = self._flows[connection] = ClientFlow(connection)
+            flow = self._flows[connection] = ClientFlow(connection, self._limits)
         try:
-            if handler is not None:
-                handler(GroupRequest(connection, flow, frame, self._group(str_field(frame.header, "g"))))
-            elif of_all is not None:
-                of_all(Request(connection, flow, frame))
-            else:
-                raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
+            self._dispatch(connection, flow, frame)
         except ProtocolError:
             raise
         except DLedgerError as error:
             Request(connection, flow, frame).refuse(error)
         flow.check_unsent()
 
-    def _group(self, group: str) -> HostedGroup:
-        hosted = self._hosted.get(group)
-        if hosted is None:
-            self._refuse(group)
-            names = ", ".join(sorted(self._hosted))
+    def _dispatch(self, connection: Connection, flow: ClientFlow, frame: Frame) -> None:
+        kind = frame.header["t"]
+        if (found := _AT_ONCE.get(kind)) is not None:
+            table, handle = found
+            handle(self, self._group_request(connection, flow, frame), table.decode(frame.header))
+        elif (started := _IN_TASKS.get(kind)) is not None:
+            table, work = started
+            request = self._group_request(connection, flow, frame)
+            self._start(request, partial(work, self, request, table.decode(frame.header)))
+        elif kind == Type.GROUPS:
+            logs = {name: group.log_uuid for name, group in self._groups.items() if group.hosted is not None}
+            Request(connection, flow, frame).respond(messages.GROUPS_OK, messages.GroupsResponse(logs=logs))
+        elif kind == Type.AWAIT:
+            node_request = Request(connection, flow, frame)
+            self._start(node_request, partial(self._await, node_request, messages.AWAIT.decode(frame.header)))
+        else:
+            raise ProtocolError("not a request", connection.peer_address, "", {"type": kind})
+
+    def _group_request(self, connection: Connection, flow: ClientFlow, frame: Frame) -> GroupRequest:
+        group = self._group(str_field(frame.header, "g"))
+        return GroupRequest(connection, flow, frame, group, group.services())
+
+    def _group(self, name: str) -> Group:
+        group = self._groups.get(name)
+        if group is None:
+            names = ", ".join(sorted(self._groups))
             raise UnknownGroupError(
-                f"{self._config.self_id} does not host group {group!r}", "", f"it hosts: {names}", {"group": group}
+                f"{self._config.self_id} does not host group {name!r}", "", f"use one of: {names}", {"group": name}
             )
-        return hosted
+        return group
 
     def on_close(self, connection: Connection, error: Exception | None) -> None:
-        """Ends what is being done for the connection."""
+        """Cancel the connection's requests."""
         del error
         flow = self._flows.pop(connection, None)
         if flow is not None:
             flow.close()
 
-    def _start(self, request: _R, work: Callable[[_R], Coroutine[Any, Any, None]]) -> None:
-        async def answer() -> None:
+    def _start(self, request: Request, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def respond() -> None:
             try:
-                await work(request)
+                await work()
             except DLedgerError as error:
                 request.refuse(error)
-            except Exception as error:  # noqa: BLE001 - the asker gets an answer, the log the traceback
-                _LOG.exception("request failed: %s", request.frame.header)
+            except Exception as error:  # noqa: BLE001 - the client gets a response, the log the traceback
+                _LOG.exception("request failed: header=%s", request.frame.header)
                 request.refuse(DLedgerError(f"internal error: {error!r}"))
 
-        request.flow.start(answer())
+        request.flow.start(respond())
 
-    # --- all groups ------------------------------------------------------------------------------------------
-
-    def _groups(self, request: Request) -> None:
-        logs = {group: hosted.replica.log_uuid for group, hosted in self._hosted.items()}
-        request.answer(Type.GROUPS_OK, {"logs": logs})
-
-    async def _await(self, request: Request) -> None:
-        wanted = AwaitRequest.parse(request.frame.header)
-        replicas = {group: self._group(group).replica for group in wanted.seen}
-        request.answer(Type.AWAIT_OK, {"grown": await grown_groups(replicas, wanted)})
+    async def _await(self, request: Request, message: messages.AwaitRequest) -> None:
+        replicas = {name: self._group(name).services().replica for name in message.seen}
+        grown = await grown_groups(replicas, message, self._limits)
+        request.respond(messages.AWAIT_OK, messages.AwaitResponse(grown=grown))
 
     # --- appends ---------------------------------------------------------------------------------------------
 
-    def _append(self, request: GroupRequest) -> None:
-        header, payload = request.frame.header, request.frame.payload
-        if not request.hosted.replica.is_leader:
-            raise request.hosted.replica.not_leader()
-        columns = codec.parse_columns(payload, int_field(header, "n", 1))
+    def _append(self, request: GroupRequest, message: messages.AppendRequest) -> None:
+        payload, hosted = request.frame.payload, request.hosted
+        if not hosted.replica.is_leader:
+            raise hosted.replica.not_leader()
+        columns = codec.parse_columns(payload, message.count)
         columns.verify()
         nbytes = len(payload)
 
-        def reply(outcome: Appended | DLedgerError) -> None:
+        def reply(outcome: AppendedRange | DLedgerError) -> None:
             request.flow.release(nbytes)
             if isinstance(outcome, DLedgerError):
                 request.refuse(outcome)
             else:
-                fields = {"first": outcome.first_index, "last": outcome.last_index, "term": outcome.term}
-                request.answer(Type.APPEND_OK, fields)
+                response = messages.AppendResponse(
+                    first=outcome.first_index, last=outcome.last_index, term=outcome.term
+                )
+                request.respond(messages.APPEND_OK, response)
 
-        request.flow.hold(nbytes)  # before the append: it may be answered within the call
+        request.flow.hold(nbytes)  # before the append: its reply may be called within the call
         try:
-            _append_columns(header, columns, request.hosted.appends, reply)
+            _append_columns(message, columns, hosted.appends, reply)
         except DLedgerError:
             request.flow.release(nbytes)
             raise
 
     # --- transactions and producers --------------------------------------------------------------------------
 
-    def _transaction(self, request: GroupRequest) -> None:
-        header, hosted = request.frame.header, request.hosted
-        transaction, op = _transaction_id(header), str_field(header, "op")
+    def _transaction(self, request: GroupRequest, message: messages.TransactionRequest) -> None:
+        hosted, transaction = request.hosted, _transaction_id(message.transaction)
 
-        def reply(outcome: Appended | DLedgerError) -> None:
+        def reply(outcome: AppendedRange | DLedgerError) -> None:
             table = hosted.replica.tables.transactions
             if isinstance(outcome, DLedgerError):
                 request.refuse(outcome)
                 return
-            if op == "state" and (error := table.fenced(transaction)) is not None:
+            if message.operation == "state" and (error := table.fenced(transaction)) is not None:
                 request.refuse(error)
                 return
             state, parts = table.state(transaction)
-            won = [list(part) for part in parts] if state == "committed" else []  # of an open one there is no bound
-            newest, made_of = table.committed_input(transaction)
-            fields = {"state": state, "parts": won, "index": outcome.last_index, "newest": newest, "i": made_of}
-            request.answer(Type.TRANSACTION_OK, fields)
+            newest, input_id = table.committed_input(transaction)
+            response = messages.TransactionResponse(
+                state=state,
+                # The attempts of an open transaction are not limited in number.
+                parts=[list(part) for part in parts] if state == "committed" else [],
+                index=outcome.last_index,
+                newest=newest,
+                input_id=input_id,
+            )
+            request.respond(messages.TRANSACTION_OK, response)
 
-        if op == "commit":
-            made_of = str_field(header, "i") if header.get("i") is not None else ""
-            hosted.appends.commit(transaction, _parts(header), reply, made_of)
-        elif op == "abort":
+        if message.operation == "commit":
+            if message.parts is None:
+                raise BadRequestError("a commit has no field 'parts'", "", "send the parts of the committed attempts")
+            parts = [Part(*row) for row in message.parts]
+            hosted.appends.commit(transaction, parts, reply, message.input_id or "")
+        elif message.operation == "abort":
             hosted.appends.abort(transaction, reply)
-        elif op == "state":
-            hosted.appends.when_ready(reply)
         else:
-            raise BadRequestError(f"unknown operation {op!r}", "", "use state, commit or abort")
+            hosted.appends.when_ready(reply)
 
-    def _producer(self, request: GroupRequest) -> None:
-        producer_id = str_field(request.frame.header, "p")
-
-        def reply(outcome: Appended | DLedgerError) -> None:
+    def _producer(self, request: GroupRequest, message: messages.ProducerRequest) -> None:
+        def reply(outcome: AppendedRange | DLedgerError) -> None:
             if isinstance(outcome, DLedgerError):
                 request.refuse(outcome)
                 return
-            entry = request.hosted.replica.tables.producers.get(producer_id)
+            entry = request.hosted.replica.tables.producers.get(message.producer_id)
             newest = entry.appends[-1] if entry is not None and entry.appends else None
-            fields = {
-                "known": entry is not None,
-                "epoch": entry.epoch if entry is not None else 0,
-                "sequence": entry.next_sequence if entry is not None else 0,
-                "last": [newest.first_index, newest.last_index] if newest is not None else None,
-            }
-            request.answer(Type.PRODUCER_OK, fields)
+            response = messages.ProducerResponse(
+                known=entry is not None,
+                epoch=entry.epoch if entry is not None else 0,
+                sequence=entry.next_sequence if entry is not None else 0,
+                last=[newest.first_index, newest.last_index] if newest is not None else None,
+            )
+            request.respond(messages.PRODUCER_OK, response)
 
         request.hosted.appends.when_ready(reply)
 
     # --- reads -----------------------------------------------------------------------------------------------
 
-    def _metadata(self, request: GroupRequest) -> None:
-        if request.frame.header.get("space"):
-            self._start(request, self._metadata_with_space)
+    def _metadata(self, request: GroupRequest, message: messages.MetadataRequest) -> None:
+        if message.space:
+            self._start(request, partial(self._metadata_with_space, request, message))
         else:
-            request.answer(Type.METADATA_OK, self._metadata_fields(request))
+            request.respond(messages.METADATA_OK, self._metadata_of(request, message, None))
 
-    async def _metadata_with_space(self, request: GroupRequest) -> None:
-        async with request.flow.room():
+    async def _metadata_with_space(self, request: GroupRequest, message: messages.MetadataRequest) -> None:
+        async with request.flow.large_response():
             orphaned = await request.hosted.reads.orphaned_space()
-        request.answer(Type.METADATA_OK, self._metadata_fields(request) | {"orphaned": orphaned})
+        request.respond(messages.METADATA_OK, self._metadata_of(request, message, orphaned))
 
-    def _metadata_fields(self, request: GroupRequest) -> dict[str, Any]:
-        replica, header = request.hosted.replica, request.frame.header
-        if header.get("pin") is not None:
-            replica.pins.ask(header["pin"], int_field(header, "start", 0), _now_ms())
+    def _metadata_of(
+        self, request: GroupRequest, message: messages.MetadataRequest, orphaned: list[int] | None
+    ) -> messages.MetadataResponse:
+        replica = request.hosted.replica
+        replica.pins.set(message.pin, message.start, _now_ms())
         status = replica.raft.status()
         me = [
             self._config.self_id,
@@ -249,123 +272,124 @@ class ClientService:
             replica.visible_end,
             replica.log.data_bytes,
         ]
-        return {
-            "leader": status.leader_id,
-            "term": status.term,
-            "log": replica.log_uuid,
-            "self": me,
-            "peers": format_peers(self._config.peers),
-            "groups": sorted(self._hosted),
-            "preferred": list(self._config.preferred(replica.group)),
-            "time": replica.log.last_time_ms or None,
-            "is_recovering": status.is_recovering,
-        }
+        return messages.MetadataResponse(
+            leader=status.leader_id,
+            term=status.term,
+            log=replica.log_uuid,
+            node=me,
+            peers=format_peers(self._members.peers),
+            groups=sorted(name for name, group in self._groups.items() if group.hosted is not None),
+            preferred=list(self._config.preferred(replica.group)),
+            time=replica.log.last_time_ms or None,
+            is_recovering=status.is_recovering,
+            orphaned=orphaned,
+        )
 
-    async def _read(self, request: GroupRequest) -> None:
-        reads, header = request.hosted.reads, request.frame.header
-        wanted = ReadRequest.parse(header)
-        request.hosted.replica.pins.ask(header.get("pin"), wanted.start, _now_ms())
-        asked = await reads.ready(wanted)
-        async with request.flow.room():
-            result = await reads.read(asked)
-            fields = {
-                "n": result.records.count if result.records is not None else 0,
-                "next": result.next_index,
-                "commit": result.commit_index,
-                "visible": result.visible_end,
-                "first": result.first_index,
-                "skip": [list(pair) for pair in result.skip],
-            }
-            payload = codec.records_payload([result.records]) if result.records is not None else []
-            with self._answers.lend(result.records.nbytes if result.records is not None else 0):
+    async def _read(self, request: GroupRequest, message: messages.ReadRequest) -> None:
+        reads = request.hosted.reads
+        request.hosted.replica.pins.set(message.pin, message.start, _now_ms())
+        message = await reads.ready(message)
+        async with request.flow.large_response():
+            result = await reads.read(message)
+            records = result.records
+            response = messages.ReadResponse(
+                count=records.count if records is not None else 0,
+                next_index=result.next_index,
+                commit_index=result.commit_index,
+                visible_end=result.visible_end,
+                first_index=result.first_index,
+                skip=[list(pair) for pair in result.skip],
+            )
+            payload = codec.records_payload([records]) if records is not None else []
+            with self._responses.lend(records.nbytes if records is not None else 0):
                 await request.connection.drained()
-                request.answer(Type.READ_OK, fields, *payload)
+                request.respond(messages.READ_OK, response, *payload)
 
-    async def _time(self, request: GroupRequest) -> None:
-        header = request.frame.header
-        index = await request.hosted.reads.index_at_time(int_field(header, "ms", 0), int_field(header, "min_commit"))
-        request.answer(Type.TIME_OK, {"index": index})
+    async def _time(self, request: GroupRequest, message: messages.TimeRequest) -> None:
+        index = await request.hosted.reads.index_at_time(message.time_ms, message.min_commit)
+        request.respond(messages.TIME_OK, messages.TimeResponse(index=index))
 
-    async def _at(self, request: GroupRequest) -> None:
-        header = request.frame.header
-        position, max_bytes = int_field(header, "position", 0), int_field(header, "max", 1)
-        async with request.flow.room():
-            found = await request.hosted.positions.at(position, min(max_bytes, READ_BYTES_MAX))
+    async def _at(self, request: GroupRequest, message: messages.AtRequest) -> None:
+        async with request.flow.large_response():
+            max_bytes = min(message.max_bytes, self._limits.read_bytes)
+            found = await request.hosted.positions.at(message.position, max_bytes)
             if isinstance(found, int):
-                request.answer(Type.AT_OK, {"index": found})
+                request.respond(messages.AT_OK, messages.AtResponse(index=found))
                 return
-            fields = {"index": None, "n": found.count, "next": found.next_position}
-            with self._answers.lend(len(found.data)):
+            response = messages.AtResponse(index=None, count=found.count, next_position=found.next_position)
+            with self._responses.lend(len(found.data)):
                 await request.connection.drained()
-                request.answer(Type.AT_OK, fields, found.sizes.astype("<u4").tobytes(), found.data)
+                request.respond(messages.AT_OK, response, found.sizes.astype("<u4").tobytes(), found.data)
 
-    async def _describe(self, request: GroupRequest) -> None:
-        header = request.frame.header
-        async with request.flow.room():
-            rows, more = await request.hosted.reads.describe(str_field(header, "table"), header.get("after"))
-            request.answer(Type.DESCRIBE_OK, {"rows": rows, "more": more})
+    async def _describe(self, request: GroupRequest, message: messages.DescribeRequest) -> None:
+        async with request.flow.large_response():
+            rows, more = await request.hosted.reads.describe(message.table, message.after)
+            request.respond(messages.DESCRIBE_OK, messages.DescribeResponse(rows=rows, more=more))
 
-    async def _digest(self, request: GroupRequest) -> None:
-        header, hosted = request.frame.header, request.hosted
-        asked = DigestRequest(int_field(header, "start", 0), int_field(header, "end", 0), int_field(header, "span", 1))
-        async with request.flow.room():
-            ranges, next_index, damaged = await hosted.reads.digest(asked)
-        fields = {
-            "ranges": [_digest_row(digest) for digest in ranges],
-            "next": next_index,
-            "commit": hosted.replica.readable_end - 1,
-            "damaged": damaged[:DAMAGED_MAX],
-            "cut": len(damaged) > DAMAGED_MAX,
-        }
-        request.answer(Type.DIGEST_OK, fields)
+    async def _digest(self, request: GroupRequest, message: messages.DigestRequest) -> None:
+        async with request.flow.large_response():
+            ranges, next_index, damaged = await request.hosted.reads.digest(message)
+        response = messages.DigestResponse(
+            ranges=[[d.start, d.end, d.end - d.start, d.nbytes, d.content, d.layout] for d in ranges],
+            next_index=next_index,
+            commit_index=request.hosted.replica.readable_end - 1,
+            damaged=damaged[: self._limits.damaged_named],
+            cut=len(damaged) > self._limits.damaged_named,
+        )
+        request.respond(messages.DIGEST_OK, response)
 
-    async def _watch(self, request: GroupRequest) -> None:
-        header = request.frame.header
-        seen, wait_ms = header.get("seen"), min(int_field(header, "wait", 0), WATCH_WAIT_MS_MAX)
-        if seen is not None and not (isinstance(seen, list) and len(seen) == 3):
-            raise ProtocolError("field 'seen' is malformed", "header")
-        event = await request.hosted.roles.wait_change(seen, wait_ms / 1000)
-        role, leader_id, term = event.state
-        fields = {"role": role, "leader": leader_id, "term": term, "broker": event.broker_role}
-        request.answer(Type.WATCH_OK, fields)
+    # --- leadership ------------------------------------------------------------------------------------------
 
-    async def _transfer(self, request: GroupRequest) -> None:
-        target = NodeId(str_field(request.frame.header, "node"))
-        await transfer_leadership(request.hosted.replica, self._config, target)
-        request.answer(Type.TRANSFER_OK, {"leader": target})
+    async def _watch(self, request: GroupRequest, message: messages.WatchRequest) -> None:
+        wait_s = min(message.wait_ms, self._limits.watch_wait_ms) / 1000
+        event = await request.hosted.roles.wait_change(message.seen, wait_s)
+        response = messages.WatchResponse(
+            role=event.role.value, leader=event.leader_id, term=event.term, broker=event.broker_role
+        )
+        request.respond(messages.WATCH_OK, response)
+
+    async def _transfer(self, request: GroupRequest, message: messages.TransferRequest) -> None:
+        await request.group.transfer_leadership(NodeId(message.node), self._limits.transfer_s)
+        request.respond(messages.TRANSFER_OK, messages.TransferResponse(leader=message.node))
+
+
+_AtOnce = Callable[[ClientService, GroupRequest, Any], None]
+_InTask = Callable[[ClientService, GroupRequest, Any], Coroutine[Any, Any, None]]
+_AT_ONCE: Final[dict[int, tuple[Table[Any], _AtOnce]]] = {
+    Type.APPEND: (messages.APPEND, ClientService._append),
+    Type.METADATA: (messages.METADATA, ClientService._metadata),
+    Type.PRODUCER: (messages.PRODUCER, ClientService._producer),
+    Type.TRANSACTION: (messages.TRANSACTION, ClientService._transaction),
+}
+"""Requests that are served, or queued, within the call that received them."""
+_IN_TASKS: Final[dict[int, tuple[Table[Any], _InTask]]] = {
+    Type.READ: (messages.READ, ClientService._read),
+    Type.TIME: (messages.TIME, ClientService._time),
+    Type.AT: (messages.AT, ClientService._at),
+    Type.DIGEST: (messages.DIGEST, ClientService._digest),
+    Type.TRANSFER: (messages.TRANSFER, ClientService._transfer),
+    Type.WATCH: (messages.WATCH, ClientService._watch),
+    Type.DESCRIBE: (messages.DESCRIBE, ClientService._describe),
+}
+"""Requests with a task of their own, because they wait for the disk or for a change."""
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _append_columns(header: dict[str, Any], columns: Columns, appends: Appends, reply: Reply) -> None:
-    if header.get("x") is not None:
-        appends.append_attempt(columns, _transaction_id(header), str_field(header["x"], "a"), reply)
-    elif header.get("p") is not None:
-        key = ProducerKey(str_field(header, "p"), int_field(header, "pe", 0), int_field(header, "ps", 0))
-        appends.append_produced(columns, key, reply)
+def _append_columns(message: messages.AppendRequest, columns: Columns, appends: Appends, reply: Reply) -> None:
+    if message.transaction is not None:
+        if "a" not in message.transaction:
+            raise BadRequestError("an append's transaction has no attempt", "", "send 'a' in field 'x'")
+        appends.append_attempt(columns, _transaction_id(message.transaction), message.transaction["a"], reply)
+    elif message.producer_id is not None:
+        if message.epoch is None or message.sequence is None:
+            raise BadRequestError("a producer's append has no epoch or sequence", "", "send 'pe' and 'ps'")
+        appends.append_produced(columns, ProducerKey(message.producer_id, message.epoch, message.sequence), reply)
     else:
         appends.append(columns, reply)
 
 
-def _digest_row(digest: RangeDigest) -> list[Any]:
-    return [digest.start, digest.end, digest.end - digest.start, digest.nbytes, digest.content, digest.layout]
-
-
-def _transaction_id(header: dict[str, Any]) -> TransactionId:
-    fields = header.get("x")
-    if not isinstance(fields, dict):
-        raise ProtocolError("field 'x' is not a map", "header")
-    return TransactionId(str_field(fields, "q"), int_field(fields, "b"), str_field(fields, "r"))
-
-
-def _parts(header: dict[str, Any]) -> list[Part]:
-    rows = header.get("parts")
-    well_formed = isinstance(rows, list) and all(
-        isinstance(row, list) and len(row) == 4 and all(type(value) is int for value in row) for row in rows
-    )
-    if not well_formed:
-        raise ProtocolError("field 'parts' is malformed", "header")
-    assert isinstance(rows, list)
-    return [Part(*row) for row in rows]
+def _transaction_id(fields: dict[str, Any]) -> TransactionId:
+    return TransactionId(fields["q"], fields["b"], fields["r"])

@@ -432,6 +432,10 @@ class CommitLog(DurableLog):
             f"the replica stopped: {error}", str(self._layout.root), "check the log, then start again"
         )
 
+    def require_verification(self, reason: str) -> None:
+        """Mark the store, so that its next start verifies it. Any thread may call."""
+        mark_needs_verification(self._files, self._layout, reason)
+
     def preallocate(self) -> bool:
         """Preallocate one chunk; return whether there is more to do. Safe from any one thread."""
         if self._failure is not None:

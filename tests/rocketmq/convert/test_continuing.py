@@ -300,7 +300,7 @@ def test_two_groups_after_one_commitlog_stay_separate(open_: Path, tmp_path: Pat
         nodes[2] = started("trial", 2)  # a wrong --dir
         with Client(peers, timeout_ms=60_000) as client:
             end = client.append([b"after"]).last_index + 1
-            soon(lambda: "holds another log of group default" in (tmp_path / "trial2.log").read_text())
+            soon(lambda: "has another log of group default" in (tmp_path / "trial2.log").read_text())
             assert client.read(0, end).column("body").to_pylist() == [b"real"] * 5 + [b"after"]
     finally:
         for node in nodes:

@@ -1,4 +1,4 @@
-"""How coroutines wait for a replica, which itself knows callbacks only."""
+"""Coroutines that wait for a change of a replica, which itself calls callbacks only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-__all__ = ["Progress", "answer_within", "wait_any"]
-
 T = TypeVar("T")
 
 
-class Progress:
-    """Wakes coroutines that wait for any progress."""
+class ChangeSignal:
+    """Wakes all waiting coroutines at any change."""
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -21,19 +19,19 @@ class Progress:
         return len(self._waiters)
 
     async def wait(self, timeout_s: float) -> None:
-        """Waits until ``wake`` is called or the time is over."""
+        """Wait until ``notify`` is called or the timeout expires."""
         await wait_any((self,), timeout_s)
 
     def add(self, waiter: asyncio.Future[None]) -> None:
-        """Ends ``waiter`` with the next ``wake``."""
+        """Complete ``waiter`` with the next ``notify``."""
         self._waiters.add(waiter)
 
     def discard(self, waiter: asyncio.Future[None]) -> None:
-        """Forgets ``waiter``, whether it was added or not."""
+        """Remove ``waiter``, whether it was added or not."""
         self._waiters.discard(waiter)
 
-    def wake(self) -> None:
-        """Wakes all who wait."""
+    def notify(self) -> None:
+        """Wake all waiting coroutines."""
         if self._waiters:
             waiters, self._waiters = self._waiters, set()
             for waiter in waiters:
@@ -41,30 +39,30 @@ class Progress:
                     waiter.set_result(None)
 
 
-async def wait_any(progresses: Collection[Progress], timeout_s: float) -> None:
-    """Waits until ``wake`` of any of them is called or the time is over."""
+async def wait_any(signals: Collection[ChangeSignal], timeout_s: float) -> None:
+    """Wait until any of the signals is notified or the timeout expires."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for progress in progresses:
-        progress.add(waiter)
+    for signal in signals:
+        signal.add(waiter)
     try:
         async with asyncio.timeout(timeout_s):
             await waiter
     except TimeoutError:
         pass
     finally:
-        for progress in progresses:
-            progress.discard(waiter)
+        for signal in signals:
+            signal.discard(waiter)
 
 
-async def answer_within(
+async def response_within(
     timeout_s: float, ask: Callable[[Callable[[T | None], None]], int], forget: Callable[[int], None]
 ) -> T | None:
-    """Returns what the reply given to ``ask`` gets, or None after ``timeout_s``; ``forget`` ends the question."""
+    """Return the argument of the callback that ``ask`` gets, None after ``timeout_s``; then call ``forget``."""
     waiter: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
 
-    def reply(answer: T | None) -> None:
+    def reply(response: T | None) -> None:
         if not waiter.done():
-            waiter.set_result(answer)
+            waiter.set_result(response)
 
     number = ask(reply)
     try:

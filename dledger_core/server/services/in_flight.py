@@ -1,4 +1,4 @@
-"""Batches that are proposed and not committed, and which append of which producer each of them is."""
+"""Appends in flight: batches that are proposed but not committed, and the producers whose appends they are."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dledger_core.errors import DLedgerError, FencedError, ProducerUnknownError, SequenceConflictError, SequenceGapError
+from dledger_core.errors import (
+    DLedgerError,
+    FencedError,
+    ProducerUnknownError,
+    SequenceConflictError,
+    SequenceGapError,
+    invariant,
+)
 from dledger_core.ids import Index, Term
 from dledger_core.storage.tables.producers import ProducerAppend, ProducerTable
 
-__all__ = ["Appended", "ProducerKey", "ProducersInFlight", "Reply", "Waiting"]
-
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """Where the data entries of an append lie: [first_index, last_index], and in which term.
+class AppendedRange:
+    """The data entries of an append, first and last index included, and their term.
 
-    The term is the entries' own, also of a repeated append; NO_TERM where they are deleted by now.
+    The term is the entries' own, also of a repeated append; NO_TERM if they are deleted.
     """
 
     first_index: Index
@@ -25,12 +30,12 @@ class Appended:
     term: Term
 
 
-Reply = Callable[[Appended | DLedgerError], None]
+Reply = Callable[[AppendedRange | DLedgerError], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerKey:
-    """Who appends, and which of its appends it is."""
+    """One append of a producer: its id, its epoch and the append's number in the epoch."""
 
     producer_id: str
     epoch: int
@@ -38,44 +43,44 @@ class ProducerKey:
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A proposed batch and whom to tell.
+class BatchInFlight:
+    """A proposed batch and the appends in it.
 
     Attributes:
-        pieces: (data entries, reply) of each append in it, in order; 0 entries = a control entry alone.
-        producer: of a producer's append: then every reply is about the whole batch.
+        appends: (data entries, reply) of each append in it, in order; 0 entries = a control entry alone.
+        producer: set for a producer's append: then every reply is about the complete batch.
     """
 
     last_index: Index
     term: Term
     first_data: Index
-    pieces: list[tuple[int, Reply]]
+    appends: list[tuple[int, Reply]]
     producer: ProducerKey | None = None
 
-    def answer(self) -> None:
-        """Tells everybody where the data entries lie."""
+    def reply(self) -> None:
+        """Reply to each append with the range of its data entries."""
         first = self.first_data
-        for count, reply in self.pieces:
+        for count, reply in self.appends:
             if self.producer is not None:
-                reply(Appended(self.first_data, self.last_index, self.term))
+                reply(AppendedRange(self.first_data, self.last_index, self.term))
             elif count == 0:
-                reply(Appended(self.last_index, self.last_index, self.term))
+                reply(AppendedRange(self.last_index, self.last_index, self.term))
             else:
-                reply(Appended(first, Index(first + count - 1), self.term))
+                reply(AppendedRange(first, Index(first + count - 1), self.term))
                 first = Index(first + count)
 
 
 @dataclass(slots=True)
 class _Producer:
-    """Sequences of one producer's newest epoch; gone once none is in flight."""
+    """Sequences of one producer's newest epoch; removed once none is in flight."""
 
     epoch: int
     next_sequence: int
-    sequences: dict[int, tuple[int, Waiting]] = field(default_factory=dict)
+    sequences: dict[int, tuple[int, BatchInFlight]] = field(default_factory=dict)
 
 
 class ProducersInFlight:
-    """Decides about a producer's append by what is in flight, and else by the producer table."""
+    """Producers' appends in flight; the producer table has the committed ones."""
 
     def __init__(self, table: Callable[[], ProducerTable]) -> None:
         self._table = table
@@ -84,8 +89,8 @@ class ProducersInFlight:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def decide(self, key: ProducerKey, crc: int) -> Waiting | ProducerAppend | None:
-        """Returns the batch in flight or the committed append that this one repeats; None if it is the next one.
+    def decide(self, key: ProducerKey, crc: int) -> BatchInFlight | ProducerAppend | None:
+        """Return the batch in flight or the committed append that this one repeats; None if it is the next one.
 
         Raises:
             ProducerError: as ``ProducerTable.check``.
@@ -105,29 +110,28 @@ class ProducersInFlight:
             raise SequenceGapError("a sequence was skipped", "", "append the missing ones first", expected)
         if key.sequence not in flight.sequences:
             return self._committed(key, crc, about)
-        known_crc, waiting = flight.sequences[key.sequence]
+        known_crc, proposed = flight.sequences[key.sequence]
         if known_crc != crc:
-            raise SequenceConflictError("a repeated sequence carries other content", "", "use a new producer id", about)
-        return waiting
+            raise SequenceConflictError("a repeated sequence has other content", "", "use a new producer id", about)
+        return proposed
 
     def _committed(self, key: ProducerKey, crc: int, about: dict[str, Any]) -> ProducerAppend:
         known = self._table().check(key.producer_id, key.epoch, key.sequence, crc)
-        if known is None:  # it expired with appends in flight
-            raise ProducerUnknownError(
-                "the log does not know this producer any more", "", "start a new producer id at sequence 0", about
-            )
+        if known is None:  # the producer expired with appends in flight
+            raise ProducerUnknownError("the producer has expired", "", "start a new producer id at sequence 0", about)
         return known
 
-    def add(self, key: ProducerKey, crc: int, waiting: Waiting) -> None:
-        """Takes note that the next append of a producer was proposed."""
+    def add(self, key: ProducerKey, crc: int, proposed: BatchInFlight) -> None:
+        """Record that the next append of a producer was proposed."""
         flight = self._producers.get(key.producer_id)
         if flight is None or flight.epoch != key.epoch:
             flight = self._producers[key.producer_id] = _Producer(key.epoch, key.sequence)
-        flight.sequences[key.sequence] = (crc, waiting)
+        invariant(key.sequence == flight.next_sequence, "a sequence is skipped in flight", key=key)
+        flight.sequences[key.sequence] = (crc, proposed)
         flight.next_sequence = key.sequence + 1
 
     def remove(self, key: ProducerKey) -> None:
-        """Takes note that an append is in flight no more."""
+        """Record that an append is no longer in flight."""
         flight = self._producers.get(key.producer_id)
         if flight is not None and flight.epoch == key.epoch:
             flight.sequences.pop(key.sequence, None)
@@ -135,5 +139,5 @@ class ProducersInFlight:
                 del self._producers[key.producer_id]
 
     def clear(self) -> None:
-        """Forgets everything: this node does not lead any more."""
+        """Discard all in-flight state after losing leadership."""
         self._producers.clear()

@@ -1,0 +1,347 @@
+"""The messages between clients and nodes, each declared once: a dataclass whose attributes are its field table.
+
+``str(table)`` documents a message; ``TABLES`` has all of them. A request's header also has ``r`` (request id) and, if
+it concerns one group, ``g`` (the group). A request that does not fit its table gets BAD_REQUEST; a response that does
+not fit closes the connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from dledger_core.errors import BadRequestError
+from dledger_core.net.fields import Table, table_of, wire
+from dledger_core.net.protocol import Type
+
+Isolation = Literal["committed", "uncommitted", "records"]
+ISOLATIONS: Final = ("committed", "uncommitted", "records")
+_ISOLATION: Final = "committed: as read_committed shows them; uncommitted: all data; records: all entries, also damaged"
+_MIN_COMMIT: Final = "wait until this entry is committed and durable on the node, else BEHIND"
+_PIN: Final = "[reader's name, ms]: retention on this node keeps entries from start on for this long; 0 ms ends it"
+_TRANSACTION: Final = "transaction: q query id, b batch id, r run id, a attempt (APPEND only)"
+_RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
+
+
+def _ints(width: int | None = None) -> Any:
+    return lambda rows: all(
+        type(row) is list and (width is None or len(row) == width) and all(type(v) is int for v in row) for row in rows
+    )
+
+
+def _all(kind: type) -> Any:
+    return lambda values: all(type(value) is kind for value in values)
+
+
+def _is_transaction(value: dict[str, Any]) -> bool:
+    attempt = value.get("a")
+    kinds = type(value.get("q")) is str and type(value.get("b")) is int and type(value.get("r")) is str
+    return kinds and value["b"] >= -1 and (attempt is None or type(attempt) is str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataRequest:
+    """Ask a node about a group: leader, terms, indexes, members."""
+
+    pin: list[Any] | None = wire("pin", "any", _PIN, default=None, optional=True)
+    start: int = wire("start", "int", "first index that a pin keeps", low=0, default=0)
+    space: bool = wire("space", "bool", "whether to count the space of orphaned attempts", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataResponse:
+    """A node's view of a group."""
+
+    leader: str | None = wire("leader", "str", "leader's node id, nil if none is known", optional=True)
+    term: int = wire("term", "int", "current term")
+    log: str | None = wire("log", "str", "uuid of the log, nil while it is not known here", optional=True)
+    node: list[Any] = wire(
+        "self",
+        "list",
+        "[id, role, term, first index, last index, commit index, visible end, data bytes]",
+        low=8,
+        high=8,
+    )
+    peers: str = wire("peers", "str", "peers string")
+    groups: list[str] = wire("groups", "list", "groups of the node", low=0, accepts=_all(str))
+    preferred: list[str] = wire("preferred", "list", "node ids that should lead, best first", low=0, accepts=_all(str))
+    time: int | None = wire("time", "int", "append time of the last entry in ms, nil if not known", optional=True)
+    is_recovering: bool = wire("is_recovering", "bool", "whether the node is a recovering voter")
+    orphaned: list[int] | None = wire(
+        "orphaned", "list", "[entries, bytes] of orphaned attempts stored here, if requested", low=2, high=2,
+        accepts=_all(int), default=None, optional=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRequest:
+    """Append entries: plain, as a producer's next append, or as part of a transaction's attempt."""
+
+    count: int = wire("n", "int", "number of entries", low=1)
+    producer_id: str | None = wire("p", "str", "producer id", default=None, optional=True)
+    epoch: int | None = wire("pe", "int", "producer's epoch", low=0, default=None, optional=True)
+    sequence: int | None = wire("ps", "int", "number of this append in the epoch", low=0, default=None, optional=True)
+    transaction: dict[str, Any] | None = wire(
+        "x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction, default=None, optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendResponse:
+    """An append was committed."""
+
+    first: int = wire("first", "int", "index of the first data entry", low=0)
+    last: int = wire("last", "int", "index of the last data entry", low=0)
+    term: int = wire("term", "int", "term of the entries, -1 if they are deleted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """Read records from ``start`` on."""
+
+    start: int = wire("start", "int", "first index", low=0)
+    end: int = wire("end", "int", "end (exclusive)", low=0)
+    max_bytes: int = wire("max", "int", "bytes of records, but at least one", low=0, default=8 << 20)
+    min_commit: int = wire("min_commit", "int", _MIN_COMMIT, default=-1)
+    wait_ms: int = wire("wait", "int", "wait for the first entry, in ms", low=0, default=0)
+    isolation: Isolation = wire("iso", "str", _ISOLATION, choices=ISOLATIONS, default="committed")
+    consistency: str = wire(
+        "cons", "str", "linearizable: only the leader, confirmed by a majority",
+        choices=("committed", "linearizable"), default="committed",
+    )  # fmt: skip
+    pin: list[Any] | None = wire("pin", "any", _PIN, default=None, optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadResponse:
+    """Records of a range."""
+
+    count: int = wire("n", "int", "number of records", low=0)
+    next_index: int = wire("next", "int", "index to continue from", low=0)
+    commit_index: int = wire("commit", "int", "last entry that is committed and durable on the node")
+    visible_end: int = wire("visible", "int", "end of the entries that read_committed shows", low=0)
+    first_index: int = wire("first", "int", "first index of the log", low=0)
+    skip: list[list[int]] = wire(
+        "skip", "list", "[start, end) of orphaned attempts in the range", low=0, accepts=_ints(2)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRequest:
+    """Find the first entry that was appended at or after a time."""
+
+    time_ms: int = wire("ms", "int", "ms since the epoch", low=0)
+    min_commit: int = wire("min_commit", "int", _MIN_COMMIT, default=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeResponse:
+    """The first such entry."""
+
+    index: int = wire("index", "int", "its index, the visible end if there is none", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerRequest:
+    """Ask for the state of a producer."""
+
+    producer_id: str = wire("p", "str", "producer id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerResponse:
+    """The state of a producer."""
+
+    known: bool = wire("known", "bool", "whether the log has entries of it")
+    epoch: int = wire("epoch", "int", "its newest epoch", low=0)
+    sequence: int = wire("sequence", "int", "number of its next append", low=0)
+    last: list[int] | None = wire(
+        "last", "list", "[first, last] of its newest append", low=2, high=2, accepts=_all(int), optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionRequest:
+    """Ask for the state of a transaction, commit it or abort it."""
+
+    operation: str = wire("op", "str", "the operation", choices=("state", "commit", "abort"))
+    transaction: dict[str, Any] = wire("x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction)
+    parts: list[list[int]] | None = wire(
+        "parts", "list", "[first, last, rows, crc] of each committed attempt", low=0, accepts=_ints(4), default=None,
+        optional=True,
+    )  # fmt: skip
+    input_id: str | None = wire("i", "str", "id of the transaction's input", default=None, optional=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionResponse:
+    """The state of a transaction."""
+
+    state: str = wire("state", "str", "its state", choices=("unknown", "open", "committed", "aborted"))
+    parts: list[list[int]] = wire(
+        "parts", "list", "[first, last, rows, crc] of a committed one", low=0, accepts=_ints(4)
+    )
+    index: int = wire("index", "int", "index up to which the state holds")
+    newest: int = wire("newest", "int", "newest batch id that the query has committed, -1 if none")
+    input_id: str = wire("i", "str", "id of that transaction's input, may be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestRequest:
+    """Ask for digests of aligned ranges."""
+
+    start: int = wire("start", "int", "first index", low=0)
+    end: int = wire("end", "int", "end (exclusive)", low=0)
+    span: int = wire("span", "int", "entries per range, a power of two", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestResponse:
+    """Digests of ranges, computed from the node's files."""
+
+    ranges: list[list[Any]] = wire("ranges", "list", "[start, end, count, bytes, digest, layout digest]", low=0)
+    next_index: int = wire("next", "int", "index to continue from", low=0)
+    commit_index: int = wire("commit", "int", "last entry that is committed and durable on the node")
+    damaged: list[int] = wire("damaged", "list", "indexes of damaged entries", low=0, accepts=_all(int))
+    cut: bool = wire("cut", "bool", "whether more entries of these ranges are damaged than are listed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRequest:
+    """Transfer leadership of a group."""
+
+    node: str = wire("node", "str", "node id of the target")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferResponse:
+    """The target leads."""
+
+    leader: str = wire("leader", "str", "leader's node id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRequest:
+    """Wait for a change of role, leader or term on this node."""
+
+    wait_ms: int = wire("wait", "int", "longest wait in ms", low=0)
+    seen: list[Any] | None = wire(
+        "seen",
+        "list",
+        "[role, leader id|nil, term] that the client has seen",
+        low=3,
+        high=3,
+        default=None,
+        optional=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchResponse:
+    """The node's role in a group."""
+
+    role: str = wire("role", "str", "leader, follower, candidate or precandidate")
+    leader: str | None = wire("leader", "str", "leader's node id, nil if none is known", optional=True)
+    term: int = wire("term", "int", "current term")
+    broker: str = wire("broker", "str", "the role in RocketMQ's words", choices=("master", "slave"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsRequest:
+    """Ask for the groups of a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsResponse:
+    """The groups of a node."""
+
+    logs: dict[str, str | None] = wire("logs", "map", "uuid of each group's log, nil while it is not known", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeRequest:
+    """Ask for rows of a table about a log: terms, segments or producers."""
+
+    table: str = wire("table", "str", "the table")
+    after: list[Any] | None = wire(
+        "after", "any", "key of the last row that the client has", default=None, optional=True
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeResponse:
+    """Rows of a table."""
+
+    rows: list[list[Any]] = wire("rows", "list", "the rows after the key, of committed entries", low=0)
+    more: bool = wire("more", "bool", "whether there are more rows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitRequest:
+    """Wait until any of several groups has new entries."""
+
+    seen: dict[str, int] = wire(
+        "seen", "map", "end (exclusive) of the entries that the client has seen, by group", low=1,
+        accepts=lambda seen: all(type(name) is str and type(end) is int for name, end in seen.items()),
+    )  # fmt: skip
+    isolation: Isolation = wire("iso", "str", _ISOLATION, choices=ISOLATIONS, default="committed")
+    wait_ms: int = wire("wait", "int", "longest wait in ms", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitResponse:
+    """Groups with new entries; none if the wait timed out."""
+
+    grown: list[str] = wire("grown", "list", "names of the groups", low=0, accepts=_all(str))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRequest:
+    """Find the entry, or read the messages of the CommitLog, at a position."""
+
+    position: int = wire("position", "int", "byte offset", low=0)
+    max_bytes: int = wire("max", "int", "bytes of messages, but at least one", low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtResponse:
+    """An entry's index, or messages of the CommitLog that precedes the log."""
+
+    index: int | None = wire("index", "int", "entry at or after the position; nil for messages", low=0, optional=True)
+    count: int = wire("n", "int", "number of messages", low=0, default=0)
+    next_position: int = wire("next", "int", "position to continue from", low=0, default=0)
+
+
+METADATA: Final = table_of(MetadataRequest, Type.METADATA, error=BadRequestError)
+METADATA_OK: Final = table_of(MetadataResponse, Type.METADATA_OK)
+APPEND: Final = table_of(AppendRequest, Type.APPEND, "lengths u32 x n, CRCs u32 x n, bodies", error=BadRequestError)
+APPEND_OK: Final = table_of(AppendResponse, Type.APPEND_OK)
+READ: Final = table_of(ReadRequest, Type.READ, error=BadRequestError)
+READ_OK: Final = table_of(ReadResponse, Type.READ_OK, _RECORDS)
+TIME: Final = table_of(TimeRequest, Type.TIME, error=BadRequestError)
+TIME_OK: Final = table_of(TimeResponse, Type.TIME_OK)
+PRODUCER: Final = table_of(ProducerRequest, Type.PRODUCER, error=BadRequestError)
+PRODUCER_OK: Final = table_of(ProducerResponse, Type.PRODUCER_OK)
+TRANSACTION: Final = table_of(TransactionRequest, Type.TRANSACTION, error=BadRequestError)
+TRANSACTION_OK: Final = table_of(TransactionResponse, Type.TRANSACTION_OK)
+DIGEST: Final = table_of(DigestRequest, Type.DIGEST, error=BadRequestError)
+DIGEST_OK: Final = table_of(DigestResponse, Type.DIGEST_OK)
+TRANSFER: Final = table_of(TransferRequest, Type.TRANSFER, error=BadRequestError)
+TRANSFER_OK: Final = table_of(TransferResponse, Type.TRANSFER_OK)
+WATCH: Final = table_of(WatchRequest, Type.WATCH, error=BadRequestError)
+WATCH_OK: Final = table_of(WatchResponse, Type.WATCH_OK)
+GROUPS: Final = table_of(GroupsRequest, Type.GROUPS, error=BadRequestError)
+GROUPS_OK: Final = table_of(GroupsResponse, Type.GROUPS_OK)
+DESCRIBE: Final = table_of(DescribeRequest, Type.DESCRIBE, error=BadRequestError)
+DESCRIBE_OK: Final = table_of(DescribeResponse, Type.DESCRIBE_OK)
+AWAIT: Final = table_of(AwaitRequest, Type.AWAIT, error=BadRequestError)
+AWAIT_OK: Final = table_of(AwaitResponse, Type.AWAIT_OK)
+AT: Final = table_of(AtRequest, Type.AT, error=BadRequestError)
+AT_OK: Final = table_of(AtResponse, Type.AT_OK, "of messages: sizes u32 x n, then the messages")
+
+TABLES: Final[tuple[Table[Any], ...]] = (
+    METADATA, METADATA_OK, APPEND, APPEND_OK, READ, READ_OK, TIME, TIME_OK, PRODUCER, PRODUCER_OK, TRANSACTION,
+    TRANSACTION_OK, DIGEST, DIGEST_OK, TRANSFER, TRANSFER_OK, WATCH, WATCH_OK, GROUPS, GROUPS_OK, DESCRIBE, DESCRIBE_OK,
+    AWAIT, AWAIT_OK, AT, AT_OK,
+)  # fmt: skip
+"""All messages between clients and nodes, without hello and FAILURE."""

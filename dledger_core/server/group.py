@@ -1,0 +1,307 @@
+"""A group's life on this node: open, repair, host, quarantine, close.
+
+::
+
+    CLOSED --open--> HOSTED --a replica's invariant breaks--> QUARANTINED (until the next start)
+       |                ^
+       +--damaged--> REPAIRING --repaired from peers--> HOSTED; not repairable --> QUARANTINED
+
+One group's trouble is its own: the other groups of the node continue. Two things end the process: a disk that fails a
+write or a sync (the groups share it), and the quarantine of the last group that was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dledger_core.control import TransactionId
+from dledger_core.errors import (
+    BadRequestError,
+    CorruptRecordError,
+    DiskFailedError,
+    DLedgerError,
+    TransferringError,
+    UnreachableError,
+    invariant,
+)
+from dledger_core.ids import NodeId
+from dledger_core.raft import Configuration, Message
+from dledger_core.server.config import ServerConfig
+from dledger_core.server.maintenance.repair import StoreRepairs, open_checked
+from dledger_core.server.maintenance.scrub import LiveRepairs
+from dledger_core.server.members import Members
+from dledger_core.server.replica.replica import Replica
+from dledger_core.server.services.appends import Appends
+from dledger_core.server.services.flow import Budget
+from dledger_core.server.services.in_flight import AppendedRange
+from dledger_core.server.services.positions import OpenLogPrefix, Positions
+from dledger_core.server.services.reads import Reads
+from dledger_core.server.services.role_events import OnRole, RoleFeed
+from dledger_core.storage import CommitLog
+
+_LOG = logging.getLogger(__name__)
+
+
+class GroupState(Enum):
+    """A stage in a group's life; see the module."""
+
+    CLOSED = "closed"
+    REPAIRING = "repairing"
+    HOSTED = "hosted"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class HostedGroup:
+    """The replica of an open group and its services."""
+
+    replica: Replica
+    appends: Appends
+    reads: Reads
+    positions: Positions
+    roles: RoleFeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHost:
+    """The parts of a node that its groups share.
+
+    Attributes:
+        config: the node's settings.
+        members: the nodes that replicate the groups.
+        executor: threads that read.
+        budget: bytes of appends without a response.
+        live_repairs: repairs ranges of open logs.
+        send: sends a message of a group to a peer.
+        role_listeners: called with each role change.
+        open_log_prefix: opens the CommitLog that precedes a log.
+        on_quarantined: called when a group was quarantined, with the reason.
+        on_failed: called with an error that ends the node.
+    """
+
+    config: ServerConfig
+    members: Members
+    executor: Executor
+    budget: Budget
+    live_repairs: LiveRepairs
+    send: Callable[[str, Message], None]
+    role_listeners: Sequence[OnRole]
+    open_log_prefix: OpenLogPrefix | None
+    on_quarantined: Callable[[BaseException], None]
+    on_failed: Callable[[BaseException], None]
+
+
+class Group:
+    """One group of this node; lives on the node's event loop."""
+
+    def __init__(self, name: str, host: GroupHost) -> None:
+        self.name = name
+        self._host = host
+        self._state = GroupState.CLOSED
+        self._hosted: HostedGroup | None = None
+        self._reason = "its store is being opened"
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> GroupState:
+        """The stage in its life."""
+        return self._state
+
+    @property
+    def hosted(self) -> HostedGroup | None:
+        """The replica and its services, None unless the group is HOSTED."""
+        return self._hosted if self._state is GroupState.HOSTED else None
+
+    @property
+    def log_uuid(self) -> str | None:
+        """Identity of the log, None while it is not known here."""
+        return self._hosted.replica.log_uuid if self._hosted is not None else None
+
+    def services(self) -> HostedGroup:
+        """Return the replica and its services; raise UnreachableError unless the group is HOSTED."""
+        if self._state is GroupState.HOSTED and self._hosted is not None:
+            return self._hosted
+        me = self._host.config.self_id
+        raise UnreachableError(
+            f"{me} does not serve group {self.name} now: {self._reason}",
+            "",
+            "ask another node",
+            {"group": self.name, "state": self._state.value},
+        )
+
+    # --- open, repair, host ----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open the store; where it is damaged and peers can help, repair it in the background first.
+
+        Raises:
+            StorageError: the store is damaged beyond repair, foreign or in use.
+        """
+        invariant(self._state is GroupState.CLOSED, "a group is opened twice", group=self.name, state=self._state.value)
+        config = self._host.config
+        try:
+            log = open_checked(config, self.name)
+        except CorruptRecordError as error:
+            repairs = StoreRepairs(config, self._host.members)
+            if not repairs.can_help(self.name, error):
+                raise
+            self._state, self._reason = GroupState.REPAIRING, "its store is being repaired"
+            _LOG.error("group offline until its store is repaired: group=%s error=%s", self.name, error)
+            self._task = asyncio.create_task(self._repair(repairs, error), name=f"repair-{self.name}")
+        else:
+            self._start(log)
+
+    async def _repair(self, repairs: StoreRepairs, error: CorruptRecordError) -> None:
+        try:
+            self._start(await repairs.repaired(self.name, error))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, it ends this group only
+            self._stopped(failure)
+
+    def _start(self, log: CommitLog) -> None:
+        invariant(self._hosted is None, "a hosted group is hosted again", group=self.name)
+        host, config = self._host, self._host.config
+        profile = log.config.profile
+        if profile != config.storage.profile:
+            _LOG.warning(
+                "profile of the log kept: group=%s profile=%s configured=%s", self.name, profile, config.storage.profile
+            )
+        if (above := log.recovering_marker.above) is not None:
+            _LOG.warning("recovering voter, end of the log lost: group=%s above_term=%d", self.name, above)
+        replica = Replica(
+            group=self.name,
+            node_id=config.self_id,
+            configuration=Configuration(frozenset(peer.node_id for peer in host.members.peers)),
+            config=replace(
+                config.raft,
+                noop_on_election=config.raft.noop_on_election and profile == "B",
+                preferred_leaders=config.preferred(self.name),
+            ),
+            log=log,
+            send=host.send,
+            on_failed=self._stopped,
+            reserve_bytes=config.reserve_bytes,
+            limits=config.limits,
+        )
+        host.live_repairs.watch(replica)
+        appends, roles = Appends(replica, host.budget, config.limits), RoleFeed(replica, host.role_listeners)
+        # Appends first: when a role change is reported, their clients have their response.
+        replica.observe(appends, roles)
+        self._hosted = HostedGroup(
+            replica=replica,
+            appends=appends,
+            reads=Reads(replica, host.executor, config.limits),
+            positions=Positions(replica, host.executor, host.open_log_prefix),
+            roles=roles,
+        )
+        self._state = GroupState.HOSTED
+
+    # --- quarantine ------------------------------------------------------------------------------------------
+
+    def _stopped(self, error: BaseException) -> None:
+        """Quarantine the group, or end the node where the error concerns all groups."""
+        if isinstance(error, DiskFailedError) or not isinstance(error, Exception):
+            self._host.on_failed(error)
+        elif self._state is not GroupState.QUARANTINED:
+            self.quarantine(error)
+
+    def quarantine(self, error: Exception) -> None:
+        """Stop serving the group until the node's next start, which verifies its store first.
+
+        The replica takes nothing in and sends nothing any more. Its store stays open until the node closes, because
+        reads in progress still use its files.
+        """
+        _LOG.critical("group quarantined: group=%s node=%s error=%s", self.name, self._host.config.self_id, error)
+        self._state, self._reason = GroupState.QUARANTINED, f"it is quarantined, {error}"
+        if self._hosted is not None:
+            self._hosted.replica.stop(error)
+            mark = asyncio.to_thread(self._hosted.replica.log.require_verification, f"quarantined: {error}")
+            self._task = asyncio.create_task(mark, name=f"quarantine-{self.name}")
+        self._host.on_quarantined(error)
+
+    # --- run -------------------------------------------------------------------------------------------------
+
+    def step(self, message: Message) -> None:
+        """Deliver a message of a peer; drop it unless the group is HOSTED. Raises ProtocolError."""
+        if (hosted := self.hosted) is not None:
+            hosted.replica.step(message)
+
+    def tick(self) -> None:
+        """Count one tick."""
+        if (hosted := self.hosted) is not None:
+            hosted.replica.tick()
+
+    def report_unreachable(self, peer: NodeId) -> None:
+        """Record that the connection to a peer was lost."""
+        if (hosted := self.hosted) is not None:
+            hosted.replica.report_unreachable(peer)
+
+    def checkpoint(self) -> None:
+        """Queue a checkpoint; abort transactions without activity, if this node leads."""
+        hosted = self.hosted
+        if hosted is None:
+            return
+        try:
+            hosted.replica.save_checkpoint()
+            if hosted.replica.leader_ready:
+                self._abort_old_transactions(hosted)
+        except Exception as error:  # noqa: BLE001 - the other groups continue
+            _LOG.critical("checkpoint failed: group=%s", self.name, exc_info=error)
+            self._stopped(error)
+
+    def _abort_old_transactions(self, hosted: HostedGroup) -> None:
+        # The log's time does not advance in an idle log: this leader's next append carries the current time.
+        now_ms = max(hosted.replica.log.last_time_ms, time.time_ns() // 1_000_000)
+        for (query_id, batch_id), found in list(hosted.replica.tables.transactions.open.items()):
+            if now_ms - found.begin_ms > self._host.config.transaction_timeout_ms:
+                _LOG.warning(
+                    "aborting inactive transaction: group=%s query_id=%s batch_id=%d", self.name, query_id, batch_id
+                )
+                hosted.appends.abort(TransactionId(query_id, batch_id, found.run_id), _log_abort)
+
+    async def transfer_leadership(self, target: NodeId, timeout_s: float) -> None:
+        """Transfer leadership to a node; return when it leads.
+
+        Raises:
+            NotLeaderError: this node does not lead.
+            BadRequestError: there is no such node.
+            TransferringError: it did not become leader in time.
+        """
+        replica = self.services().replica
+        if not replica.is_leader:
+            raise replica.not_leader()
+        if self._host.members.find(target) is None:
+            raise BadRequestError(f"{target} is not a member of group {self.name}", "", "name another node")
+        if target != self._host.config.self_id:
+            replica.transfer_leadership(target)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while replica.soft_state.leader_id != target:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise TransferringError(f"{target} did not become leader in time", "", "retry when it has caught up")
+            await replica.wait_change(left)
+
+    # --- close -----------------------------------------------------------------------------------------------
+
+    async def end_repair(self) -> None:
+        """Cancel a repair in progress; wait for the marker of a quarantine."""
+        if self._task is not None:
+            if self._state is GroupState.REPAIRING:
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Write queued data and close the store."""
+        hosted, self._state = self._hosted, GroupState.CLOSED
+        if hosted is not None:
+            await hosted.replica.close()
+
+
+def _log_abort(outcome: AppendedRange | DLedgerError) -> None:
+    if isinstance(outcome, DLedgerError):
+        _LOG.warning("abort failed: error=%s", outcome)

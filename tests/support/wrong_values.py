@@ -1,0 +1,25 @@
+"""Values that do not fit a field of a message, by its table."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dledger_core.net.fields import REQUIRED, Field
+
+MISSING = object()
+_SOME: dict[str, list[Any]] = {
+    "int": [0, 1 << 63, (1 << 64) - 1, -2],
+    "str": ["", "x"],
+    "bool": [True],
+    "bytes": [b"x"],
+    "list": [[], [1], [[1, 2, 3]], [["a", 1, 1, 1]], [[1.5, 1, 1, 1]], [[]] * 4],
+    "map": [{}, {"q": 1, "b": 1, "r": "r"}, {"q": "q", "b": "b", "r": "r"}, {"q": "q", "b": 1}],
+}
+
+
+def wrong_values(field: Field) -> list[Any]:
+    """Return values of every kind that the field rejects; MISSING too, if it is required."""
+    candidates = [1.5, math.nan, math.inf, None, *(value for values in _SOME.values() for value in values)]
+    found = [value for value in candidates if not field.fits(value)]
+    return [*found, MISSING] if field.default is REQUIRED else found
