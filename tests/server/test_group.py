@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dledger_core.storage.files.verification import verification_reason
+from dledger_core.storage.files.meta_files import verification_reason
 
 from dledger_core.config import format_peers
 from dledger_core.connect import AsyncClient
