@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from dledger_core.storage.files.meta_files import verification_reason
 
 from dledger_core.config import format_peers
 from dledger_core.connect import AsyncClient
@@ -15,6 +14,7 @@ from dledger_core.server.group import GroupState
 from dledger_core.server.members import Members
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import verification_reason
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers, run
 
 GROUPS = ("a", "b")
