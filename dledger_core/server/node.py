@@ -22,7 +22,7 @@ from dledger_core.net.transport import Server, serve
 from dledger_core.raft import Message, even_group_warning
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
-from dledger_core.server.maintenance.disk_space import DiskRounds
+from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.members import Members
 from dledger_core.server.replica.peers import PeerLinks

@@ -13,7 +13,7 @@ from dledger_core.config import StorageConfig
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DiskFailedError
 from dledger_core.ids import Index
-from dledger_core.server.maintenance.disk_space import DiskRounds
+from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary

@@ -1,0 +1,111 @@
+"""Periodic rounds over a node's stores: look at the free disk space, and trim logs by their retention."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from dledger_core.config import LIMITS, Limits
+from dledger_core.errors import DLedgerError
+from dledger_core.ids import Position
+from dledger_core.server.maintenance.retention import RetentionPolicy, plan
+from dledger_core.server.replica.replica import Replica
+from dledger_core.storage.files.file_system import DiskSpace
+
+_LOG = logging.getLogger(__name__)
+
+
+class DiskRounds:
+    """Periodic rounds over a node's stores: the look at free space, and retention. One round of each kind at a time.
+
+    Args:
+        policy: rules of retention.
+        replicas: returns the node's replicas.
+        executor: threads that read.
+        limits: the node's limits.
+    """
+
+    def __init__(
+        self,
+        policy: RetentionPolicy,
+        replicas: Callable[[], Sequence[Replica]],
+        executor: Executor,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self._policy = policy
+        self._replicas = replicas
+        self._executor = executor
+        self._limits = limits
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start_look(self) -> None:
+        """Start a look at free disk space."""
+        self._start("disk space", self.look())
+
+    def start_retention(self) -> None:
+        """Start a round of retention."""
+        if self._policy.enabled:
+            self._start("retention", self.retain())
+
+    async def close(self) -> None:
+        """Cancel rounds in progress."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        before = self._tasks.get(name)
+        if before is not None and not before.done():
+            work.close()
+            return
+
+        async def guarded() -> None:
+            try:
+                await work
+            except (DLedgerError, OSError) as error:
+                _LOG.warning("maintenance failed: round=%s error=%s", name, error)
+
+        self._tasks[name] = asyncio.create_task(guarded(), name=name)
+
+    async def look(self) -> None:
+        """Look at the free space of each log once."""
+        replicas = self._replicas()
+        guards = [replica.space for replica in replicas]
+
+        def space() -> list[tuple[Position, DiskSpace]]:
+            return [replica.log.space() for replica in replicas]
+
+        found = await asyncio.get_running_loop().run_in_executor(self._executor, space)
+        for guard, (position, disk) in zip(guards, found, strict=True):
+            guard.observe(position, disk, guards)
+
+    async def retain(self) -> None:
+        """Trim each log once, one after another: each sees the space that the previous one freed."""
+        for replica in self._replicas():
+            await self._retain(replica)
+
+    async def _retain(self, replica: Replica) -> None:
+        loop = asyncio.get_running_loop()
+        segments = await loop.run_in_executor(self._executor, replica.log.segment_summaries)
+        if len(segments) < 2:
+            return
+        _, space = await loop.run_in_executor(self._executor, replica.log.space)
+        now = time.time()
+        index = plan(
+            self._policy,
+            segments,
+            keep_from=min(replica.readable_end - 1, replica.visible_end),
+            pins=replica.pins.starts(int(now * 1000)),
+            now_ms=int(now * 1000),
+            hour=time.localtime(now).tm_hour,
+            space=space,
+            segments_max=self._limits.retention_segments,
+        )
+        start = segments[0].first_index
+        if index > start:
+            _LOG.info("trimming log: group=%s start=%d end=%d", replica.group, start, index)
+            replica.trim(index)
