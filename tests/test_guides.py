@@ -55,7 +55,7 @@ def test_each_guarantee_names_tests_that_exist() -> None:
             functions = {
                 node.name
                 for node in ast.walk(ast.parse((ROOT / path).read_text()))
-                if isinstance(node, ast.FunctionDef)
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             }
             assert function in functions, f"{path}::{function}"
 
