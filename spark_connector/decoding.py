@@ -17,7 +17,7 @@ from spark_connector.errors import DecodeError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
 
-_OPENED_BYTES_MAX: Final = 32 << 20
+OPENED_BYTES_MAX: Final = 32 << 20
 """Limit of the decompressed bodies of one chunk; a single body may exceed it."""
 
 
@@ -66,7 +66,14 @@ def wanted(batch: pa.RecordBatch, options: DLedgerOptions) -> pa.RecordBatch:
     return batch.filter(pc.or_(keep, found.column("error").is_valid()))
 
 
-def decoded(batch: pa.RecordBatch, names: list[str], *, fail: bool, group: str) -> Iterator[dict[str, Any]]:
+def decoded(
+    batch: pa.RecordBatch,
+    names: list[str],
+    *,
+    fail: bool,
+    group: str,
+    opened_bytes_max: int = OPENED_BYTES_MAX,
+) -> Iterator[dict[str, Any]]:
     """Yield chunks of a batch as columns: its own, plus those of the messages, which replace ``body``.
 
     Args:
@@ -74,12 +81,13 @@ def decoded(batch: pa.RecordBatch, names: list[str], *, fail: bool, group: str) 
         names: columns of the messages; without ``body`` none is decompressed.
         fail: raise if a body is not a message or cannot be decompressed.
         group: the log, for the error.
+        opened_bytes_max: limit of the decompressed bodies of one chunk.
 
     Raises:
         DecodeError: such a body was found.
     """
     asked = [*names, "error"] if fail and "error" not in names else names
-    for chunk, found in decode_chunks(batch, asked, opened_bytes_max=_OPENED_BYTES_MAX):
+    for chunk, found in decode_chunks(batch, asked, opened_bytes_max=opened_bytes_max):
         if fail:
             _check(found.column("error"), chunk.column("index"), group)
         yield {name: chunk.column(name) for name in chunk.schema.names} | {n: found.column(n) for n in names}

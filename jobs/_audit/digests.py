@@ -16,20 +16,20 @@ import pyarrow.compute as pc
 
 from dledger_core import HEADER_BYTES, DLedgerError
 from jobs._audit.model import KEY, OTHER, RESULTS, AuditFinding, Class, ReadTask, aligned, result
-from jobs._audit.replicas import Gap, RangeSeen, RateLimiter, open_source
+from jobs._audit.replicas import READ_BYTES, Gap, RangeSeen, RateLimiter, open_source
 
 _READABLE: Final = pa.array(["", "damaged"])
 _SUMS: Final = [("entries", "sum"), ("bytes", "sum"), ("read_at", "min"), ("read_at", "max")]
 
 
 def digest_rows(
-    task: ReadTask, run_id: str, resumes: str = "", limiter: RateLimiter | None = None
+    task: ReadTask, run_id: str, resumes: str = "", limiter: RateLimiter | None = None, read_bytes: int = READ_BYTES
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of DIGESTS of one task; needs no Spark."""
     replica = task.replica
     constant = {"run_id": run_id, "group": replica.group, "replica": replica.name}
     constant |= {"log_uuid": replica.log_uuid or "", "source": replica.source, "resumes": resumes}
-    for seen in _digests(task, limiter):
+    for seen in _digests(task, limiter, read_bytes):
         read_at = datetime.now(UTC)
         if isinstance(seen, Gap):
             why = {"problem": seen.kind, "reason": seen.reason, "read_at": read_at}
@@ -52,10 +52,10 @@ def digest_rows(
         }
 
 
-def _digests(task: ReadTask, limiter: RateLimiter | None) -> Iterator[RangeSeen | Gap]:
+def _digests(task: ReadTask, limiter: RateLimiter | None, read_bytes: int) -> Iterator[RangeSeen | Gap]:
     done = task.start
     try:
-        with open_source(task.replica, limiter) as source:
+        with open_source(task.replica, limiter, read_bytes) as source:
             for seen in source.digests(task.start, task.end, task.span):
                 yield seen
                 done = seen.end if isinstance(seen, Gap) else seen.digest.end

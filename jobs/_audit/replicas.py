@@ -412,8 +412,10 @@ def read_past_damage(
 
 
 @contextmanager
-def open_source(replica: AuditedReplica, limiter: RateLimiter | None = None) -> Iterator[Source]:
-    """Open a replica for one task; ``limiter`` counts all bytes read.
+def open_source(
+    replica: AuditedReplica, limiter: RateLimiter | None = None, read_bytes: int = READ_BYTES
+) -> Iterator[Source]:
+    """Open a replica for one task; ``limiter`` counts all bytes read, ``read_bytes`` limits one read.
 
     A process keeps its view of a store, because opening a Java store scans its last files, which may be gigabytes.
     """
@@ -421,15 +423,16 @@ def open_source(replica: AuditedReplica, limiter: RateLimiter | None = None) -> 
     if replica.live:
         client = Client(replica.peers, replica.group, timeout_ms=CLIENT_TIMEOUT_MS, retry_timeout_ms=RETRY_TIMEOUT_MS)
         with client:
-            yield _NodeSource(client, replica.node, limiter)
+            yield _NodeSource(client, replica.node, limiter, read_bytes)
     elif replica.block_bytes:
         yield _ClassicSource(replica, limiter)
     else:
-        yield _StoreSource(store_for(replica.path), limiter)
+        yield _StoreSource(store_for(replica.path), limiter, read_bytes)
 
 
 class _NodeSource(Source):
-    def __init__(self, client: Client, node: str, limiter: RateLimiter) -> None:
+    def __init__(self, client: Client, node: str, limiter: RateLimiter, read_bytes: int) -> None:
+        self._read_bytes = read_bytes
         self._client = client
         self._node = node
         self._limiter = limiter
@@ -449,13 +452,14 @@ class _NodeSource(Source):
         return seen, report.next_index
 
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
-        fetched = self._client.records(start, end, node=self._node, max_bytes=READ_BYTES, min_end=end)
+        fetched = self._client.records(start, end, node=self._node, max_bytes=self._read_bytes, min_end=end)
         self._limiter.take(fetched.batch.nbytes)
         return [fetched.batch], fetched.next_index
 
 
 class _StoreSource(Source):
-    def __init__(self, reader: StoreReader, limiter: RateLimiter) -> None:
+    def __init__(self, reader: StoreReader, limiter: RateLimiter, read_bytes: int) -> None:
+        self._read_bytes = read_bytes
         self._reader = reader
         self._limiter = limiter
 
@@ -469,7 +473,7 @@ class _StoreSource(Source):
         seen, wrong = list[RangeSeen](), list[int]()
         hasher, at = RangeHasher(start), start
         while at < end:
-            records = self._reader.records(at, end, READ_BYTES)  # raises where a CRC is wrong
+            records = self._reader.records(at, end, self._read_bytes)  # raises where a CRC is wrong
             wrong += self._reader.index_mismatches(records)
             self._limiter.take(records.nbytes)
             for first, stop in aligned(at, at + records.count, span):
@@ -483,7 +487,7 @@ class _StoreSource(Source):
         return seen, at
 
     def read(self, start: int, end: int) -> tuple[list[pa.RecordBatch], int]:
-        batch = self._reader.read(start, end, max_bytes=READ_BYTES)
+        batch = self._reader.read(start, end, max_bytes=self._read_bytes)
         self._limiter.take(batch.nbytes)
         return [batch], start + batch.num_rows
 

@@ -7,7 +7,7 @@ one, so network and JVM work in parallel. At most three chunks are in memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -57,14 +57,19 @@ class RangesPartition(InputPartition):
         self.pinned_at = pinned_at
 
 
-def read_partition(partition: RangesPartition | None, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
+OpenLog = Callable[[DLedgerOptions, str], Log]
+
+
+def read_partition(
+    partition: RangesPartition | None, options: DLedgerOptions, open_log: OpenLog = open_log
+) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a partition as batches of 1-8 MB where possible; nothing for None."""
     if partition is not None:
-        for batch in _joined(_batches(partition, options)):
+        for batch in _joined(_batches(partition, options, open_log)):
             yield from _slices(batch)
 
 
-def _batches(partition: RangesPartition, options: DLedgerOptions) -> Iterator[pa.RecordBatch]:
+def _batches(partition: RangesPartition, options: DLedgerOptions, open_log: OpenLog) -> Iterator[pa.RecordBatch]:
     policy = LossPolicy(options.fail_on_data_loss)
     schema = schema_for(options.decode, options.protocol, options.columns)
     pool = ThreadPoolExecutor(1, "dledger-prefetch")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from dledger_core import DLedgerError
@@ -27,9 +28,11 @@ class Pin:
     Args:
         duration_ms: duration of a pin; 0 = make no pins.
         pinned_at: epoch seconds at which the driver pinned the entries of this reader, with the same duration.
+        clock: epoch seconds.
     """
 
-    def __init__(self, duration_ms: int, pinned_at: float = 0.0) -> None:
+    def __init__(self, duration_ms: int, pinned_at: float = 0.0, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._duration_ms = duration_ms
         self._name = f"spark-{uuid.uuid4().hex}"
         self._pinned_at = pinned_at
@@ -39,7 +42,7 @@ class Pin:
         """Pin entries from ``start`` on, and no longer those before it."""
         if not self._duration_ms:
             return
-        self._renewed[log.group] = time.time()
+        self._renewed[log.group] = self._clock()
         self._send(log, start, self._duration_ms / 1000)
 
     def renew(self, log: Log, start: int) -> None:
@@ -47,7 +50,7 @@ class Pin:
         if not self._duration_ms:
             return
         pinned_at = self._renewed.get(log.group, self._pinned_at)
-        if time.time() - pinned_at >= self._duration_ms / 1000 / _RENEWALS:
+        if self._clock() - pinned_at >= self._duration_ms / 1000 / _RENEWALS:
             self.set(log, start)
 
     def release(self, log: Log) -> None:

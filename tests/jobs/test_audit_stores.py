@@ -13,7 +13,6 @@ import pytest
 
 from dledger_core import open_store
 from dledger_core.errors import ConfigError
-from jobs._audit import replicas as audit_replicas
 from jobs._audit.compare import compare_entries, index_findings
 from jobs._audit.judge import verdict_of
 from jobs._audit.model import Class
@@ -116,14 +115,11 @@ def test_equal_stores_have_no_findings(stores: Stores) -> None:
 
 
 @pytest.mark.parametrize("read_bytes", [1, 3000, 40_000, 1 << 20])
-def test_digests_do_not_depend_on_size_of_read(
-    stores: Stores, read_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digests_do_not_depend_on_size_of_read(stores: Stores, read_bytes: int) -> None:
     replicas = store_replicas(stores)
     expected = digests(replicas).drop("read_at")
     assert expected.num_rows == 3 * -(-ENTRIES // SPAN)
-    monkeypatch.setattr(audit_replicas, "READ_BYTES", read_bytes)
-    assert digests(replicas).drop("read_at") == expected
+    assert digests(replicas, read_bytes=read_bytes).drop("read_at") == expected
 
 
 @pytest.mark.parametrize(

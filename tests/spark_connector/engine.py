@@ -12,23 +12,23 @@ from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamRea
 from tests.spark_connector.reading_as_executor import indexes
 from tests.spark_connector.store_writer import StoreWriter
 
-__all__ = ["ALL", "Engine", "make_batch_reader", "make_reader", "next_of"]
+__all__ = ["ALL", "Engine", "make_batch_reader", "make_reader", "next_of", "options_of"]
 
 QUICK = {"pollMs": "1", "fetchRetryMs": "1"}
 ALL = ReadAllAvailable()
 
 
-def _options(store: StoreWriter, options: dict[str, Any]) -> DLedgerOptions:
+def options_of(store: StoreWriter, **options: Any) -> DLedgerOptions:
     texts = {name: str(value) for name, value in options.items()}
     return DLedgerOptions.for_reading({"path": str(store.path), **QUICK, **texts})
 
 
 def make_reader(store: StoreWriter, **options: Any) -> DLedgerStreamReader:
-    return DLedgerStreamReader(_options(store, options))
+    return DLedgerStreamReader(options_of(store, **options))
 
 
 def make_batch_reader(store: StoreWriter, **options: Any) -> DLedgerBatchReader:
-    return DLedgerBatchReader(_options(store, options))
+    return DLedgerBatchReader(options_of(store, **options))
 
 
 def next_of(offset: dict[str, Any], group: str = "default") -> int:

@@ -11,7 +11,6 @@ from dledger_core.record import READ_SCHEMA
 from spark_connector.errors import RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading import partitions
 from spark_connector.reading.logs import Chunk
 from spark_connector.reading.partitions import RangesPartition, read_partition
 
@@ -41,15 +40,15 @@ class CountingLog:
         return Chunk(pa.RecordBatch.from_pylist([row], schema=READ_SCHEMA), start + 1)
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, log: CountingLog, **options: str) -> Any:
-    monkeypatch.setattr(partitions, "open_log", lambda _options, _group: log)
+def reading(log: CountingLog, **options: str) -> Any:
     chosen = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", **options})
-    return read_partition(RangesPartition((Range("default", 0, END),), 0), chosen)
+    source: Any = log
+    return read_partition(RangesPartition((Range("default", 0, END),), 0), chosen, lambda _options, _group: source)
 
 
-def test_chunks_come_in_order_and_three_at_most_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_come_in_order_and_three_at_most_are_held() -> None:
     log = CountingLog()
-    for number, batch in enumerate(reading(monkeypatch, log)):
+    for number, batch in enumerate(reading(log)):
         assert batch.column("index").to_pylist() == [number]
         log.given = number + 1
     assert log.given == END
@@ -57,25 +56,25 @@ def test_chunks_come_in_order_and_three_at_most_are_held(monkeypatch: pytest.Mon
     assert max(log.ahead) <= CHUNKS_MAX
 
 
-def test_prefetch_stops_with_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_stops_with_task() -> None:
     log = CountingLog()
-    batches = reading(monkeypatch, log)
+    batches = reading(log)
     next(batches)
     batches.close()
     assert 1 <= len(log.asked) <= CHUNKS_MAX
 
 
-def test_error_comes_after_earlier_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_comes_after_earlier_chunks() -> None:
     log = CountingLog(fails_at=5)
     found = []
     with pytest.raises(ValueError, match="at 5"):
-        found.extend(batch.column("index")[0].as_py() for batch in reading(monkeypatch, log))
+        found.extend(batch.column("index")[0].as_py() for batch in reading(log))
     assert log.asked == list(range(6))
 
 
-def test_gap_is_error_or_is_passed_as_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gap_is_error_or_is_passed_as_option_says() -> None:
     log = CountingLog(first=7)
     with pytest.raises(RetentionError):
-        list(reading(monkeypatch, log))
-    batches = reading(monkeypatch, CountingLog(first=7), failOnDataLoss="false")
+        list(reading(log))
+    batches = reading(CountingLog(first=7), failOnDataLoss="false")
     assert [batch.column("index")[0].as_py() for batch in batches] == list(range(7, END))

@@ -12,7 +12,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from dledger_core import Client, LocalCluster
 from dledger_core.errors import UnreachableError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading import pinning
 from spark_connector.reading.pinning import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.reading_as_executor import indexes
@@ -34,16 +33,10 @@ class PinnedLog:
             raise self._error
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    time_s = [1000.0]
-    monkeypatch.setattr(pinning.time, "time", lambda: time_s[0])
-    return time_s
-
-
-def test_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float]) -> None:
+def test_pin_is_renewed_before_it_ends_and_not_with_each_chunk() -> None:
+    now = [1000.0]
     log: Any = PinnedLog()
-    pin = Pin(90_000)
+    pin = Pin(90_000, clock=lambda: now[0])
     pin.set(log, 5)
     for now[0], start in ((1029.0, 6), (1030.0, 7), (1059.9, 8), (1060.0, 9)):
         pin.renew(log, start)
@@ -51,22 +44,24 @@ def test_pin_is_renewed_before_it_ends_and_not_with_each_chunk(now: list[float])
     assert len(log.names) == 1
 
 
-def test_task_pins_only_when_drivers_pin_grows_old(now: list[float]) -> None:
+def test_task_pins_only_when_drivers_pin_grows_old() -> None:
+    now = [1000.0]
     early: Any = PinnedLog()
-    pin = Pin(90_000, pinned_at=980.0)
+    pin = Pin(90_000, pinned_at=980.0, clock=lambda: now[0])
     pin.renew(early, 5)
     pin.release(early)
     assert early.asked == []
     late: Any = PinnedLog()
-    pin = Pin(90_000, pinned_at=970.0)
+    pin = Pin(90_000, pinned_at=970.0, clock=lambda: now[0])
     pin.renew(late, 5)
     pin.release(late)
     assert late.asked == [(5, 90.0), (0, 0.0)]
 
 
-def test_pin_without_duration_sends_no_request(now: list[float]) -> None:
+def test_pin_without_duration_sends_no_request() -> None:
+    now = [1000.0]
     log: Any = PinnedLog()
-    pin = Pin(0)
+    pin = Pin(0, clock=lambda: now[0])
     pin.set(log, 5)
     pin.renew(log, 5)
     pin.release(log)

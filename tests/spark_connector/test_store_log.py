@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dledger_core import open_store
-from spark_connector.errors import OptionError, TermMismatchError
+from spark_connector.errors import TermMismatchError
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.engine import ALL, Engine, next_of
@@ -88,13 +88,6 @@ def test_uncommitted_entries_of_store_need_read_uncommitted(java: GrowingStore) 
     assert found == data_indexes(java, end)
     everything = DLedgerBatchReader(options(java))
     assert indexes(everything, everything.partitions()) == data_indexes(java, len(java.rows))
-
-
-def test_times_need_store_that_holds_them(java: GrowingStore) -> None:
-    for given in ({"startingTimestamp": "0"}, {"endingTimestamp": "2100-01-01"}):
-        reader = DLedgerBatchReader(options(java, **given))
-        with pytest.raises(OptionError, match="Timestamp"):
-            reader.partitions()
 
 
 def test_tasks_share_view_and_see_what_was_appended_since(tmp_path: Path) -> None:

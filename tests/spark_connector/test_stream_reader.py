@@ -350,18 +350,3 @@ def test_batches_have_exactly_schema_spark_checks(store: StoreWriter) -> None:
     kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.binary()]
     assert all((batch.schema.names, batch.schema.types) == (names, kinds) for batch in batches)
     assert pa.Table.from_batches(batches).column("body").to_pylist() == [b"x" * 50_000] * 60
-
-
-def test_messages_are_decoded_and_other_bodies_have_error(store: StoreWriter) -> None:
-    from dledger_core.rocketmq import encode_messages
-
-    good = encode_messages("orders", 3, [b"one", b"two"], tags="t", keys="k", properties={"a": "b"}).to_pylist()
-    store.append([good[0], b"no message", good[1]])
-    reader = make_batch_reader(store, decode="message")
-    [batch] = [batch for part in reader.partitions() for batch in reader.read(part)]
-    rows = batch.to_pylist()
-    assert [row["body"] for row in rows] == [b"one", None, b"two"]
-    assert [row["topic"] for row in rows] == ["orders", None, "orders"]
-    assert [bool(row["error"]) for row in rows] == [False, True, False]
-    assert (rows[0]["tags"], rows[0]["queue_id"], rows[0]["queue_offset"]) == ("t", 3, None)
-    assert dict(rows[2]["properties"])["a"] == "b"

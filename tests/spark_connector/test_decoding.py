@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import encode_messages
-from spark_connector import decoding
+from spark_connector.decoding import decoded
 from spark_connector.errors import DecodeError
 from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter
@@ -105,17 +105,14 @@ def test_damaged_compressed_body_is_reported(store: StoreWriter) -> None:
         rows(store, onDecodeError="fail")
 
 
-def test_compressed_bodies_are_decompressed_in_chunks(store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_OPENED_BYTES_MAX", 1 << 20)
+def test_compressed_bodies_are_decompressed_in_chunks() -> None:
     body = bytes(300_000)
-    store.append(encode_messages("t", 0, [zlib.compress(body)] * 40, sys_flag=COMPRESSED).to_pylist())
-    reader = make_batch_reader(store, decode="message", minPartitions=1)
-    [part] = reader.partitions()
+    messages = encode_messages("t", 0, [zlib.compress(body)] * 40, sys_flag=COMPRESSED)
+    batch = pa.RecordBatch.from_pydict({"index": list(range(40)), "body": messages.cast(pa.binary())})
     indexes, before = [], pa.total_allocated_bytes()
-    for batch in reader.read(part):
-        assert batch.nbytes <= 8 << 20
+    for columns in decoded(batch, ["body"], fail=True, group="g", opened_bytes_max=1 << 20):
         assert pa.total_allocated_bytes() - before < 8 << 20, "not all 12 MB at once"
-        indexes += batch.column("index").to_pylist()
-        assert set(batch.column("body").to_pylist()) == {body}
-        del batch
+        assert set(columns["body"].to_pylist()) == {body}
+        indexes += columns["index"].to_pylist()
+        del columns
     assert indexes == list(range(40))
