@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dledger_core import LogBounds
+from dledger_core import LogRange
 from spark_connector.errors import OptionError
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions
 
@@ -285,7 +285,7 @@ class EndBound:
         self._times = options.ending_timestamp
         self._found: dict[str, int] = {}
 
-    def ends(self, bounds: Mapping[str, LogBounds], index_at: Callable[[str, int], int]) -> dict[str, int]:
+    def ends(self, bounds: Mapping[str, LogRange], index_at: Callable[[str, int], int]) -> dict[str, int]:
         """Return the end of the entries that may be read now, per group.
 
         Args:
@@ -294,7 +294,7 @@ class EndBound:
         """
         return {group: min(view.end, self._end(group, view, index_at)) for group, view in bounds.items()}
 
-    def _end(self, group: str, view: LogBounds, index_at: Callable[[str, int], int]) -> int:
+    def _end(self, group: str, view: LogRange, index_at: Callable[[str, int], int]) -> int:
         when = self._times if isinstance(self._times, int) else (self._times or {}).get(group)
         if when is None:
             return self._indexes.get(group, view.end)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from dledger_core.checksum import Buffer, crc32
-from dledger_core.client.results import LogBounds
+from dledger_core.client.results import LogRange
 
 _CHECKED: Final = struct.Struct(">qqqI")
 
@@ -79,11 +79,11 @@ class Loss:
 
     kind: LossKind
     position: LogPosition
-    view: LogBounds
+    view: LogRange
     found: EntryCheck | None = None
 
 
-def find_loss(position: LogPosition, view: LogBounds, record: Callable[[int], EntryCheck]) -> Loss | None:
+def find_loss(position: LogPosition, view: LogRange, record: Callable[[int], EntryCheck]) -> Loss | None:
     """Return why a reader cannot continue at a position without a loss; None if it can.
 
     Args:

@@ -17,7 +17,7 @@ from dledger_core.client.results import (
     AttemptResult,
     DigestReport,
     Entry,
-    LogBounds,
+    LogRange,
     Metadata,
     PositionFetch,
     ProducerState,
@@ -242,9 +242,7 @@ class NodeClient:
             self._view.leader_is(found.leader_id)
         return found
 
-    async def bounds(
-        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
-    ) -> LogBounds:
+    async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
         deadline = Deadline(wait_ms / 1000)
         while True:
             found = bounds_of(await self.metadata(), isolation)

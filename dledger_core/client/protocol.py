@@ -17,7 +17,7 @@ from dledger_core.client.results import (
     AttemptResult,
     DigestReport,
     Entry,
-    LogBounds,
+    LogRange,
     Metadata,
     PositionFetch,
     ProducerState,
@@ -133,9 +133,7 @@ class LogClient(Protocol):
         """
         ...
 
-    async def bounds(
-        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
-    ) -> LogBounds:
+    async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
         """Return the widest view of the log among the nodes that respond.
 
         Args:

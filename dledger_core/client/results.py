@@ -62,7 +62,7 @@ class PositionFetch:
 
 
 @dataclass(frozen=True, slots=True)
-class LogBounds:
+class LogRange:
     """Entries that can be read now: [first_index, end).
 
     Attributes:

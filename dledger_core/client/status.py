@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from dledger_core.client.results import (
-    LogBounds,
+    LogRange,
     Metadata,
     NodeStatus,
     ProducerState,
@@ -51,7 +51,7 @@ def metadata_of(peers: Sequence[Peer], responses: Mapping[str, Frame | DLedgerEr
     return Metadata(leader, newest["term"], nodes, uuid, named)
 
 
-def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogBounds:
+def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogRange:
     """Return the widest view among the nodes that responded."""
     nodes = [node for node in metadata.nodes if node.reachable]
     first = min((node.first_index for node in nodes), default=0)
@@ -59,7 +59,7 @@ def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> Lo
     if isolation == "read_uncommitted":
         commit = max((node.commit_index for node in nodes), default=-1)
         end = commit + 1
-    return LogBounds(max(0, first), max(0, end), commit, metadata.log_uuid)
+    return LogRange(max(0, first), max(0, end), commit, metadata.log_uuid)
 
 
 def _node_status(peer: Peer, response: Frame | DLedgerError) -> NodeStatus:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from dledger_core import Client, ConfigError, LogBounds, Until, open_store, parse_groups
+from dledger_core import Client, ConfigError, LogRange, Until, open_store, parse_groups
 from dledger_core.rocketmq import (
     DELAY_LEVELS_MS,
     PHYSICAL_OFFSET_DELTA,
@@ -227,7 +227,7 @@ def _of_servers(plan: RebuildPlan, peers: str, groups: tuple[str, ...], broker_e
     return replace(plan, source=source, ranges=ranges, rules=rules)
 
 
-def check_assignable(client: Client, group: str, bounds: LogBounds) -> None:
+def check_assignable(client: Client, group: str, bounds: LogRange) -> None:
     """Reject a log that starts with messages of a broker, which have queue offsets already.
 
     Servers do not report the start of the native part of a converted log, but a stored message contains its position.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from dledger_core import DLedgerError, Lag, LogBounds, measure_lag
+from dledger_core import DLedgerError, Lag, LogRange, measure_lag
 from spark_connector.errors import LossPolicy
 from spark_connector.offsets import LatestOffset, LogEnd, StreamOffset
 from spark_connector.options import DLedgerOptions
@@ -35,7 +35,7 @@ class LagMeter:
         self._logs: dict[str, Log] = {}
         self._known: dict[str, tuple[int, int, Lag]] = {}
 
-    def report(self, at: StreamOffset, bounds: Mapping[str, LogBounds], policy: LossPolicy) -> LatestOffset:
+    def report(self, at: StreamOffset, bounds: Mapping[str, LogRange], policy: LossPolicy) -> LatestOffset:
         """Return the latest offset that Spark shows.
 
         Args:
@@ -51,7 +51,7 @@ class LagMeter:
                 groups[group] = LogEnd(view.end, view.log_uuid, behind.records, behind.bytes, behind.seconds())
         return LatestOffset(groups, policy.events, policy.entries)
 
-    def _behind(self, group: str, start: int, bounds: LogBounds) -> Lag | None:
+    def _behind(self, group: str, start: int, bounds: LogRange) -> Lag | None:
         """Return the lag of one group; None if it cannot be measured now."""
         start = max(start, bounds.first_index)
         known = self._known.get(group)
@@ -72,7 +72,7 @@ class LagMeter:
         return self._logs[group]
 
 
-def lag_from(log: Log, start: int, bounds: LogBounds) -> Lag:
+def lag_from(log: Log, start: int, bounds: LogRange) -> Lag:
     """Return the lag of a reader at ``start``."""
 
     def rows(low: int, high: int) -> tuple[pa.RecordBatch, int]:

@@ -22,7 +22,7 @@ from dledger_core import (
     EntryCheck,
     Fetch,
     IndexOutOfRangeError,
-    LogBounds,
+    LogRange,
     check_of,
     record_at,
 )
@@ -72,16 +72,16 @@ class Log(Protocol):
 
     group: str
 
-    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """Return the bounds of the readable entries; wait up to ``wait_ms`` for an end of at least ``min_end``."""
 
     def record(self, index: int) -> RecordInfo:
         """Return term, check and byte range of the record at ``index``."""
 
-    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+    def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """Return the first readable index appended at or after a time, the end of ``bounds`` if there is none."""
 
-    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+    def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Wait up to ``timeout_ms`` for new entries; return whether the log may differ from ``known``."""
 
     def pin(self, name: str, start: int, seconds: float) -> None:
@@ -118,7 +118,7 @@ class _ClientLog:
         self._client = client_for(options, group, planning=planning)
         self._fetch: dict[str, Any] = {}
 
-    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """See ``Log``."""
         wait_ms = min(wait_ms, self._options.fetch_retry_ms)
         return self._client.bounds(isolation=self._options.isolation, min_end=min_end, wait_ms=wait_ms)
@@ -158,16 +158,16 @@ class ServerLog(_ClientLog):
         else:
             self._fetch["read_from"] = cast("ReadFrom", options.read_from)
 
-    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+    def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         index = self._client.offset_for_time(timestamp_ms, min_commit=bounds.commit_index)
         return min(max(index, bounds.first_index), bounds.end)
 
-    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+    def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """See ``Log``."""
         return self.wait_any({self.group: known}, timeout_ms)
 
-    def wait_any(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
+    def wait_any(self, known: Mapping[str, LogRange], timeout_ms: int) -> bool:
         """Wait as ``wait`` does, for many groups of these servers with one request."""
         deadline = time.monotonic() + timeout_ms / 1000
         seen = {group: bounds.end for group, bounds in known.items()}
@@ -194,7 +194,7 @@ class JavaLog(_ClientLog):
         self._fetch = {"isolation": "read_uncommitted"}
         self._bounds_read = False
 
-    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """Return the safe end, which takes the safety lag the first time; with read_uncommitted the stored end."""
         options = self._options
         if not self._bounds_read and not options.commit_probe and options.safety_lag_ms > _SAFETY_LAG_SILENT_MS:
@@ -203,13 +203,13 @@ class JavaLog(_ClientLog):
         self._bounds_read = True
         return super().bounds(min_end, wait_ms)
 
-    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+    def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         raise OptionError(
             "startingTimestamp and endingTimestamp: a Java group records no append times", "", "use indexes"
         )
 
-    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+    def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Poll the end of the log twice a second."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
@@ -238,21 +238,21 @@ class StoreLog:
         recorded = self._view.group or Path(options.path).resolve().parent.name
         self.group = options.groups[0] if options.groups_given else recorded
 
-    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogBounds:
+    def bounds(self, min_end: int = -1, wait_ms: int = CATCH_UP_MS) -> LogRange:
         """Open the store again, which shows the new entries of a live one."""
         deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
         while True:
             self._view = view = store_for(self._options.path)
             end = view.committed_end("end") if self._uncommitted else view.visible_end
             if end >= min_end or time.monotonic() >= deadline:
-                return LogBounds(max(0, view.first_index), end, -1, view.log_uuid)
+                return LogRange(max(0, view.first_index), end, -1, view.log_uuid)
             time.sleep(_STORE_POLL_S)
 
     def record(self, index: int) -> RecordInfo:
         """See ``Log``."""
         return _info_of(self._view.read(index, index + 1), index, self.group)
 
-    def index_at_time(self, timestamp_ms: int, bounds: LogBounds) -> int:
+    def index_at_time(self, timestamp_ms: int, bounds: LogRange) -> int:
         """See ``Log``."""
         try:
             return min(self._view.index_at_time(timestamp_ms), bounds.end)
@@ -261,7 +261,7 @@ class StoreLog:
                 "startingTimestamp and endingTimestamp: the store records no append times", "", "use indexes"
             ) from None
 
-    def wait(self, known: LogBounds, timeout_ms: int) -> bool:
+    def wait(self, known: LogRange, timeout_ms: int) -> bool:
         """Poll for new entries every 100 ms."""
         deadline = time.monotonic() + timeout_ms / 1000
         while self.bounds().end == known.end:

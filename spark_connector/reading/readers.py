@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from dledger_core import LogBounds
+from dledger_core import LogRange
 from spark_connector.errors import OptionError, RetentionError
 from spark_connector.monitoring.lag import LagMeter
 from spark_connector.offsets import StreamOffset
@@ -87,7 +87,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bound = EndBound(options)
         self._delay = MinimumDelay(options.min_offsets_per_trigger, options.max_trigger_delay)
         self._tracker: Tracker | None = None
-        self._seen: dict[str, LogBounds] = {}
+        self._seen: dict[str, LogRange] = {}
         self._ends: dict[str, int] = {}
         self._last_end: dict[str, Any] | None = None
         self._initial: StreamOffset | None = None
@@ -134,7 +134,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pin_due = True
         return self._initial.to_json()
 
-    def _check_starts(self, starts: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> None:
+    def _check_starts(self, starts: Mapping[str, int], bounds: Mapping[str, LogRange]) -> None:
         if not starts and self.tracker.finder is not None:
             _log.warning("waiting for a group: %s", self.tracker.finder.nothing_found().what)
         for group, start in starts.items():
@@ -192,7 +192,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fresh = self.tracker.offset_at(moved, bounds).groups if moved else {}
         return StreamOffset({**known.groups, **fresh}).to_json()
 
-    def _check_new(self, begin: StreamOffset, bounds: Mapping[str, LogBounds]) -> None:
+    def _check_new(self, begin: StreamOffset, bounds: Mapping[str, LogRange]) -> None:
         """Report the deleted entries of a new group: the query should read it from index 0."""
         if self.tracker.finder is not None:
             for group in sorted(set(bounds) - set(begin.groups)):
@@ -200,7 +200,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self.tracker.policy.report(RetentionError.of(group, 0, bounds[group].first_index))
 
     def _limited(
-        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds], limit: ReadLimit
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange], limit: ReadLimit
     ) -> dict[str, int]:
         """Apply the limits of the options, whichever comes first; Trigger.Once has no limit."""
         if isinstance(limit, ReadAllAvailable):
@@ -252,7 +252,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tracker is not None:
             self._tracker.release()
 
-    def _bounds(self) -> dict[str, LogBounds]:
+    def _bounds(self) -> dict[str, LogRange]:
         if self._targets is None:
             self.tracker.discover()
         self._seen = self.tracker.bounds()
@@ -262,7 +262,7 @@ class DLedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _index_at(self, group: str, timestamp_ms: int) -> int:
         return self.tracker.index_at_time(group, timestamp_ms, self._seen[group])
 
-    def _allowed(self, bounds: Mapping[str, LogBounds]) -> dict[str, int]:
+    def _allowed(self, bounds: Mapping[str, LogRange]) -> dict[str, int]:
         """Return the limit of this run: the option's end, and with AvailableNow the end at its start."""
         if self._targets is None:
             return dict(self._ends)

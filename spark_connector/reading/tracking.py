@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from dledger_core import LogBounds, find_loss
+from dledger_core import LogRange, find_loss
 from spark_connector.connections import client_for
 from spark_connector.errors import (
     DataLossError,
@@ -85,7 +85,7 @@ class EntryWaiter:
         self._threads: ThreadPoolExecutor | None = None
         self._waits: dict[str, Future[bool]] = {}
 
-    def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
+    def wait(self, known: Mapping[str, LogRange], timeout_ms: int) -> bool:
         """Wait up to ``timeout_ms`` for new entries; return whether a log may differ from ``known``."""
         if not known:
             time.sleep(timeout_ms / 1000)
@@ -105,7 +105,7 @@ class EntryWaiter:
             self._waits = {group: future for group, future in self._waits.items() if future not in done}
         return changed
 
-    def _start_waits(self, known: Mapping[str, LogBounds], wait_ms: int) -> None:
+    def _start_waits(self, known: Mapping[str, LogRange], wait_ms: int) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_WAIT_THREADS_MAX, "dledger-wait")
         for group in set(known) - set(self._waits):
@@ -163,7 +163,7 @@ class Tracker:
         self._add(self.finder.find())
         return len(self._logs) > known
 
-    def bounds(self) -> dict[str, LogBounds]:
+    def bounds(self) -> dict[str, LogRange]:
         """Return the bounds of the readable entries per group; all groups in parallel, as a node may respond slowly."""
         if len(self.groups) <= 1:
             return {group: self._logs[group].bounds() for group in self.groups}
@@ -172,7 +172,7 @@ class Tracker:
         views = self._threads.map(lambda group: self._logs[group].bounds(), self.groups)
         return dict(zip(self.groups, views, strict=True))
 
-    def resolve(self, spec: StartSpec, bounds: Mapping[str, LogBounds], absent: int) -> dict[str, int]:
+    def resolve(self, spec: StartSpec, bounds: Mapping[str, LogRange], absent: int) -> dict[str, int]:
         """Return the index that ``spec`` selects in each group; ``absent`` is for groups that it does not name."""
         named = {"earliest": EARLIEST, "latest": LATEST}
         found = {}
@@ -182,7 +182,7 @@ class Tracker:
             found[group] = edges.get(wanted, wanted)
         return found
 
-    def starts(self, bounds: Mapping[str, LogBounds], default: StartSpec, absent: int) -> dict[str, int]:
+    def starts(self, bounds: Mapping[str, LogRange], default: StartSpec, absent: int) -> dict[str, int]:
         """Return the start of each group by the options; a time overrides an index, as with Kafka."""
         options = self._options
         starts = self.resolve(options.starting_offsets or default, bounds, absent)
@@ -190,14 +190,14 @@ class Tracker:
             return starts
         return self.resolve_time(options.starting_timestamp, bounds, starts, options.starting_strategy)
 
-    def ends(self, bounds: Mapping[str, LogBounds]) -> dict[str, int]:
+    def ends(self, bounds: Mapping[str, LogRange]) -> dict[str, int]:
         """Return the end of a batch read of each group by the options; a time after the last entry selects the end."""
         options = self._options
         ends = self.resolve(options.ending_offsets or "latest", bounds, LATEST)
         return ends if options.ending_timestamp is None else self.resolve_time(options.ending_timestamp, bounds, ends)
 
     def resolve_time(
-        self, spec: TimeSpec, bounds: Mapping[str, LogBounds], otherwise: Mapping[str, int], strategy: str | None = None
+        self, spec: TimeSpec, bounds: Mapping[str, LogRange], otherwise: Mapping[str, int], strategy: str | None = None
     ) -> dict[str, int]:
         """Return per group the first index at or after the time that ``spec`` gives for it.
 
@@ -224,11 +224,11 @@ class Tracker:
                 )
         return found
 
-    def index_at_time(self, group: str, timestamp_ms: int, bounds: LogBounds) -> int:
+    def index_at_time(self, group: str, timestamp_ms: int, bounds: LogRange) -> int:
         """Return the first index of a group appended at or after a time, its end if there is none."""
         return self._logs[group].index_at_time(timestamp_ms, bounds)
 
-    def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> StreamOffset:
+    def offset_at(self, ends: Mapping[str, int], bounds: Mapping[str, LogRange]) -> StreamOffset:
         """Return the offset at the given indexes, with term and check of the record before each."""
         found = {}
         for group, index in ends.items():
@@ -242,7 +242,7 @@ class Tracker:
         self._records_read.clear()
         return StreamOffset(found)
 
-    def adopt(self, start: StreamOffset, bounds: Mapping[str, LogBounds]) -> StreamOffset:
+    def adopt(self, start: StreamOffset, bounds: Mapping[str, LogRange]) -> StreamOffset:
         """Check an offset against the logs and return it for exactly the groups of this query.
 
         A group that the offset does not contain starts at its first index. The record before an offset that was made or
@@ -261,7 +261,7 @@ class Tracker:
                 found[group] = self._checked(group, known, bounds[group])
         return StreamOffset(found)
 
-    def _checked(self, group: str, offset: GroupOffset, bounds: LogBounds) -> GroupOffset:
+    def _checked(self, group: str, offset: GroupOffset, bounds: LogRange) -> GroupOffset:
         loss = self._loss(group, offset, bounds)
         if isinstance(loss, OffsetBeyondEndError) and not self.is_beyond_end(group, offset.next):
             bounds = self._logs[group].bounds(min_end=offset.next)
@@ -281,7 +281,7 @@ class Tracker:
         """Whether the loss of a log that ends before ``index`` was accepted, where the query waits for entries."""
         return self._beyond_end.get(group) == index
 
-    def _loss(self, group: str, offset: GroupOffset, bounds: LogBounds) -> DataLossError | None:
+    def _loss(self, group: str, offset: GroupOffset, bounds: LogRange) -> DataLossError | None:
         known = offset.last_consumed
         if known is not None and bounds.log_uuid is not None and offset in self._verified[group]:
             loss = find_loss(offset.position, bounds, lambda _: known)
@@ -289,14 +289,14 @@ class Tracker:
             loss = find_loss(offset.position, bounds, lambda index: self._logs[group].record(index).check)
         return None if loss is None else loss_error(group, loss)
 
-    def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogBounds]) -> None:
+    def check_reachable(self, starts: Mapping[str, int], bounds: Mapping[str, LogRange]) -> None:
         """Report a start after the end of its log."""
         for group, start in starts.items():
             if start > bounds[group].end and start > self._logs[group].bounds(min_end=start).end:
                 self.policy.report(OffsetBeyondEndError.of(group, start, bounds[group].end))
 
     def within_bytes(
-        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds], most: int
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange], most: int
     ) -> dict[str, int]:
         """Return the ends of a batch of at most ``most`` bytes of the logs, but at least one entry per backlog."""
 
@@ -314,12 +314,12 @@ class Tracker:
             self._records_read[key] = self._logs[group].record(index)
         return self._records_read[key]
 
-    def wait(self, known: Mapping[str, LogBounds], timeout_ms: int) -> bool:
+    def wait(self, known: Mapping[str, LogRange], timeout_ms: int) -> bool:
         """Wait up to ``timeout_ms`` for new entries; return whether a log may differ from ``known``."""
         return self._waiter.wait(known, timeout_ms)
 
     def partitions(
-        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogBounds]
+        self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange]
     ) -> list[RangesPartition]:
         """Plan the partitions for [start, end) of each group, without the entries that retention deleted."""
         from spark_connector.reading.partitions import RangesPartition  # needs PySpark, which a check does without
@@ -352,7 +352,7 @@ class Tracker:
         for group in self.groups:
             self._pin.release(self._logs[group])
 
-    def _split(self, extents: Sequence[Extent], bounds: Mapping[str, LogBounds]) -> list[tuple[Range, ...]]:
+    def _split(self, extents: Sequence[Extent], bounds: Mapping[str, LogRange]) -> list[tuple[Range, ...]]:
         entries, nbytes = sum(extent.part.count for extent in extents), sum(extent.nbytes for extent in extents)
         parts = partition_count(entries, nbytes, core_count(), self._options.min_partitions)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dledger_core import EntryCheck, LogBounds, LogPosition, LossKind, check_of, find_loss
+from dledger_core import EntryCheck, LogPosition, LogRange, LossKind, check_of, find_loss
 
 KNOWN = EntryCheck(3, 0xAB)
-VIEW = LogBounds(10, 100, 99, "log-a")
+VIEW = LogRange(10, 100, 99, "log-a")
 
 CASES = {
     "fits": (LogPosition(50, "log-a", 3, 0xAB), None),
@@ -45,7 +45,7 @@ def test_record_is_not_read_where_bounds_decide(case: str) -> None:
 
 
 def test_log_without_uuid_is_not_called_recreated() -> None:
-    java = LogBounds(0, 100, -1)
+    java = LogRange(0, 100, -1)
     assert find_loss(LogPosition(50, "log-a", 3, 0xAB), java, lambda _: KNOWN) is None
 
 

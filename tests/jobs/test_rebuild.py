@@ -9,7 +9,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from dledger_core import Client, ConfigError, LocalCluster, LogBounds, open_store
+from dledger_core import Client, ConfigError, LocalCluster, LogRange, open_store
 from dledger_core.rocketmq import decode_messages, encode_messages
 from dledger_core.rocketmq.convert import read_commitlog
 from dledger_core.storage.files.file_system import OsFiles
@@ -187,10 +187,10 @@ class OneEntry:
 def test_servers_log_that_starts_with_brokers_messages_is_refused(tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     with pytest.raises(ConfigError, match="--broker-end-index"):
-        check_assignable(cast("Client", OneEntry(store)), "n0", LogBounds(0, 9, 8))
+        check_assignable(cast("Client", OneEntry(store)), "n0", LogRange(0, 9, 8))
     with StoreWriter(tmp_path) as writer:
         writer.append(encode_messages("T", 0, [b"x"] * 4).to_pylist())
-    check_assignable(cast("Client", OneEntry(writer.path)), "default", LogBounds(0, 4, 3))
+    check_assignable(cast("Client", OneEntry(writer.path)), "default", LogRange(0, 4, 3))
 
 
 def test_brokers_store_with_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from dledger_core import LogBounds
+from dledger_core import LogRange
 from spark_connector.errors import LossPolicy
 from spark_connector.monitoring.lag import LagMeter
 from spark_connector.offsets import GroupOffset, LogEnd, StreamOffset
@@ -80,7 +80,7 @@ def test_losses_are_counted_in_report(tmp_path: Path) -> None:
 def test_nodes_that_do_not_answer_leave_lag_unknown() -> None:
     given = {"peers": "n0-127.0.0.1:1", "fetchTimeoutMs": "200", "fetchRetryMs": "200"}
     meter = LagMeter(DLedgerOptions.for_reading(given))
-    bounds = {"default": LogBounds(0, 9, 8, "log-1")}
+    bounds = {"default": LogRange(0, 9, 8, "log-1")}
     report = meter.report(StreamOffset({"default": GroupOffset(3)}), bounds, LossPolicy(fail=True))
     assert report.groups == {"default": LogEnd(9, "log-1")}
     done = meter.report(StreamOffset({"default": GroupOffset(9)}), bounds, LossPolicy(fail=True))
@@ -94,6 +94,6 @@ def test_group_that_offset_does_not_hold_yet_counts_from_its_first_entry(
     with StoreWriter(tmp_path) as store:
         store.append_numbers(3)
         meter = LagMeter(DLedgerOptions.for_reading({"path": str(store.path)}))
-        bounds = {"default": LogBounds(0, 3, -1, "log-1")}
+        bounds = {"default": LogRange(0, 3, -1, "log-1")}
         report = meter.report(StreamOffset(known), bounds, LossPolicy(fail=True))
         assert report.groups["default"].records == 3

@@ -19,8 +19,6 @@ from dledger_core.net import codec
 from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from dledger_core.rocketmq.remoting.port import remoting_port
-from dledger_core.rocketmq.store.commitlog_prefix import open_log_prefix
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import HostedGroup
 from dledger_core.server.node import NodeServer
@@ -54,7 +52,7 @@ class ServerGroup:
     """``nodes`` servers; an async context manager that starts and closes them."""
 
     def __init__(self, directory: Path, nodes: int = 3, **options: Any) -> None:
-        self.foreign_port = options.pop("foreign_port", remoting_port)
+        self.parts = {name: options.pop(name, None) for name in ("foreign_port", "open_log_prefix")}
         self.peers = free_peers(nodes)
         self.directory = directory
         self.options = {"raft": RAFT, "storage": STORAGE, "tick_ms": 10} | options
@@ -77,9 +75,7 @@ class ServerGroup:
         return ServerConfig(**(settings | self.options | options))
 
     async def start(self, node_id: str, **options: Any) -> NodeServer:
-        node = NodeServer(
-            self.config(node_id, **options), open_log_prefix=open_log_prefix, foreign_port=self.foreign_port
-        )
+        node = NodeServer(self.config(node_id, **options), **self.parts)
         await node.start()
         self.nodes[node_id] = node
         return node

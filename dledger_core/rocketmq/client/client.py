@@ -19,7 +19,7 @@ from dledger_core.client.appends import columns_of
 from dledger_core.client.node_client import POLL_S
 from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
 from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
-from dledger_core.client.results import AppendResult, Entry, LogBounds, Metadata, NodeStatus
+from dledger_core.client.results import AppendResult, Entry, LogRange, Metadata, NodeStatus
 from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -143,9 +143,7 @@ class JavaClient:
     async def _retrying(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
         return await with_retries(attempt, self._timeouts, connected=self.nodes.connected)
 
-    async def bounds(
-        self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0
-    ) -> LogBounds:
+    async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
         # The safe end; without a probe the first call takes the safety lag. With read_uncommitted the stored end.
         deadline = Deadline(wait_ms / 1000)
         while True:
@@ -154,12 +152,12 @@ class JavaClient:
                 return found
             await asyncio.sleep(POLL_S)
 
-    async def _bounds_now(self, isolation: Isolation) -> LogBounds:
+    async def _bounds_now(self, isolation: Isolation) -> LogRange:
         if isolation == "read_uncommitted":
             metadata = await self._metadata()
             leader = next((node for node in metadata.nodes if node.first_index >= 0), None)
             if leader is not None:
-                return LogBounds(leader.first_index, leader.last_index + 1, leader.commit_index)
+                return LogRange(leader.first_index, leader.last_index + 1, leader.commit_index)
         return await self._bounds.current(self._timeouts.request_s)
 
     async def fetch(
@@ -201,7 +199,7 @@ class JavaClient:
         return await self._fetch(start, min(end, bounds.end), max_bytes, bounds)
 
     async def _fetch(
-        self, start: int, end: int, max_bytes: int, bounds: LogBounds | None = None, *, records: bool = False
+        self, start: int, end: int, max_bytes: int, bounds: LogRange | None = None, *, records: bool = False
     ) -> Fetch:
         entries: list[WireEntry] = []
         if start < end:
@@ -217,7 +215,7 @@ class JavaClient:
             self._served[next_index] = entries[-1].term
             while len(self._served) > _SERVED_MAX:
                 self._served.popitem(last=False)
-        known = bounds or LogBounds(0, next_index, -1)
+        known = bounds or LogRange(0, next_index, -1)
         return Fetch(batch_of(entries, records=records), next_index, known.commit_index, known.end, known.first_index)
 
     async def _deleted(self, start: int) -> IndexOutOfRangeError:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from dledger_core.client.results import LogBounds
+from dledger_core.client.results import LogRange
 from dledger_core.errors import IndexOutOfRangeError, NoLeaderError
 from dledger_core.record import MAGIC_DATA
 from dledger_core.rocketmq.client.entries import Get, is_probe
@@ -216,12 +216,12 @@ class JavaBounds:
             return self._last[1]
 
     @property
-    def known(self) -> LogBounds | None:
+    def known(self) -> LogRange | None:
         """The readable range at the last observation, None before."""
         if self._last is None or self._last[1].safe_end < 0:
             return None
         seen = self._last[1]
-        return LogBounds(min(seen.first_index, seen.safe_end), seen.safe_end, seen.commit_index)
+        return LogRange(min(seen.first_index, seen.safe_end), seen.safe_end, seen.commit_index)
 
     def forget(self) -> None:
         """Forget the last observation."""
@@ -276,7 +276,7 @@ class JavaBounds:
                 return False
         return True
 
-    async def current(self, timeout_s: float) -> LogBounds:
+    async def current(self, timeout_s: float) -> LogRange:
         """Observe the log until a safe end is known.
 
         Raises:
@@ -293,7 +293,7 @@ class JavaBounds:
                 raise NoLeaderError("no end of the log was safe in time", f"group {self._nodes.group}", remedy)
             await self._pause(deadline)
 
-    async def wait_beyond(self, start: int, seconds: float, timeout_s: float) -> LogBounds:
+    async def wait_beyond(self, start: int, seconds: float, timeout_s: float) -> LogRange:
         """Observe the log until the safe end is beyond ``start``, for at most ``seconds``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

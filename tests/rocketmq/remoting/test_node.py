@@ -1,4 +1,4 @@
-"""Java's protocol on a node's own port, spoken by our client of Java groups; no Java is needed."""
+"""Java's protocol on a node's own port, used by the client for Java groups; needs no Java."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, NotLeaderError, ProtocolError, UnknownGroupError, UnreachableError
 from dledger_core.rocketmq.client import JavaClient
 from dledger_core.rocketmq.remoting.messages import AppendRequest, AppendResponse, GetRequest, GetResponse
+from tests.rocketmq.node_group import rocketmq_group
 from tests.support.server_group import STORAGE, ServerGroup, eventually, run
 
 NOW = JavaOptions(safety_lag_ms=0)
@@ -32,29 +33,29 @@ def java_client(group: ServerGroup, name: str = "default", timeout_ms: int = 20_
     return AsyncClient(group.peers, name, protocol="dledger-java", java=NOW, timeout_ms=timeout_ms)
 
 
-def test_the_same_log_through_both_protocols(tmp_path: Path) -> None:
+def test_both_protocols_read_the_same_log(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path) as group, java_client(group) as java, AsyncClient(group.peers) as ours:
+        async with rocketmq_group(tmp_path) as group, java_client(group) as java, AsyncClient(group.peers) as native:
             await group.leader()
             bodies = [b"%d" % number * 100 for number in range(200)] + [b""]
             result = await java.append(bodies)
-            places = result.indexes or range(result.first_index, result.last_index + 1)
-            assert [(await ours.get(index)).body for index in places] == bodies
-            index = (await ours.append([b"ours"])).last_index
+            indexes = result.indexes or range(result.first_index, result.last_index + 1)
+            assert [(await native.get(index)).body for index in indexes] == bodies
+            index = (await native.append([b"native"])).last_index
             entry = await java.get(index)
-            assert (entry.body, entry.position) == (b"ours", (await ours.get(index)).position)
+            assert (entry.body, entry.position) == (b"native", (await native.get(index)).position)
             records = (await java.records(0, index + 1)).batch.to_pylist()
-            assert [row["magic"] for row in records][:1] == [2]  # the leader's first entry says who wrote the log
+            assert [row["magic"] for row in records][:1] == [2]  # the leader's no-op
             assert [row["index"] for row in records] == list(range(index + 1))
 
     run(test())
 
 
-def test_what_is_acknowledged_can_be_read_at_once(tmp_path: Path) -> None:
-    """Of three nodes two followers may be enough, and the leader's own files do not hold the entry yet."""
+def test_acknowledged_entry_is_readable_at_once(tmp_path: Path) -> None:
+    """Two followers are a majority, so the leader's own files may not contain the entry yet."""
 
     async def test() -> None:
-        async with ServerGroup(tmp_path) as group, raw_client(group) as java:
+        async with rocketmq_group(tmp_path) as group, raw_client(group) as java:
             leader = await group.leader()
             log = group.hosted(leader).replica.log
             for number in range(300):
@@ -69,9 +70,9 @@ def test_what_is_acknowledged_can_be_read_at_once(tmp_path: Path) -> None:
     run(test())
 
 
-def test_large_entries_are_made_into_json_elsewhere(tmp_path: Path) -> None:
+def test_large_entries_are_encoded_off_loop(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group) as java:
+        async with rocketmq_group(tmp_path, nodes=1) as group, java_client(group) as java:
             await group.leader()
             body = bytes(range(256)) * 8192
             results = await asyncio.gather(*(java.append([body + b"%d" % number]) for number in range(6)))
@@ -81,9 +82,9 @@ def test_large_entries_are_made_into_json_elsewhere(tmp_path: Path) -> None:
     run(test())
 
 
-def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
+def test_append_returns_position_and_term(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path, nodes=1) as group, raw_client(group) as java:
+        async with rocketmq_group(tmp_path, nodes=1) as group, raw_client(group) as java:
             leader = await group.leader()
             request = AppendRequest(group="default", remote_id=leader, bodies=(b"a", b"bc"), is_batch=True)
             response = await java.nodes.ask(request, AppendResponse, 10)
@@ -96,9 +97,9 @@ def test_an_append_tells_its_position_and_term(tmp_path: Path) -> None:
     run(test())
 
 
-def test_redirect_transfer_and_what_is_not_there(tmp_path: Path) -> None:
+def test_redirect_transfer_and_missing_index(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path) as group, java_client(group) as java, raw_client(group) as raw:
+        async with rocketmq_group(tmp_path) as group, java_client(group) as java, raw_client(group) as raw:
             leader = await group.leader()
             [follower, _] = await group.followers()
             get = GetRequest(group="default", remote_id=follower, index=0)
@@ -117,9 +118,9 @@ def test_redirect_transfer_and_what_is_not_there(tmp_path: Path) -> None:
     run(test())
 
 
-def test_another_group(tmp_path: Path) -> None:
+def test_other_group_is_unknown(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group, "other") as java:
+        async with rocketmq_group(tmp_path, nodes=1) as group, java_client(group, "other") as java:
             await group.leader()
             with pytest.raises(UnknownGroupError):
                 await java.append([b"x"])
@@ -127,9 +128,9 @@ def test_another_group(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_node_whose_store_is_not_open_yet_knows_no_leader(tmp_path: Path) -> None:
+def test_starting_node_knows_no_leader(tmp_path: Path) -> None:
     async def test() -> None:
-        async with ServerGroup(tmp_path, nodes=1) as group, java_client(group, timeout_ms=300) as java:
+        async with rocketmq_group(tmp_path, nodes=1) as group, java_client(group, timeout_ms=300) as java:
             await group.leader()
             group.nodes["n0"]._started = False
             assert (await java.metadata()).leader_id is None
@@ -139,9 +140,9 @@ def test_a_node_whose_store_is_not_open_yet_knows_no_leader(tmp_path: Path) -> N
     run(test())
 
 
-def test_remoting_can_be_off(tmp_path: Path) -> None:
+def test_port_without_remoting_rejects_java_client(tmp_path: Path) -> None:
     async def test() -> None:
-        off = ServerGroup(tmp_path, nodes=1, foreign_port=None)
+        off = rocketmq_group(tmp_path, nodes=1, foreign_port=None)
         async with off as group, java_client(group, timeout_ms=300) as java:
             await group.leader()
             with pytest.raises((UnreachableError, ProtocolError)):
@@ -150,10 +151,10 @@ def test_remoting_can_be_off(tmp_path: Path) -> None:
     run(test())
 
 
-def test_profile_a_too(tmp_path: Path) -> None:
+def test_profile_a_serves_java_client(tmp_path: Path) -> None:
     async def test() -> None:
         options = {"storage": replace(STORAGE, profile="A")}
-        async with ServerGroup(tmp_path, nodes=1, **options) as group, java_client(group) as java:
+        async with rocketmq_group(tmp_path, nodes=1, **options) as group, java_client(group) as java:
             await group.leader()
             assert (await java.append([b"x"])).first_index == 0
 
