@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +35,21 @@ RECOVERED_SHARE: Final = 0.8
 """How often the next fault waits until appends succeed again; otherwise it strikes a group that recovers."""
 HOLD_S: Final = (0.3, 2.5)
 CALM_S: Final = (0.2, 1.5)
+HEALED_BY: Final = {"kill": "restart", "stop": "restart", "pause": "resume"}
+Links = list[tuple[str, str]]
+STALLS: Final[dict[str, Callable[[str, list[str], list[str]], tuple[Links, Links]]]] = {
+    "one-way": lambda _, __, mixed: ([(mixed[0], mixed[1])], []),
+    # The leader with the clients on one side, the majority on the other.
+    "isolate-leader": lambda leader, others, _: ([], [(leader, other) for other in others]),
+    "leader-deaf": lambda leader, others, _: ([(other, leader) for other in others], []),
+    "leader-mute": lambda leader, others, _: ([(leader, other) for other in others], []),
+    # Two nodes reach each other only through the third.
+    "bridge": lambda _, __, mixed: ([], [(mixed[0], mixed[1])]),
+    "split-all": lambda _, __, mixed: ([], list(combinations(mixed, 2))),
+    "clients-half-open": lambda leader, _, __: ([(CLIENTS, leader)], []),
+    "clients-isolated": lambda leader, _, __: ([], [(CLIENTS, leader)]),
+}
+"""(leader, other nodes, all nodes in random order) → the links that are stalled one way, and both ways."""
 
 
 class Nemesis:
@@ -68,14 +85,13 @@ class Nemesis:
         self._may_exit: set[str] = set()
         self._copies = 0
         self.kinds: dict[str, Callable[[], Fault]] = {
-            "kill": self.kill, "kill-leader": self.kill_leader, "kill-all": self.kill_all, "stop": self.stop,
-            "restart-storm": self.restart_storm, "pause": self.pause, "pause-leader": self.pause_leader,
-            "transfer": self.transfer, "one-way": self.one_way, "isolate-leader": self.isolate_leader,
-            "leader-deaf": lambda: self.leader_half(deaf=True), "leader-mute": lambda: self.leader_half(deaf=False),
-            "bridge": self.bridge, "split-all": self.split_all, "drop": self.drop, "reset": self.reset,
-            "delay": self.delay, "clients-half-open": self.clients_half_open, "clients-isolated": self.clients_isolated,
-            "stale": self.stale,
-        } | {kind: (lambda kind=kind: self.damage(kind)) for kind in KINDS}  # fmt: skip
+            **{name: partial(self.process, name) for name in HEALED_BY},
+            **{f"{name}-leader": partial(self.process, name, leader=True) for name in ("kill", "pause")},
+            **{name: partial(self.stall, name) for name in STALLS},
+            **{kind: partial(self.damage, kind) for kind in KINDS},
+            "kill-all": self.kill_all, "restart-storm": self.restart_storm, "transfer": self.transfer,
+            "drop": self.drop, "reset": self.reset, "delay": self.delay, "stale": self.stale,
+        }  # fmt: skip
         if small_disk is not None:
             self.kinds["disk-full"] = self.disk_full
 
@@ -155,30 +171,14 @@ class Nemesis:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _on_process(
-        self, name: str, node_id: str | None, strike: Callable[[str], None], heal: Callable[[str], None]
-    ) -> Fault:
-        taken = self._take(node_id)
+    def process(self, name: str, *, leader: bool = False) -> Fault:
+        """Kill, stop or pause one node, or the leader."""
+        taken = self._take(self._leader() if leader else None)
         if taken is not None:
-            strike(taken)
-            self._count(name, taken)
+            getattr(self.cluster, name)(taken)
+            self._count(f"{name}-leader" if leader else name, taken)
             yield
-            heal(taken)
-
-    def kill(self) -> Fault:
-        return self._on_process("kill", None, self.cluster.kill, self.cluster.restart)
-
-    def kill_leader(self) -> Fault:
-        return self._on_process("kill-leader", self._leader(), self.cluster.kill, self.cluster.restart)
-
-    def stop(self) -> Fault:
-        return self._on_process("stop", None, self.cluster.stop, self.cluster.restart)
-
-    def pause(self) -> Fault:
-        return self._on_process("pause", None, self.cluster.pause, self.cluster.resume)
-
-    def pause_leader(self) -> Fault:
-        return self._on_process("pause-leader", self._leader(), self.cluster.pause, self.cluster.resume)
+            getattr(self.cluster, HEALED_BY[name])(taken)
 
     def kill_all(self) -> Fault:
         nodes = [node for node in self.nodes if self._take(node) is not None]
@@ -210,47 +210,16 @@ class Nemesis:
 
     # --- network ------------------------------------------------------------------------------------------------------
 
-    def _isolate(self, one: str, other: str) -> None:
-        self.network.stall(one, other)
-        self.network.stall(other, one)
-
-    def one_way(self) -> Fault:
-        sender, receiver = self.chance.sample(self.nodes, 2)
-        self.network.stall(sender, receiver)
-        self._count("one-way", f"{sender}>{receiver}")
-        yield
-
-    def isolate_leader(self) -> Fault:
-        """The leader with the clients on one side, the majority on the other."""
-        leader = self._leader()
-        for other in self.nodes:
-            if other != leader:
-                self._isolate(leader, other)
-        self._count("isolate-leader", leader)
-        yield
-
-    def leader_half(self, *, deaf: bool) -> Fault:
-        """The leader can send and not receive, or the reverse."""
-        leader = self._leader()
-        for other in self.nodes:
-            if other != leader:
-                self.network.stall(*((other, leader) if deaf else (leader, other)))
-        self._count("leader-deaf" if deaf else "leader-mute", leader)
-        yield
-
-    def bridge(self) -> Fault:
-        """Two nodes reach each other only through the third."""
-        one, other = self.chance.sample(self.nodes, 2)
-        self._isolate(one, other)
-        self._count("bridge", f"{one}|{other}")
-        yield
-
-    def split_all(self) -> Fault:
-        """No node reaches another."""
-        for i, one in enumerate(self.nodes):
-            for other in self.nodes[i + 1 :]:
-                self._isolate(one, other)
-        self._count("split-all")
+    def stall(self, name: str) -> Fault:
+        """Hold back all bytes of some directions; see ``STALLS``."""
+        leader, mixed = self._leader(), self.chance.sample(self.nodes, len(self.nodes))
+        others = [node for node in self.nodes if node != leader]
+        one_way, both_ways = STALLS[name](leader, others, mixed)
+        if name == "clients-half-open" and self.chance.random() < 0.5:
+            one_way = [pair[::-1] for pair in one_way]
+        for sender, receiver in [*one_way, *both_ways, *(pair[::-1] for pair in both_ways)]:
+            self.network.stall(sender, receiver)
+        self._count(name, "|".join(f"{one}>{other}" for one, other in one_way + both_ways))
         yield
 
     def _two_ends(self) -> list[str]:
@@ -278,19 +247,6 @@ class Nemesis:
                 if one != other and self.chance.random() < 0.4:
                     self.network.delay(one, other, self.chance.uniform(0.005, 0.15))
         self._count("delay")
-        yield
-
-    def clients_half_open(self) -> Fault:
-        """The clients' connections to one node carry bytes one way only."""
-        node = self._leader()
-        self.network.stall(*((CLIENTS, node) if self.chance.random() < 0.5 else (node, CLIENTS)))
-        self._count("clients-half-open", node)
-        yield
-
-    def clients_isolated(self) -> Fault:
-        node = self._leader()
-        self._isolate(CLIENTS, node)
-        self._count("clients-isolated", node)
         yield
 
     # --- disks --------------------------------------------------------------------------------------------------------
