@@ -62,21 +62,21 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
         well_formed = dash and colon and host and _NODE_ID.match(node_id)
         if not (well_formed and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
             raise ConfigError(
-                f"malformed peer {part!r}",
-                "peers",
+                f"malformed peer {part!r} in the peers string",
+                "",
                 "write id-host:port separated by ';', for example "
                 "'n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913'",
             )
         peers.append(Peer(NodeId(node_id), host, int(port)))
     if not peers:
-        raise ConfigError("the peers string is empty", "peers", "name at least one node: n0-127.0.0.1:40911")
+        raise ConfigError("the peers string is empty", "", "name at least one node: n0-127.0.0.1:40911")
     for what, seen in (
         ("node id", [str(p.node_id) for p in peers]),
         ("address", [p.address for p in peers]),
     ):
         twice = next((value for value in seen if seen.count(value) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{what} {twice} occurs twice", "peers", f"give each node its own {what}")
+            raise ConfigError(f"{what} {twice} occurs twice in the peers string", "", f"give each node its own {what}")
     return tuple(peers)
 
 
@@ -89,8 +89,8 @@ def check_group_name(name: str) -> str:
     """Return ``name`` if it is a valid name of a group and its directory, else raise ConfigError."""
     if not _GROUP.match(name) or name in {".", ".."}:
         raise ConfigError(
-            f"{name!r} cannot name a group",
-            "group",
+            f"{name!r} is not a valid name of a group",
+            "",
             "use 1 to 127 letters, digits, '_', '.', '%' or '-' (not first)",
         )
     return name
@@ -115,9 +115,9 @@ def parse_groups(text: str, option: str = "") -> tuple[str, ...]:
     return groups
 
 
-def _check(ok: bool, what: str, option: str) -> None:
+def _check(ok: bool, what: str) -> None:
     if not ok:
-        raise ConfigError(what, option, "correct the setting and start again")
+        raise ConfigError(what, "", "correct the setting and start again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +147,20 @@ class RaftConfig:
     preferred_leaders: tuple[NodeId, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(self.heartbeat_ticks >= 1, "heartbeat_ticks must be at least 1", "heartbeat_ticks")
+        _check(self.heartbeat_ticks >= 1, f"heartbeat_ticks must be at least 1, got {self.heartbeat_ticks}")
         _check(
             self.election_ticks_min > 2 * self.heartbeat_ticks,
             f"election_ticks_min must be above twice heartbeat_ticks ({self.heartbeat_ticks})",
-            "election_ticks_min",
         )
         _check(
             self.election_ticks_max > self.election_ticks_min,
             f"election_ticks_max must be above election_ticks_min ({self.election_ticks_min})",
-            "election_ticks_max",
         )
-        _check(self.inflight_messages_max >= 1, "must be at least 1", "inflight_messages_max")
-        _check(self.append_bytes_max >= 1, "must be at least 1", "append_bytes_max")
+        _check(
+            self.inflight_messages_max >= 1,
+            f"inflight_messages_max must be at least 1, got {self.inflight_messages_max}",
+        )
+        _check(self.append_bytes_max >= 1, f"append_bytes_max must be at least 1, got {self.append_bytes_max}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +278,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            _check(getattr(self, limit.name) > 0, f"{limit.name} must be above 0", limit.name)
+            _check(getattr(self, limit.name) > 0, f"{limit.name} must be above 0, got {getattr(self, limit.name)}")
 
 
 LIMITS: Final = Limits()
@@ -305,14 +306,18 @@ class StorageConfig:
     unsynced_bytes_max: int = 64 << 20
 
     def __post_init__(self) -> None:
-        _check(self.data_segment_bytes >= 1024, "must be at least 1024", "data_segment_bytes")
+        _check(
+            self.data_segment_bytes >= 1024, f"data_segment_bytes must be at least 1024, got {self.data_segment_bytes}"
+        )
         _check(
             self.index_segment_bytes >= 32 and self.index_segment_bytes % 32 == 0,
-            "must be a positive multiple of 32",
-            "index_segment_bytes",
+            f"index_segment_bytes must be a positive multiple of 32, got {self.index_segment_bytes}",
         )
-        _check(self.profile in ("A", "B"), "must be A or B", "profile")
-        _check(self.durability in ("fsync", "page-cache"), "must be fsync or page-cache", "durability")
+        _check(self.profile in ("A", "B"), f"profile must be A or B, got {self.profile!r}")
+        _check(
+            self.durability in ("fsync", "page-cache"),
+            f"durability must be fsync or page-cache, got {self.durability!r}",
+        )
 
     @property
     def record_bytes_max(self) -> int:

@@ -73,7 +73,7 @@ def connect(
     parsed = parse_peers(peers) if isinstance(peers, str) else tuple(peers)
     check_group_name(group)
     if not parsed:
-        raise ConfigError("there are no peers", "peers", "name at least one node: n0-127.0.0.1:40911")
+        raise ConfigError("there are no peers", "", "name at least one node: n0-127.0.0.1:40911")
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
     if protocol == "dledger":
         return NodeClient(parsed, group, timeouts, prefix=MessageFormat())
@@ -81,7 +81,7 @@ def connect(
         from dledger_core.rocketmq.client import JavaClient
 
         return JavaClient(parsed, group, timeouts, **asdict(java or JavaOptions()))
-    raise ConfigError(f"unknown protocol {protocol!r}", "protocol", f"use one of {', '.join(PROTOCOLS)}")
+    raise ConfigError(f"unknown protocol {protocol!r}", "", f"use one of {', '.join(PROTOCOLS)}")
 
 
 class AsyncClient(AsyncLogClient):

@@ -90,7 +90,7 @@ def _line_batches(stream: BinaryIO) -> Iterator[Sequence[bytes]]:
         if len(rest) > RECORD_BYTES_MAX:
             remedy = "split it, or append a file as one entry with --whole if it fits"
             raise BadRequestError(
-                "a line exceeds the limit of a record", "the input", remedy, {"max": RECORD_BYTES_MAX}
+                "a line of the input exceeds the limit of a record", "", remedy, {"max": RECORD_BYTES_MAX}
             )
     if rest:
         yield [rest]

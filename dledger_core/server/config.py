@@ -64,24 +64,24 @@ class ServerConfig:
         if self.self_id not in {p.node_id for p in self.peers}:
             raise ConfigError(
                 f"self-id {self.self_id} is not in the peers string",
-                "self-id",
+                "",
                 f"use one of {', '.join(p.node_id for p in self.peers)}",
             )
         parse_groups(",".join(self.groups))
         if sum(len(group) + _GROUP_HELLO_BYTES for group in self.groups) > HELLO_BYTES_MAX - _REST_OF_HELLO_BYTES:
             raise ConfigError(
                 f"{len(self.groups)} groups are too many for one node",
-                "group",
+                "",
                 "host fewer groups on a node, or give them shorter names",
             )
         if self.disk_full_bytes and self.disk_full_bytes < self.storage.preallocate_bytes:
             raise ConfigError(
                 f"disk-full-bytes {self.disk_full_bytes} is below preallocate-bytes {self.storage.preallocate_bytes}",
-                "disk-full-bytes",
+                "",
                 "raise it, lower preallocate-bytes, or use 0 for no limit",
             )
         if self.tick_ms < 1:
-            raise ConfigError(f"tick_ms must be at least 1, got {self.tick_ms}", "tick_ms", "correct the setting")
+            raise ConfigError(f"tick_ms must be at least 1, got {self.tick_ms}", "", "correct the setting")
         self._check_preferred()
 
     def _check_preferred(self) -> None:
@@ -89,11 +89,15 @@ class ServerConfig:
         for group, preferred in {"": self.raft.preferred_leaders, **self.preferred_leaders}.items():
             if group and group not in self.groups:
                 hosted = ", ".join(self.groups)
-                raise ConfigError(f"group {group} is not hosted", "preferred-leaders", f"use some of {hosted}")
+                raise ConfigError(
+                    f"preferred-leaders names group {group}, which is not hosted", "", f"use some of {hosted}"
+                )
             for name in preferred:
                 if name not in known:
                     raise ConfigError(
-                        f"{name} is not in the peers string", "preferred-leaders", f"use some of {', '.join(known)}"
+                        f"preferred-leaders names {name}, which is not in the peers string",
+                        "",
+                        f"use some of {', '.join(known)}",
                     )
 
     @property

@@ -74,14 +74,14 @@ def _positions(plan: Plan, state: ConversionState, kept: Chunk) -> _I64:
         raise ConfigError(
             f"the message at position {kept.positions[kept.lengths.argmax()]} makes a record of {largest} bytes, "
             f"and DLedger's have {RECORD_BYTES_MAX} at most",
-            "SOURCE",
+            "",
             "use 'dledger serve --commitlog': it starts a log after the CommitLog and copies no messages",
         )
     if largest + _BLANK_BYTES > plan.data_segment_bytes:
         raise ConfigError(
             f"a record of {largest} bytes does not fit a data file of {plan.data_segment_bytes}",
-            "--data-segment-bytes",
-            "use larger files",
+            "",
+            "use a larger --data-segment-bytes",
         )
     at = state.position if state.position is not None else plan.start_position
     return place(kept.lengths + HEADER_BYTES, at, plan.data_segment_bytes)

@@ -67,9 +67,9 @@ class ConvertRequest:
     def __post_init__(self) -> None:
         check_group_name(self.group)
         if self.self_id not in {peer.node_id for peer in parse_peers(self.peers)}:
-            raise ConfigError(f"self-id {self.self_id} is not in the peers string", "--self-id", "use one of its nodes")
+            raise ConfigError(f"--self-id {self.self_id} is not in the peers string", "", "use one of its nodes")
         if self.log_uuid is not None and not _UUID.match(self.log_uuid):
-            raise ConfigError(f"{self.log_uuid!r} is not a log uuid", "--log-uuid", "write 32 hexadecimal digits")
+            raise ConfigError(f"--log-uuid {self.log_uuid!r} is not a log uuid", "", "write 32 hexadecimal digits")
         StorageConfig(  # rejects wrong sizes
             data_segment_bytes=DATA_SEGMENT_BYTES if self.data_segment_bytes is None else self.data_segment_bytes,
             index_segment_bytes=INDEX_SEGMENT_BYTES if self.index_segment_bytes is None else self.index_segment_bytes,

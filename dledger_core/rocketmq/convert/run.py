@@ -302,8 +302,8 @@ class _Conversion:
             if self._source.before is None and first == 0 and plan.start_position > 0:
                 raise ConfigError(
                     "the store starts after a CommitLog, whose messages have the first queue offsets",
-                    "--commitlog",
-                    "name that CommitLog; it is only read",
+                    str(self._request.source),
+                    "name that CommitLog with --commitlog; it is only read",
                 )
             state.queues = queues_after(self._source.before)
         return state

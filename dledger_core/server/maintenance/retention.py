@@ -29,9 +29,7 @@ def parse_hours(text: str) -> frozenset[int]:
         return ANY_HOUR
     tokens = [token.strip() for token in text.split(";") if token.strip()]
     if not tokens or not all(token.isascii() and token.isdigit() and int(token) < 24 for token in tokens):
-        raise ConfigError(
-            f"delete-when {text!r} is not a list of hours", "delete-when", "write 04, or 04;16, or any: local time"
-        )
+        raise ConfigError(f"delete-when {text!r} is not a list of hours", "", "write 04, or 04;16, or any: local time")
     return frozenset(map(int, tokens))
 
 

@@ -122,12 +122,14 @@ def split_command(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise ConfigError(f"{text!r} cannot be split into words: {error}", "on-role-change", "quote it well") from None
+        raise ConfigError(
+            f"on-role-change {text!r} cannot be split into words: {error}", "", "correct its quotes"
+        ) from None
     if not words:
-        raise ConfigError("the command is empty", "on-role-change", "name a program and its arguments")
+        raise ConfigError("the command on-role-change is empty", "", "name a program and its arguments")
     if shutil.which(words[0]) is None:
         raise ConfigError(
-            f"there is no program {words[0]!r}", "on-role-change", "give its path, and make it executable"
+            f"on-role-change names {words[0]!r}, which is not a program", "", "use its path, and make it executable"
         )
     return words
 
