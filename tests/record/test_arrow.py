@@ -18,7 +18,7 @@ from dledger_core.record import (
 
 
 @pytest.mark.parametrize("schema", [READ_SCHEMA, RECORD_SCHEMA])
-def test_an_empty_batch_has_all_columns(schema: pa.Schema) -> None:
+def test_empty_batch_has_all_columns(schema: pa.Schema) -> None:
     batch = empty_batch(schema)
     batch.validate(full=True)
     assert (batch.num_rows, batch.schema) == (0, schema)
@@ -29,7 +29,7 @@ def records_at(timestamp_ms: int) -> Records:
     return encode(columns, first_index=7, term=2, position=0, timestamp_ms=timestamp_ms, segment_bytes=4096)
 
 
-def test_an_unknown_append_time_is_null_and_the_columns_are_sound() -> None:
+def test_unknown_append_time_is_null_and_columns_are_valid() -> None:
     known, unknown = (to_arrow(records_at(time_ms), magic=True) for time_ms in (1_700_000_000_123, 0))
     for batch in (known, unknown):
         batch.validate(full=True)

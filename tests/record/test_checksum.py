@@ -28,7 +28,7 @@ def test_columns_equal_zlib(bodies: list[bytes]) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 70), st.integers(0, 70), st.booleans(), st.randoms(use_true_random=False))
-def test_whole_columns_are_checked(count: int, length: int, first: int, vary: bool, chance: object) -> None:
+def test_first_mismatch_checks_a_column(count: int, length: int, first: int, vary: bool, chance: object) -> None:
     """Of one length, of one but the first (a control entry), of any."""
     bodies = [chance.randbytes(first), *(chance.randbytes(length + vary * chance.randrange(9)) for _ in range(count))]
     blob, lengths, crcs = column(bodies)
@@ -42,7 +42,7 @@ def test_whole_columns_are_checked(count: int, length: int, first: int, vary: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 3, 700_000])
 @pytest.mark.parametrize("length", [4, 1000, 700_000])
-def test_columns_larger_than_what_is_checked_at_once(first: int, length: int) -> None:
+def test_first_mismatch_checks_columns_larger_than_a_chunk(first: int, length: int) -> None:
     count = max(70, 2_000_000 // length)
     blob, lengths, crcs = column([bytes([n % 251]) * (length if n else first) for n in range(count)])
     view = memoryview(blob)
@@ -53,7 +53,7 @@ def test_columns_larger_than_what_is_checked_at_once(first: int, length: int) ->
         assert checksum.first_mismatch(view, lengths, wrong) == at
 
 
-def test_bodies_are_gathered_while_they_are_checked() -> None:
+def test_match_gathers_bodies() -> None:
     for length in (4, 100, 700_000):
         bodies = np.random.default_rng(1).integers(0, 256, (70, length + 9), np.uint8)[:, 9:]
         crcs = np.array([zlib.crc32(body.tobytes()) for body in bodies], np.uint32)
@@ -64,7 +64,7 @@ def test_bodies_are_gathered_while_they_are_checked() -> None:
         assert not checksum.match(bodies, crcs, out)
 
 
-def test_a_column_is_checked_without_a_call_for_each_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_mismatch_calls_no_crc_per_body(monkeypatch: pytest.MonkeyPatch) -> None:
     for spread in (1, 50):
         blob, lengths, crcs = column([bytes(8) * (5 + n % spread) for n in range(1000)])
         with monkeypatch.context() as patched:
@@ -74,7 +74,7 @@ def test_a_column_is_checked_without_a_call_for_each_body(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("width", [3, 5])
 @pytest.mark.parametrize("count", [63, 64, 65, 128, 131])
-def test_each_flipped_byte_is_found(count: int, width: int) -> None:
+def test_first_mismatch_finds_each_flipped_byte(count: int, width: int) -> None:
     bodies = [bytes([n, n ^ 255, 7, 3, 2][:width]) for n in range(count)]
     blob, lengths, crcs = column(bodies)
     for at in range(len(blob)):
@@ -87,7 +87,7 @@ def test_each_flipped_byte_is_found(count: int, width: int) -> None:
         assert checksum.first_mismatch(blob, lengths, wrong) == at
 
 
-def test_crcs_swapped_between_bodies_are_found() -> None:
+def test_first_mismatch_finds_swapped_crcs() -> None:
     blob, lengths, crcs = column([bytes([n]) * 4 for n in range(100)])
     crcs[[3, 90]] = crcs[[90, 3]]
     assert checksum.first_mismatch(blob, lengths, crcs) == 3

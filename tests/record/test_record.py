@@ -1,4 +1,4 @@
-"""The record codec: both encoders alike, Java's bytes, placing, checking, Arrow."""
+"""The record codec: both encoders write the same, Java's bytes, positions, checks, Arrow."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("name", "value"), FIELDS)
 @pytest.mark.parametrize("at", [0, 9, 19])
-def test_check_refuses_a_damaged_header(name: str, value: int, at: int) -> None:
+def test_check_rejects_a_damaged_header(name: str, value: int, at: int) -> None:
     records = some_records()
     data = bytearray(records.data)
     start = int(records.starts[at])
@@ -216,7 +216,7 @@ def test_check_refuses_a_damaged_header(name: str, value: int, at: int) -> None:
         damaged.check(7, body_crc=False)
 
 
-def test_check_refuses_what_does_not_add_up() -> None:
+def test_check_rejects_sizes_that_do_not_add_up() -> None:
     records = some_records()
     for sizes, data in (
         (records.sizes[:-1], records.data),
@@ -247,7 +247,7 @@ def test_check_finds_each_flipped_body(count: int, uniform: bool, control: bytes
         assert caught.value.values == {"index": at}
 
 
-def test_records_of_java_pass_without_a_crc_but_not_with_a_wrong_one() -> None:
+def test_check_accepts_java_records_without_a_crc() -> None:
     records = some_records()
     data = bytearray(records.data)
     for start in records.starts.tolist():
@@ -296,7 +296,7 @@ def test_to_arrow() -> None:
     assert to_arrow(unknown).column("timestamp").null_count == 4
 
 
-def test_a_time_that_no_clock_says_is_unknown() -> None:
+def test_impossible_append_time_is_unknown() -> None:
     """A header has no CRC: a damaged time must not make the entry unreadable as Python's datetime ends with 9999."""
     year_10000_ms = 253_402_300_800_000
     for millis, known in ((year_10000_ms - 1, True), (year_10000_ms, False), ((1 << 48) - 1, False)):
@@ -330,12 +330,12 @@ def test_columns_from_bodies(array: object) -> None:
 
 
 @pytest.mark.parametrize("array", [pa.array([b"a", None]), pa.array([1, 2]), ["text"], [None], 7 * [1]])
-def test_columns_refuse_what_is_not_bytes(array: object) -> None:
+def test_columns_reject_bodies_that_are_not_bytes(array: object) -> None:
     with pytest.raises(BadRequestError):
         Columns.from_bodies(array)
 
 
-def test_columns_and_payload_sizes() -> None:
+def test_columns_and_proposal_have_sizes() -> None:
     assert Columns.from_bodies(pa.array([], pa.binary())).count == 0
     columns = Columns.from_bodies([b"ab", b"c"])
     with pytest.raises(CorruptRecordError):

@@ -1,4 +1,4 @@
-"""The commit log: placing, rolling, reading, cutting, refusing; and whose directory it may open."""
+"""The commit log: positions, segments, reads, truncation, failures; and the directories that it may open."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, open_
 N0 = NodeId("n0")
 
 
-def test_a_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
+def test_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
     log = open_log(directory=tmp_path / "g" / "dledger-n0")
     assert (log.first_index(), log.last_index(), log.commit_index, log.staged_end) == (0, -1, -1, 0)
     assert (log.hard_state, log.log_uuid, log.term_ranges()) == (HardState(Term(0), None), None, [])
@@ -55,7 +55,7 @@ def test_a_new_store_has_the_layout_of_the_format(tmp_path: Path) -> None:
     assert not any(first[3 * 1048 + 8 :])
 
 
-def test_reads_stop_at_the_bound_but_return_one_record() -> None:
+def test_read_stops_at_the_limit_and_returns_at_least_one_record() -> None:
     log = open_log(FaultyFiles())
     bodies = [bytes([n]) * (n * 10) for n in range(1, 40)]
     append(log, bodies)
@@ -72,7 +72,7 @@ def test_reads_stop_at_the_bound_but_return_one_record() -> None:
         assert caught.value.values == {"first_index": 0, "last_index": 38}
 
 
-def test_a_follower_writes_the_leaders_bytes() -> None:
+def test_follower_writes_the_leaders_bytes() -> None:
     files = FaultyFiles()
     leader, follower = open_log(files), open_log(files, Path("/other/g/dledger-n0"))
     for number in range(30):
@@ -87,7 +87,7 @@ def test_a_follower_writes_the_leaders_bytes() -> None:
 
 
 @pytest.mark.parametrize("what", ["index", "term", "position", "flags"])
-def test_received_records_must_continue_the_log(what: str) -> None:
+def test_stage_rejects_records_that_do_not_continue_the_log(what: str) -> None:
     log = open_log(FaultyFiles())
     append(log, [b"abc"] * 3)
     other = open_log(FaultyFiles())
@@ -105,7 +105,7 @@ def test_received_records_must_continue_the_log(what: str) -> None:
     assert log.staged_end == 3 * 51
 
 
-def test_stage_runs_ahead_of_the_disk_and_back() -> None:
+def test_staged_end_moves_ahead_of_the_disk_and_back() -> None:
     log = open_log(FaultyFiles())
     first = append(log, [b"a" * 100] * 3)
     end = log.staged_end
@@ -121,7 +121,7 @@ def test_stage_runs_ahead_of_the_disk_and_back() -> None:
     log.stage_truncate(Index(3))
     assert log.staged_end == end
     replacement = place(log, 3, [b"e" * 10] * 4, term=2, now_ms=1500)
-    log.persist(None, None, ahead[:1])  # the writer was still at it
+    log.persist(None, None, ahead[:1])  # the writer was still busy
     log.persist(HardState(Term(2), None), Index(3), [replacement])
     assert read_all(log) == [(1, b"a" * 100)] * 3 + [(2, b"e" * 10)] * 4
     assert log.term_ranges() == [TermRange(Index(0), Term(1)), TermRange(Index(3), Term(2))]
@@ -130,7 +130,7 @@ def test_stage_runs_ahead_of_the_disk_and_back() -> None:
     assert first.payload.count == 3
 
 
-def test_append_time_never_falls() -> None:
+def test_append_time_never_decreases() -> None:
     log = open_log(files := FaultyFiles())
     for now in (0, 500, 300, 700):
         append(log, [b"x"], now_ms=now)
@@ -143,7 +143,7 @@ def test_append_time_never_falls() -> None:
         assert log.index_at_time(at) == index
 
 
-def test_truncation_leaves_no_trace_and_lowers_the_checkpoint_first() -> None:
+def test_truncation_zeroes_the_tail_after_lowering_the_checkpoint() -> None:
     files = FaultyFiles()
     log = open_log(files)
     for number in range(12):
@@ -164,7 +164,7 @@ def test_truncation_leaves_no_trace_and_lowers_the_checkpoint_first() -> None:
         log.persist(None, Index(5), [])
 
 
-def test_batches_come_back_whole() -> None:
+def test_read_batches_returns_complete_batches() -> None:
     log = open_log(FaultyFiles())
     shapes = [1, 5, 2, 9, 1, 1, 30, 3]
     edges = [0]
@@ -184,7 +184,7 @@ def test_batches_come_back_whole() -> None:
         log.read_batches(Index(edges[-1]), 1)
 
 
-def test_a_long_batch_is_found_from_its_end() -> None:
+def test_read_batches_finds_the_start_of_a_long_batch() -> None:
     log = open_log(
         FaultyFiles(),
         config=StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, preallocate_bytes=0),
@@ -196,7 +196,7 @@ def test_a_long_batch_is_found_from_its_end() -> None:
     assert [(b.first_index, b.count) for b in got] == [(1, 6000)]
 
 
-def test_a_read_returns_a_bounded_number_of_tiny_batches() -> None:
+def test_read_batches_limits_the_number_of_batches() -> None:
     sizes = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 18, preallocate_bytes=0)
     log = open_log(FaultyFiles(), config=sizes)
     batches = [place(log, index, [b""]) for index in range(BATCHES_MAX + 20)]
@@ -204,7 +204,7 @@ def test_a_read_returns_a_bounded_number_of_tiny_batches() -> None:
     assert [batch.first_index for batch in log.read_batches(Index(7), 8 << 20)] == [*range(7, 7 + BATCHES_MAX)]
 
 
-def test_control_entries_are_found() -> None:
+def test_control_entries_are_returned_with_index_and_time() -> None:
     log = open_log(FaultyFiles())
     for number in range(20):
         control = bytes([0x81, number]) if number % 4 == 1 else None
@@ -215,7 +215,7 @@ def test_control_entries_are_found() -> None:
     assert list(log.control_entries(4, 16)) == []
 
 
-def test_positions_and_sizes() -> None:
+def test_position_of_returns_each_record_and_the_end() -> None:
     log = open_log(FaultyFiles())
     batch = append(log, [b"a" * 1000] * 9)
     assert [log.position_of(i) for i in range(10)] == [
@@ -228,7 +228,7 @@ def test_positions_and_sizes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "create", "sync_dir"])
-def test_the_first_failure_is_the_last_write(kind: str) -> None:
+def test_log_rejects_writes_after_the_first_failure(kind: str) -> None:
     files = FaultyFiles()
     log = open_log(files)
     append(log, [b"a" * 1000] * 3)
@@ -261,7 +261,7 @@ def test_the_first_failure_is_the_last_write(kind: str) -> None:
     assert files.read(STORE / "meta" / "checkpoint") == before
 
 
-def test_one_sync_for_many_batches() -> None:
+def test_persist_syncs_many_batches_once() -> None:
     files = FaultyFiles()
     log = open_log(files)
     append(log, [b"x"])
@@ -271,7 +271,7 @@ def test_one_sync_for_many_batches() -> None:
     assert [kind for kind, _ in files.log] == ["write", "write", "sync"]
 
 
-def test_what_may_be_unsynced_is_bounded() -> None:
+def test_persist_limits_unsynced_bytes() -> None:
     files = FaultyFiles()
     log = open_log(files, config=dataclasses.replace(SMALL, unsynced_bytes_max=1000))
     batches = [place(log, n, [bytes(100)]) for n in range(20)]
@@ -280,7 +280,7 @@ def test_what_may_be_unsynced_is_bounded() -> None:
     assert [kind for kind, path in files.log if path.parent.name == "data"].count("sync") >= 6
 
 
-def test_the_prefix_can_be_dropped() -> None:
+def test_trim_deletes_complete_committed_segments() -> None:
     files = FaultyFiles()
     log = open_log(files)
     for number in range(20):
@@ -306,21 +306,7 @@ def test_the_prefix_can_be_dropped() -> None:
     assert reader.verify().findings == ()
 
 
-def test_a_store_whose_first_files_were_deleted_begins_later() -> None:
-    files = FaultyFiles()
-    log = open_log(files)
-    append(log, [b"z" * 90] * 300)
-    expected = read_all(log)
-    second = next(i for i in range(300) if log.position_of(i) == 8192)
-    log.trim(second, NO_TABLES, 200)
-    log.close(200)
-    log = open_log(files)
-    assert (log.first_index(), log.last_index(), log.commit_index) == (second, 299, 200)
-    assert read_all(log) == expected[second:]
-    assert log.data_bytes == log.staged_end - 8192
-
-
-def test_profile_a_is_what_java_writes() -> None:
+def test_profile_a_writes_the_bytes_of_java() -> None:
     files = FaultyFiles()
     config = dataclasses.replace(SMALL, profile="A")
     log = open_log(files, config=config)
@@ -355,7 +341,7 @@ def test_place_rejects_batches_that_exceed_a_limit() -> None:
     assert log.staged_end == 0
 
 
-def test_identity() -> None:
+def test_store_has_one_log_uuid_and_one_owner() -> None:
     files = FaultyFiles()
     log = open_log(files)
     log.adopt_uuid("one")
@@ -379,7 +365,7 @@ def test_identity() -> None:
         assert files.names == before
 
 
-def test_another_process_holds_the_lock(tmp_path: Path) -> None:
+def test_open_rejects_a_store_locked_by_another_process(tmp_path: Path) -> None:
     code = (
         "import sys; from dledger_core.storage import CommitLog\n"
         "log = CommitLog.open(sys.argv[1], group='g', node_id='n0')\n"
@@ -396,41 +382,18 @@ def test_another_process_holds_the_lock(tmp_path: Path) -> None:
     open_log(directory=tmp_path / "s").close()
 
 
-def test_stray_files_and_malformed_identity_are_refused(tmp_path: Path) -> None:
-    open_log(directory=tmp_path).close()
-    (tmp_path / "data" / ".DS_Store").write_bytes(b"")
-    with pytest.raises(StoreMismatchError, match="DS_Store"):
-        open_log(directory=tmp_path)
-    (tmp_path / "data" / ".DS_Store").unlink()
-    identity = tmp_path / "meta" / "log.json"
-    good = json.loads(identity.read_text())
-    for bad in ("{", "[]", json.dumps({**good, "format_version": 2}), json.dumps({**good, "data_segment_bytes": "x"})):
-        identity.write_text(bad)
-        with pytest.raises(StoreMismatchError):
-            open_log(directory=tmp_path)
-        with pytest.raises(StoreMismatchError):
-            open_store(tmp_path)
-
-
 class ReadOnlyFiles(FaultyFiles):
     def mkdir(self, path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
-def test_an_unwritable_directory() -> None:
+def test_open_reports_an_unwritable_directory() -> None:
     with pytest.raises(ConfigError, match="Permission denied at /disk/g/dledger-n0/meta") as caught:
         open_log(ReadOnlyFiles())
     assert caught.value.exit_code == 3
 
 
-def test_a_file_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "store").write_bytes(b"")
-    with pytest.raises((ConfigError, StoreMismatchError)) as caught:
-        open_log(directory=tmp_path / "store")
-    assert caught.value.exit_code == 3
-
-
-def test_hard_state() -> None:
+def test_hard_state_is_read_from_currterm_or_its_copy() -> None:
     files = FaultyFiles()
     log = open_log(files)
     log.persist(HardState(Term(7), NodeId("n2")), None, [])
@@ -454,7 +417,7 @@ def test_hard_state() -> None:
     log.close()
 
 
-def test_zeroing_ahead_beside_appends(tmp_path: Path) -> None:
+def test_preallocation_during_appends_changes_no_entry(tmp_path: Path) -> None:
     config = StorageConfig(data_segment_bytes=1 << 20, preallocate_bytes=300_000)
     log = open_log(directory=tmp_path, config=config)
     stop = threading.Event()
@@ -477,32 +440,32 @@ def test_zeroing_ahead_beside_appends(tmp_path: Path) -> None:
     assert open_store(tmp_path).verify().findings == ()
 
 
-@pytest.mark.parametrize(("number", "goes_on"), [(errno.ENOSPC, True), (errno.EIO, False)])
-def test_no_room_for_zeros_ahead_is_no_failure_of_the_disk(number: int, goes_on: bool) -> None:
+@pytest.mark.parametrize(("number", "continues"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_full_disk_during_preallocation_does_not_stop_the_log(number: int, continues: bool) -> None:
     files = FaultyFiles()
     append(log := open_log(files), [b"x"])
     log.close()
     log = open_log(files, config=dataclasses.replace(SMALL, preallocate_bytes=2000))
     files.fail_errno, files.fail_at = number, files.operations + 1
     assert not log.preallocate()
-    assert (log.failure is None) == goes_on
-    if goes_on:
+    assert (log.failure is None) == continues
+    if continues:
         append(log, [b"y"])
         assert read_all(log) == [(1, b"x"), (1, b"y")]
         log.close()
 
 
-def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preallocation_is_limited_by_appended_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = StorageConfig(data_segment_bytes=4 << 20, preallocate_bytes=4000)
     append(log := open_log(directory=tmp_path, config=config), [b"x" * 900])
     log.close()
     log = open_log(directory=tmp_path, config=config)
-    log._preallocation.close()  # its thread; here each step is asked for
+    log._preallocation.close()  # its thread; here each step is a call
     zeroed: list[tuple[int, int]] = []
     monkeypatch.setattr(log._appender.data, "zero", lambda start, stop: zeroed.append((start, stop)))
 
     def zeroed_after(*bodies: int) -> list[int]:
-        """Returns the lengths of what is zeroed once bodies of these lengths are appended."""
+        """Return the lengths of the zeroed chunks after appending bodies of these lengths."""
         append(log, [b"y" * length for length in bodies])
         tail = log._appender.position
         zeroed.clear()
@@ -513,21 +476,21 @@ def test_zeros_ahead_are_for_a_busy_log_only(tmp_path: Path, monkeypatch: pytest
         assert not zeroed or zeroed[-1][1] <= tail + 4000
         return [stop - start for start, stop in zeroed]
 
-    assert zeroed_after(8) == [1000, 1000], "two chunks for a log that has begun"
+    assert zeroed_after(8) == [1000, 1000], "two chunks for a new log"
     assert zeroed_after(500) == [], "a chunk is not used up"
     assert zeroed_after(500) == [1000]
     assert zeroed_after(1000) == [1000]
-    assert zeroed_after(500, 500) == [1000, 1000], "as much as came"
-    assert sum(zeroed_after(3000, 3000)) == 4000, "never more than was asked for"
+    assert zeroed_after(500, 500) == [1000, 1000], "as much as was appended"
+    assert sum(zeroed_after(3000, 3000)) == 4000, "never more than preallocate_bytes"
     assert sum(zeroed_after(900)) == 0
     assert sum(zeroed_after(100)) == 1000
-    assert zeroed_after(*[1000] * 600) == [], "a sync of so much gains nothing by zeros"
+    assert zeroed_after(*[1000] * 600) == [], "a large sync gains nothing by zeros"
     assert sum(zeroed_after(1000)) == 4000
     log.close()
 
 
 @pytest.mark.slow
-def test_reads_from_other_threads_while_the_log_grows_and_is_cut(tmp_path: Path) -> None:
+def test_other_threads_read_during_appends_and_truncations(tmp_path: Path) -> None:
     log = open_log(directory=tmp_path)
     append(log, [b"keep" * 10] * 50)
     stop, wrong = threading.Event(), []

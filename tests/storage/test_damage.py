@@ -1,6 +1,6 @@
-"""What can go wrong with a store's files: the node's start, ``verify`` and ``read`` each name file, position, remedy.
+"""Damage of a store's files: the node's start, ``verify`` and ``read`` name file, position and remedy.
 
-The store is one that was closed in order, so everything in it is vouched for: nothing of it may ever be cut.
+The store was closed cleanly, so its checkpoint covers every entry, and nothing may be truncated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """60 entries of 128 bytes in 12 batches of two terms over two files."""
     path = tmp_path_factory.mktemp("damage") / "dledger-n0"
     log = open_log(directory=path)
@@ -47,9 +47,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture
-def store(whole: Store, tmp_path: Path) -> Store:
-    shutil.copytree(whole.path, tmp_path / "dledger-n0")
-    return Store(tmp_path / "dledger-n0", whole.positions)
+def store(intact: Store, tmp_path: Path) -> Store:
+    shutil.copytree(intact.path, tmp_path / "dledger-n0")
+    return Store(tmp_path / "dledger-n0", intact.positions)
 
 
 def content(path: Path) -> dict[str, bytes | None]:
@@ -60,7 +60,7 @@ def content(path: Path) -> dict[str, bytes | None]:
 
 
 def count(read: Callable[[int], int]) -> int:
-    """How many entries there are when each read goes on where the last one ended."""
+    """Return the number of entries of consecutive reads."""
     begin = 0
     while begin < 60:
         begin += read(begin)
@@ -68,7 +68,7 @@ def count(read: Callable[[int], int]) -> int:
 
 
 def start(path: Path) -> CommitLog:
-    """What a node does before it serves."""
+    """Open and check a store as a node does before it serves."""
     log = open_log(directory=path)
     try:
         log.check_recent()
@@ -96,7 +96,7 @@ def wipe(name: str, start: int, stop: int) -> Damage:
     return damage
 
 
-def cut(name: str, size: int) -> Damage:
+def shorten(name: str, size: int) -> Damage:
     return lambda path: os.truncate(path / name, size)
 
 
@@ -118,7 +118,7 @@ AT_10 = 10 * 128
 AT_40 = 4096 + 9 * 128
 
 DAMAGED = [
-    # what, damage, file, position, entries concerned
+    # name, damage, file, position, entries
     ("a magic in the middle", flip(FIRST, AT_10 + 3), FIRST, AT_10, (10, 11)),
     ("a size in the middle", flip(FIRST, AT_10 + 6), FIRST, AT_10, (10, 11)),
     ("an index in the middle", flip(FIRST, AT_10 + 15), FIRST, AT_10, (10, 11)),
@@ -130,9 +130,9 @@ DAMAGED = [
     ("zeros in the middle", wipe(FIRST, AT_10, AT_10 + 3 * 128), FIRST, AT_10, (10, 13)),
     ("the first file zeroed", wipe(FIRST, 0, 4096), FIRST, 0, (0, 31)),
     ("the first file missing", remove(FIRST), FIRST, 0, (0, 31)),
-    ("the first file too short", cut(FIRST, 2000), FIRST, None, (15, 31)),
-    ("the first file too long", cut(FIRST, 5000), FIRST, None, None),
-    ("the last file too long", cut(LAST, 5000), LAST, None, None),
+    ("the first file too short", shorten(FIRST, 2000), FIRST, None, (15, 31)),
+    ("the first file too long", shorten(FIRST, 5000), FIRST, None, None),
+    ("the last file too long", shorten(LAST, 5000), LAST, None, None),
     ("two files swapped", swap, FIRST, 0, (0, 60)),
 ]
 
@@ -140,7 +140,7 @@ DAMAGED = [
 @pytest.mark.parametrize(
     ("damage", "file", "position", "entries"), [c[1:] for c in DAMAGED], ids=[c[0] for c in DAMAGED]
 )
-def test_damaged_records_stop_the_node_with_file_and_position(
+def test_start_rejects_damaged_records_with_file_and_position(
     store: Store, damage: Damage, file: str, position: int | None, entries: tuple[int, int] | None
 ) -> None:
     damage(store.path)
@@ -164,10 +164,10 @@ def test_damaged_records_stop_the_node_with_file_and_position(
 
 @pytest.mark.parametrize(
     "damage",
-    [remove(LAST), cut(LAST, 0), wipe(LAST, 0, 4096), remove("data")],
+    [remove(LAST), shorten(LAST, 0), wipe(LAST, 0, 4096), remove("data")],
     ids=["missing", "empty", "zeroed", "all missing"],
 )
-def test_durable_entries_lost_at_the_end_stop_the_node(store: Store, damage: Damage) -> None:
+def test_start_rejects_a_log_without_its_durable_end(store: Store, damage: Damage) -> None:
     damage(store.path)
     with pytest.raises(CorruptRecordError) as caught:
         start(store.path)
@@ -182,7 +182,7 @@ def test_durable_entries_lost_at_the_end_stop_the_node(store: Store, damage: Dam
     [
         pytest.param(put(IDENTITY, b'{"x'), IDENTITY, "malformed", None, id="identity cut"),
         pytest.param(put(IDENTITY, b"\xff\xfe\0"), IDENTITY, "malformed", None, id="identity of other bytes"),
-        pytest.param(put(IDENTITY, b"[1]"), IDENTITY, "not a map", None, id="identity no map"),
+        pytest.param(put(IDENTITY, b"[1]"), IDENTITY, "not a map", None, id="identity is not a map"),
         pytest.param(put(IDENTITY, b""), IDENTITY, "malformed", None, id="identity empty"),
         pytest.param(
             put(IDENTITY, b'{"format_version": 1}'), IDENTITY, "profile is missing", None, id="identity incomplete"
@@ -192,10 +192,10 @@ def test_durable_entries_lost_at_the_end_stop_the_node(store: Store, damage: Dam
         ),
         pytest.param(remove(IDENTITY), IDENTITY, "log.json", ["CORRUPT"], id="identity missing"),
         pytest.param(remove("meta"), IDENTITY, "log.json", ["CORRUPT"], id="meta missing"),
-        pytest.param(put("data/notes.txt", b""), "data", "'notes.txt'", ["FOREIGN_FILE"], id="a stray file"),
+        pytest.param(put("data/notes.txt", b""), "data", "'notes.txt'", ["FOREIGN_FILE"], id="unexpected file"),
     ],
 )
-def test_a_store_that_is_not_certainly_this_nodes_is_refused(
+def test_start_rejects_a_store_without_a_valid_identity(
     store: Store, damage: Damage, where: str, what: str, kinds: list[str] | None
 ) -> None:
     damage(store.path)
@@ -232,7 +232,7 @@ def test_a_store_that_is_not_certainly_this_nodes_is_refused(
         ("previous_term", "x"),
     ],
 )
-def test_a_wrong_value_in_the_identity_is_named(store: Store, name: str, value: object) -> None:
+def test_identity_error_names_the_wrong_field(store: Store, name: str, value: object) -> None:
     path = store.path / IDENTITY
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     for look in (start, open_store):
@@ -241,7 +241,7 @@ def test_a_wrong_value_in_the_identity_is_named(store: Store, name: str, value: 
         assert caught.value.where == str(path)
 
 
-def test_every_damaged_byte_of_the_identity_is_noticed(store: Store) -> None:
+def test_identity_rejects_every_damaged_byte(store: Store) -> None:
     path = store.path / IDENTITY
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -261,7 +261,7 @@ def test_every_damaged_byte_of_the_identity_is_noticed(store: Store) -> None:
     [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, None],
     ids=lambda text: "missing" if text is None else repr(text[:12]),
 )
-def test_a_useless_currterm_stops_the_node(store: Store, text: bytes | None) -> None:
+def test_start_rejects_an_unusable_currterm(store: Store, text: bytes | None) -> None:
     path = store.path / "currterm"
     path.unlink()
     if text is not None:
@@ -278,10 +278,10 @@ def test_a_useless_currterm_stops_the_node(store: Store, text: bytes | None) -> 
 
 @pytest.mark.parametrize(
     "damage",
-    [flip(ROWS, 5 * 32 + 6), cut(ROWS, 100), remove(ROWS), remove("index"), put("meta/tables", b"\xff" * 40)],
+    [flip(ROWS, 5 * 32 + 6), shorten(ROWS, 100), remove(ROWS), remove("index"), put("meta/tables", b"\xff" * 40)],
     ids=["a row", "a short file", "a missing file", "all missing", "tables"],
 )
-def test_what_can_be_made_again_from_the_data_does_not_stop_the_node(store: Store, damage: Damage) -> None:
+def test_start_rebuilds_files_that_follow_from_the_data(store: Store, damage: Damage) -> None:
     damage(store.path)
     before = {name: data for name, data in content(store.path).items() if name.startswith("data/")}
     with open_store(store.path) as reader:
@@ -296,7 +296,7 @@ def test_what_can_be_made_again_from_the_data_does_not_stop_the_node(store: Stor
 
 @pytest.mark.parametrize("row", range(10, 15))
 @pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
-def test_a_batch_comes_whole_although_a_row_of_it_is_lost(store: Store, row: int, max_bytes: int) -> None:
+def test_read_batches_returns_a_complete_batch_without_one_of_its_rows(store: Store, row: int, max_bytes: int) -> None:
     wipe(ROWS, row * 32, row * 32 + 32)(store.path)
     log = start(store.path)
     for index in range(10, 15):
@@ -306,7 +306,7 @@ def test_a_batch_comes_whole_although_a_row_of_it_is_lost(store: Store, row: int
 
 
 @pytest.mark.parametrize("name", ["data", "meta", IDENTITY, "currterm"])
-def test_a_file_where_a_folder_belongs_and_a_folder_where_a_file_belongs(store: Store, name: str) -> None:
+def test_start_rejects_a_file_in_the_place_of_a_directory_and_vice_versa(store: Store, name: str) -> None:
     path = store.path / name
     if path.is_dir():
         shutil.rmtree(path)
@@ -319,7 +319,7 @@ def test_a_file_where_a_folder_belongs_and_a_folder_where_a_file_belongs(store: 
     assert (caught.value.exit_code, caught.value.where) == (3, str(path))
 
 
-def test_a_file_that_may_not_be_read_is_not_called_damaged(store: Store) -> None:
+def test_unreadable_file_is_not_reported_as_damaged(store: Store) -> None:
     class Locked(OsFiles):
         def open(self, path: Path, *, write: bool = False, create: bool = False) -> OsFile:
             if path.parent.name == "data":
@@ -334,7 +334,7 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(store: Store) -> None
 
 
 FOREIGN = [
-    # what lies there, word of the error
+    # files, name in the error
     ({"notes.txt": b"x"}, "'notes.txt'"),
     ({"data/notes.txt": b"x"}, "'data/notes.txt'"),
     ({FIRST: bytes(4096), "data/notes.txt": b"x"}, "'data/notes.txt'"),
@@ -350,7 +350,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("files", "word"), FOREIGN, ids=[f"{at} {word[:20]}" for at, (_, word) in enumerate(FOREIGN)])
-def test_a_foreign_directory_is_called_what_it_is_and_left_alone(
+def test_open_rejects_foreign_directory_and_leaves_it_unchanged(
     tmp_path: Path, files: dict[str, bytes], word: str
 ) -> None:
     for name, data in files.items():
@@ -363,7 +363,7 @@ def test_a_foreign_directory_is_called_what_it_is_and_left_alone(
     assert content(tmp_path) == before
 
 
-def test_a_folder_of_other_files_is_no_store_to_read(tmp_path: Path) -> None:
+def test_open_store_rejects_a_directory_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "notes.txt").write_bytes(b"x")
     with pytest.raises(StoreMismatchError, match="notes"):

@@ -1,7 +1,7 @@
 """Every bit of a committed record's header, and of its row in the index, below the checkpoint.
 
-A header has no CRC of its own; its second witness is the index row. Whatever is flipped, either the node says which
-record is damaged and changes nothing, or it serves exactly what it held before.
+A header has no CRC of its own; the index row is its cross-check. After any flip the node either reports the damaged
+record and changes nothing, or serves the same entries as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIELDS = ("magic", "size", "index", "term", "position", "crc", "length")
 ROW_BYTES = 32
 
 
-class Whole:
+class Intact:
     """A closed store over six data files and many index files, two terms, with control entries."""
 
     def __init__(self) -> None:
@@ -34,20 +34,22 @@ class Whole:
         self.positions = [int(log.position_of(index)) for index in range(log.last_index() + 1)]
         self.entries = read_all(log)
         log.close(log.last_index())
-        heads = [self.positions.index(base) for base in range(1024, self.positions[-1], 1024) if base in self.positions]
+        firsts = [
+            self.positions.index(base) for base in range(1024, self.positions[-1], 1024) if base in self.positions
+        ]
         self.places = {
             "the first record, a control entry": 0,
             "inside a batch": 2,
             "the end of a batch": 3,
-            "the first of a segment": heads[0],
-            "the first of the last whole segment": heads[-2],
-            "the first of the last segment": heads[-1],
+            "the first of a segment": firsts[0],
+            "the first of the last full segment": firsts[-2],
+            "the first of the last segment": firsts[-1],
             "the first of a term": next(i for i, (term, _) in enumerate(self.entries) if term == 2),
             "the last record": len(self.positions) - 1,
         }
 
 
-WHOLE = Whole()
+INTACT = Intact()
 
 
 def data_of(files: FaultyFiles) -> dict[Path, bytes]:
@@ -55,7 +57,7 @@ def data_of(files: FaultyFiles) -> dict[Path, bytes]:
 
 
 def start(files: FaultyFiles) -> CommitLog:
-    """What a node does before it serves."""
+    """Open and check a store as a node does before it serves."""
     log = open_log(files, config=CONFIG)
     try:
         log.check_recent()
@@ -66,7 +68,7 @@ def start(files: FaultyFiles) -> CommitLog:
 
 
 def entries(log: CommitLog) -> list[tuple[int, bytes]]:
-    """Term and body of each entry; a row that exaggerates a size makes a read end early, as a bound on bytes does."""
+    """Term and body of each entry; a row with too large a size makes a read end early, like a limit on bytes."""
     found: list[tuple[int, bytes]] = []
     while len(found) <= log.last_index():
         records = log.read(len(found), log.last_index() + 1, 1 << 30)
@@ -80,12 +82,12 @@ def flip(files: FaultyFiles, path: Path, offset: int, bit: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("place", WHOLE.places)
-def test_any_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field: str) -> None:
-    index = WHOLE.places[place]
-    position = WHOLE.positions[index]
+@pytest.mark.parametrize("place", INTACT.places)
+def test_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field: str) -> None:
+    index = INTACT.places[place]
+    position = INTACT.positions[index]
     path, kind, begin = STORE / "data" / segment_name(position - position % 1024), *HEADER.fields[field][:2]
-    files = WHOLE.files.clone()
+    files = INTACT.files.clone()
     for offset in range(begin, begin + kind.itemsize):
         for bit in range(8):
             flip(files, path, position % 1024 + offset, bit)
@@ -101,38 +103,38 @@ def test_any_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field:
                 assert ("CORRUPT", index, index + 1, position) in findings, (offset, bit, findings)
             flip(files, path, position % 1024 + offset, bit)
     log = start(files)
-    assert read_all(log) == WHOLE.entries
+    assert read_all(log) == INTACT.entries
     log.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", WHOLE.places)
-def test_any_flipped_bit_of_a_row_is_mended_or_doubted(place: str) -> None:
-    index = WHOLE.places[place]
+@pytest.mark.parametrize("place", INTACT.places)
+def test_flipped_bit_of_a_row_is_corrected_or_reported(place: str) -> None:
+    index = INTACT.places[place]
     path, begin = STORE / "index" / segment_name(index * ROW_BYTES - index * ROW_BYTES % 256), index * ROW_BYTES % 256
-    files = WHOLE.files.clone()
+    files = INTACT.files.clone()
     names = set(files.names)
     for offset in range(ROW_BYTES):
         for bit in range(8):
             flip(files, path, begin + offset, bit)
-            if offset < 4 or offset >= 24:  # magic or term: nobody can tell which of the two is right
+            if offset < 4 or offset >= 24:  # magic or term: this store alone cannot decide which is right
                 with pytest.raises(CorruptRecordError) as caught:
                     start(files)
-                assert caught.value.values == {"index": index, "position": WHOLE.positions[index]}, (offset, bit)
+                assert caught.value.values == {"index": index, "position": INTACT.positions[index]}, (offset, bit)
                 flip(files, path, begin + offset, bit)
             else:
                 log = start(files)
-                assert entries(log) == WHOLE.entries
+                assert entries(log) == INTACT.entries
                 log.close()
-                files.content(path)[:] = WHOLE.files.content(path)
+                files.content(path)[:] = INTACT.files.content(path)
             assert set(files.names) == names
 
 
-def test_a_wrong_index_in_the_first_record_makes_no_index_files() -> None:
+def test_wrong_index_in_a_first_record_creates_no_index_files() -> None:
     for place in ("the first record, a control entry", "the first of a segment", "the first of the last segment"):
-        index = WHOLE.places[place]
-        files = WHOLE.files.clone()
-        position = WHOLE.positions[index]
+        index = INTACT.places[place]
+        files = INTACT.files.clone()
+        position = INTACT.positions[index]
         flip(files, STORE / "data" / segment_name(position), 10, 0)  # 2 ** 40 more
         for lost in ("none", "its row", "all rows"):
             copy = files.clone()
@@ -147,14 +149,14 @@ def test_a_wrong_index_in_the_first_record_makes_no_index_files() -> None:
                 start(copy)
             assert caught.value.values == {"index": index, "position": position}
             assert set(copy.names) == set(files.names)
-            if lost != "all rows":  # rows of records that are known to be whole are made again
+            if lost != "all rows":  # rows of records that are known to be good are rebuilt
                 assert data_of(copy) == before
 
 
-def test_what_a_store_shows_to_readers_is_never_the_wrong_one_of_two_words() -> None:
-    index = WHOLE.places["inside a batch"]
-    files = WHOLE.files.clone()
-    flip(files, STORE / "data" / segment_name(0), WHOLE.positions[index] + 3, 1)  # data becomes membership
+def test_reader_rejects_a_record_that_its_row_contradicts() -> None:
+    index = INTACT.places["inside a batch"]
+    files = INTACT.files.clone()
+    flip(files, STORE / "data" / segment_name(0), INTACT.positions[index] + 3, 1)  # data becomes membership
     with open_store(STORE, files=files) as reader, pytest.raises(CorruptRecordError) as caught:
         reader.read(0, 10)
-    assert caught.value.values == {"index": index, "position": WHOLE.positions[index]}
+    assert caught.value.values == {"index": index, "position": INTACT.positions[index]}

@@ -36,13 +36,13 @@ def test_repeat_returns_the_first_result():
         ("p", 1, 1, 99, SequenceConflictError),
     ],
 )
-def test_refusals(producer, epoch, sequence, crc, error):
+def test_check_rejects_append_that_breaks_the_sequence(producer, epoch, sequence, crc, error):
     table = applied(("p", 0, 0, 1, 7), ("p", 1, 0, 1, 8), ("p", 1, 1, 1, 9))
     with pytest.raises(error):
         table.check(producer, epoch, sequence, crc)
 
 
-def test_a_new_epoch_starts_at_zero_and_fences_the_old():
+def test_new_epoch_starts_at_zero_and_fences_the_old_one():
     table = applied(("p", 0, 0, 1, 7), ("p", 0, 1, 1, 7))
     assert table.check("p", 1, 0, 1) is None
     table.apply({"p": "p", "e": 1, "s": 0, "n": 1, "c": 1}, 500, 5)
@@ -57,7 +57,7 @@ def test_only_the_newest_sixteen_are_comparable():
         table.check("p", 0, 3, 3)
 
 
-def test_silent_producers_expire_by_log_time():
+def test_inactive_producers_expire_by_log_time():
     table = applied(("p", 0, 0, 1, 1))
     table.apply({"p": "q", "e": 0, "s": 0, "n": 1, "c": 1}, 100, EXPIRY_MS + 1)
     assert table.get("p") is None
@@ -86,7 +86,7 @@ def test_snapshot_restores_everything():
         ([(0, 7)], 0, [7]),
     ],
 )
-def test_the_newest_epoch_and_the_first_of_each_sequence_count(appends, epoch, sequences):
+def test_newest_epoch_and_first_of_each_sequence_count(appends, epoch, sequences):
     """Whatever order the log holds: an older epoch never enters a newer one's entry, a repeat never replaces."""
     table = applied(*[("p", e, s, 1, 1000 * e + 10 * s + at) for at, (e, s) in enumerate(appends)])
     entry = table.get("p")
@@ -103,7 +103,7 @@ def test_the_newest_epoch_and_the_first_of_each_sequence_count(appends, epoch, s
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
-def test_what_a_table_lets_in_is_what_it_then_holds(tries):
+def test_accepted_appends_are_in_the_table(tries):
     """A leader that asks ``check`` before each append: accepted appends, and only they, are in the table after it."""
     table, accepted = ProducerTable(), {}
     for at, (epoch, sequence) in enumerate(tries):

@@ -13,10 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dledger_core.errors import CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
 from dledger_core.record import RECORD_SCHEMA
-from dledger_core.storage import open_store
+from dledger_core.storage import StoreReader, open_store
+from dledger_core.storage.files.file_system import OsFiles
+from tests.spark_connector.store_writer import StoreWriter
 from tests.storage.conftest import GOLDEN
+from tests.support.growing_store import GrowingStore, everything
 
 CASES = [(name, node) for name in GOLDEN for node in ("n0", "n1", "n2") if name.endswith(("three", "diverged"))] + [
     (name, None) for name in GOLDEN if name.endswith(("single", "rejoined"))
@@ -73,7 +76,7 @@ def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) ->
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
 @pytest.mark.parametrize("lost", ["index", "index files", "first index file", "index tail"])
-def test_java_store_whose_index_is_lost(golden: Path, tmp_path: Path, name: str, lost: str) -> None:
+def test_java_store_is_read_without_its_index(golden: Path, tmp_path: Path, name: str, lost: str) -> None:
     source, node = store_of(golden, name, None)
     path = Path(shutil.copytree(source, tmp_path / source.name))
     files = sorted((path / "index").iterdir())
@@ -114,7 +117,7 @@ def test_java_store_with_its_first_files_deleted(golden: Path, tmp_path: Path, n
     assert caught.value.values == {"first_index": expected[0]["i"], "last_index": expected[-1]["i"]}
 
 
-def test_generation_b_store_after_a_reset_begins_with_a_blank(golden: Path, tmp_path: Path) -> None:
+def test_generation_b_store_may_start_with_a_blank(golden: Path, tmp_path: Path) -> None:
     source, node = store_of(golden, "dledger-0.4.0-single", None)
     path = Path(shutil.copytree(source, tmp_path / source.name))
     lines = manifest(golden, "dledger-0.4.0-single", node)
@@ -131,7 +134,7 @@ def test_generation_b_store_after_a_reset_begins_with_a_blank(golden: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
-def test_a_torn_java_tail_ends_the_log(golden: Path, tmp_path: Path, name: str) -> None:
+def test_torn_java_tail_ends_the_log(golden: Path, tmp_path: Path, name: str) -> None:
     source, node = store_of(golden, name, "n0")
     path = Path(shutil.copytree(source, tmp_path / source.name))
     last = manifest(golden, name, node)[-1]
@@ -148,7 +151,9 @@ def test_a_torn_java_tail_ends_the_log(golden: Path, tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
 @pytest.mark.parametrize(("at", "kind"), [(100, "CORRUPT"), (500, "CORRUPT"), (880, "CORRUPT"), (300, "TERM")])
-def test_verify_names_a_damaged_header_and_goes_on(golden: Path, tmp_path: Path, name: str, at: int, kind: str) -> None:
+def test_verify_reports_a_damaged_header_and_continues(
+    golden: Path, tmp_path: Path, name: str, at: int, kind: str
+) -> None:
     source, node = store_of(golden, name, None)
     path = Path(shutil.copytree(source, tmp_path / source.name))
     line = manifest(golden, name, node)[at]
@@ -164,7 +169,7 @@ def test_verify_names_a_damaged_header_and_goes_on(golden: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
-def test_a_damaged_header_in_the_middle_is_never_served(golden: Path, tmp_path: Path, name: str) -> None:
+def test_read_never_returns_a_record_with_a_damaged_header(golden: Path, tmp_path: Path, name: str) -> None:
     source, node = store_of(golden, name, None)
     path = Path(shutil.copytree(source, tmp_path / source.name))
     line = manifest(golden, name, node)[100]
@@ -185,7 +190,7 @@ def test_a_damaged_header_in_the_middle_is_never_served(golden: Path, tmp_path: 
 
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
 @pytest.mark.parametrize(("offset", "bit"), [(0, 6), (4, 0), (8, 0), (14, 0), (44, 2)])
-def test_a_damaged_header_does_not_look_like_the_end(
+def test_damaged_end_reports_a_header_that_ends_the_view(
     golden: Path, tmp_path: Path, name: str, offset: int, bit: int
 ) -> None:
     """In the last files recovery reads record by record, so a view ends there; so does Java, which cuts the rest."""
@@ -201,7 +206,7 @@ def test_a_damaged_header_does_not_look_like_the_end(
     assert reader.checkpoint_commit_index == (266 if "0.3.1.2" in name else None)
 
 
-def test_what_java_truncated_is_no_damage(golden: Path, tmp_path: Path) -> None:
+def test_entries_that_java_truncated_are_not_damage(golden: Path, tmp_path: Path) -> None:
     source, node = store_of(golden, "dledger-0.4.0-three", "n1")
     path = Path(shutil.copytree(source, tmp_path / source.name))
     lines = manifest(golden, "dledger-0.4.0-three", node)
@@ -214,8 +219,8 @@ def test_what_java_truncated_is_no_damage(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
-def test_nothing_is_invented_where_a_file_was_cut(golden: Path, tmp_path: Path, name: str) -> None:
-    """Java's records carry no CRC: zeros in the place of a body's end would be served, and converted, as the body."""
+def test_reader_invents_no_bytes_after_a_short_file(golden: Path, tmp_path: Path, name: str) -> None:
+    """Java's records carry no CRC: zeros after a shortened body would be served, and converted, as the body."""
     source, node = store_of(golden, name, None)
     path = Path(shutil.copytree(source, tmp_path / source.name))
     last = sorted((path / "data").iterdir())[-1]
@@ -230,7 +235,7 @@ def test_nothing_is_invented_where_a_file_was_cut(golden: Path, tmp_path: Path, 
         assert reader.commit_index in (reader.last_index, None)
 
 
-def test_a_leftover_checkpoint_bak_is_read(golden: Path, tmp_path: Path) -> None:
+def test_remaining_checkpoint_copy_is_read(golden: Path, tmp_path: Path) -> None:
     source, _ = store_of(golden, "dledger-0.3.1.2-single", None)
     path = Path(shutil.copytree(source, tmp_path / source.name))
     (path / "checkpoint").rename(path / "checkpoint.bak")
@@ -238,7 +243,7 @@ def test_a_leftover_checkpoint_bak_is_read(golden: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", [[], ["index"], ["data.txt"]])
-def test_no_store(tmp_path: Path, make: list[str]) -> None:
+def test_open_store_rejects_a_directory_without_data(tmp_path: Path, make: list[str]) -> None:
     for name in make:
         (tmp_path / name).mkdir()
     with pytest.raises(StoreMismatchError) as caught:
@@ -247,10 +252,110 @@ def test_no_store(tmp_path: Path, make: list[str]) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_an_empty_java_store(tmp_path: Path) -> None:
+def test_empty_java_store_has_no_entries(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     reader = open_store(str(tmp_path))
     assert (reader.first_index, reader.last_index, reader.commit_index) == (0, -1, None)
     assert (reader.term_ranges(), reader.verify().findings) == ([], ())
     with pytest.raises(IndexOutOfRangeError):
         reader.read(0, 1)
+
+
+# --- a store that is opened again while it grows ------------------------------------------------------------------
+
+SINGLE = [name for name in GOLDEN if name.endswith("single")]
+
+
+class CountingFiles(OsFiles):
+    """Counts the bytes that are read from data files."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def open(self, path: Path, *, write: bool = False, **options: Any) -> Any:
+        file = super().open(path, write=write, **options)
+        if path.parent.name != "data":
+            return file
+        read = file.pread
+
+        class Counting:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
+
+            def pread(_, length: int, offset: int) -> bytes:  # noqa: N805
+                data = read(length, offset)
+                self.nbytes += len(data)
+                return data
+
+        return Counting()
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+@pytest.mark.parametrize("name", SINGLE)
+def test_refreshed_view_equals_a_new_one(golden: Path, tmp_path: Path, name: str, with_index: bool) -> None:
+    source = next((golden / name).glob("dledger-*"))
+    store = GrowingStore(source, tmp_path / source.name, with_index=with_index)
+    total = len(store.rows)
+    view: StoreReader | None = None
+    for count in (1, 2, total // 3, total // 3, total // 2, total - 1, total):
+        store.hold(count)
+        view = open_store(store.path, since=view)
+        assert view.last_index + 1 - view.first_index == count
+        assert everything(view) == store.rows[:count]
+    assert view is not None
+    assert view.term_ranges() == open_store(store.path).term_ranges()
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_refreshed_view_reads_little_if_nothing_is_new(golden: Path, tmp_path: Path, name: str) -> None:
+    source = next((golden / name).glob("dledger-*"))
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    first, again = CountingFiles(), CountingFiles()
+    view = open_store(path, files=first)
+    open_store(path, files=again, since=view)
+    assert again.nbytes < first.nbytes / 2
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_refreshed_view_of_a_shorter_log_is_scanned_again(golden: Path, tmp_path: Path, name: str) -> None:
+    source = next((golden / name).glob("dledger-*"))
+    store = GrowingStore(source, tmp_path / source.name, with_index=True)
+    view = open_store(store.path)
+    store.hold(len(store.rows) // 2)
+    shorter = open_store(store.path, since=view)
+    assert everything(shorter) == store.rows[: len(store.rows) // 2]
+
+
+# --- search by time and position ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_index_at_time_returns_the_first_entry_at_or_after_it(tmp_path: Path, with_index: bool) -> None:
+    with StoreWriter(tmp_path) as store:
+        for _ in range(4):
+            store.append_numbers(3)
+    if not with_index:
+        for path in (store.path / "index").iterdir():
+            path.write_bytes(bytes(path.stat().st_size))
+    view = open_store(store.path)
+    times = [int(time.timestamp() * 1000) for time in view.read(0, 12)["timestamp"].to_pylist()]
+    assert [view.index_at_time(time) for time in times[::3]] == [0, 3, 6, 9]
+    assert [view.index_at_time(time + 1) for time in times[::3]] == [3, 6, 9, 12]
+    assert view.index_at_time(0) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
+def test_index_at_time_rejects_a_java_store(golden: Path, name: str) -> None:
+    with pytest.raises(BadRequestError):
+        open_store(next((golden / name).glob("dledger-*"))).index_at_time(0)
+
+
+def test_index_at_position_returns_the_entry_that_contains_it(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, segment_bytes=1 << 12) as store:
+        store.append([bytes(1000)] * 8)  # each segment ends with a BLANK
+    view = open_store(store.path)
+    positions = view.read(0, 8)["position"].to_pylist()
+    assert [view.index_at_position(position) for position in positions] == list(range(8))
+    assert [view.index_at_position(position + 1047) for position in positions] == list(range(8))
+    assert [view.index_at_position(position + 1048) for position in positions] == list(range(1, 9))
+    assert view.index_at_position((1 << 12) - 1) == 3, "a BLANK belongs to no entry"

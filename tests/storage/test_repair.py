@@ -1,4 +1,4 @@
-"""Damaged stores get back what a peer holds intact, byte for byte; what does not fit is never written."""
+"""Repair restores damaged records from a peer byte for byte, and rejects records that do not fit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DATA, INDEX, META = STORE / "data", STORE / "index", STORE / "meta"
 SECTOR = 512
 
 
-class Whole:
+class Intact:
     """A closed store: several data and index files, two terms, control entries, bodies of different sizes."""
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class Whole:
         return self.log.read(damage.start, min(damage.end, damage.start + (count or 1 << 20)), 1 << 20)
 
 
-WHOLE = Whole()
-LAST = WHOLE.end - 1
+INTACT = Intact()
+LAST = INTACT.end - 1
 
 
 def content(files: FaultyFiles, *folders: Path) -> dict[Path, bytes]:
@@ -67,29 +67,29 @@ def content(files: FaultyFiles, *folders: Path) -> dict[Path, bytes]:
 
 
 def repair(files: FaultyFiles, chunk: int | None = None) -> list[tuple[int, int]]:
-    """Repairs a store from the whole one; returns the entries that were damaged."""
+    """Repair a store from the intact one; return the damaged entries."""
     with StoreRepair.open(STORE, group="g", node_id="n0", files=files, config=CONFIG) as store:
         return work(store, chunk)
 
 
 def work(store: StoreRepair, chunk: int | None = None) -> list[tuple[int, int]]:
-    """All steps of a repair."""
+    """Run all steps of a repair."""
     store.prepare()
     found = store.find(rewrite_rows=True)
     for damage in found:
         left: Damage | None = damage
         while left is not None:
-            left = store.write_back(left, WHOLE.fetch(left, chunk), LAST)
+            left = store.write_back(left, INTACT.fetch(left, chunk), LAST)
     assert store.find(rewrite_rows=True) == []
     store.settle()
     return [(damage.start, damage.end) for damage in found]
 
 
 def check_like_new(files: FaultyFiles) -> None:
-    files.crash(0.0)  # what was written is durable
-    assert content(files, DATA, INDEX) == content(WHOLE.files, DATA, INDEX)
+    files.crash(0.0)  # all writes are durable
+    assert content(files, DATA, INDEX) == content(INTACT.files, DATA, INDEX)
     log = open_log(files, config=CONFIG)
-    assert read_all(log) == WHOLE.entries
+    assert read_all(log) == INTACT.entries
     log.close()
     assert open_store(STORE, files=files).verify().findings == ()
 
@@ -98,21 +98,25 @@ def data_file(files: FaultyFiles, position: int) -> tuple[bytearray, int]:
     return files.content(DATA / segment_name(position - position % 2048)), position % 2048
 
 
-def head() -> int:
-    return next(index for index in range(1, WHOLE.end) if WHOLE.positions[index] % 2048 == 0)
+def first_of_segment() -> int:
+    return next(index for index in range(1, INTACT.end) if INTACT.positions[index] % 2048 == 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 17, head(), head() - 1, LAST], ids=["first", "middle", "head", "before", "last"])
-def test_every_byte_of_a_record(index: int) -> None:
-    position, size = WHOLE.positions[index], int(WHOLE.log.read(index, index + 1, 1).sizes[0])
-    files = WHOLE.files.clone()
-    for offset in (at for at in range(size) if not 32 <= at < 40):  # the time and the marks have no witness
+@pytest.mark.parametrize(
+    "index",
+    [0, 17, first_of_segment(), first_of_segment() - 1, LAST],
+    ids=["first", "middle", "first of segment", "last of segment", "last"],
+)
+def test_repair_restores_every_damaged_byte_of_a_record(index: int) -> None:
+    position, size = INTACT.positions[index], int(INTACT.log.read(index, index + 1, 1).sizes[0])
+    files = INTACT.files.clone()
+    for offset in (at for at in range(size) if not 32 <= at < 40):  # time and flags have no cross-check
         for mask in (1, 0x80):
             file, at = data_file(files, position)
             file[at + offset] ^= mask
             assert repair(files) == [(index, index + 1)], (offset, mask)
-            assert content(files, DATA, INDEX) == content(WHOLE.files, DATA, INDEX), (offset, mask)
+            assert content(files, DATA, INDEX) == content(INTACT.files, DATA, INDEX), (offset, mask)
     check_like_new(files)
 
 
@@ -123,7 +127,7 @@ def zero_sector(files: FaultyFiles, position: int) -> None:
 
 
 def misdirect(files: FaultyFiles, source: int, target: int) -> None:
-    """A sector that belongs elsewhere lies here, whole and with valid CRCs."""
+    """Put a sector of another place here, complete and with valid CRCs."""
     (theirs, a), (ours, b) = data_file(files, source), data_file(files, target)
     a, b = a - a % SECTOR, b - b % SECTOR
     ours[b : b + SECTOR] = theirs[a : a + SECTOR]
@@ -136,23 +140,26 @@ def lose_rows(files: FaultyFiles) -> None:
 
 def zero_blank(files: FaultyFiles) -> None:
     file, at = data_file(files, 2047)
-    end = WHOLE.positions[head() - 1] + int(WHOLE.log.read(head() - 1, head(), 1).sizes[0])
+    end = INTACT.positions[first_of_segment() - 1] + int(
+        INTACT.log.read(first_of_segment() - 1, first_of_segment(), 1).sizes[0]
+    )
     assert end < 2048, "the record before the head ends with the segment"
     file[end % 2048 :] = b"\x07" * (2048 - end % 2048)
     assert at
 
 
 CASES: dict[str, Callable[[FaultyFiles], object]] = {
-    "a sector zeroed": lambda files: zero_sector(files, WHOLE.positions[20]),
+    "a sector zeroed": lambda files: zero_sector(files, INTACT.positions[20]),
     "the first sector of the log zeroed": lambda files: zero_sector(files, 0),
     "a file's first sector zeroed": lambda files: zero_sector(files, 2048),
-    "a misdirected sector": lambda files: misdirect(files, WHOLE.positions[40], WHOLE.positions[20]),
+    "a misdirected sector": lambda files: misdirect(files, INTACT.positions[40], INTACT.positions[20]),
     "a misdirected sector of the same place in another file": lambda files: misdirect(files, 2048 + 600, 600),
-    "a whole file of another position": lambda files: data_file(files, 0)[0].__setitem__(
+    "a complete file of another position": lambda files: data_file(files, 0)[0].__setitem__(
         slice(None), bytes(data_file(files, 2048)[0])
     ),
     "an older state of a file": lambda files: data_file(files, 2048)[0].__setitem__(
-        slice(WHOLE.positions[head() + 5] % 2048, None), bytes(2048 - WHOLE.positions[head() + 5] % 2048)
+        slice(INTACT.positions[first_of_segment() + 5] % 2048, None),
+        bytes(2048 - INTACT.positions[first_of_segment() + 5] % 2048),
     ),
     "a file zeroed": lambda files: data_file(files, 2048)[0].__setitem__(slice(None), bytes(2048)),
     "the first file missing": lambda files: files.names.pop(DATA / segment_name(0)),
@@ -172,20 +179,20 @@ CASES: dict[str, Callable[[FaultyFiles], object]] = {
 }
 
 
-@pytest.mark.parametrize("chunk", [None, 2], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("chunk", [None, 2], ids=["at once", "in parts"])
 @pytest.mark.parametrize("case", CASES)
-def test_damage_is_found_and_repaired_byte_for_byte(case: str, chunk: int | None) -> None:
-    files = WHOLE.files.clone()
+def test_repair_restores_damage_byte_for_byte(case: str, chunk: int | None) -> None:
+    files = INTACT.files.clone()
     CASES[case](files)
     before = content(files, DATA, INDEX, META)
     with StoreRepair.open(STORE, files=files, config=CONFIG, write=False) as look:
         found = look.find()
         assert found
-        assert all(0 <= one.start <= one.end <= WHOLE.end and one.path for one in found)
+        assert all(0 <= one.start <= one.end <= INTACT.end and one.path for one in found)
     assert content(files, DATA, INDEX, META) == before
     repair(files, chunk)
-    for path, inode in WHOLE.files.names.items():
-        if path.parent == INDEX:  # rows behind the end are nobody's
+    for path, inode in INTACT.files.names.items():
+        if path.parent == INDEX:  # rows after the end have no meaning
             assert bytes(files.content(path))[: len(inode.content)] == bytes(inode.content)
     check_like_new(files)
 
@@ -193,11 +200,11 @@ def test_damage_is_found_and_repaired_byte_for_byte(case: str, chunk: int | None
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_damage_at_all(data: st.DataObject) -> None:
+def test_repair_restores_any_lost_bytes(data: st.DataObject) -> None:
     """Whatever bytes are lost anywhere: it is found, and repaired without touching what is intact."""
-    files = WHOLE.files.clone()
-    end = WHOLE.positions[-1]
-    rows_lost = data.draw(st.booleans())  # then term and magic alone have no witness
+    files = INTACT.files.clone()
+    end = INTACT.positions[-1]
+    rows_lost = data.draw(st.booleans())  # then term and magic have no cross-check
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, end - 50))
         length = data.draw(st.integers(49 if rows_lost else 1, 1500))
@@ -209,12 +216,12 @@ def test_any_damage_at_all(data: st.DataObject) -> None:
         lose_rows(files)
     repair(files, data.draw(st.sampled_from([None, 1, 3])))
     log = open_log(files, config=CONFIG)
-    assert read_all(log) == WHOLE.entries
+    assert read_all(log) == INTACT.entries
     log.close()
 
 
-def test_an_intact_store_needs_nothing_and_only_its_index_is_mended() -> None:
-    files = WHOLE.files.clone()
+def test_repair_of_an_intact_store_corrects_only_its_index() -> None:
+    files = INTACT.files.clone()
     row = files.content(INDEX / segment_name(512))
     row[70] ^= 1
     before = content(files)
@@ -225,7 +232,7 @@ def test_an_intact_store_needs_nothing_and_only_its_index_is_mended() -> None:
 
 def forged(at: int, **fields: int) -> Records:
     """An entry as a peer might hold it, if it were wrong in some field."""
-    records = WHOLE.log.read(at, at + 1, 1)
+    records = INTACT.log.read(at, at + 1, 1)
     headers = records.headers.copy()
     for name, value in fields.items():
         headers[name][0] = value
@@ -238,20 +245,20 @@ def forged(at: int, **fields: int) -> Records:
         (lambda: forged(17, index=18), LAST),
         (lambda: forged(17, term=9), LAST),
         (lambda: forged(17, term=0), LAST),
-        (lambda: forged(17, position=WHOLE.positions[17] + 1), LAST),
+        (lambda: forged(17, position=INTACT.positions[17] + 1), LAST),
         (lambda: forged(17, crc=5), LAST),
         (lambda: forged(17, crc=0, flags=0), LAST),
         (lambda: forged(17, magic=2), LAST),
-        (lambda: WHOLE.log.read(17, 18, 1), 16),
-        (lambda: WHOLE.log.read(17, 19, 1 << 20), LAST),
-        (lambda: WHOLE.log.read(18, 19, 1), LAST),
+        (lambda: INTACT.log.read(17, 18, 1), 16),
+        (lambda: INTACT.log.read(17, 19, 1 << 20), LAST),
+        (lambda: INTACT.log.read(18, 19, 1), LAST),
         (lambda: None, LAST),
     ],
     ids=["index", "term above", "term below", "position", "crc", "no crc", "magic", "commit", "more", "other", "none"],
 )
-def test_what_does_not_fit_is_never_written(records: Callable[[], Records | None], commit_index: int) -> None:
-    files = WHOLE.files.clone()
-    file, at = data_file(files, WHOLE.positions[17])
+def test_repair_rejects_records_that_do_not_fit(records: Callable[[], Records | None], commit_index: int) -> None:
+    files = INTACT.files.clone()
+    file, at = data_file(files, INTACT.positions[17])
     file[at + 50] ^= 1
     before = content(files, DATA, INDEX)
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
@@ -261,24 +268,24 @@ def test_what_does_not_fit_is_never_written(records: Callable[[], Records | None
     assert content(files, DATA, INDEX) == before
 
 
-def test_a_piece_that_lies_elsewhere_is_never_written() -> None:
-    files = WHOLE.files.clone()
+def test_repair_rejects_a_part_with_another_position() -> None:
+    files = INTACT.files.clone()
     for index in (17, 18):
-        file, at = data_file(files, WHOLE.positions[index])
+        file, at = data_file(files, INTACT.positions[index])
         file[at : at + 48] = bytes(48)
     before = content(files, DATA, INDEX)
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         [damage] = store.find()
         assert (damage.start, damage.end) == (17, 19)
         with pytest.raises(CorruptRecordError, match="position"):
-            store.write_back(damage, forged(17, position=WHOLE.positions[17] + 1), LAST)
+            store.write_back(damage, forged(17, position=INTACT.positions[17] + 1), LAST)
     assert content(files, DATA, INDEX) == before
 
 
 @pytest.mark.parametrize("term", [0, 9])
-def test_a_term_that_does_not_fit_is_never_written_though_no_row_speaks_against_it(term: int) -> None:
-    files = WHOLE.files.clone()
-    file, at = data_file(files, WHOLE.positions[17])
+def test_repair_rejects_a_term_outside_its_neighbors_without_a_row(term: int) -> None:
+    files = INTACT.files.clone()
+    file, at = data_file(files, INTACT.positions[17])
     file[at + 50] ^= 1
     row = files.content(INDEX / segment_name(512))
     row[17 * 32 - 512 : 18 * 32 - 512] = bytes(32)
@@ -291,36 +298,36 @@ def test_a_term_that_does_not_fit_is_never_written_though_no_row_speaks_against_
 
 
 @pytest.mark.parametrize(("neighbour", "term"), [(16, 9), (18, 0)])
-def test_a_neighbour_whose_term_is_damaged_too_speaks_against_nothing(neighbour: int, term: int) -> None:
-    files = WHOLE.files.clone()
-    file, at = data_file(files, WHOLE.positions[17])
+def test_repair_ignores_the_damaged_term_of_a_neighbor(neighbour: int, term: int) -> None:
+    files = INTACT.files.clone()
+    file, at = data_file(files, INTACT.positions[17])
     file[at] ^= 1
-    file, at = data_file(files, WHOLE.positions[neighbour])
+    file, at = data_file(files, INTACT.positions[neighbour])
     file[at + 16 : at + 24] = term.to_bytes(8, "big")
-    position = WHOLE.positions[17]
+    position = INTACT.positions[17]
     damage = Damage(
-        Index(17), Index(18), Position(position), WHOLE.positions[18] - position, str(DATA), "as a read found it"
+        Index(17), Index(18), Position(position), INTACT.positions[18] - position, str(DATA), "as a read found it"
     )
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         store.prepare()
-        assert store.write_back(damage, WHOLE.fetch(damage), LAST) is None
+        assert store.write_back(damage, INTACT.fetch(damage), LAST) is None
     assert repair(files) == [(neighbour, neighbour + 1)]
     check_like_new(files)
 
 
-def test_nothing_above_the_checkpoint_is_damage() -> None:
-    files = WHOLE.files.clone()
+def test_find_reports_no_damage_above_the_checkpoint() -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
     append(log, [b"new"] * 3, term=3)
     files.kill()
-    file, at = data_file(files, WHOLE.positions[-1])
+    file, at = data_file(files, INTACT.positions[-1])
     file[at + 20] ^= 1
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         assert store.find() == []
 
 
-def test_a_store_in_use_and_another_ones_store_are_left_alone() -> None:
-    files = WHOLE.files.clone()
+def test_open_for_repair_rejects_a_store_in_use_or_of_another_group() -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
     with pytest.raises(StoreBusyError):
         StoreRepair.open(STORE, files=files)
@@ -332,19 +339,19 @@ def test_a_store_in_use_and_another_ones_store_are_left_alone() -> None:
         StoreRepair.open(Path("/disk/nothing"), files=files)
 
 
-def test_a_disk_that_does_not_take_the_records_is_told() -> None:
-    files = WHOLE.files.clone()
+def test_write_back_reports_a_failed_write() -> None:
+    files = INTACT.files.clone()
     zero_sector(files, 600)
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
         [damage] = store.find()
         files.fail_at = files.operations + 1
         with pytest.raises(DiskFailedError):
-            store.write_back(damage, WHOLE.fetch(damage), LAST)
+            store.write_back(damage, INTACT.fetch(damage), LAST)
 
 
 @pytest.mark.parametrize("ahead", range(1, 14))
-def test_a_disk_that_fails_anywhere_in_a_repair_is_told(ahead: int) -> None:
-    files = WHOLE.files.clone()
+def test_repair_reports_a_failed_write_at_any_step(ahead: int) -> None:
+    files = INTACT.files.clone()
     del files.names[DATA / segment_name(2048)]
     files.content(INDEX / segment_name(512))[70] ^= 1
     mark_needs_verification(files, Layout(STORE), "for a test")
@@ -357,8 +364,8 @@ def test_a_disk_that_fails_anywhere_in_a_repair_is_told(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", range(1, 14))
-def test_a_crash_in_a_repair_loses_nothing_and_it_goes_on(ahead: int) -> None:
-    files = WHOLE.files.clone()
+def test_repair_resumes_after_a_crash_at_any_step(ahead: int) -> None:
+    files = INTACT.files.clone()
     zero_sector(files, 600)
     zero_sector(files, 5000)
     files.crash_at = files.operations + ahead
@@ -370,11 +377,11 @@ def test_a_crash_in_a_repair_loses_nothing_and_it_goes_on(ahead: int) -> None:
     check_like_new(files)
 
 
-# --- suspect stores -------------------------------------------------------------------------------------------------
+# --- stores that need verification ---------------------------------------------------------------------------------
 
 
 def store_with_a_tail() -> tuple[FaultyFiles, int]:
-    """A store that grew behind its checkpoint, and how many operations that took."""
+    """A store that grew after its checkpoint, and the number of operations for that."""
     files = FaultyFiles()
     log = open_log(files, config=CONFIG)
     append(log, [b"a" * 30] * 3)
@@ -385,7 +392,7 @@ def store_with_a_tail() -> tuple[FaultyFiles, int]:
 
 
 @pytest.mark.parametrize("bodies", [[b"c" * 30] * 3, [b"c" * 1900]], ids=["same file", "new file"])
-def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durable(bodies: list[bytes]) -> None:
+def test_failed_sync_marks_the_store_until_a_repair_makes_it_durable(bodies: list[bytes]) -> None:
     files, _ = store_with_a_tail()
     copy = files.clone()
     log = CommitLog.open(STORE, group="g", node_id="n0", config=CONFIG, files=copy)
@@ -400,7 +407,7 @@ def test_a_failed_sync_marks_the_store_and_its_repair_makes_what_it_holds_durabl
             append(log, bodies)
         layout = Layout(STORE)
         assert "Input/output error" in (verification_reason(copy, layout) or "")
-        copy.kill()  # what the page cache holds can still be read
+        copy.kill()  # the page cache can still be read
         with StoreRepair.open(STORE, files=copy, config=CONFIG) as store:
             assert store.verification_reason is not None
             assert store.find() == []
@@ -431,7 +438,7 @@ def test_rewrite_restores_file_size_lost_in_failed_sync() -> None:
     assert bytes(files.content(DATA / segment_name(0))) == bytes(2048)
 
 
-def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
+def test_marker_that_cannot_be_written_hides_no_failure() -> None:
     files = FaultyFiles()
     log = open_log(files, config=CONFIG)
     append(log, [b"a"])
@@ -446,8 +453,8 @@ def test_a_mark_that_cannot_be_written_masks_nothing() -> None:
     mark_needs_verification(files, Layout(STORE), "again")
 
 
-def test_a_failed_sync_that_could_not_be_marked_is_made_good_at_the_next_start() -> None:
-    """What the page cache holds counts as durable from then on, so it must be: no later sync would write it."""
+def test_start_makes_entries_of_an_unmarked_failed_sync_durable() -> None:
+    """Entries in the page cache count as durable from then on, and no later sync would write them."""
     files, steps = store_with_a_tail()
     for ahead in range(1, steps + 1):
         copy = files.clone()
@@ -467,10 +474,10 @@ def test_a_failed_sync_that_could_not_be_marked_is_made_good_at_the_next_start()
 # --- an open log ----------------------------------------------------------------------------------------------------
 
 
-def test_an_open_log_is_repaired_while_it_serves() -> None:
-    files = WHOLE.files.clone()
+def test_open_log_is_repaired_while_it_serves() -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
-    zero_sector(files, WHOLE.positions[50])
+    zero_sector(files, INTACT.positions[50])
     with pytest.raises(CorruptRecordError) as caught:
         log.read(45, 70, 1 << 20)
     damage = log.damage_near(caught.value.values["index"])
@@ -479,15 +486,15 @@ def test_an_open_log_is_repaired_while_it_serves() -> None:
     assert log.read(0, damage.start, 1 << 20).count == damage.start
     left: Damage | None = damage
     while left is not None:
-        left = log.write_back(left, WHOLE.fetch(left, 1), LAST)
+        left = log.write_back(left, INTACT.fetch(left, 1), LAST)
     assert log.damage_near(50) is None
-    assert read_all(log) == WHOLE.entries
+    assert read_all(log) == INTACT.entries
     log.close()
     check_like_new(files)
 
 
-def test_rows_of_an_open_log_are_mended_from_its_records() -> None:
-    files = WHOLE.files.clone()
+def test_open_log_corrects_rows_from_its_records() -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
     row = files.content(INDEX / segment_name(512))
     row[68:76] = bytes(8)
@@ -507,13 +514,13 @@ def damage_row(files: FaultyFiles, index: int, byte: int, mask: int) -> None:
 
 
 @pytest.mark.parametrize(("byte", "mask"), [(11, 8), (10, 1), (5, 1), (15, 4), (12, 0x80), (23, 1)])
-def test_a_checkpoint_does_not_believe_a_damaged_row(byte: int, mask: int) -> None:
-    files = WHOLE.files.clone()
+def test_checkpoint_does_not_trust_a_damaged_row(byte: int, mask: int) -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
     end = log.position_of(LAST + 1)
     damage_row(files, LAST, byte, mask)
     assert log.position_of(LAST + 1) == end
-    assert log.position_of(LAST) == WHOLE.positions[LAST]
+    assert log.position_of(LAST) == INTACT.positions[LAST]
     log.save_checkpoint(LAST - 1)
     log.close()
     check_like_new(files)
@@ -521,25 +528,25 @@ def test_a_checkpoint_does_not_believe_a_damaged_row(byte: int, mask: int) -> No
 
 @pytest.mark.parametrize("reopened", [False, True])
 @pytest.mark.parametrize(("byte", "mask"), [(11, 8), (10, 1), (5, 1), (15, 4), (12, 0x80), (23, 1)])
-def test_a_cut_does_not_believe_a_damaged_row(byte: int, mask: int, reopened: bool) -> None:
-    files = WHOLE.files.clone()
+def test_truncation_does_not_trust_a_damaged_row(byte: int, mask: int, reopened: bool) -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
-    append(log, [b"to be cut"] * 3, term=3)
+    append(log, [b"to be truncated"] * 3, term=3)
     if reopened:
         files.kill()
         log = open_log(files, config=CONFIG)
     damage_row(files, LAST, byte, mask)
     log.stage_truncate(Index(LAST + 1))
     log.persist(None, Index(LAST + 1), [])
-    assert log.staged_end == WHOLE.positions[LAST + 1]
+    assert log.staged_end == INTACT.positions[LAST + 1]
     log.rewrite_rows(log.read(LAST, LAST + 1, 1), LAST)
-    assert read_all(log) == WHOLE.entries
+    assert read_all(log) == INTACT.entries
     files.crash(0.0)
     check_like_new(files)
 
 
-def test_a_search_ends_when_its_store_is_closed() -> None:
-    files = WHOLE.files.clone()
+def test_find_ends_when_its_store_is_closed() -> None:
+    files = INTACT.files.clone()
     store = StoreRepair.open(STORE, files=files, config=CONFIG)
     store.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -548,11 +555,11 @@ def test_a_search_ends_when_its_store_is_closed() -> None:
 
 
 @pytest.mark.parametrize("byte", range(8))
-def test_a_blank_that_no_read_touches_is_looked_at_and_repaired(byte: int) -> None:
-    files = WHOLE.files.clone()
+def test_damaged_blank_is_found_and_repaired(byte: int) -> None:
+    files = INTACT.files.clone()
     log = open_log(files, config=CONFIG)
-    last = head() - 1
-    end = WHOLE.positions[last] + int(WHOLE.log.read(last, last + 1, 1).sizes[0])
+    last = first_of_segment() - 1
+    end = INTACT.positions[last] + int(INTACT.log.read(last, last + 1, 1).sizes[0])
     file, at = data_file(files, end)
     file[at + byte] ^= 1
     for start, stop in [(last - 3, last + 3), (last - 3, last + 1)]:  # across the boundary, and up to it
@@ -565,7 +572,7 @@ def test_a_blank_that_no_read_touches_is_looked_at_and_repaired(byte: int) -> No
     assert damage is not None
     assert (damage.start, damage.end, damage.position) == (last + 1, last + 1, end)
     assert log.write_back(damage, None, LAST) is None
-    log.check_blanks(log.read(0, WHOLE.end, 1 << 20), 0)
+    log.check_blanks(log.read(0, INTACT.end, 1 << 20), 0)
     log.close()
     check_like_new(files)
 
@@ -585,10 +592,10 @@ def test_a_blank_that_no_read_touches_is_looked_at_and_repaired(byte: int) -> No
     ],
 )
 def test_repair_marks_recovering_voter_before_repairing_damaged_end(first: int, last: int, lost: bool) -> None:
-    files = WHOLE.files.clone()
+    files = INTACT.files.clone()
     save_hard_state(files, STORE, HardState(Term(5), NodeId("n1")))
     for index in range(first, last + 1):
-        file, at = data_file(files, WHOLE.positions[index])
+        file, at = data_file(files, INTACT.positions[index])
         file[at + 3] ^= 0xFF
     before = content(files)
     with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
@@ -599,20 +606,20 @@ def test_repair_marks_recovering_voter_before_repairing_damaged_end(first: int, 
     assert recovering_above(files, Layout(STORE), Term(99)) == (5 if lost else None)
 
 
-def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
-    files = WHOLE.files.clone()
+def test_missing_last_files_make_a_recovering_voter() -> None:
+    files = INTACT.files.clone()
     save_hard_state(files, STORE, HardState(Term(5), None))
     last = max(content(files))
     for names in (files.names, files.durable_names):
         del names[last]
-    assert repair_as_a_node(files) == [(int(index_at(last)), WHOLE.end)]
+    assert repair_as_a_node(files) == [(int(index_at(last)), INTACT.end)]
     assert recovering_above(files, Layout(STORE), Term(99)) == 5
     log = open_log(files, config=CONFIG)
     append(log, [b"of a later term"], term=6)
     log.save_checkpoint(LAST + 1)
     log.close()
     log = open_log(files, config=CONFIG)
-    assert log.recovering_marker.above == 5, "the core has not said that it may vote"
+    assert log.recovering_marker.above == 5, "the core has not ended the recovery"
     log.end_recovery(LAST + 1)
     assert log.recovering_marker.above is None
     files.crash(0.0)
@@ -620,7 +627,7 @@ def test_where_files_at_the_end_are_gone_the_vote_is_taken() -> None:
 
 
 def index_at(path: Path) -> int:
-    return WHOLE.positions.index(int(path.name))
+    return INTACT.positions.index(int(path.name))
 
 
 def repair_as_a_node(files: FaultyFiles) -> list[tuple[int, int]]:
@@ -631,8 +638,8 @@ def repair_as_a_node(files: FaultyFiles) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("byte", [*range(0, 40, 7), None])
-def test_a_damaged_mark_says_the_nodes_own_term_from_then_on(byte: int | None) -> None:
-    files = WHOLE.files.clone()
+def test_damaged_recovering_marker_means_the_nodes_own_term(byte: int | None) -> None:
+    files = INTACT.files.clone()
     save_hard_state(files, STORE, HardState(Term(7), None))
     mark_recovering(files, Layout(STORE), Term(5))
     mark = files.content(Layout(STORE).meta / "recovering")
@@ -649,25 +656,25 @@ def test_a_damaged_mark_says_the_nodes_own_term_from_then_on(byte: int | None) -
     log.close()
 
 
-def test_a_store_of_term_0_is_repaired_too() -> None:
-    """A conversion of a CommitLog writes it; nobody has voted yet."""
-    files = WHOLE.files.clone()
+def test_repair_of_a_store_in_term_0() -> None:
+    """A conversion of a CommitLog writes it, before any vote."""
+    files = INTACT.files.clone()
     save_hard_state(files, STORE, HardState(Term(0), None))
-    file, at = data_file(files, WHOLE.positions[LAST])
+    file, at = data_file(files, INTACT.positions[LAST])
     file[at] ^= 0xFF
-    assert repair_as_a_node(files) == [(LAST, WHOLE.end)]
+    assert repair_as_a_node(files) == [(LAST, INTACT.end)]
     assert recovering_above(files, Layout(STORE), Term(99)) == 0
 
 
-def test_a_repair_of_an_open_log_that_is_killed_leaves_what_shows_as_damage() -> None:
-    """Not as a torn tail: what lies behind the last checkpoint is vouched for before any of it is mended."""
-    files = WHOLE.files.clone()
+def test_killed_repair_of_an_open_log_leaves_damage_and_no_torn_tail() -> None:
+    """A checkpoint covers all entries before the first of them is repaired."""
+    files = INTACT.files.clone()
     save_hard_state(files, STORE, HardState(Term(5), None))
     log = open_log(files, config=CONFIG)
-    append(log, [b"behind the checkpoint"] * 4, term=3)
+    append(log, [b"after the checkpoint"] * 4, term=3)
     last, whole = log.last_index(), files.clone()
     intact = open_log(whole, config=CONFIG)
-    position = WHOLE.positions[LAST - 2]
+    position = INTACT.positions[LAST - 2]
     for path, inode in files.names.items():
         if path.parent == DATA:
             start = max(0, position - int(path.name))
@@ -688,9 +695,9 @@ def test_a_repair_of_an_open_log_that_is_killed_leaves_what_shows_as_damage() ->
     assert recovering_above(files, Layout(STORE), Term(99)) == 5
 
 
-def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:
-    files = WHOLE.files.clone()
-    file, at = data_file(files, WHOLE.positions[LAST])
+def test_recovering_marker_needs_the_nodes_term() -> None:
+    files = INTACT.files.clone()
+    file, at = data_file(files, INTACT.positions[LAST])
     file[at] ^= 0xFF
     for names in (files.names, files.durable_names):
         names.pop(STORE / "currterm", None)
@@ -703,13 +710,13 @@ def test_without_its_term_nobody_knows_when_a_node_may_vote_again() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
-def test_a_repair_of_records_and_rows_may_be_interrupted_anywhere(keep: float) -> None:
-    """A torn record beside a torn row would leave nobody to say which of the two is right."""
+def test_repair_of_records_and_rows_resumes_after_any_crash(keep: float) -> None:
+    """A torn record with a torn row would look like a good one with a damaged row."""
     start, steps = 40, 0
     while True:
         steps += 1
-        files = WHOLE.files.clone()
-        for folder, end in ((DATA, WHOLE.positions[start]), (INDEX, start * 32)):
+        files = INTACT.files.clone()
+        for folder, end in ((DATA, INTACT.positions[start]), (INDEX, start * 32)):
             for path, inode in files.names.items():
                 if path.parent == folder:
                     at = max(0, end - int(path.name))

@@ -1,4 +1,4 @@
-"""The transaction table: visible end, losers, idempotent commit, fencing of runs."""
+"""The transaction table: visible end, orphaned ranges, idempotent commit, fencing of runs."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0) 
     table.apply_commit(fields)
 
 
-def test_an_open_transaction_bounds_the_visible_end():
+def test_open_transaction_limits_the_visible_end():
     table = TransactionTable()
     assert Visibility.of(table, 50).end == 50
     attempt(table, 10, 5)
@@ -36,7 +36,7 @@ def test_an_open_transaction_bounds_the_visible_end():
     assert table.state(T0)[0] == "open"
 
 
-def test_commit_makes_winners_visible_and_losers_skipped():
+def test_commit_makes_winners_visible_and_orphans_the_others():
     table = TransactionTable()
     won = attempt(table, 10, 5)
     attempt(table, 20, 5)
@@ -48,7 +48,7 @@ def test_commit_makes_winners_visible_and_losers_skipped():
     assert Visibility.of(table, 50).orphaned(26, 50) == []
 
 
-def test_a_repeated_commit_is_recognised_and_another_content_refused():
+def test_repeated_commit_is_accepted_only_with_the_same_content():
     table = TransactionTable()
     won = attempt(table, 10, 5)
     assert table.check_commit(T0, [won]) is False
@@ -58,7 +58,7 @@ def test_a_repeated_commit_is_recognised_and_another_content_refused():
         table.check_commit(T0, [])
 
 
-def test_late_attempts_of_a_committed_transaction_lose():
+def test_late_attempts_of_a_committed_transaction_are_orphaned():
     table = TransactionTable()
     won = attempt(table, 10, 5)
     commit(table, [won])
@@ -69,7 +69,7 @@ def test_late_attempts_of_a_committed_transaction_lose():
     assert table.orphaned_ranges == [(41, 44)]
 
 
-def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
+def test_abort_orphans_all_parts_and_a_late_commit_changes_nothing():
     table = TransactionTable()
     part = attempt(table, 10, 5)
     table.apply_abort({"q": "q", "b": 0})
@@ -86,7 +86,7 @@ def test_abort_loses_everything_and_a_commit_that_comes_late_changes_nothing():
     assert table.state(T0) == ("committed", [again])
 
 
-def test_what_was_aborted_is_not_opened_again_by_a_straggler_of_its_run():
+def test_aborted_transaction_is_not_reopened_by_its_run():
     table = TransactionTable()
     attempt(table, 10, 5)
     table.apply_abort({"q": "q", "b": 0})
@@ -111,7 +111,7 @@ def test_abort_before_attempts_prevents_reopened_transaction():
     assert table.state(newer)[0] == "committed"
 
 
-def test_a_new_run_retires_the_old_one():
+def test_new_run_retires_the_old_one():
     table = TransactionTable()
     attempt(table, 10, 5)
     newer = T0._replace(run_id="run2")
@@ -125,7 +125,7 @@ def test_a_new_run_retires_the_old_one():
     assert table.orphaned_ranges == [(11, 16), (31, 36)]
 
 
-def test_what_a_retired_run_left_open_is_lost():
+def test_open_attempts_of_a_retired_run_are_orphaned():
     table = TransactionTable()
     attempt(table, 10, 5)
     newer = TransactionId("q", 1, "run2")
@@ -136,7 +136,7 @@ def test_what_a_retired_run_left_open_is_lost():
     assert table.orphaned_ranges == [(11, 16)]
 
 
-def test_a_run_that_was_retired_hears_so_even_of_a_transaction_that_is_committed():
+def test_retired_run_is_fenced_also_from_a_committed_transaction():
     table = TransactionTable()
     attempt(table, 10, 5)
     newer = T0._replace(run_id="run2")
@@ -150,7 +150,7 @@ def test_a_run_that_was_retired_hears_so_even_of_a_transaction_that_is_committed
     assert table.fenced(T0._replace(query_id="other")) is None
 
 
-def test_an_attempt_for_a_micro_batch_before_the_newest_is_fenced():
+def test_attempt_before_the_newest_committed_micro_batch_is_fenced():
     table = TransactionTable()
     fourth = T0._replace(batch_id=4)
     commit(table, [attempt(table, 10, 5, fourth)], fourth)
@@ -162,7 +162,7 @@ def test_an_attempt_for_a_micro_batch_before_the_newest_is_fenced():
     table.check_attempt(T0._replace(batch_id=5))
 
 
-def test_an_older_transaction_that_is_open_still_may_go_on_and_commit():
+def test_older_open_transaction_may_continue_and_commit():
     table = TransactionTable()
     first = attempt(table, 10, 5)
     fourth = T0._replace(batch_id=4)
@@ -175,7 +175,7 @@ def test_an_older_transaction_that_is_open_still_may_go_on_and_commit():
     assert table.committed_input(T0)[0] == 4
 
 
-def test_the_input_of_a_committed_transaction_is_remembered_with_it():
+def test_input_of_a_committed_transaction_is_remembered():
     table = TransactionTable()
     assert table.committed_input(T0) == (-1, "")
     part = attempt(table, 10, 5)
@@ -189,7 +189,7 @@ def test_the_input_of_a_committed_transaction_is_remembered_with_it():
     assert table.state(T0)[0] == "unknown"
 
 
-def test_a_late_abort_of_an_old_run_changes_nothing():
+def test_late_abort_of_an_old_run_changes_nothing():
     table = TransactionTable()
     attempt(table, 10, 5)
     part = attempt(table, 20, 5, T0._replace(run_id="run2"))
@@ -201,7 +201,7 @@ def test_a_late_abort_of_an_old_run_changes_nothing():
     assert table.open == {}
 
 
-def test_an_empty_micro_batch_commits():
+def test_empty_micro_batch_commits():
     table = TransactionTable()
     assert table.check_commit(T0, []) is False
     commit(table, [])
@@ -239,8 +239,8 @@ def test_tables_are_the_same_from_a_snapshot_and_the_tail():
         st.tuples(st.integers(0, 3), st.sampled_from(["attempt", "attempt", "attempt", "commit", "abort"])), max_size=60
     )
 )
-def test_losers_are_what_no_commit_named_whatever_the_order(steps: list[tuple[int, str]]) -> None:
-    """Attempts of four queries one behind the other; commits name every other part; what is open loses at the end."""
+def test_orphaned_ranges_are_those_without_a_commit_in_any_order(steps: list[tuple[int, str]]) -> None:
+    """Attempts of four queries one after another; commits name every other part; what is open loses at the end."""
     table, index, opened, lost = TransactionTable(), 0, dict[int, list[Part]](), set[int]()
     numbers = dict.fromkeys(range(4), 0)
 
@@ -269,7 +269,7 @@ def test_losers_are_what_no_commit_named_whatever_the_order(steps: list[tuple[in
 @pytest.mark.parametrize(
     "queries", [[[]], [["q"]], [["q", "r", [], [[]]]], [["q", "r", [], [[0]]]], [["q", "r", [], [], [[]]]]]
 )
-def test_a_malformed_snapshot_is_none(queries):
+def test_malformed_snapshot_is_none(queries):
     fields = {"version": 1, "applied": 0, "log": None, "producers": LogTables().producers.snapshot()}
     packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "orphaned": []}})
     assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None

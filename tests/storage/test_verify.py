@@ -1,4 +1,4 @@
-"""``verify`` on stores of ours: each kind of damage is named with its place, and nothing is changed."""
+"""``verify`` on native stores: each kind of damage is reported with its place, and nothing changes."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def found(files: FaultyFiles) -> list[tuple[str, int, int, str]]:
         pytest.param(lambda f, _p: flip_row(f, 33, 3), [("CORRUPT", 33, 34, "error")], id="a row's magic"),
     ],
 )
-def test_damage_is_named(damage: Damage, expected: list[tuple[str, int, int, str]]) -> None:
+def test_verify_reports_damage_with_its_kind(damage: Damage, expected: list[tuple[str, int, int, str]]) -> None:
     files, positions = store()
     damage(files, positions)
     assert found(files) == expected
 
 
-def test_where_damage_is() -> None:
+def test_verify_reports_path_and_position() -> None:
     files, positions = store()
     flip(files, positions[40] + 60)
     reader = open_store(STORE, files=files)
@@ -80,14 +80,14 @@ def test_where_damage_is() -> None:
     assert reader.read(41, 60).num_rows == 19
 
 
-def test_a_misdirected_write_has_a_valid_crc_at_the_wrong_place() -> None:
+def test_verify_reports_a_misdirected_write_with_a_valid_crc() -> None:
     files, positions = store()
     content = files.content(STORE / "data" / segment_name(0))
     content[positions[9] : positions[10]] = content[positions[8] : positions[9]]
     assert found(files) == [("CORRUPT", 9, 10, "error")]
 
 
-def test_a_term_that_falls_in_the_middle() -> None:
+def test_verify_reports_a_falling_term() -> None:
     files, positions = store()
     flip(files, positions[45] + 23)  # 2 becomes 3
     assert ("CORRUPT", 45, 46, "error") in found(files)
@@ -96,7 +96,7 @@ def test_a_term_that_falls_in_the_middle() -> None:
     assert ("TERM_REGRESSION", 45, 46, "error") in found(files)
 
 
-def test_a_gap() -> None:
+def test_verify_reports_a_gap() -> None:
     files, positions = store()
     content = files.content(STORE / "data" / segment_name(4096))
     for at in range(35, 60):
@@ -106,7 +106,7 @@ def test_a_gap() -> None:
     assert ("INDEX_GAP", 35, 36, "error") in kinds
 
 
-def test_a_zeroed_stretch_below_the_checkpoint() -> None:
+def test_verify_reports_zeros_below_the_checkpoint() -> None:
     files, positions = store()
     content = files.content(STORE / "data" / segment_name(0))
     content[positions[10] : positions[14]] = bytes(positions[14] - positions[10])
@@ -115,7 +115,7 @@ def test_a_zeroed_stretch_below_the_checkpoint() -> None:
     assert ("CORRUPT", positions.index(4096), 60, "error") in found(files)
 
 
-def test_a_torn_tail_is_a_warning() -> None:
+def test_verify_reports_a_torn_tail_as_a_warning() -> None:
     files, positions = store()
     log = open_log(files)
     copy = append(log, [b"z" * 80] * 2)

@@ -1,4 +1,4 @@
-"""The log's beginning is deleted, or a follower starts anew: whole or not at all, and the tables are never lost."""
+"""Trim and restart: a crash leaves the old or the new log, and the tables are never lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tables_of(log: CommitLog) -> LogTables:
 
 
 def filled() -> tuple[FaultyFiles, LogTables]:
-    """A store of several segments, with producers, an open transaction and losers; and its tables."""
+    """A store of several segments, with producers, an open transaction and orphaned attempts; and its tables."""
     files = FaultyFiles()
     log = open_log(files)
     for at in range(ENTRIES // 10):
@@ -49,7 +49,7 @@ def filled() -> tuple[FaultyFiles, LogTables]:
     return files, tables
 
 
-def head_of(log: CommitLog, position: int) -> int:
+def first_of(log: CommitLog, position: int) -> int:
     return next(index for index in range(ENTRIES) if log.position_of(index) == position)
 
 
@@ -74,10 +74,10 @@ def crash_everywhere(
     return count
 
 
-def test_a_deletion_is_whole_or_not_at_all_and_loses_no_table() -> None:
+def test_trim_is_atomic_across_crashes_and_keeps_the_tables() -> None:
     files, tables = filled()
     log = open_log(files)
-    first, expected = head_of(log, 8192), read_all(log)
+    first, expected = first_of(log, 8192), read_all(log)
     log.close(ENTRIES - 1)
     seen = set()
 
@@ -95,16 +95,16 @@ def test_a_deletion_is_whole_or_not_at_all_and_loses_no_table() -> None:
 
     count = crash_everywhere(files, lambda log: log.trim(first, TablesSnapshot.of(tables), ENTRIES - 1), look)
     assert count >= 6
-    assert {0, first} <= seen <= {0, head_of(open_log(files.clone()), 4096), first}
+    assert {0, first} <= seen <= {0, first_of(open_log(files.clone()), 4096), first}
 
 
 @pytest.mark.parametrize("left", [(0,), (4096, 8192), (8192,)], ids=["with a hole", "the end", "the last"])
 @pytest.mark.parametrize("damaged", [False, True])
-def test_what_a_deletion_left_of_what_it_deleted_goes_too(left: tuple[int, ...], damaged: bool) -> None:
+def test_open_removes_segments_that_an_interrupted_trim_left(left: tuple[int, ...], damaged: bool) -> None:
     files, tables = filled()
     log = open_log(files)
     before = files.clone()
-    first = head_of(log, 12288)
+    first = first_of(log, 12288)
     log.trim(first, TablesSnapshot.of(tables), ENTRIES - 1)
     log.close()
     old = [STORE / "data" / segment_name(base) for base in left]
@@ -120,13 +120,13 @@ def test_what_a_deletion_left_of_what_it_deleted_goes_too(left: tuple[int, ...],
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "older"])
-def test_without_its_tables_a_log_whose_beginning_is_gone_is_corrupt(damage: str) -> None:
+def test_trimmed_log_without_its_tables_is_corrupt(damage: str) -> None:
     files, tables = filled()
     log = open_log(files)
     log.save_tables(NO_TABLES)
     old = files.read(TABLES)
     assert old is not None
-    log.trim(head_of(log, 8192), TablesSnapshot.of(tables), ENTRIES - 1)
+    log.trim(first_of(log, 8192), TablesSnapshot.of(tables), ENTRIES - 1)
     log.close()
     if damage == "missing":
         del files.names[TABLES]
@@ -141,7 +141,7 @@ def test_without_its_tables_a_log_whose_beginning_is_gone_is_corrupt(damage: str
     assert [finding.path for finding in found] == [str(TABLES)]
 
 
-def test_a_whole_log_needs_no_tables() -> None:
+def test_complete_log_needs_no_tables() -> None:
     files, tables = filled()
     log = open_log(files)
     log.save_tables(TablesSnapshot.of(tables))
@@ -150,10 +150,10 @@ def test_a_whole_log_needs_no_tables() -> None:
     assert tables_of(open_log(files)).snapshot() == tables.snapshot()
 
 
-def test_nothing_is_deleted_when_the_tables_cannot_be_written() -> None:
+def test_trim_deletes_nothing_if_the_tables_cannot_be_written() -> None:
     files, tables = filled()
     log = open_log(files)
-    first, expected = head_of(log, 8192), read_all(log)
+    first, expected = first_of(log, 8192), read_all(log)
     files.fail_at = files.operations + 1
     with pytest.raises(DiskFailedError):
         log.trim(first, TablesSnapshot.of(tables), ENTRIES - 1)
@@ -187,7 +187,7 @@ def start_with(tables: LogTables) -> LogStart:
 
 
 @pytest.mark.slow
-def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
+def test_restart_is_atomic_across_crashes() -> None:
     files, tables = filled()
     start = start_with(tables)
     expected = read_all(log := open_log(files))
@@ -222,7 +222,7 @@ def test_a_store_that_starts_anew_is_the_old_one_or_the_new_one() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_a_suspect_store_in_the_middle_of_a_new_start_is_repaired(power: bool) -> None:
+def test_repair_completes_a_restart_with_a_failed_write(power: bool) -> None:
     files, tables = filled()
     start = start_with(tables)
     before = files.operations
@@ -248,7 +248,7 @@ def test_a_suspect_store_in_the_middle_of_a_new_start_is_repaired(power: bool) -
     assert seen == {0, 1000}
 
 
-def test_what_follows_a_new_start_goes_with_it() -> None:
+def test_restart_and_later_batches_are_persisted_together() -> None:
     files, tables = filled()
     start = start_with(tables)
     log = open_log(files)
@@ -271,7 +271,7 @@ def test_what_follows_a_new_start_goes_with_it() -> None:
     assert {body for _, body in read_all(log)} == {b"y" * 50}
 
 
-def test_a_log_may_start_anew_without_a_known_term_before_it() -> None:
+def test_restart_without_a_known_previous_term() -> None:
     files, tables = filled()
     log = open_log(files)
     start = replace(start_with(tables), previous_term=NO_TERM)
@@ -282,7 +282,7 @@ def test_a_log_may_start_anew_without_a_known_term_before_it() -> None:
     assert list(open_log(files).term_ranges()) == []
 
 
-def test_an_empty_store_that_starts_later_still_needs_its_vote() -> None:
+def test_restarted_empty_store_needs_its_currterm() -> None:
     files, tables = filled()
     log = open_log(files)
     log.stage_restart(start := start_with(tables))
@@ -293,7 +293,7 @@ def test_an_empty_store_that_starts_later_still_needs_its_vote() -> None:
         open_log(files)
 
 
-def test_a_store_that_is_being_emptied_is_not_shown() -> None:
+def test_open_store_rejects_an_interrupted_restart() -> None:
     files, _ = filled()
     meta = json.loads(files.read(LOG_META) or b"")
     del meta["crc32"]
@@ -302,7 +302,7 @@ def test_a_store_that_is_being_emptied_is_not_shown() -> None:
         open_store(STORE, files=files)
 
 
-def test_reads_beside_a_new_start_find_nothing_or_what_was_there() -> None:
+def test_read_during_a_restart_is_out_of_range() -> None:
     files, tables = filled()
     log = open_log(files)
     expected = read_all(log)
@@ -320,25 +320,25 @@ def test_reads_beside_a_new_start_find_nothing_or_what_was_there() -> None:
     assert len(expected) == ENTRIES
 
 
-def first_heads(log: CommitLog) -> list[int]:
+def first_indexes(log: CommitLog) -> list[int]:
     return [int(facts.first_index) for facts in log.segment_summaries()]
 
 
 @pytest.mark.parametrize("bit", range(6))
-def test_a_deletion_does_not_believe_a_damaged_head(bit: int) -> None:
+def test_trim_does_not_trust_a_damaged_first_record(bit: int) -> None:
     """The index in a record's header has no CRC: what is deleted must not depend on it alone."""
     files, tables = filled()
     log = open_log(files)
-    heads = first_heads(log)
-    position = int(log.position_of(heads[2]))
+    firsts = first_indexes(log)
+    position = int(log.position_of(firsts[2]))
     file = files.content(STORE / "data" / segment_name(position))
     file[position % 4096 + 15] ^= 1 << bit
-    assert set(first_heads(log)) <= set(heads)
+    assert set(first_indexes(log)) <= set(firsts)
     snapshot = TablesSnapshot.of(tables)
-    for index in range(heads[1], heads[3] + 1):
+    for index in range(firsts[1], firsts[3] + 1):
         first = log.trim(index, snapshot, log.last_index())
-        assert first in heads
+        assert first in firsts
         assert first <= index
-    assert log.first_index() == heads[3]
+    assert log.first_index() == firsts[3]
     log.close()
     open_log(files).close()
