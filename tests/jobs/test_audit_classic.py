@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +16,10 @@ from jobs._audit.judge import verdict_of
 from jobs._audit.model import AuditFinding
 from jobs._audit.replicas import BLOCK_BYTES, store_replicas, stored_logs
 from jobs._audit.report import alignment, alignment_note
-from jobs._cli import run_job
 from jobs.audit_replicas import command
 from tests.jobs.auditing import audit, overwrite
 from tests.rocketmq.golden import MIXED, extract, messages
+from tests.support.run_job import run_in_process
 
 Folders = dict[str, Path]
 FILE_BYTES = 131_072
@@ -241,20 +240,16 @@ def test_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, capsys: 
     position, size = message_at({}, 5)
     arguments = ["--replica", f"n0={root}", "--replica", f"n1={tmp_path / 'copy'}", "--table", str(tmp_path / "t")]
 
-    def run() -> tuple[int, dict[str, Any]]:
-        with pytest.raises(SystemExit) as stopped:
-            run_job(command, [*arguments, "--mode", "full", "--report", str(tmp_path / "page.html")])
-        return int(stopped.value.code or 0), json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    code, told = run()
-    assert (code, told["verdict"], told["findings"]) == (0, "CONSISTENT", [])
-    [classic] = [group for group in told["groups"] if group["group"] == "commitlog"]
+    more = ("--mode", "full", "--report", str(tmp_path / "page.html"))
+    code, summary, _ = run_in_process(command, capsys, *arguments, *more)
+    assert (code, summary["verdict"], summary["findings"]) == (0, "CONSISTENT", [])
+    [classic] = [group for group in summary["groups"] if group["group"] == "commitlog"]
     assert classic["alignment"]["aligned"] is True
     assert {part["percent"] for part in classic["coverage"].values()} == {100.0}
     flip(tmp_path / "copy" / "commitlog", body_of(root / "commitlog", position, size))
-    code, told = run()
-    assert (code, told["verdict"]) == (1, "INCONSISTENT")
-    assert [(f["class"], f["replica"], f["group"]) for f in told["findings"]] == [("CORRUPT", "n1", "commitlog")]
+    code, summary, _ = run_in_process(command, capsys, *arguments, *more)
+    assert (code, summary["verdict"]) == (1, "INCONSISTENT")
+    assert [(f["class"], f["replica"], f["group"]) for f in summary["findings"]] == [("CORRUPT", "n1", "commitlog")]
     assert "not aligned" in (tmp_path / "page.html").read_text()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dledger_core import ConfigError
 from dledger_core.rocketmq import UNIT, encode_messages
 from dledger_core.rocketmq.message.layout import DELAY_LEVELS_MS
 from jobs import rebuild_consume_queue
@@ -82,14 +83,9 @@ def test_plan_has_given_levels_for_stores_and_commitlogs(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["", " ", "1s 5", "1s,5s", "s", "1S", "-1s", "1.5s", "1s 5w", "9999999999d", "\u0661s"]
 )
-def test_wrong_levels_are_one_line_and_exit_code_3(
-    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, summary = run(capsys, "--table", "t", "--store", "s", "--delay-levels", text)
-    assert (code, "\n" in summary["message"]) == (3, False)
-    assert "--delay-levels" in summary["message"]
-    assert not list(tmp_path.iterdir())
+def test_wrong_levels_are_rejected(text: str) -> None:
+    with pytest.raises(ConfigError, match="--delay-levels"):
+        delay_levels_of(text)
 
 
 @pytest.mark.spark
