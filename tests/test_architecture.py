@@ -85,6 +85,19 @@ def test_connector_and_jobs_import_only_public_names() -> None:
     assert found == []
 
 
+def test_errors_name_an_option_in_their_statement() -> None:
+    """``where`` is a file, an address or a group."""
+    found = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in MODULES
+        for call in ast.walk(tree_of(path))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id.endswith("Error")
+        for where in call.args[1:2]
+        if isinstance(where, ast.Constant) and str(where.value).startswith("--")
+    ]
+    assert found == []
+
+
 def test_error_codes_are_unique_and_registered() -> None:
     kinds = [getattr(errors, name) for name in errors.__all__]
     coded = [kind for kind in kinds if isinstance(kind, type) and "code" in vars(kind)]
