@@ -213,7 +213,7 @@ class Group:
     def quarantine(self, error: Exception) -> None:
         """Stop serving the group until the node's next start, which verifies its store first.
 
-        The replica takes nothing in and sends nothing any more. Its store stays open until the node closes, because
+        The replica processes no input and sends no messages. Its store stays open until the node closes, because
         reads in progress still use its files.
         """
         _LOG.critical("group quarantined: group=%s node=%s error=%s", self.name, self._host.config.self_id, error)

@@ -1,17 +1,16 @@
-"""Control entries on their way from the log into the tables: staged, perhaps cut again, applied when committed."""
+"""Control entries between the log and the tables: staged, perhaps truncated, applied when committed."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
+from dledger_core.errors import invariant
 from dledger_core.ids import Index
 from dledger_core.raft import Batch
 from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables
-
-__all__ = ["Controls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +23,10 @@ class _Control:
 
 
 class Controls:
-    """The tables of one replica, and the control entries that they do not hold yet.
+    """The tables of one replica, and the control entries that are not applied to them yet.
 
     Attributes:
-        tables: of what is committed.
+        tables: the state as of the committed entries.
     """
 
     def __init__(self, log: CommitLog) -> None:
@@ -37,26 +36,28 @@ class Controls:
         for index, time_ms, body in log.control_entries(start, Index(end)):
             self._waiting.append(_Control(index, time_ms, body))
 
-    def note(self, batch: Batch) -> None:
-        """Remembers the control entry that leads a staged batch, if one does."""
+    def stage(self, batch: Batch) -> None:
+        """Record the control entry at the start of a staged batch, if there is one."""
         records = records_of(batch)
         header = records.first
         if header.magic == MAGIC_CONTROL:
             body = bytes(memoryview(records.data)[HEADER_BYTES : header.size])
+            last = self._waiting[-1].index if self._waiting else self.tables.applied_index
+            invariant(header.index > last, "a control entry is staged out of order", index=header.index, last=last)
             self._waiting.append(_Control(Index(header.index), header.time_ms, body))
 
     def truncate(self, index: Index) -> None:
-        """Forgets entries from ``index`` on."""
+        """Discard staged entries from ``index`` on."""
         while self._waiting and self._waiting[-1].index >= index:
             self._waiting.pop()
 
     def apply(self, commit_index: Index) -> None:
-        """Takes what is committed into the tables."""
+        """Apply the committed entries to the tables."""
         while self._waiting and self._waiting[0].index <= commit_index:
             entry = self._waiting.popleft()
             self.tables.apply(entry.index, entry.time_ms, entry.body)
 
     def restart(self, tables: LogTables) -> None:
-        """Goes on with other tables, because the log begins anew."""
+        """Replace the tables after a snapshot install."""
         self._waiting.clear()
         self.tables = tables

@@ -1,4 +1,4 @@
-"""Group commit: one thread per group that writes whatever has gathered since the last sync, then syncs once."""
+"""Group commit: one thread per group writes all that was queued since the last sync, then syncs once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from dledger_core.errors import invariant
 from dledger_core.ids import Index
 from dledger_core.raft import Batch, HardState, Ready
 from dledger_core.server.replica.snapshot import NewLog
@@ -16,8 +17,6 @@ from dledger_core.storage.write.trim import LogStart
 
 if TYPE_CHECKING:
     from dledger_core.storage import CommitLog
-
-__all__ = ["DiskWriter", "persist"]
 
 Job = Ready | Callable[[], None] | None
 
@@ -29,9 +28,9 @@ class DiskWriter:
     reported once, and nothing is written after it (fail-stop: a failed sync leaves the page cache undefined).
 
     Args:
-        log: whose ``persist`` is called, by this thread only.
+        log: the log; only this thread calls its ``persist``.
         loop: the event loop of the replica.
-        on_persisted: gets the Readys that are durable now, in order.
+        on_persisted: gets the Readys that became durable, in order.
         on_failed: gets the error that stopped the thread.
     """
 
@@ -57,28 +56,28 @@ class DiskWriter:
         return self._unfinished > 0
 
     def submit(self, ready: Ready) -> None:
-        """Queues a Ready."""
+        """Queue a Ready."""
         self._unfinished += 1
         self._jobs.put(ready)
 
     def run(self, job: Callable[[], None]) -> None:
-        """Queues some other work on the store (a checkpoint, say) behind what is queued."""
+        """Queue other work on the store, for example a checkpoint, in order with the Readys."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Writes what is queued and ends the thread."""
+        """Finish the queue and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
     def _main(self) -> None:
         try:
-            while self._turn():
+            while self._iterate():
                 pass
         except BaseException as error:  # noqa: BLE001 - reported, and the node stops
             self._log.reject_writes(error)
             self._call(self._on_failed, error)
 
-    def _turn(self) -> bool:
+    def _iterate(self) -> bool:
         jobs = [self._jobs.get()]
         while not self._jobs.empty():
             jobs.append(self._jobs.get())
@@ -92,25 +91,26 @@ class DiskWriter:
         return None not in jobs
 
     def _call(self, function: Callable[..., None], argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody is left to be told
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the replica with it
             self._loop.call_soon_threadsafe(function, argument)
 
     def _done(self, readys: list[Ready]) -> None:
         self._unfinished -= len(readys)
+        invariant(self._unfinished >= 0, "a Ready was reported twice", unfinished=self._unfinished)
         self._on_persisted(readys)
 
 
 def persist(log: CommitLog, readys: list[Ready]) -> None:
-    """Makes consecutive Readys durable, with as few syncs as possible."""
-    for hard_state, truncate_from, batches, reset in _merge(readys):
-        log.persist(hard_state, truncate_from, batches, reset)
+    """Make consecutive Readys durable, with as few syncs as possible."""
+    for hard_state, truncate_from, batches, restart in _merge(readys):
+        log.persist(hard_state, truncate_from, batches, restart)
 
 
 _Write = tuple[HardState | None, Index | None, Sequence[Batch], LogStart | None]
 
 
 def _merge(readys: list[Ready]) -> list[_Write]:
-    """Joins Readys into as few writes as possible; a truncation or a new start begins a new one.
+    """Join Readys into as few writes as possible; a truncation or a restart of the log starts a new write.
 
     A later hard state may become durable before earlier batches: no message that depends on either leaves before
     both are.
@@ -122,9 +122,9 @@ def _merge(readys: list[Ready]) -> list[_Write]:
         if not writes or ready.truncate_from is not None or ready.restart is not None:
             writes.append((ready.hard_state, ready.truncate_from, list(ready.batches), _start_of(ready)))
             continue
-        hard_state, truncate_from, batches, reset = writes[-1]
+        hard_state, truncate_from, batches, restart = writes[-1]
         batches.extend(ready.batches)
-        writes[-1] = (ready.hard_state or hard_state, truncate_from, batches, reset)
+        writes[-1] = (ready.hard_state or hard_state, truncate_from, batches, restart)
     return list(writes)
 
 

@@ -251,7 +251,7 @@ class Replica:
         if ready.truncate_from is not None:
             self._controls.truncate(ready.truncate_from)
         for batch in ready.batches:
-            self._controls.note(batch)
+            self._controls.stage(batch)
         for message in ready.messages:
             self._send(self.group, message)
         if ready.must_persist or self._disk.busy:

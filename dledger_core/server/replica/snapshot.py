@@ -1,8 +1,8 @@
-"""What a follower's reset carries beside the place where its log begins: position, identity, tables.
+"""Contents of a snapshot install in addition to the first index: position, identity of the log, tables.
 
-The leader packs its tables as they are now, of all that it knows to be committed, so at least of what it has deleted.
-They are a pure function of the log, so a follower may be ahead in them: it leaves out the control entries that they
-hold already. Attempts that are open across the boundary, and the losers before it, are in them.
+The leader packs its current tables, which cover all entries that it knows to be committed, so at least the trimmed
+ones. They are a pure function of the log, so they may be ahead of the follower's log: the follower then skips the
+control entries that they cover. They contain attempts that are open across the boundary, and orphaned ones before it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
 
-__all__ = ["NewLog", "SnapshotInstalls", "without_deleted"]
-
 _VERSION: Final = 1
 
 
 def without_deleted(message: Message, first_index: Index) -> Message:
-    """Returns the message without what lies before ``first_index``, if that is in the middle of one of its batches.
+    """Return the message without entries before ``first_index``, if that is in the middle of one of its batches.
 
-    Segments end where they are full, so a log may begin inside a batch, and a leader that still has all of it sends
-    all of it. Only the drivers can cut one: the core moves batches whole.
+    Segments end where they are full, so a log may start inside a batch, and a leader that still has the complete batch
+    sends it. Only the replica loop can split a batch: the core moves batches as a whole.
     """
     if not isinstance(message, AppendEntries):
         return message
@@ -45,14 +43,14 @@ def without_deleted(message: Message, first_index: Index) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class NewLog:
-    """A reset that arrived: for the store and for the replica."""
+    """A received snapshot: the start of the log for the store, the tables for the replica."""
 
     start: LogStart
     tables: LogTables
 
 
 class SnapshotInstalls:
-    """Makes and reads resets of one replica (``SnapshotPayloads``).
+    """Packs and installs snapshots of one replica (``SnapshotPayloads``).
 
     Args:
         log: its store.
@@ -70,7 +68,7 @@ class SnapshotInstalls:
             "version": _VERSION,
             "position": self._log.position_of(first_index),
             "log": self._tables().log_uuid or self._log.log_uuid,
-            "behind": self._log.commitlog_prefix,
+            "prefix": self._log.commitlog_prefix,
             "applied": snapshot.applied_index,
             "tables": snapshot.data,
         }
@@ -83,17 +81,17 @@ class SnapshotInstalls:
         position = position if type(position) is int else -1
         packed = packed if isinstance(packed, bytes) else b""
         tables = LogTables.parse(packed)
-        behind = fields.get("behind")
-        kinds = isinstance(log_uuid, str | None) and isinstance(behind, str | None)
+        prefix = fields.get("prefix")
+        kinds = isinstance(log_uuid, str | None) and isinstance(prefix, str | None)
         well_formed = position >= 0 and kinds and fields.get("version") == _VERSION
         if tables is None or not well_formed:
-            raise ProtocolError("a reset is malformed", f"index {first_index}", "run one version on all nodes")
+            raise ProtocolError("the snapshot is malformed", f"index {first_index}", "run one version on all nodes")
         segment_bytes, ours = self._log.config.data_segment_bytes, self._log.log_uuid
         if position % segment_bytes or (None not in (ours, log_uuid) and ours != log_uuid):
             raise ProtocolError(
-                "a reset is of another log, or of one with other segments",
+                "the snapshot belongs to another log, or the segment sizes differ",
                 f"index {first_index}",
-                "give all nodes the same data-segment-bytes, and the peers of one cluster",
+                "use the same data-segment-bytes on all nodes, and the peers of one cluster",
                 {"position": position, "segment_bytes": segment_bytes, "log": log_uuid, "ours": ours},
             )
         start = LogStart(
@@ -101,7 +99,7 @@ class SnapshotInstalls:
             position=Position(position),
             previous_term=previous_term,
             log_uuid=log_uuid,
-            commitlog_prefix=behind,
+            commitlog_prefix=prefix,
             tables=TablesSnapshot(tables.applied_index, packed),
         )
         self._log.stage_restart(start)
