@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import msgpack
@@ -10,11 +11,12 @@ import pytest
 
 from dledger_core.config import StorageConfig
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import ProtocolError
+from dledger_core.errors import BehindError, ProtocolError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import AppendEntries, AppendEntriesResponse, InstallSnapshot, Role
 from dledger_core.record import Columns, ProposedBatch, Records
 from dledger_core.server.replica.snapshot import SnapshotInstalls
+from dledger_core.server.services.positions import Positions
 from dledger_core.storage.tables.tables import LogTables
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
@@ -60,7 +62,7 @@ def test_what_is_packed_is_read_again(leader):
     assert found.tables.snapshot() == leader.replica.tables.snapshot() == found.start.tables.data
     assert found.tables.producers.get("p").next_sequence == 1
     assert found.start.commitlog_prefix is None
-    assert resets.install(first, Term(1), snapshot_of(leader, behind="0-64-seal")).start.commitlog_prefix == "0-64-seal"
+    assert resets.install(first, Term(1), snapshot_of(leader, prefix="0-64-seal")).start.commitlog_prefix == "0-64-seal"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_what_is_packed_is_read_again(leader):
         {"position": None},
         {"log": 5},
         {"log": "another"},
-        {"behind": 5},
+        {"prefix": 5},
         {"tables": b""},
         {"tables": b"\0" * 40},
         {"tables": None},
@@ -116,6 +118,8 @@ def test_a_follower_goes_on_from_the_leaders_first_index(leader, tmp_path):
         assert n0.replica.tables.snapshot() == leader.replica.tables.snapshot()
         assert n0.log.log_uuid == leader.replica.log_uuid
         assert n0.log.hard_state.term == 5
+        with pytest.raises(BehindError):  # it contains no entry yet
+            asyncio.run(Positions(n0.replica, None).at(0, 1))
         (batch, *_) = leader.log.read_batches(first, 1)
         n0.replica.step(
             AppendEntries(

@@ -63,11 +63,11 @@ class Positions:
 
     Args:
         replica: the group's replica.
-        executor: threads that read.
+        executor: threads that read; None = the loop's own.
         open_prefix: opens the CommitLog that precedes the log; None = a preceding CommitLog is not served.
     """
 
-    def __init__(self, replica: Replica, executor: Executor, open_prefix: OpenLogPrefix | None = None) -> None:
+    def __init__(self, replica: Replica, executor: Executor | None, open_prefix: OpenLogPrefix | None = None) -> None:
         self._replica = replica
         self._executor = executor
         self._open_prefix = open_prefix
