@@ -45,7 +45,7 @@ def client(disk: Disk) -> Iterator[Client]:
         "--dir": str(disk.path),
         "--data-segment-bytes": "4MiB",
         "--index-segment-bytes": "64KiB",
-        "--zero-ahead-bytes": "0",
+        "--preallocate-bytes": "0",
         "--disk-full-bytes": str(RESERVE),
         "--format": "json",
     }

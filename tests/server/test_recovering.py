@@ -1,7 +1,7 @@
-"""A node whose log lost its end has forgotten what it acknowledged there: it has no vote until it holds it again.
+"""A recovering voter: the end of its log is lost, with entries that it acknowledged.
 
-Real replicas on disks in memory, driven by hand. What the last checkpoint does not vouch for may be lost without a
-trace beside what it does vouch for, so a repair from a peer's committed entries, however complete, is not enough.
+Replicas with disks in memory. Entries after the last checkpoint may be lost undetectably, so a repair from a peer's
+committed entries is not enough, however complete it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYOUT = Layout(Path("/store"))
 PEERS = tuple(Peer(name, "hand", 1 + at) for at, name in enumerate(NODES[:3]))
 
 
-class Beside:
+class HandEnvironment:
     """A ``RepairEnvironment`` whose only peer is another replica of the test."""
 
     def __init__(self, giver: HandDriven) -> None:
@@ -43,11 +43,11 @@ class Beside:
     async def sleep(self, seconds: float) -> None:
         raise AssertionError(f"nothing to wait for {seconds} seconds")
 
-    async def beside(self, function: Callable[[], Any]) -> Any:
+    async def run_blocking(self, function: Callable[[], Any]) -> Any:
         return function()
 
-    def source(self, peer: Peer) -> Beside:
-        source = Beside(self.giver)
+    def source(self, peer: Peer) -> HandEnvironment:
+        source = HandEnvironment(self.giver)
         source.peer = peer
         return source
 
@@ -66,11 +66,11 @@ class Beside:
 def repair(group: ReplicaGroup, victim: HandDriven, giver: HandDriven) -> RepairReport:
     files = group.files[victim.node_id]
     with StoreRepair.open(LAYOUT.root, files=files, config=SMALL) as store:
-        return asyncio.run(repair_store(store, PEERS, "g", environment=Beside(giver)))
+        return asyncio.run(repair_store(store, PEERS, "g", environment=HandEnvironment(giver)))
 
 
 def lose_from(group: ReplicaGroup, victim: HandDriven, keep: float) -> None:
-    """Leaves a share of what the checkpoint vouches for, and nothing behind it, in data and index."""
+    """Keep a share of the entries that the checkpoint covers, and none after it, in data and index."""
     files = group.files[victim.node_id]
     checkpoint = load_checkpoint(files, LAYOUT.checkpoint)
     assert checkpoint is not None
@@ -84,8 +84,8 @@ def lose_from(group: ReplicaGroup, victim: HandDriven, keep: float) -> None:
             names[path].durable[:] = content
 
 
-def ahead() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
-    """A leader and a follower have acknowledged what neither the third node nor any checkpoint knows."""
+def with_unrecorded_entries() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
+    """Return a group whose leader and a follower acknowledged entries that no checkpoint and no third node has."""
     group = ReplicaGroup(storage=SMALL)
     leader = group.leader()
     victim, late = (node for node in group.members.values() if node is not leader)
@@ -94,7 +94,7 @@ def ahead() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
     group.tick(10)
     victim.replica.save_checkpoint()
     group.deliver()
-    cut_off(group, late)
+    isolate(group, late)
     for number in range(7):
         group.append(leader, b"only two have this %d" % number)
     assert len(group.acknowledged) == 47
@@ -102,13 +102,13 @@ def ahead() -> tuple[ReplicaGroup, HandDriven, HandDriven, HandDriven]:
     return group, leader, victim, late
 
 
-def cut_off(group: ReplicaGroup, *nodes: HandDriven) -> None:
+def isolate(group: ReplicaGroup, *nodes: HandDriven) -> None:
     names = {node.node_id for node in nodes}
     group.drop = lambda message: message.sender in names or message.target in names
 
 
 def elects(group: ReplicaGroup, *nodes: HandDriven) -> bool:
-    """Whether one of these nodes comes to lead in due time."""
+    """Whether one of these nodes becomes leader."""
     for _ in range(LEADER_TICKS_MAX):
         if any(node.replica.soft_state.role is Role.LEADER for node in nodes):
             return True
@@ -117,21 +117,21 @@ def elects(group: ReplicaGroup, *nodes: HandDriven) -> bool:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.4, 0.9])
-def test_what_a_repaired_node_may_have_forgotten_is_not_lost_with_its_vote(keep: float) -> None:
-    group, leader, victim, late = ahead()
+def test_repaired_node_does_not_elect_a_leader_without_acknowledged_entries(keep: float) -> None:
+    group, leader, victim, late = with_unrecorded_entries()
     lose_from(group, victim, keep)
     report = repair(group, victim, leader)
     assert report.found
     assert not report.remaining
     victim = group.start(victim.node_id)
-    cut_off(group, leader)
-    assert not elects(group, late, victim), "they lack what was acknowledged"
+    isolate(group, leader)
+    assert not elects(group, late, victim), "they lack acknowledged entries"
     group.drop = lambda _: False
     leader = group.leader()
     group.append(leader, b"after", ticks=5)
     assert [group.lost(node) for node in group.members.values()] == [[], [], []]
-    cut_off(group, leader)
-    assert elects(group, late, victim), "it holds everything again"
+    isolate(group, leader)
+    assert elects(group, late, victim), "it has all entries again"
     group.drop = lambda _: False
     group.tick(20)
     assert [group.lost(node) for node in group.members.values()] == [[], [], []]
