@@ -21,6 +21,7 @@ from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.messages import TABLES
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.raft import messages as raft
 from dledger_core.raft.batch import Batch
@@ -37,6 +38,7 @@ from tests.fuzz.targets.scanning import SEGMENT_BYTES
 from tests.rocketmq.golden import NAMES as GOLDEN_MESSAGES
 from tests.rocketmq.golden import messages
 from tests.support.faulty_files import FaultyFiles
+from tests.support.field_values import header_of
 
 Seeds = Iterator[tuple[str, bytes]]
 STORES = Path(__file__).parents[1] / "storage" / "testdata"
@@ -122,19 +124,13 @@ def message() -> Seeds:
 
 def request() -> Seeds:
     base = {"r": 1, "g": "g"}
-    payload = _joined(codec.columns_payload(Columns.from_bodies([b"a", b"", b"ccc"])))
-    transaction = {"q": "query", "b": 7, "r": "run", "a": "attempt"}
-    yield "append", packed(base | {"t": Type.APPEND, "n": 3, "p": "p", "pe": 0, "ps": 4}, payload)
-    yield "attempt", packed(base | {"t": Type.APPEND, "n": 3, "x": transaction}, payload)
-    yield (
-        "commit",
-        packed(base | {"t": Type.TRANSACTION, "op": "commit", "x": transaction, "parts": [[1, 4, 4, 99]]}, b""),
-    )
-    read = {"start": 0, "end": 9, "max": 4096, "min_commit": 3, "wait": 10, "iso": "records", "cons": "linearizable"}
-    yield "read", packed(base | {"t": Type.READ} | read, b"")
-    yield "digest", packed(base | {"t": Type.DIGEST, "start": 0, "end": 64, "span": 16}, b"")
-    yield "at", packed(base | {"t": Type.AT, "position": 4096, "max": 100}, b"")
-    yield "time", packed(base | {"t": Type.TIME, "ms": 1_700_000_000_000, "min_commit": -1}, b"")
+    columns = _joined(codec.columns_payload(Columns.from_bodies([b"a", b"", b"ccc"])))
+    for table in TABLES:
+        header = header_of(table) | base
+        is_append = table.number is Type.APPEND
+        yield table.number.name.lower(), packed(header | ({"n": 3} if is_append else {}), columns if is_append else b"")
+    commit = {"op": "commit", "x": {"q": "query", "b": 7, "r": "run"}, "parts": [[1, 4, 4, 99]]}
+    yield "commit", packed(base | {"t": Type.TRANSACTION} | commit, b"")
     error = NotLeaderError("no", "here", "retry", {"leader": "n0"}).to_wire()
     yield "failure", packed(base | {"t": Type.FAILURE, "e": error}, b"")
 

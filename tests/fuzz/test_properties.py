@@ -10,7 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dledger_core.net.codec import PEER_TABLES
+from dledger_core.net.messages import TABLES
 from tests.fuzz.catalog import FAILING, TARGETS, corpus_of, warm_up
+from tests.fuzz.targets.messages import packed
+from tests.support.field_values import MISSING, good_value, wrong_values
 
 EXAMPLES = 60
 FEWER = {"store": 30, "connection": 30}
@@ -71,6 +75,31 @@ def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
                 if at < len(data):
                     data[at] ^= 1 << draw(st.integers(0, 7))
     return bytes(data)
+
+
+ANYTHING = st.one_of(
+    st.integers(-(1 << 63), (1 << 64) - 1), st.text(max_size=9), st.lists(st.integers(0, 9), max_size=9)
+)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> bytes:
+    """A frame whose header has a right, a wrong or any value in each field of its table."""
+    table = draw(st.sampled_from((*TABLES, *PEER_TABLES)))
+    header: dict[str, object] = {"t": table.number, "g": "g"}
+    for field in table.fields:
+        value = draw(st.one_of(st.just(good_value(field)), st.sampled_from([MISSING, *wrong_values(field)]), ANYTHING))
+        if value is not MISSING:
+            header[field.key] = value
+    return packed(header, draw(st.binary(max_size=60)), draw(st.integers(0, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["message", "request"])
+@given(headers())
+@settings(max_examples=300, derandomize=True, database=None)
+def test_target_accepts_any_values_in_fields_of_tables(target: str, data: bytes) -> None:
+    TARGETS[target](data)
 
 
 @pytest.mark.slow

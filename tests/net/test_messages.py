@@ -8,31 +8,11 @@ import pytest
 
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
 from dledger_core.net.codec import PEER_TABLES
-from dledger_core.net.fields import REQUIRED, Field, Table
+from dledger_core.net.fields import REQUIRED
 from dledger_core.net.frame import FrameDecoder, encode_frame
 from dledger_core.net.messages import TABLES, GroupsRequest
 from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
-from tests.support.wrong_values import MISSING, wrong_values
-
-TRANSACTION = {"q": "query", "b": 7, "r": "run"}
-GOOD = {"int": 5, "str": "x", "bool": True, "bytes": b"x", "list": [], "map": {}, "any": ["x", 1]}
-
-
-def good_value(field: Field) -> object:
-    """Return a value that fits a field."""
-    if field.choices:
-        return field.choices[-1]
-    if field.key == "x" and field.kind == "map":
-        return TRANSACTION
-    if field.key == "seen" and field.kind == "map":
-        return {"group": 3}
-    value = GOOD[field.kind]
-    return [1] * field.low if field.kind == "list" else value
-
-
-def header_of(table: Table) -> dict[str, object]:
-    return {"t": table.number} | {field.key: good_value(field) for field in table.fields}
-
+from tests.support.field_values import MISSING, good_value, header_of, wrong_values
 
 ALL = [pytest.param(table, id=table.number.name) for table in (*TABLES, *PEER_TABLES)]
 

@@ -14,8 +14,8 @@ from dledger_core.net import codec
 from dledger_core.net.messages import READ, TABLES, ReadRequest
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
+from tests.support.field_values import MISSING, wrong_values
 from tests.support.server_group import TIMEOUT_S, RawClient, ServerGroup, eventually, run
-from tests.support.wrong_values import MISSING, wrong_values
 
 KEY = {"q": "query", "b": 0, "r": "run"}
 BODIES = codec.columns_payload(Columns.from_bodies([b"one", b"two"]))

@@ -1,11 +1,11 @@
-"""Values that do not fit a field of a message, by its table."""
+"""Values that fit a field of a message, and values that do not, by its table."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from dledger_core.net.fields import REQUIRED, Field
+from dledger_core.net.fields import REQUIRED, Field, Table
 
 MISSING = object()
 _SOME: dict[str, list[Any]] = {
@@ -23,3 +23,20 @@ def wrong_values(field: Field) -> list[Any]:
     candidates = [1.5, math.nan, math.inf, None, *(value for values in _SOME.values() for value in values)]
     found = [value for value in candidates if not field.fits(value)]
     return [*found, MISSING] if field.default is REQUIRED else found
+
+
+def good_value(field: Field) -> object:
+    """Return a value that fits a field."""
+    if field.choices:
+        return field.choices[-1]
+    if field.key == "x" and field.kind == "map":
+        return {"q": "query", "b": 7, "r": "run"}
+    if field.key == "seen" and field.kind == "map":
+        return {"group": 3}
+    value = {"int": 5, "str": "x", "bool": True, "bytes": b"x", "list": [1] * field.low, "map": {}, "any": ["x", 1]}
+    return value[field.kind]
+
+
+def header_of(table: Table[Any]) -> dict[str, object]:
+    """Return a header that fits a table."""
+    return {"t": table.number} | {field.key: good_value(field) for field in table.fields}
