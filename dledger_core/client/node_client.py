@@ -40,10 +40,9 @@ from dledger_core.client.status import (
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId, check_parts, column_crc
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
+from dledger_core.net import messages
 from dledger_core.net.codec import columns_payload
-from dledger_core.net.fields import int_field, str_field
 from dledger_core.net.frame import Frame
-from dledger_core.net.protocol import Type
 from dledger_core.record import Columns, Fetch, Isolation
 
 POLL_S: Final = 0.1
@@ -97,34 +96,36 @@ class NodeClient:
     async def append_columns(
         self, columns: Columns, *, producer_id: str | None = None, epoch: int = 0, sequence: int | None = None
     ) -> AppendResult:
-        request: dict[str, Any] = {"t": Type.APPEND, "n": columns.count}
-        if producer_id is not None:
-            if sequence is None:
-                raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
-            request |= {"p": producer_id, "pe": epoch, "ps": sequence}
-        return await self._append(request, columns, idempotent=producer_id is not None)
+        if producer_id is None:
+            return await self._append(messages.AppendRequest(count=columns.count), columns, idempotent=False)
+        if sequence is None:
+            raise BadRequestError("a producer id without a sequence", "sequence", "pass it, or use Producer")
+        request = messages.AppendRequest(count=columns.count, producer_id=producer_id, epoch=epoch, sequence=sequence)
+        return await self._append(request, columns, idempotent=True)
 
     async def append_attempt(self, bodies: Bodies, *, transaction: TransactionId, attempt: str) -> AttemptResult:
         columns = columns_of(bodies)
-        request = {"t": Type.APPEND, "n": columns.count, "x": {**transaction_map(transaction), "a": attempt}}
+        part = {**transaction_map(transaction), "a": attempt}
+        request = messages.AppendRequest(count=columns.count, transaction=part)
         # Idempotent: if a first copy took effect, the commit does not list it, so it is orphaned.
         result = await self._append(request, columns, idempotent=True)
         return AttemptResult(
             result.first_index, result.last_index, result.term, columns.count, column_crc(columns.crcs)
         )
 
-    async def _append(self, request: dict[str, Any], columns: Columns, *, idempotent: bool) -> AppendResult:
-        request["g"] = self.group
-        frame = await self._requests.to_leader(request, *columns_payload(columns), idempotent=idempotent)
-        first, last = int_field(frame.header, "first", 0), int_field(frame.header, "last", 0)
-        if last - first + 1 != columns.count:
-            values = {"first": first, "last": last, "sent": columns.count}
+    async def _append(self, request: messages.AppendRequest, columns: Columns, *, idempotent: bool) -> AppendResult:
+        header = messages.APPEND.encode(request, g=self.group)
+        frame = await self._requests.to_leader(header, *columns_payload(columns), idempotent=idempotent)
+        response = messages.APPEND_OK.decode(frame.header)
+        if response.last - response.first + 1 != columns.count:
+            values = {"first": response.first, "last": response.last, "sent": columns.count}
             raise ProtocolError("the response covers a different number of entries than sent", "", "", values)
-        self._view.saw_commit(last)
-        return AppendResult(first, last, int_field(frame.header, "term"))
+        self._view.saw_commit(response.last)
+        return AppendResult(response.first, response.last, response.term)
 
     async def producer(self, producer_id: str) -> ProducerState:
-        return producer_of(await self._to_leader({"t": Type.PRODUCER, "p": producer_id}))
+        request = messages.ProducerRequest(producer_id=producer_id)
+        return producer_of(await self._to_leader(messages.PRODUCER.encode(request, g=self.group)))
 
     async def transaction(self, transaction: TransactionId) -> TransactionState:
         return await self._transaction("state", transaction)
@@ -133,18 +134,18 @@ class NodeClient:
         self, transaction: TransactionId, parts: Sequence[Part], input_id: str = ""
     ) -> TransactionState:
         check_parts(parts)
-        return await self._transaction("commit", transaction, parts=[[*map(int, p)] for p in parts], i=input_id or None)
+        rows = [[*map(int, part)] for part in parts]
+        return await self._transaction("commit", transaction, parts=rows, input_id=input_id or None)
 
     async def abort_transaction(self, transaction: TransactionId) -> TransactionState:
         return await self._transaction("abort", transaction)
 
     async def _transaction(self, op: str, key: TransactionId, **fields: Any) -> TransactionState:
-        fields |= {"t": Type.TRANSACTION, "op": op, "x": transaction_map(key)}
-        return transaction_of(await self._to_leader(fields))
+        request = messages.TransactionRequest(operation=op, transaction=transaction_map(key), **fields)
+        return transaction_of(await self._to_leader(messages.TRANSACTION.encode(request, g=self.group)))
 
     async def _to_leader(self, request: dict[str, Any]) -> Frame:
         """Send an idempotent request to the leader."""
-        request["g"] = self.group
         return await self._requests.to_leader(request, idempotent=True)
 
     # --- reads --------------------------------------------------------------------------------------------------------
@@ -229,15 +230,18 @@ class NodeClient:
     # --- the group ----------------------------------------------------------------------------------------------------
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
-        return agreed(await self._view.ask_all({"pin": [name, int(seconds * 1000)], "start": int(start)}))
+        request = messages.MetadataRequest(pin=[name, int(seconds * 1000)], start=int(start))
+        return agreed(await self._view.ask_all(messages.METADATA.encode(request)))
 
-    async def _ask_all(self, fields: Mapping[str, Any] | None) -> Mapping[str, Frame | DLedgerError]:
+    async def _ask_all(self, request: Mapping[str, Any]) -> Mapping[str, Frame | DLedgerError]:
         """Ask every node, in parallel and for at most a second each; retry if no node responds."""
         connected = self._view.pool.connected
-        return await with_retries(lambda: self._view.ask_all(fields), self._timeouts, connected=connected)
+        return await with_retries(lambda: self._view.ask_all(request), self._timeouts, connected=connected)
 
     async def metadata(self, *, space: bool = False) -> Metadata:
-        found = metadata_of(self.peers, await self._ask_all({"space": True} if space else None))
+        found = metadata_of(
+            self.peers, await self._ask_all(messages.METADATA.encode(messages.MetadataRequest(space=space)))
+        )
         if found.leader_id is not None:
             self._view.leader_is(found.leader_id)
         return found
@@ -251,12 +255,13 @@ class NodeClient:
             await asyncio.sleep(POLL_S)
 
     async def groups(self) -> dict[str, str | None]:
-        return groups_of(await self._ask_all({"t": Type.GROUPS}))
+        return groups_of(await self._ask_all(messages.GROUPS.encode(messages.GroupsRequest())))
 
     def role_changes(self) -> AsyncGenerator[RoleChange, None]:
         return self._watches.changes()
 
     async def transfer_leadership(self, node_id: str) -> None:
         self._view.check_node(node_id)
-        frame = await self._to_leader({"t": Type.TRANSFER, "node": node_id})
-        self._view.leader_is(str_field(frame.header, "leader"))
+        request = messages.TRANSFER.encode(messages.TransferRequest(node=node_id), g=self.group)
+        frame = await self._to_leader(request)
+        self._view.leader_is(messages.TRANSFER_OK.decode(frame.header).leader)

@@ -27,10 +27,9 @@ from dledger_core.errors import (
     ProtocolError,
     UnsupportedError,
 )
+from dledger_core.net import messages
 from dledger_core.net.codec import parse_records
-from dledger_core.net.fields import int_field
 from dledger_core.net.frame import Frame
-from dledger_core.net.protocol import Type
 from dledger_core.record import (
     DESCRIPTIONS,
     HEADER_BYTES,
@@ -51,7 +50,11 @@ BEHIND_WAIT_MS: Final = 1_000
 """How long a replica may wait until it has entries that are known to be readable."""
 
 _DIGEST_ROW = [int, int, int, int, bytes, bytes]
-_WIRE_ISOLATION = {"read_committed": "committed", "read_uncommitted": "uncommitted", "records": "records"}
+_WIRE_ISOLATION: Final[dict[str, messages.Isolation]] = {
+    "read_committed": "committed",
+    "read_uncommitted": "uncommitted",
+    "records": "records",
+}
 
 
 class PrefixFormat(Protocol):
@@ -94,7 +97,6 @@ class Reader:
     ) -> Fetch:
         """See ``LogClient.fetch``; with the isolation ``records`` see ``LogClient.records``."""
         request = read_request(
-            self._view.group,
             start,
             end,
             max_bytes=max_bytes,
@@ -110,13 +112,13 @@ class Reader:
             check_progress(found.next_index, start, min(end, min_end))
             return found
 
-        wait_s = request["wait"] / 1000
+        header, wait_s = messages.READ.encode(request, g=self._view.group), request.wait_ms / 1000
         if node is not None:
-            found = await self._requests.to_node(node, request, decode, wait_s=wait_s)
+            found = await self._requests.to_node(node, header, decode, wait_s=wait_s)
         elif consistency == "linearizable":
-            found = decode(await self._requests.to_leader(request, idempotent=True, wait_s=wait_s))
+            found = decode(await self._requests.to_leader(header, idempotent=True, wait_s=wait_s))
         else:
-            found = await self._requests.to_any(request, decode, choice=choice, wait_s=wait_s)
+            found = await self._requests.to_any(header, decode, choice=choice, wait_s=wait_s)
         self._view.saw_commit(found.commit_index)
         return found
 
@@ -139,12 +141,11 @@ class Reader:
         Returns:
             The leader's response; ``found`` if no leader responds.
         """
-        request = read_request(
-            self._view.group, index, index + 1, max_bytes=1, min_commit=-1, consistency="linearizable"
-        )
+        request = read_request(index, index + 1, max_bytes=1, min_commit=-1, consistency="linearizable")
+        header = messages.READ.encode(request, g=self._view.group)
         short = Timeouts(min(self._timeouts.request_s, NEWEST_TIMEOUT_S))
         try:
-            return decode_read(request, await self._requests.to_leader(request, idempotent=True, timeouts=short))
+            return decode_read(request, await self._requests.to_leader(header, idempotent=True, timeouts=short))
         except DLedgerError:
             return found
 
@@ -153,7 +154,8 @@ class Reader:
         if position < 0 or max_bytes < 1:
             values = {"position": position, "max_bytes": max_bytes}
             raise BadRequestError("a read's numbers are out of range", "", "the first position is 0", values)
-        request = {"t": Type.AT, "g": self._view.group, "position": int(position), "max": int(max_bytes)}
+        message = messages.AtRequest(position=int(position), max_bytes=int(max_bytes))
+        request = messages.AT.encode(message, g=self._view.group)
 
         def decode(frame: Frame) -> PositionFetch | int:
             return decode_position(frame, position, self._prefix)
@@ -188,9 +190,10 @@ class Reader:
 
     async def index_at_time(self, timestamp: datetime | int, min_commit: int) -> int:
         """See ``OptionalOperations.offset_for_time``."""
-        request = {"t": Type.TIME, "g": self._view.group, "ms": millis(timestamp)}
-        request["min_commit"] = max(int(min_commit), self._view.commit_seen)
-        return await self._requests.to_any(request, lambda frame: int_field(frame.header, "index", 0))
+        wanted = max(int(min_commit), self._view.commit_seen)
+        message = messages.TimeRequest(time_ms=millis(timestamp), min_commit=wanted)
+        request = messages.TIME.encode(message, g=self._view.group)
+        return await self._requests.to_any(request, lambda frame: messages.TIME_OK.decode(frame.header).index)
 
     async def digest(self, start: int, end: int, *, span: int, node: str | None, min_end: int) -> DigestReport:
         """See ``OptionalOperations.digest``."""
@@ -200,26 +203,25 @@ class Reader:
             check_progress(report.next_index, start, min(end, min_end))
             return report
 
-        request = {"t": Type.DIGEST, "g": self._view.group, "start": int(start), "end": int(end), "span": int(span)}
-        return await self._requests.to_one(node, request, decode)
+        message = messages.DigestRequest(start=int(start), end=int(end), span=int(span))
+        return await self._requests.to_one(node, messages.DIGEST.encode(message, g=self._view.group), decode)
 
     async def wait_for_entries(self, seen: Mapping[str, int], wait_ms: int, isolation: str) -> frozenset[str]:
         """See ``OptionalOperations.wait_for_entries``."""
-        request = {
-            "t": Type.AWAIT,
-            "seen": {group: int(end) for group, end in seen.items()},
-            "iso": wire_isolation(isolation),
-            "wait": int(wait_ms),
-        }
+        message = messages.AwaitRequest(
+            seen={group: int(end) for group, end in seen.items()},
+            isolation=wire_isolation(isolation),
+            wait_ms=int(wait_ms),
+        )
 
         def decode(frame: Frame) -> frozenset[str]:
-            grown = frame.header.get("grown")
-            if not isinstance(grown, list) or not all(type(group) is str and group in seen for group in grown):
-                raise ProtocolError("malformed response to await", "header")
-            return frozenset(grown)
+            grown = frozenset(messages.AWAIT_OK.decode(frame.header).grown)
+            if not grown <= seen.keys():
+                raise ProtocolError("the response names other groups than requested", "header")
+            return grown
 
         once = Timeouts(self._timeouts.request_s)
-        return await self._requests.to_any(request, decode, wait_s=wait_ms / 1000, timeouts=once)
+        return await self._requests.to_any(messages.AWAIT.encode(message), decode, wait_s=wait_ms / 1000, timeouts=once)
 
     async def describe(self, table: str, node: str | None) -> pa.RecordBatch:
         """Return a table of DESCRIPTIONS of a replica, page by page.
@@ -233,7 +235,8 @@ class Reader:
         more = True
         while more:
             after = key_of(table, rows[-1]) if rows else None
-            request = {"t": Type.DESCRIBE, "g": self._view.group, "table": table, "after": after}
+            message = messages.DescribeRequest(table=table, after=after)
+            request = messages.DESCRIBE.encode(message, g=self._view.group)
             page, more = await self._requests.to_one(node, request, _decode_page)
             rows += page
         try:
@@ -246,7 +249,6 @@ class Reader:
 
 
 def read_request(
-    group: str,
     start: int,
     end: int,
     *,
@@ -255,8 +257,8 @@ def read_request(
     consistency: str = "committed",
     isolation: str = "read_committed",
     wait_ms: int = 0,
-) -> dict[str, Any]:
-    """Return the header of READ.
+) -> messages.ReadRequest:
+    """Return a checked READ.
 
     Raises:
         BadRequestError: an argument is not allowed.
@@ -264,17 +266,15 @@ def read_request(
     if consistency not in ("committed", "linearizable"):
         raise BadRequestError(f"unknown consistency {consistency!r}", "consistency", "committed or linearizable")
     check_numbers(start, max_bytes, wait_ms)
-    return {
-        "t": Type.READ,
-        "g": group,
-        "start": int(start),
-        "end": int(end),
-        "max": int(max_bytes),
-        "min_commit": int(min_commit),
-        "wait": int(wait_ms),
-        "iso": wire_isolation(isolation),
-        "cons": consistency,
-    }
+    return messages.ReadRequest(
+        start=int(start),
+        end=int(end),
+        max_bytes=int(max_bytes),
+        min_commit=int(min_commit),
+        wait_ms=int(wait_ms),
+        isolation=wire_isolation(isolation),
+        consistency=consistency,
+    )
 
 
 def check_numbers(start: int, max_bytes: int, wait_ms: int) -> None:
@@ -284,8 +284,8 @@ def check_numbers(start: int, max_bytes: int, wait_ms: int) -> None:
         raise BadRequestError("a read's numbers are out of range", "", "the first index is 0", values)
 
 
-def wire_isolation(isolation: str) -> str:
-    """Return the header field ``iso``; raise BadRequestError for an unknown isolation."""
+def wire_isolation(isolation: str) -> messages.Isolation:
+    """Return the isolation of a request; raise BadRequestError for an unknown isolation."""
     if isolation not in _WIRE_ISOLATION:
         raise BadRequestError(f"unknown isolation {isolation!r}", "isolation", "read_committed or read_uncommitted")
     return _WIRE_ISOLATION[isolation]
@@ -307,27 +307,26 @@ def millis(timestamp: datetime | int) -> int:
 # --- responses --------------------------------------------------------------------------------------------------------
 
 
-def decode_read(request: dict[str, Any], frame: Frame) -> Fetch:
+def decode_read(request: messages.ReadRequest, frame: Frame) -> Fetch:
     """Return the decoded READ_OK, without control entries and orphaned attempts unless records were requested.
 
     Raises:
         ProtocolError: the response is malformed or covers another range.
         CorruptRecordError: a record is damaged.
     """
-    header = frame.header
-    n, next_index = int_field(header, "n", 0), int_field(header, "next", 0)
-    records = parse_records(frame.payload, n)
-    first = next_index - n
-    if first < request["start"]:
-        values = {"start": request["start"], "first": first}
+    response = messages.READ_OK.decode(frame.header)
+    records = parse_records(frame.payload, response.count)
+    first = response.next_index - response.count
+    if first < request.start:
+        values = {"start": request.start, "first": first}
         raise ProtocolError("the response covers a different range than requested", "", "", values)
     records.check(first, gather=True)
     return Fetch(
-        _to_batch(records, first, header, as_records=request["iso"] == "records"),
-        next_index,
-        int_field(header, "commit"),
-        int_field(header, "visible", 0),
-        int_field(header, "first", 0),
+        _to_batch(records, first, response.skip, as_records=request.isolation == "records"),
+        response.next_index,
+        response.commit_index,
+        response.visible_end,
+        response.first_index,
     )
 
 
@@ -338,14 +337,14 @@ def check_progress(next_index: int, start: int, min_end: int) -> None:
         raise BehindError("the replica has not reached the requested index", "", "ask another replica", values)
 
 
-def _to_batch(records: Records, first: int, header: dict[str, Any], *, as_records: bool) -> pa.RecordBatch:
+def _to_batch(records: Records, first: int, skip: list[list[int]], *, as_records: bool) -> pa.RecordBatch:
     if not records.count:
         return empty_batch(RECORD_SCHEMA if as_records else READ_SCHEMA)
     if as_records:
         return to_arrow(records, magic=True)
     try:
-        return data_entries(records, first, header.get("skip") or ())
-    except (TypeError, ValueError, OverflowError):
+        return data_entries(records, first, skip)
+    except (ValueError, OverflowError):
         raise ProtocolError("field 'skip' is malformed", "header") from None
 
 
@@ -357,15 +356,14 @@ def entry_of(batch: pa.RecordBatch, row: int) -> Entry:
 
 def decode_position(frame: Frame, position: int, prefix: PrefixFormat | None) -> PositionFetch | int:
     """Return the decoded AT_OK: messages of the commitlog prefix, or the index to read the log from."""
-    header = frame.header
-    if header.get("index") is not None:
-        return int_field(header, "index", 0)
+    response = messages.AT_OK.decode(frame.header)
+    if response.index is not None:
+        return response.index
     if prefix is None:
         raise UnsupportedError.of("reads of a commitlog prefix", "dledger", "")
-    n, next_position = int_field(header, "n", 1), int_field(header, "next", 0)
-    found = parse_records(frame.payload, n)
-    first = next_position - found.nbytes
-    if first < position:
+    n, found = response.count, parse_records(frame.payload, response.count)
+    first = response.next_position - found.nbytes
+    if not n or first < position:
         values = {"position": position, "first": first}
         raise ProtocolError("the response covers a different range than requested", "", "", values)
     offsets = np.zeros(n + 1, np.int32)
@@ -379,7 +377,7 @@ def decode_position(frame: Frame, position: int, prefix: PrefixFormat | None) ->
     if faults.any():
         values = {"position": batch.column("position")[int((faults != 0).argmax())].as_py()}
         raise CorruptRecordError("a message of the commitlog prefix arrived damaged", "", "retry", values)
-    return PositionFetch(batch, next_position, None)
+    return PositionFetch(batch, response.next_position, None)
 
 
 def ending_after(batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
@@ -397,24 +395,17 @@ def decode_digests(frame: Frame) -> DigestReport:
     Raises:
         ProtocolError: it is malformed.
     """
-    header = frame.header
-    rows, damaged = header.get("ranges"), header.get("damaged")
-    well_formed = (
-        isinstance(rows, list)
-        and all(isinstance(row, list) and list(map(type, row)) == _DIGEST_ROW for row in rows)
-        and isinstance(damaged, list)
-        and all(type(index) is int for index in damaged)
-    )
-    if not well_formed:
-        raise ProtocolError("malformed response to digest", "header")
-    ranges = tuple(RangeDigest(row[0], row[1], *row[3:]) for row in rows or ())
-    return DigestReport(ranges, int_field(header, "next", 0), int_field(header, "commit"), tuple(damaged or ()))
+    response = messages.DIGEST_OK.decode(frame.header)
+    found: list[Any] = response.ranges
+    if not all(isinstance(row, list) and list(map(type, row)) == _DIGEST_ROW for row in found):
+        raise ProtocolError("field 'ranges' is malformed", "header")
+    ranges = tuple(RangeDigest(row[0], row[1], *row[3:]) for row in response.ranges)
+    return DigestReport(ranges, response.next_index, response.commit_index, tuple(response.damaged))
 
 
 def _decode_page(frame: Frame) -> tuple[list[Any], bool]:
-    rows, more = frame.header.get("rows"), frame.header.get("more")
-    well_formed = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
-    if not well_formed or not isinstance(more, bool) or (more and not rows):
-        raise ProtocolError("malformed response to describe", "header")
-    assert isinstance(rows, list)
-    return rows, more
+    response = messages.DESCRIBE_OK.decode(frame.header)
+    rows: list[Any] = response.rows
+    if not all(isinstance(row, list) and row for row in rows) or (response.more and not rows):
+        raise ProtocolError("field 'rows' is malformed", "header")
+    return rows, response.more

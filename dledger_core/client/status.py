@@ -20,9 +20,8 @@ from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
-from dledger_core.net.fields import int_field, str_field
+from dledger_core.net import messages
 from dledger_core.net.frame import Frame
-from dledger_core.net.protocol import Type
 from dledger_core.record import Isolation
 
 WATCH_WAIT_S: Final = 2.0
@@ -39,16 +38,18 @@ def metadata_of(peers: Sequence[Peer], responses: Mapping[str, Frame | DLedgerEr
     Raises:
         ProtocolError: a response is malformed.
     """
-    headers = [response.header for response in responses.values() if isinstance(response, Frame)]
-    nodes = tuple(_node_status(peer, responses[str(peer.node_id)]) for peer in peers)
-    newest = max(headers, key=lambda header: int_field(header, "term"))
+    decoded = {
+        node: messages.METADATA_OK.decode(response.header)
+        for node, response in responses.items()
+        if isinstance(response, Frame)
+    }
+    nodes = tuple(_node_status(peer, decoded.get(str(peer.node_id))) for peer in peers)
+    newest = max(decoded.values(), key=lambda response: response.term)
     # A node that reports itself as leader is right; other nodes may still name the previous leader.
-    leading = [h["self"][0] for h in headers if h["self"][1] == "leader" and h["term"] == newest["term"]]
-    uuid = next((header["log"] for header in headers if header.get("log")), None)
-    preferred = newest.get("preferred")
-    leader = leading[0] if leading else newest.get("leader")
-    named = tuple(map(str, preferred)) if isinstance(preferred, list) else ()
-    return Metadata(leader, newest["term"], nodes, uuid, named)
+    leading = [r.node[0] for r in decoded.values() if r.node[1] == "leader" and r.term == newest.term]
+    uuid = next((response.log for response in decoded.values() if response.log), None)
+    leader = leading[0] if leading else newest.leader
+    return Metadata(leader, newest.term, nodes, uuid, tuple(newest.preferred))
 
 
 def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> LogRange:
@@ -62,19 +63,17 @@ def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> Lo
     return LogRange(max(0, first), max(0, end), commit, metadata.log_uuid)
 
 
-def _node_status(peer: Peer, response: Frame | DLedgerError) -> NodeStatus:
-    if isinstance(response, DLedgerError):
+def _node_status(peer: Peer, response: messages.MetadataResponse | None) -> NodeStatus:
+    if response is None:
         return NodeStatus(str(peer.node_id), peer.address)
-    row = response.header.get("self")
-    if not isinstance(row, list) or list(map(type, row[:8])) != _STATUS_ROW:
-        raise ProtocolError("malformed response to metadata", peer.address)
-    node_id, role, _, first, last, commit, visible_end, data_bytes = row[:8]
+    if list(map(type, response.node)) != _STATUS_ROW:
+        raise ProtocolError("field 'self' is malformed", peer.address)
+    node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
-    status = replace(status, is_recovering=response.header.get("is_recovering") is True)
-    match response.header.get("orphaned"):
-        case [int(entries), int(nbytes)]:
-            return replace(status, lost_entries=entries, lost_bytes=nbytes)
-    return status
+    status = replace(status, is_recovering=response.is_recovering)
+    if response.orphaned is None:
+        return status
+    return replace(status, lost_entries=response.orphaned[0], lost_bytes=response.orphaned[1])
 
 
 def groups_of(responses: Mapping[str, Frame | DLedgerError]) -> dict[str, str | None]:
@@ -86,9 +85,9 @@ def groups_of(responses: Mapping[str, Frame | DLedgerError]) -> dict[str, str | 
     found: dict[str, str | None] = {}
     for response in responses.values():
         if isinstance(response, Frame):
-            logs = response.header.get("logs")
-            if not isinstance(logs, dict) or not all(isinstance(uuid, (str, type(None))) for uuid in logs.values()):
-                raise ProtocolError("malformed response to groups", "header")
+            logs = messages.GROUPS_OK.decode(response.header).logs
+            if not all(isinstance(uuid, (str, type(None))) for uuid in logs.values()):
+                raise ProtocolError("field 'logs' is malformed", "header")
             found |= {str(group): uuid or found.get(group) for group, uuid in logs.items()}
     return dict(sorted(found.items()))
 
@@ -103,22 +102,16 @@ def agreed(responses: Mapping[str, Frame | DLedgerError]) -> tuple[str, ...]:
 
 def producer_of(frame: Frame) -> ProducerState:
     """Return the decoded PRODUCER_OK."""
-    header, last = frame.header, frame.header.get("last")
-    last_range = (int(last[0]), int(last[1])) if isinstance(last, list) and len(last) == 2 else None
-    known, epoch = bool(header.get("known")), int_field(header, "epoch", 0)
-    return ProducerState(known, epoch, int_field(header, "sequence", 0), last_range)
+    response = messages.PRODUCER_OK.decode(frame.header)
+    last = None if response.last is None else (response.last[0], response.last[1])
+    return ProducerState(response.known, response.epoch, response.sequence, last)
 
 
 def transaction_of(frame: Frame) -> TransactionState:
     """Return the decoded TRANSACTION_OK."""
-    header = frame.header
-    try:
-        parts = tuple(Part(*map(int, part)) for part in header.get("parts") or ())
-    except (TypeError, ValueError):
-        raise ProtocolError("field 'parts' is malformed", "header") from None
-    input_id = str_field(header, "i") if "i" in header else ""
-    newest = int_field(header, "newest") if "newest" in header else -1
-    return TransactionState(str_field(header, "state"), parts, int_field(header, "index"), input_id, newest)
+    response = messages.TRANSACTION_OK.decode(frame.header)
+    parts = tuple(Part(*part) for part in response.parts)
+    return TransactionState(response.state, parts, response.index, response.input_id, response.newest)
 
 
 def transaction_map(transaction: TransactionId) -> dict[str, Any]:
@@ -187,7 +180,8 @@ class RoleWatch:
     async def _poll(self, node_id: str, last: RoleChange | None) -> RoleChange:
         known = last is not None and last.role != "unreachable"
         seen = [last.role, last.leader_id, last.term] if last is not None and known else None
-        request: dict[str, Any] = {"t": Type.WATCH, "g": self._group, "wait": int(self._wait_s * 1000), "seen": seen}
+        message = messages.WatchRequest(wait_ms=int(self._wait_s * 1000), seen=seen)
+        request = messages.WATCH.encode(message, g=self._group)
         channel = await self._pool.channel(node_id, self._response_s)
         return _change_of(node_id, await channel.request(request, timeout_s=self._wait_s + self._response_s))
 
@@ -222,9 +216,5 @@ class RoleWatches:
 
 
 def _change_of(node_id: str, frame: Frame) -> RoleChange:
-    header = frame.header
-    leader_id = str_field(header, "leader") if header.get("leader") is not None else None
-    broker_role = str_field(header, "broker")
-    if broker_role not in ("master", "slave"):
-        raise ProtocolError("field 'broker' is malformed", "header")
-    return RoleChange(node_id, str_field(header, "role"), broker_role, int_field(header, "term"), leader_id)
+    response = messages.WATCH_OK.decode(frame.header)
+    return RoleChange(node_id, response.role, response.broker, response.term, response.leader)

@@ -17,7 +17,7 @@ from dledger_core.client import AsyncLogClient, NodeClient
 from dledger_core.client.routing.retry import Timeouts
 from dledger_core.config import Peer, format_peers, parse_peers
 from dledger_core.errors import DLedgerError, IndexOutOfRangeError, NotLeaderError
-from dledger_core.net import codec
+from dledger_core.net import codec, messages
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
 from dledger_core.net.transport import serve
@@ -121,6 +121,9 @@ class FakeLog:
         return self.append(Columns.empty(), b"")
 
 
+TABLES = {table.number: table for table in messages.TABLES}
+
+
 class FakeNode:
     """One node. ``script[type]`` lists the steps for the next requests of a type, before the normal responses.
 
@@ -155,7 +158,9 @@ class FakeNode:
             self.server = None
 
     def asked(self, kind):
-        return [frame.header for frame in self.requests if frame.header["t"] == kind]
+        """The headers of the received requests of a type, with the defaults of missing fields."""
+        defaults = {field.key: field.default for field in TABLES[kind].fields}
+        return [defaults | frame.header for frame in self.requests if frame.header["t"] == kind]
 
     def on_close(self, connection, error):
         pass
@@ -192,7 +197,8 @@ class FakeNode:
             or header.get("cons") == "linearizable"
         ):
             self.check_leads()
-        return getattr(self, f"on_{Type(kind).name.lower()}")(header, frame.payload)
+        defaults = {field.key: field.default for field in TABLES[kind].fields}
+        return getattr(self, f"on_{Type(kind).name.lower()}")(defaults | header, frame.payload)
 
     def check_leads(self):
         if self.leader != self.node_id:
@@ -202,18 +208,20 @@ class FakeNode:
         log = self.group.log
         role = "leader" if self.leader == self.node_id else "follower"
         me = [self.node_id, role, 1, 0, log.end - 1, log.end - 1, log.end, log.position]
-        return {"t": Type.METADATA_OK, "leader": self.leader, "term": 1, "log": "uuid", "self": me, "peers": ""}, []
+        state = {"leader": self.leader, "term": 1, "log": "uuid", "self": me, "is_recovering": False}
+        group = {"peers": "", "groups": [], "preferred": [], "time": None}
+        return {"t": Type.METADATA_OK} | state | group, []
 
     def on_append(self, header, payload):
         log, columns = self.group.log, codec.parse_columns(payload, header["n"])
         columns.verify()
-        done = log.producers.setdefault(header["p"], {}) if "p" in header else {}
-        if header.get("ps") in done:
+        done = log.producers.setdefault(header["p"], {}) if header["p"] else {}
+        if header["ps"] in done:
             first, last = done[header["ps"]]
         else:
-            leads = control.pack({"k": "x"}) if "p" in header or "x" in header else None
+            leads = control.pack({"k": "x"}) if header["p"] or header["x"] else None
             first, last = log.append(columns, leads)
-            done[header.get("ps")] = first, last
+            done[header["ps"]] = first, last
         return {"t": Type.APPEND_OK, "first": first, "last": last, "term": 1}, []
 
     def on_read(self, header, payload):
@@ -255,11 +263,19 @@ class FakeNode:
 
     def on_transaction(self, header, payload):
         state = {"state": "open", "commit": "committed", "abort": "aborted"}[header["op"]]
-        return {"t": Type.TRANSACTION_OK, "state": state, "parts": header.get("parts", []), "index": 7}, []
+        parts = header["parts"] or []
+        return {"t": Type.TRANSACTION_OK, "state": state, "parts": parts, "index": 7, "newest": -1, "i": ""}, []
 
     def on_digest(self, header, payload):
         rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]
-        return {"t": Type.DIGEST_OK, "ranges": rows, "next": header["end"], "commit": 9, "damaged": [3]}, []
+        return {
+            "t": Type.DIGEST_OK,
+            "ranges": rows,
+            "next": header["end"],
+            "commit": 9,
+            "damaged": [3],
+            "cut": False,
+        }, []
 
     def on_groups(self, header, payload):
         return {"t": Type.GROUPS_OK, "logs": {"default": "uuid"}}, []

@@ -21,8 +21,8 @@ from dledger_core.errors import (
     UnknownGroupError,
     UnreachableError,
 )
+from dledger_core.net import messages
 from dledger_core.net.frame import Frame
-from dledger_core.net.protocol import Type
 
 ASK_TIMEOUT_S: Final = 1.0
 UNRESPONSIVE_S: Final = 10.0
@@ -49,6 +49,7 @@ class ReplicaChoice:
 
 
 ANY_REPLICA: Final = ReplicaChoice()
+_METADATA: Final = messages.METADATA.encode(messages.MetadataRequest())
 
 
 class ClusterView:
@@ -114,7 +115,7 @@ class ClusterView:
 
     async def _discover(self) -> str:
         """Return the first node that a response names as leader."""
-        tasks = [asyncio.create_task(self._ask(node_id, {}, ASK_TIMEOUT_S)) for node_id in self.pool.peers]
+        tasks = [asyncio.create_task(self._ask(node_id, _METADATA, ASK_TIMEOUT_S)) for node_id in self.pool.peers]
         failures: list[DLedgerError] = []
         try:
             for done in asyncio.as_completed(tasks):
@@ -210,8 +211,8 @@ class ClusterView:
 
     # --- all nodes ------------------------------------------------------------------------------------------------
 
-    async def _ask(self, node_id: str, fields: Mapping[str, Any], timeout_s: float) -> Frame | DLedgerError:
-        request: dict[str, Any] = {"t": Type.METADATA, "g": self.group} | dict(fields)
+    async def _ask(self, node_id: str, header: Mapping[str, Any], timeout_s: float) -> Frame | DLedgerError:
+        request = {**header, "g": self.group}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         try:
@@ -225,16 +226,16 @@ class ClusterView:
         return response
 
     async def _ask_each(
-        self, fields: Mapping[str, Any], unresponsive: Container[str]
+        self, header: Mapping[str, Any], unresponsive: Container[str]
     ) -> dict[str, Frame | DLedgerError]:
         def timeout_s(node_id: str) -> float:
             return UNRESPONSIVE_TIMEOUT_S if node_id in unresponsive else ASK_TIMEOUT_S
 
-        responses = await asyncio.gather(*(self._ask(node, fields, timeout_s(node)) for node in self.pool.peers))
+        responses = await asyncio.gather(*(self._ask(node, header, timeout_s(node)) for node in self.pool.peers))
         return dict(zip(self.pool.peers, responses, strict=True))
 
-    async def ask_all(self, fields: Mapping[str, Any] | None = None) -> dict[str, Frame | DLedgerError]:
-        """Query the metadata of every node, in parallel, at most a second each; ``fields`` extend the request.
+    async def ask_all(self, header: Mapping[str, Any]) -> dict[str, Frame | DLedgerError]:
+        """Send a request to every node, in parallel, and wait at most a second for each.
 
         An unresponsive node gets a short timeout, unless no other node responds: one crashed machine must not slow
         down every query.
@@ -242,9 +243,9 @@ class ClusterView:
         now = asyncio.get_running_loop().time()
         self._unresponsive = {node: until for node, until in self._unresponsive.items() if until > now}
         unresponsive = set(self._unresponsive)
-        found = await self._ask_each(fields or {}, unresponsive)
+        found = await self._ask_each(header, unresponsive)
         if unresponsive and not any(isinstance(response, Frame) for response in found.values()):
-            found = await self._ask_each(fields or {}, ())
+            found = await self._ask_each(header, ())
         if not any(isinstance(response, Frame) for response in found.values()):
             failures = [response for response in found.values() if isinstance(response, DLedgerError)]
             unknown = next((e for e in failures if isinstance(e, UnknownGroupError)), None)
