@@ -207,7 +207,6 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("job", OUTPUTS)
 def test_dry_run_writes_nothing(
     job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
@@ -236,7 +235,6 @@ STREAMING: dict[str, tuple[str, ...]] = {
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("job", OUTPUTS)
 def test_sigterm_stops_job_and_next_run_completes(
     job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[
     return int(stopped.value.code or 0), json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_ingest_appends_new_entries_of_java_group(
     spark: Any, group_b: JavaGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -234,7 +234,6 @@ def test_mixed_log_is_two_groups(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_job_on_brokers_folders(spark: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(root, tmp_path / "copy")
     position, size = message_at({}, 5)

@@ -18,10 +18,7 @@ from jobs._audit.replicas import store_replicas
 from tests.jobs.auditing import NOW, SPAN, digest_row, digest_table, digests, overwrite
 from tests.spark_connector.store_writer import StoreWriter
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")

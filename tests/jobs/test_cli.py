@@ -211,7 +211,6 @@ def write_stream(spark: Any, directory: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("write", [write_batch, write_stream])
 def test_storage_error_keeps_exit_code_when_delta_write_fails(
     write: Callable[[Any, Path], None], spark: Any, tmp_path: Path

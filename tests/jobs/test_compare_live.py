@@ -14,10 +14,7 @@ from jobs._rebuild.plan import RebuildOptions, RebuildPlan, plan_for
 from jobs.rebuild_consume_queue import rebuild
 from tests.jobs.broker_store import write_broker_store, write_commitlog
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 
 _READ, _ALL = 20, 26
 """Messages that are there when the job looks, and when the broker stops."""

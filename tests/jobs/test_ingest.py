@@ -44,7 +44,6 @@ def in_table(spark: Any, table: Path) -> list[tuple[str, bytes]]:
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_logs_become_table_and_second_run_adds_only_what_is_new(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +103,6 @@ def wait_for(job: subprocess.Popen[str], done: Callable[[], bool]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_stream_without_nodes_fails_and_is_continued_by_next_run(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +139,6 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize(
     ("columns", "decode"),
     [

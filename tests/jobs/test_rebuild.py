@@ -201,7 +201,6 @@ def test_brokers_store_with_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_second_run_replaces_table(spark: Any, tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     for end in (50, 40):
@@ -210,7 +209,6 @@ def test_second_run_replaces_table(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     spark.range(3).write.format("delta").save(str(tmp_path / "table"))
@@ -222,7 +220,6 @@ def test_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys: 
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_native_log_continues_queues_of_commitlog(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,7 +247,6 @@ def test_native_log_continues_queues_of_commitlog(
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_logs_of_cluster(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Our own logs: offsets are assigned per group, topic and queue in index order; other entries have none."""
     table = tmp_path / "table"

@@ -15,10 +15,7 @@ from tests.jobs.broker_store import write_broker_store
 from tests.jobs.test_rebuild_slots import state
 from tests.support.run_job import run_in_process
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 
 _COUNT = 200
 _DATA_BYTES = 1 << 12

@@ -45,7 +45,6 @@ def test_which_topics_have_batch_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_batch_queues_are_in_table_only(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A broker that finds them among its plain queues does not start."""
     root, table = extract(BATCHES, tmp_path), str(tmp_path / "table")
@@ -60,7 +59,6 @@ def test_batch_queues_are_in_table_only(spark: Any, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("kept", ["first", "last"])
 def test_queues_that_message_names_twice(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str
@@ -80,7 +78,6 @@ def test_queues_that_message_names_twice(
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_quiet_running_broker_is_healthy(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its next CommitLog file is there already, and empty."""
     root = extract(RUNNING, tmp_path)

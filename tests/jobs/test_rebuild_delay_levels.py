@@ -89,7 +89,6 @@ def test_wrong_levels_are_rejected(text: str) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_comparison_says_whose_levels_it_needs(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A DLedger store is rebuilt with RocketMQ's levels, a CommitLog with the broker's own."""
     bodies = delayed([1, 2, 3, 4])

@@ -14,10 +14,7 @@ from jobs._rebuild.compare import compare
 from jobs._rebuild.files import write_files
 from jobs._rebuild.table import TABLE_SCHEMA
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 PREFILL = (0, 0x7FFFFFFF, 0)
 ZERO = (0, 0, 0)
 

@@ -12,10 +12,7 @@ from jobs import rebuild_consume_queue
 from tests.rocketmq import golden
 from tests.support.run_job import run_in_process
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

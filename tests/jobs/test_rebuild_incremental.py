@@ -25,10 +25,7 @@ from tests.spark_connector.store_writer import StoreWriter
 from tests.support.run_job import run_in_process
 from tests.support.slow_elections import SLOW_ELECTIONS
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -22,10 +22,7 @@ from jobs._rebuild.units import DECODED_SCHEMA, EntryRules, decoded, units_of
 from tests.jobs.broker_store import PREFILL, BrokersQueue, write_broker_store
 from tests.support.run_job import run_in_process
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = pytest.mark.spark
 
 _Queue = tuple[str, int]
 _UNITS_PER_FILE = 7

@@ -169,7 +169,7 @@ def test_verdict_and_tables(diverged: dict[str, Path]) -> None:
 
 
 def test_job_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DLedgerError, match=r"no store found|no directory|does not exist"):
+    with pytest.raises(DLedgerError, match=r"store|directory|exist"):
         run_audit(tmp_path / "tables", {"n0": tmp_path / "a", "n1": tmp_path / "b"})
 
 

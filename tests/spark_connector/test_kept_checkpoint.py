@@ -39,7 +39,6 @@ def test_its_offsets_can_be_read(kept: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_query_resumes_from_kept_checkpoint(dledger: Any, kept: Path) -> None:
     checkpoint = kept / "checkpoint"
     replayed = max(int(path.name) for path in (checkpoint / "offsets").iterdir() if path.name.isdigit())

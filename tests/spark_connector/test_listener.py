@@ -16,11 +16,7 @@ from dledger_core.cli import main
 from spark_connector import DLedgerListener, lag_reports, monitor
 from spark_connector.errors import OptionError
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 def start(spark: Any, cluster: Any, log: Any, target: Path, *, once: bool = True, **options: Any) -> Any:

@@ -21,7 +21,6 @@ def test_other_spark_version_is_rejected(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

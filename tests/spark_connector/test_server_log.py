@@ -96,7 +96,7 @@ def test_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(cluster
 
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
-def test_nodes_that_die_come_back_and_hand_over_while_task_reads(cluster: Any, read_from: str) -> None:
+def test_task_reads_through_kills_restarts_and_transfer(cluster: Any, read_from: str) -> None:
     reader, partitions = planned(cluster, read_from, groups="large", fetchMaxBytes="100000")
     batches = (batch for partition in partitions for batch in reader.read(partition))
     leader = cluster.leader("large")
@@ -124,30 +124,30 @@ def test_nodes_that_die_come_back_and_hand_over_while_task_reads(cluster: Any, r
     settle(cluster)
 
 
-def test_named_node_is_only_one_asked(cluster: Any) -> None:
+def test_read_from_node_uses_no_other_node(cluster: Any) -> None:
     reader, partitions = planned(cluster, "node:n2", fetchRetryMs="500", fetchTimeoutMs="500")
     cluster.kill("n2")
     try:
-        with pytest.raises(UnreachableError, match="Connection refused"):
+        with pytest.raises(UnreachableError):
             indexes(reader, partitions)
     finally:
         cluster.restart("n2")
 
 
-def test_groups_that_no_server_hosts_fail_at_once(cluster: Any) -> None:
+def test_unknown_group_fails_immediately(cluster: Any) -> None:
     began = time.monotonic()
-    with pytest.raises(DLedgerError, match="does not host group 'orders'"):
+    with pytest.raises(DLedgerError, match="'orders'"):
         planned(cluster, "any", groups="orders")
     assert time.monotonic() - began < 5
 
 
-def test_every_node_gone_in_middle_is_error_after_time_for_retries(cluster: Any) -> None:
+def test_loss_of_all_nodes_is_error_after_retry_timeout(cluster: Any) -> None:
     settle(cluster)
     reader, partitions = planned(cluster, "any", fetchRetryMs="300", fetchTimeoutMs="500")
     for node in cluster.node_ids:
         cluster.kill(node)
     try:
-        with pytest.raises(UnreachableError, match="no node of group default answered"):
+        with pytest.raises(UnreachableError):
             indexes(reader, partitions)
     finally:
         for node in cluster.node_ids:
@@ -159,7 +159,5 @@ def test_every_node_gone_in_middle_is_error_after_time_for_retries(cluster: Any)
 def test_unreachable_peers_are_named_when_query_is_planned(more: dict[str, str]) -> None:
     options = DLedgerOptions.for_reading({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "200", **more})
     reader = TableReader(options) if options.table else DLedgerBatchReader(options)
-    with pytest.raises(
-        UnreachableError, match=r"no node of group default answered at 127\.0\.0\.1:1; check that they run"
-    ):
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1"):
         reader.partitions()

@@ -16,11 +16,7 @@ import pytest
 from dledger_core.rocketmq import decode_messages
 from tests.spark_connector.sink_runs import put_lines, read_all, run_stream, sink
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
 WAIT_S = 200.0
 
 
@@ -118,7 +114,7 @@ def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: A
         yield from batches
         if context.partitionId() == 1 and broken.exists():
             _await(finished.exists, "the other task does not finish")
-            raise RuntimeError("this task fails whenever it is tried")
+            raise RuntimeError("this task always fails")
 
     def watch() -> bool:
         tracker = dledger.sparkContext.statusTracker()
@@ -133,7 +129,7 @@ def test_failed_stream_does_not_block_readers(dledger: Any, cluster: Any, log: A
     expected = put_lines(tmp_path, "a", 0, 500)
     watching = threading.Thread(target=_await, args=(watch, "no task finishes"))
     watching.start()
-    with pytest.raises(StreamingQueryException, match="this task fails whenever it is tried"):
+    with pytest.raises(StreamingQueryException, match="this task always fails"):
         run_stream(dledger, cluster, log, tmp_path, transform)
     watching.join()
     after = log.append([b"after"]).last_index
