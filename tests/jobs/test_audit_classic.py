@@ -128,14 +128,14 @@ def test_flipped_byte_that_no_crc_covers_shows_by_comparison(logs: Folders, thre
     assert {"topic", "queue_id", "queue_offset", "msg_id"} <= set(message)
 
 
-def test_message_that_lies_elsewhere_is_damage(three: Folders) -> None:
+def test_message_with_other_position_is_damage(three: Folders) -> None:
     position, _ = message_at(three, 50)
     flip(three["slave"], position + 28 + 6)  # of its own position
     (found,) = audit(three)
     assert (found.kind.value, found.replica) == ("CORRUPT", "slave")
 
 
-def test_destroyed_head_is_damage_and_what_follows_is_compared_all_same(three: Folders) -> None:
+def test_entries_after_destroyed_header_are_compared(three: Folders) -> None:
     position, _ = message_at(three, 20)
     write(three["slave"], position, bytes(8))
     later, size = message_at(three, 60)
@@ -148,7 +148,7 @@ def test_destroyed_head_is_damage_and_what_follows_is_compared_all_same(three: F
 
 
 @pytest.mark.parametrize("number", [30, -2])
-def test_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: int) -> None:
+def test_lagging_slave_is_not_aligned(logs: Folders, number: int) -> None:
     position, size = message_at(logs, number)
     wipe_from(logs["slave"], position + size)
     found = audit(logs)
@@ -163,7 +163,7 @@ def test_slave_that_is_behind_lags_and_is_not_aligned(logs: Folders, number: int
 
 
 @pytest.mark.parametrize("sent", [5, 8, 90, 4000])
-def test_slave_that_was_sent_part_of_message_lags(logs: Folders, sent: int) -> None:
+def test_slave_with_partial_message_lags(logs: Folders, sent: int) -> None:
     """HA sends pieces that cut messages; the broker's own recovery goes back to the message's begin."""
     position = next(message_at(logs, at)[0] for at in range(200, 325) if message_at(logs, at)[1] > 4096)
     wipe_from(logs["slave"], position + sent)
@@ -173,20 +173,20 @@ def test_slave_that_was_sent_part_of_message_lags(logs: Folders, sent: int) -> N
     assert {replica.name: replica.end_position for replica in store_replicas(logs)}["slave"] == position
 
 
-def test_file_that_only_one_broker_has_made_ahead_is_no_difference(logs: Folders) -> None:
+def test_preallocated_file_of_one_broker_is_not_a_difference(logs: Folders) -> None:
     (logs["master"] / f"{2 * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
     assert audit(logs) == []
     assert aligned(logs, [])
 
 
-def test_replica_that_deleted_its_oldest_file_is_compared_at_rest(logs: Folders) -> None:
+def test_replica_without_oldest_file_is_compared_after_it(logs: Folders) -> None:
     (logs["slave"] / f"{0:020}").unlink()
     (found,) = audit(logs)
     assert (found.kind.value, found.replica, found.end * BLOCK_BYTES) == ("RETENTION_SKEW", "slave", FILE_BYTES)
     assert aligned(logs, [found])
 
 
-def test_message_that_all_hold_damaged_is_found_too(logs: Folders) -> None:
+def test_message_damaged_on_all_replicas_is_found(logs: Folders) -> None:
     position, size = message_at(logs, 10)
     for folder in logs.values():
         flip(folder, body_of(folder, position, size))

@@ -41,7 +41,7 @@ LATER = NOW + timedelta(hours=1)
         ([digest_row("a"), digest_row("b", group="h", content=b"C")], False),
     ],
 )
-def test_ranges_that_are_not_simply_equal(rows: list[dict[str, Any]], suspect: bool) -> None:
+def test_compare_digests_finds_unequal_or_faulty_ranges(rows: list[dict[str, Any]], suspect: bool) -> None:
     found = compare_digests(digest_table(*rows)).to_pylist()
     assert [(r["group"], r["start"], r["end"]) for r in found] == ([("g", 0, 100)] if suspect else [])
 
@@ -60,7 +60,7 @@ def test_ranges_that_are_not_simply_equal(rows: list[dict[str, Any]], suspect: b
         ([digest_row("a"), digest_row("b", index_wrong=[7, 9])], False, ["INDEX_MISMATCH b"], []),
     ],
 )
-def test_range_that_is_not_equal_is_judged_or_read_entry_by_entry(
+def test_unequal_range_is_judged_or_compared_entry_by_entry(
     rows: list[dict[str, Any]], drill: bool, found: list[str], unread: list[str]
 ) -> None:
     results = compare_digests(digest_table(*rows))
@@ -68,7 +68,7 @@ def test_range_that_is_not_equal_is_judged_or_read_entry_by_entry(
     assert (results["drill"].to_pylist(), results["unread"].to_pylist()) == ([drill], [unread])
 
 
-def test_compared_is_what_two_could_read() -> None:
+def test_compared_entries_are_those_read_from_two_replicas() -> None:
     both = [digest_row("a"), digest_row("b", read_at=LATER, problem="damaged")]
     alone = [digest_row("a", 100), digest_row("b", 100, problem="unread"), digest_row("a", 200)]
     resumed = [digest_row("a", 300, run_id="killed"), digest_row("b", 300)]
@@ -101,7 +101,7 @@ def test_bytes_read_are_those_of_this_run_with_headers() -> None:
     assert bytes_read(digest_table(*rows), "run") == {"a": 2 * 5800, "b": 5800}
 
 
-def test_rows_of_some_ranges_keep_their_order_and_their_lists() -> None:
+def test_of_ranges_keeps_order_and_lists() -> None:
     digests = digest_table(digest_row("b", 100, damaged=[1]), digest_row("a"), digest_row("a", 100))
     wanted = pa.table({"group": ["g", "h"], "start": [100, 0], "end": [200, 100]})
     found = of_ranges(digests, wanted)

@@ -155,7 +155,7 @@ def test_every_trusted_range_is_read_again_in_turn(percent: int) -> None:
 
 
 @given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60), st.integers(1, 400))
-def test_all_is_read_again_in_time_and_no_run_has_to_read_it_all_at_once(days: list[float], ranges: int) -> None:
+def test_ranges_are_read_again_in_time_and_spread_over_runs(days: list[float], ranges: int) -> None:
     age, now = timedelta(days=30), NOW
     read_at = [now] * ranges
     for passed in days:
@@ -203,7 +203,7 @@ def test_proven_ranges_are_not_read() -> None:
     assert reading_tasks(ranges, {"g": (A, B)}, cores=1) == []
 
 
-def test_steps_hold_about_as_many_bytes_as_asked_for() -> None:
+def test_steps_have_requested_size() -> None:
     heavy = tuple(replica(name, data_bytes=100_000 * 100) for name in "a")
     ranges = pa.concat_tables([wanted(s, e, *heavy) for s, e in aligned(0, 10 * 1024, 1024)])
     tasks = reading_tasks(ranges, {"g": heavy}, cores=1, rate=102_400 // 5)

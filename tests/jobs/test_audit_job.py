@@ -76,7 +76,7 @@ def test_equal_replicas_are_consistent(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.integration
-def test_flipped_byte_is_named_on_live_nodes_and_at_rest(
+def test_flipped_byte_is_named_on_live_nodes_and_stores(
     spark: Any, cluster: LocalCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     del spark

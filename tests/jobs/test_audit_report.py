@@ -65,7 +65,7 @@ def test_verdict_comes_first(
     assert {"CONSISTENT", "INCONSISTENT", "INCOMPLETE"} & set(re.findall(r"\b[A-Z]{5,}\b", body)) == {verdict}
 
 
-def test_page_needs_nothing_else_and_takes_nothing_for_markup() -> None:
+def test_page_is_self_contained_and_escapes_values() -> None:
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8))
     assert not re.search(r"<script|https?:|url\(|@import|\ssrc=|\shref=|<link", shown)
     assert "<no answer>" not in shown
@@ -89,7 +89,7 @@ def test_evidence_is_tables_and_no_json() -> None:
     assert "&quot;" not in shown
 
 
-def test_numbers_of_page_have_separators_and_absent_values_dash() -> None:
+def test_page_formats_numbers_and_missing_values() -> None:
     far = tuple(replace(one, last_index=12_344, end=12_345, commit_index=12_344) for one in HERE)
     shown = drawn(replace(finding(Class.CORRUPT, "n1", 7000, 9000), count=2000), replicas=(*far, AWAY))
     assert "[7,000, 9,000), 2,000 entries" in shown
@@ -105,7 +105,7 @@ def test_findings_beyond_shown_ones_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("proven", "title"), [(False, "[0, 100) read now"), (True, "[0, 100) proven before")])
-def test_picture_shows_each_replica_and_marks_each_finding(proven: bool, title: str) -> None:
+def test_picture_shows_each_replica_and_finding(proven: bool, title: str) -> None:
     shown = drawn(finding(Class.CORRUPT, "n1", 7, 8), finding(Class.LAGGING, "n0", 90, 120), proven=proven)
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", shown, re.DOTALL)[0])  # type: ignore[index]
     assert {text.text for text in svg.iter("text")} >= {"n0", "n1", "n2", "could not be read", "0", "120"}
@@ -117,7 +117,7 @@ def test_picture_shows_each_replica_and_marks_each_finding(proven: bool, title: 
     assert min(width for _, width in boxes) > 0.5
 
 
-def test_two_logs_are_compared_behind_their_first_entries() -> None:
+def test_two_logs_are_compared_after_their_first_entries() -> None:
     parts = [(part.start, part.end, len(part.replicas)) for part in sections((*HERE, *THERE))]
     assert parts == [(0, 1, 2), (1, 100, 4)]
     same = tuple(replace(one, log_uuid="log-1") for one in THERE)
@@ -125,7 +125,7 @@ def test_two_logs_are_compared_behind_their_first_entries() -> None:
     assert [(part.start, part.end) for part in sections((HERE[0], THERE[0]))] == [(1, 100)]
 
 
-def test_another_log_is_noted_and_lagging_is_matter_of_one_cluster() -> None:
+def test_other_log_is_noted_and_lag_counts_in_one_cluster() -> None:
     short = tuple(replace(one, end=60, last_index=59, commit_index=59) for one in THERE)
     summary = summarized((*HERE, *short))
     assert summary["findings"] == []
@@ -143,7 +143,7 @@ def test_layouts_count_within_cluster_alone() -> None:
     assert (found.kind, found.replica) == (Class.LAYOUT_DIFFERS, "other/n0,other/n1")
 
 
-def test_index_row_that_does_not_match_wrong_entry_is_no_second_finding() -> None:
+def test_index_row_of_wrong_entry_is_not_a_second_finding() -> None:
     digests = digest_table(digest_row("n0", content=b"a"), digest_row("n1", content=b"b", index_wrong=[5, 8]))
     drilled = pa.Table.from_pylist([result(("g", 0, 100), [finding(Class.TERM_REGRESSION, "n1", 6, 7)])], RESULTS)
     findings = findings_of(pa.concat_tables([compare_digests(digests), drilled]))

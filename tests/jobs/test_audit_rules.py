@@ -54,7 +54,7 @@ def replica(name: str, first: int, end: int, commit: int | None = None, **more: 
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from([1, 2, 64, 1024]))
-def test_aligned_ranges_cover_everything_once_and_are_cut_at_multiples(start: int, length: int, span: int) -> None:
+def test_aligned_ranges_cover_all_and_end_at_multiples_of_span(start: int, length: int, span: int) -> None:
     ranges = list(aligned(start, start + length, span))
     assert [index for low, high in ranges for index in range(low, high)] == list(range(start, start + length))
     assert all(low // span == (high - 1) // span for low, high in ranges)
@@ -120,12 +120,12 @@ def test_span_grows_with_log() -> None:
     assert all(span & (span - 1) == 0 for span in spans)
 
 
-def test_range_is_read_in_about_second_and_has_no_gigabytes() -> None:
+def test_span_is_limited_by_rate_and_bytes() -> None:
     assert [choose_span(10**9, 100, rate) for rate in (None, 10**9, 1_000_000, 1)] == [1 << 16, 1 << 16, 1 << 13, 1024]
     assert [choose_span(10**9, nbytes) for nbytes in (1024, 1025, 65_536, 10**6)] == [1 << 16, 1 << 15, 1024, 1024]
 
 
-def test_sample_keeps_both_ends_and_is_same_for_same_run() -> None:
+def test_sample_keeps_both_ends_and_depends_on_seed() -> None:
     snapshot = {"g": (replica("a", 100, 100_000), replica("b", 100, 100_000))}
     chosen = plan_ranges(snapshot, mode="quick", seed="run")
     assert (chosen["start"][0].as_py(), chosen["end"][-1].as_py()) == (100, 100_000)
@@ -319,7 +319,7 @@ def test_verdict(kinds: list[Class], incomplete: list[str], expected: Verdict) -
     assert verdict_of([finding(kind, "a", 0, 1) for kind in kinds], incomplete) is expected
 
 
-def test_every_class_has_severity_and_says_what_to_do() -> None:
+def test_every_class_has_severity_and_next_step() -> None:
     assert set(CLASSES) == set(Class)
 
 

@@ -164,7 +164,7 @@ def test_two_faults_give_two_findings(stores: Stores) -> None:
     assert [(f.kind.value, f.replica, f.start) for f in audit(stores)] == [("CORRUPT", "n0", 10), ("CORRUPT", "n2", 11)]
 
 
-def test_another_append_time_is_difference_of_layout_alone(stores: Stores) -> None:
+def test_other_append_time_differs_in_layout_only(stores: Stores) -> None:
     flip_time(stores["n2"], 300)
     (found,) = audit(stores)
     assert (found.kind.value, found.replica) == ("LAYOUT_DIFFERS", "n2")
@@ -196,7 +196,7 @@ def test_stale_copy_lags(stores: Stores, tmp_path: Path) -> None:
     assert verdict_of([found], []) == "CONSISTENT"
 
 
-def test_log_that_lost_its_end_misses_committed_entries(stores: Stores) -> None:
+def test_log_without_its_end_misses_committed_entries(stores: Stores) -> None:
     last = sorted((stores["n1"] / "data").iterdir())[-1]
     last.unlink()
     with open_store(stores["n1"]) as reader:
@@ -278,7 +278,7 @@ def keeps_commit_index(store: Path) -> bool:
 
 
 @pytest.mark.parametrize("at", [0, 4, 11, 32 + 12])
-def test_damaged_header_near_end_of_java_store_is_no_end(java: Callable[[str], Stores], at: int) -> None:
+def test_damaged_header_near_end_of_java_store_is_damage(java: Callable[[str], Stores], at: int) -> None:
     """A view of such a store ends there, as Java's own recovery does; a lagging replica is not a fault."""
     stores = java("three")
     flip(stores["n1"], 100, at)

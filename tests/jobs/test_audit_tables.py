@@ -32,7 +32,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"a": writer.path, "b": directory / "b"}
 
 
-def test_passes_on_spark_return_what_their_steps_return_without_it(spark: Any, stores: dict[str, Path]) -> None:
+def test_passes_on_spark_equal_their_steps_without_spark(spark: Any, stores: dict[str, Path]) -> None:
     replicas = store_replicas(stores)
     (part,) = sections(replicas)
     tasks = [ReadTask(replica, part.start, part.end, SPAN) for replica in replicas]

@@ -44,7 +44,7 @@ def in_table(spark: Any, table: Path) -> list[tuple[str, bytes]]:
 
 @pytest.mark.spark
 @pytest.mark.integration
-def test_logs_become_table_and_second_run_adds_only_what_is_new(
+def test_second_ingest_adds_only_new_entries(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table"
@@ -148,7 +148,7 @@ def test_stream_without_nodes_fails_and_is_continued_by_next_run(
         ("`group`, `index`, term, position, timestamp, body", "message"),
     ],
 )
-def test_table_with_other_columns_is_left_as_it_is(
+def test_table_with_other_columns_is_rejected_unchanged(
     spark: Any, cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: str, decode: str
 ) -> None:
     table = tmp_path / "table"

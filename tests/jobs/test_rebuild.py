@@ -50,7 +50,7 @@ def runs_in(batch: pa.RecordBatch, **rules: Any) -> list[dict[str, Any]]:
     return runs
 
 
-def test_units_are_messages_that_broker_dispatches() -> None:
+def test_units_are_dispatched_messages() -> None:
     bodies = encode_messages("T", [1, 2, 3, 4], [b"a", b"b", b"c", b"d"], "TagA", sys_flag=[0, 4, 8, 12]).to_pylist()
     batch = entries([*bodies, b"no message"], first=7)
     rows = units_in(batch, committed_end=9)
@@ -60,7 +60,7 @@ def test_units_are_messages_that_broker_dispatches() -> None:
     assert skipped == [(8048, "prepared_or_rolled_back"), (10048, "prepared_or_rolled_back"), (11048, "not_messages")]
 
 
-def test_run_ends_where_offsets_do_not_go_on() -> None:
+def test_range_ends_at_gap_in_offsets() -> None:
     """0 is always a run of its own; what is assigned later makes one run."""
     offsets = [3, 4, 0, 1, 2, 0, 1, 7, 6]
     bodies = encode_messages("T", 0, [b"x"] * 9, queue_offset=offsets).to_pylist()
@@ -73,7 +73,7 @@ def test_run_ends_where_offsets_do_not_go_on() -> None:
         assert [row["range_id"] for row in runs] == list(range(len(expected)))
 
 
-def test_decoded_rows_are_runs_and_batches_of_units_per_group() -> None:
+def test_decoded_rows_are_ranges_and_batches_of_units_per_group() -> None:
     """A task may read several logs: the units of each are counted on their own, hidden entries not at all."""
     bodies = encode_messages("T", 0, [b"x"] * 3).to_pylist()
     both = pa.Table.from_batches([entries(bodies, "a"), entries(bodies, "b")]).combine_chunks().to_batches()
@@ -127,7 +127,7 @@ def test_queue_that_is_named_again() -> None:
     assert [row["topic"] for row in ours] == ["T", "%LMQ%a", "b", "%LMQ%c"]
 
 
-def test_further_queues_in_our_logs_need_no_offsets() -> None:
+def test_further_queues_in_native_logs_need_no_offsets() -> None:
     properties = pa.array([[("INNER_MULTI_DISPATCH", "%LMQ%a,b")]], pa.map_(pa.string(), pa.string()))
     rows = units_in(entries(encode_messages("T", 3, [b"x"], properties=properties).to_pylist()), broker_end=0)
     assert [(row["topic"], row["queue_id"]) for row in rows] == [("T", 3), ("%LMQ%a", 0), ("b", 3)]
@@ -150,7 +150,7 @@ def test_how_far_store_is_read(tmp_path: Path) -> None:
     assert plan_for(options(**given)).lost == (9, 12)
 
 
-def test_converted_store_says_which_offsets_broker_gave(tmp_path: Path) -> None:
+def test_broker_end_is_read_from_converted_store(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         writer.append(encode_messages("T", 0, [b"x"] * 4).to_pylist())
     meta = writer.path / "meta" / "log.json"
@@ -184,7 +184,7 @@ class OneEntry:
         self.read = open_store(store).read
 
 
-def test_servers_log_that_starts_with_brokers_messages_is_refused(tmp_path: Path) -> None:
+def test_log_starting_with_broker_messages_is_rejected(tmp_path: Path) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     with pytest.raises(ConfigError, match="--broker-end-index"):
         check_assignable(cast("Client", OneEntry(store)), "n0", LogRange(0, 9, 8))
@@ -193,7 +193,7 @@ def test_servers_log_that_starts_with_brokers_messages_is_refused(tmp_path: Path
     check_assignable(cast("Client", OneEntry(writer.path)), "default", LogRange(0, 4, 3))
 
 
-def test_brokers_store_with_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_broker_store_with_checkpoint_is_rejected(tmp_path: Path) -> None:
     """A broker's served messages depend on all of its offsets."""
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     with pytest.raises(ConfigError, match="--checkpoint"):
@@ -209,7 +209,7 @@ def test_second_run_replaces_table(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_table_of_something_else_is_refused(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_with_other_columns_is_rejected(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = golden.extract(golden.REUSED, "n0/dledger-n0", tmp_path)
     spark.range(3).write.format("delta").save(str(tmp_path / "table"))
     code, summary = run(capsys, "--store", str(store), "--table", str(tmp_path / "table"))

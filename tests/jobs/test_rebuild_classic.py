@@ -54,7 +54,7 @@ def test_log_that_ends_in_blank(log: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 6, 70])
-def test_next_file_is_made_ahead_and_last_message_cut(log: Path, more: int) -> None:
+def test_preallocated_file_and_partial_last_message_are_the_end(log: Path, more: int) -> None:
     cut(log, 40, more)
     make_ahead(log)
     assert units_of(log) == (MESSAGES - 40, [])
@@ -66,7 +66,7 @@ def test_continued_log_must_be_complete(log: Path, more: int) -> None:
     assert units_of(log, closed=True) == (MESSAGES - 40, [end])
 
 
-def test_file_that_ends_too_early_is_damage_where_others_follow(log: Path) -> None:
+def test_short_file_before_others_is_damage(log: Path) -> None:
     first = min(log.iterdir())
     content = first.read_bytes()
     begin = [at for at, _ in scan_records(content)][-3]

@@ -108,7 +108,7 @@ def test_diverged_tail_is_shown_with_its_terms(diverged: dict[str, Path]) -> Non
     assert page.count("background:#f6b8b3") >= 2 * 60
 
 
-def test_entries_of_running_nodes_are_asked_of_them() -> None:
+def test_entries_of_running_nodes_are_read_from_them() -> None:
     with running_group() as group:
         group.log.append_bodies(b"one", b"two")
         summary = made_up({"n0": Path(), "other/n1": Path(), "n2": Path()}, replica="n2", start=1, end=2, count=1)
@@ -121,7 +121,7 @@ def test_entries_of_running_nodes_are_asked_of_them() -> None:
     assert found.where == "no body differs here"
 
 
-def test_picture_shows_what_is_held_compared_and_found(diverged: dict[str, Path], tmp_path: Path) -> None:
+def test_picture_shows_stored_compared_and_found_ranges(diverged: dict[str, Path], tmp_path: Path) -> None:
     summary = made_up(diverged, replica="n1", start=135, end=153, count=18)
     summary["findings"] += [
         summary["findings"][0] | {"class": "CORRUPT", "severity": "critical", "replica": "n0,n2", "start": 7, "end": 8}

@@ -53,7 +53,7 @@ def test_it_takes_mixed_log_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch,
     assert [path for path in sorted(tmp_path.rglob("*")) if tmp_path / "temp" not in (path, *path.parents)] == before
 
 
-def test_depth_is_drawn_and_what_was_given_out_twice(tmp_path: Path) -> None:
+def test_depth_and_duplicate_offsets_are_drawn(tmp_path: Path) -> None:
     statistics = counted(REUSED)
     (axes,) = drawn(plot_depth(statistics), tmp_path).axes
     widths = [patch.get_width() for patch in axes.patches]
@@ -105,7 +105,7 @@ def test_waiting_messages_are_drawn(tmp_path: Path) -> None:
     assert axes.get_yticklabels()[1].get_text() == "CG_workers  ←  Jobs"
 
 
-def test_log_without_messages_and_odd_names_are_no_problem(tmp_path: Path) -> None:
+def test_empty_log_and_odd_names_are_drawn(tmp_path: Path) -> None:
     nothing = queue_statistics([])
     for plot in ALL:
         assert "nothing to show" in drawn(plot(nothing), tmp_path).axes[0].texts[0].get_text()

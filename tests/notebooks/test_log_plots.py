@@ -22,7 +22,7 @@ from jobs._notebooks.log_plots import append_messages, nodes_table, plot_latency
 NAMES = {0: "EWR", 1: "JFK"}
 
 
-def test_events_per_hour_with_hours_that_have_none(tmp_path: Path) -> None:
+def test_events_per_hour_include_empty_hours(tmp_path: Path) -> None:
     hours = pd.to_datetime(["2013-01-01 05:00", "2013-01-01 05:00", "2013-01-01 08:00"])
     counts = pd.DataFrame({"hour": hours, "queue_id": [0, 2, 0], "count": [3, 4, 5]})
     figure = drawn(plot_per_hour(counts, NAMES), tmp_path)

@@ -77,7 +77,7 @@ def test_losses_are_counted_in_report(tmp_path: Path) -> None:
         assert report["losses"] == {"entries": 3, "events": 1}
 
 
-def test_nodes_that_do_not_answer_leave_lag_unknown() -> None:
+def test_unreachable_nodes_leave_lag_unknown() -> None:
     given = {"peers": "n0-127.0.0.1:1", "fetchTimeoutMs": "200", "fetchRetryMs": "200"}
     meter = LagMeter(DLedgerOptions.for_reading(given))
     bounds = {"default": LogRange(0, 9, 8, "log-1")}
@@ -88,9 +88,7 @@ def test_nodes_that_do_not_answer_leave_lag_unknown() -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"default": GroupOffset(0)}])
-def test_group_that_offset_does_not_hold_yet_counts_from_its_first_entry(
-    tmp_path: Path, known: dict[str, GroupOffset]
-) -> None:
+def test_lag_of_new_group_counts_from_first_entry(tmp_path: Path, known: dict[str, GroupOffset]) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(3)
         meter = LagMeter(DLedgerOptions.for_reading({"path": str(store.path)}))

@@ -28,7 +28,7 @@ def test_client_is_shared_by_group_and_options() -> None:
     assert client_for(OPTIONS, "pool-a") is not client_for(DLedgerOptions(peers="n0-127.0.0.1:2"), "pool-a")
 
 
-def test_pool_is_bounded_and_closes_only_clients_out_of_use() -> None:
+def test_pool_is_bounded_and_closes_only_unused_clients() -> None:
     used = client_for(OPTIONS, "pool-used")
     for number in range(300):
         client_for(OPTIONS, f"pool-{number}")

@@ -273,7 +273,7 @@ def test_older_of_two_drivers_is_fenced_and_each_row_arrives_once(history: Histo
     assert history.show("d") == [str(number).encode() for number in range(history.numbers)]
 
 
-def test_retention_has_deleted_what_was_read_meanwhile(history: History) -> None:
+def test_retention_deletes_read_entries_meanwhile(history: History) -> None:
     if history.runs < len(MATRIX) + 2:
         pytest.skip("only the whole history is long enough")
     for group in SOURCES:

@@ -46,7 +46,7 @@ def reading(log: CountingLog, **options: str) -> Any:
     return read_partition(RangesPartition((Range("default", 0, END),), 0), chosen, lambda _options, _group: source)
 
 
-def test_chunks_come_in_order_and_three_at_most_are_held() -> None:
+def test_chunks_come_in_order_and_at_most_three_are_in_memory() -> None:
     log = CountingLog()
     for number, batch in enumerate(reading(log)):
         assert batch.column("index").to_pylist() == [number]

@@ -82,7 +82,7 @@ def test_limit_that_is_passed_is_finding(cluster: LocalCluster, tmp_path: Path) 
 
 
 @pytest.mark.integration
-def test_control_entries_and_aborted_attempts_at_end_are_no_lag(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_control_entries_and_aborted_attempts_are_not_lag(cluster: LocalCluster, tmp_path: Path) -> None:
     with Client(cluster.peers, "c") as client:
         read_to = client.append([b"x"] * 3).last_index + 1
         reached = after(client, read_to)
@@ -133,7 +133,7 @@ def test_lag_reports_losses_that_fail_query(
 
 
 @pytest.mark.integration
-def test_group_that_is_not_there_leaves_answer_incomplete(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_missing_group_makes_lag_incomplete(cluster: LocalCluster, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "c", e=GroupOffset(0), gone=GroupOffset(5))
     assert set(rows(cluster, path, code=2)) == {"e"}
     alone = checkpoint(tmp_path / "alone", gone=GroupOffset(5))

@@ -49,7 +49,7 @@ def wait_for_text(file: Path, pattern: str) -> None:
         time.sleep(0.05)
 
 
-def test_every_output_tells_lag_of_each_micro_batch(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
+def test_every_output_reports_lag_of_each_micro_batch(dledger: Any, cluster: Any, log: Any, tmp_path: Path) -> None:
     lines, metrics, table, checkpoint = (tmp_path / name for name in ("lag.jsonl", "lag.prom", "table", "checkpoint"))
     last = log.append([b"x" * 52] * 250).last_index
     with monitor(dledger, log=False, json=lines, prometheus=metrics, table=str(table)):
@@ -89,7 +89,7 @@ def report_row(line: dict[str, Any]) -> dict[str, Any]:
     return line | {"time": datetime.fromisoformat(line["time"]).replace(tzinfo=None)}
 
 
-def test_idle_query_is_not_behind_and_its_losses_are_counted(
+def test_idle_query_has_no_lag_and_its_losses_are_counted(
     dledger: Any, cluster: Any, log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = tmp_path / "lag.prom"

@@ -26,7 +26,7 @@ offsets = st.dictionaries(st.text("abcz", min_size=1), group_offsets).map(Stream
 
 
 @given(offsets)
-def test_round_trip_gives_same_text_whatever_order(offset: StreamOffset) -> None:
+def test_offset_round_trip_has_same_text_in_any_order(offset: StreamOffset) -> None:
     text = json.dumps(offset.to_json())
     again = StreamOffset.from_json(json.loads(text))
     reversed_order = StreamOffset(dict(reversed(list(offset.groups.items()))))
@@ -87,7 +87,7 @@ def test_planned_offset_rejects_query_with_several_sources(tmp_path: Path) -> No
         planned_offset(str(path))
 
 
-def test_read_offsets_leaves_out_sources_that_are_not_ours(tmp_path: Path) -> None:
+def test_read_offsets_is_none_for_other_sources(tmp_path: Path) -> None:
     lines = "\n".join([offset(a=7), '{"topic":{"0":5}}', "-", "17"])
     path = write_checkpoint(tmp_path / "c", lines, committed=1)
     first, *others = read_offsets(path / "offsets" / "0")
@@ -111,7 +111,7 @@ def test_input_id_is_digest_of_offset_log_entry(checkpoint: Path) -> None:
     assert input_of(str(checkpoint), 2) == ""
 
 
-def test_has_committed_is_none_where_checkpoint_cannot_be_read(checkpoint: Path) -> None:
+def test_has_committed_is_none_for_unreadable_checkpoint(checkpoint: Path) -> None:
     assert has_committed(str(checkpoint))
     (checkpoint / "commits" / "0").unlink()
     assert not has_committed(str(checkpoint))

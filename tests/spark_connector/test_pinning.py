@@ -44,7 +44,7 @@ def test_pin_is_renewed_before_it_ends_and_not_with_each_chunk() -> None:
     assert len(log.names) == 1
 
 
-def test_task_pins_only_when_drivers_pin_grows_old() -> None:
+def test_task_pins_only_when_pin_of_driver_is_due() -> None:
     now = [1000.0]
     early: Any = PinnedLog()
     pin = Pin(90_000, pinned_at=980.0, clock=lambda: now[0])
@@ -124,7 +124,7 @@ def await_retention(cluster: LocalCluster, group: str) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_retention_waits_for_what_is_planned_and_no_longer(cluster: LocalCluster) -> None:
+def test_retention_waits_for_planned_entries_only(cluster: LocalCluster) -> None:
     """Both logs are far above the retained size; one of them has planned entries."""
 
     def fill(group: str) -> None:

@@ -76,7 +76,7 @@ class Logs:
 
 
 @given(st.lists(sizes, max_size=4), st.integers(1, 9), st.none() | st.integers(1, 50))
-def test_pieces_cover_ranges_once_in_order_and_are_balanced_by_bytes(
+def test_partitions_cover_ranges_once_and_are_balanced_by_bytes(
     entries: list[list[int]], parts: int, most: int | None
 ) -> None:
     logs = Logs(entries)

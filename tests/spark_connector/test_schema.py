@@ -43,7 +43,7 @@ SCHEMAS = {
 }
 
 
-def test_ddl_of_quotes_names_and_marks_columns_that_are_never_null() -> None:
+def test_ddl_of_quotes_names_and_not_null_columns() -> None:
     assert ddl_of(EVERY_TYPE).startswith("`needed` bigint NOT NULL, `odd ``name` tinyint, `small` smallint")
 
 
@@ -52,7 +52,7 @@ def test_ddl_of_rejects_types_unknown_to_spark() -> None:
         ddl_of(pa.schema([("count", pa.uint64())]))
 
 
-def test_schema_for_gives_named_columns_in_their_order() -> None:
+def test_schema_for_returns_named_columns_in_order() -> None:
     names = ("committed", "body", "index")
     schema = schema_for("none", "dledger-java", names)
     assert (schema.names, schema.types) == (list(names), [pa.bool_(), pa.binary(), pa.int64()])
@@ -108,7 +108,7 @@ def test_messages_have_columns_that_were_named(
 
 
 @pytest.mark.parametrize("columns", [("index",), ("topic", "error"), ("body",)])
-def test_body_that_is_no_message_fails_whatever_is_read(store: StoreWriter, columns: tuple[str, ...]) -> None:
+def test_other_body_fails_with_any_selected_columns(store: StoreWriter, columns: tuple[str, ...]) -> None:
     store.append(BODIES)
     with pytest.raises(DecodeError, match="DLEDGER_DECODE"):
         read(store, columns, decode="message", onDecodeError="fail")

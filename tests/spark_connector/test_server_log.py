@@ -76,7 +76,7 @@ def test_tasks_of_one_process_keep_their_connections(cluster: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("read_from", ["any", "leader", "follower"])
-def test_replica_that_dies_or_hangs_between_plan_and_read_is_passed_over(cluster: Any, read_from: str) -> None:
+def test_replica_killed_or_paused_after_planning_is_passed_over(cluster: Any, read_from: str) -> None:
     reader, partitions = planned(cluster, read_from)
     leader = cluster.leader()
     victim = leader if read_from == "leader" else next(node for node in cluster.node_ids if node != leader)

@@ -47,7 +47,7 @@ def data_indexes(store: GrowingStore, end: int) -> list[int]:
     return [row["index"] for row in store.rows[:end] if row["magic"] == 1]
 
 
-def test_stream_follows_brokers_files_as_they_grow(java: GrowingStore) -> None:
+def test_stream_follows_new_entries_in_files_of_broker(java: GrowingStore) -> None:
     total = len(java.rows)
     java.hold(total // 4)
     engine, reader = Engine(), DLedgerStreamReader(options(java, startingOffsets="earliest"))
@@ -90,7 +90,7 @@ def test_uncommitted_entries_of_store_need_read_uncommitted(java: GrowingStore) 
     assert indexes(everything, everything.partitions()) == data_indexes(java, len(java.rows))
 
 
-def test_tasks_share_view_and_see_what_was_appended_since(tmp_path: Path) -> None:
+def test_tasks_share_view_and_see_later_entries(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as store:
         given: dict[str, Any] = {"path": str(store.path), "minPartitions": "3"}
         store.append_numbers(100)

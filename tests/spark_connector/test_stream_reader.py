@@ -30,7 +30,7 @@ from tests.spark_connector.store_writer import StoreWriter
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("starting", ["latest", "earliest"])
-def test_log_that_grows_between_first_calls_loses_nothing(store: StoreWriter, starting: str, crash: bool) -> None:
+def test_entries_appended_between_first_calls_are_read(store: StoreWriter, starting: str, crash: bool) -> None:
     store.append_numbers(10)
     engine, reader = Engine(), make_reader(store, startingOffsets=starting)
     first = 10 if starting == "latest" else 0
@@ -77,7 +77,7 @@ def test_replayed_first_batch_does_not_end_available_now_early(store: StoreWrite
     assert engine.read == list(range(5))
 
 
-def test_offsets_never_go_back_and_idle_query_repeats_its_offset(store: StoreWriter) -> None:
+def test_offsets_never_decrease_and_idle_query_repeats_offset(store: StoreWriter) -> None:
     store.append_numbers(5)
     reader = make_reader(store, startingOffsets="earliest")
     begin = reader.latestOffset(reader.initialOffset(), ALL)
@@ -93,7 +93,7 @@ def test_offsets_never_go_back_and_idle_query_repeats_its_offset(store: StoreWri
     assert next_of(reported) == 10
 
 
-def test_control_entries_are_no_rows_and_offsets_count_them(store: StoreWriter) -> None:
+def test_control_entries_have_no_rows_and_count_in_offsets(store: StoreWriter) -> None:
     store.append([b"a", b"b"], noop=True)
     store.append([b"c"], noop=True)
     reader = make_reader(store, startingOffsets="earliest")
@@ -133,7 +133,7 @@ def test_whichever_limit_comes_first(store: StoreWriter, entries: int, nbytes: i
     assert next_of(make_reader(store, **options).latestOffset(begin, ALL)) == 10  # Trigger.Once
 
 
-def test_minimum_of_entries_holds_micro_batch_back(store: StoreWriter) -> None:
+def test_minimum_of_entries_delays_micro_batch(store: StoreWriter) -> None:
     store.append_numbers(5)
     reader = make_reader(store, startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="1h")
     limit = reader.getDefaultReadLimit()
@@ -199,7 +199,7 @@ def other_store(tmp_path: Path, bodies: int, **options: Any) -> StoreWriter:
         ({"bodies": 4, "uuid": "log-1"}, OffsetBeyondEndError, "entries [4, 10) (6 entries) are missing", 6),
     ],
 )
-def test_checkpoint_of_another_log_is_error_and_on_request_counted_warning(
+def test_checkpoint_of_another_log_is_error_or_counted_warning(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     changes: dict[str, Any],
@@ -223,7 +223,7 @@ def test_checkpoint_of_another_log_is_error_and_on_request_counted_warning(
         assert said in caplog.text
 
 
-def test_query_that_accepted_shorter_log_waits_for_it_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_waits_for_accepted_shorter_log_without_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StoreWriter(tmp_path) as store:
         store.append_numbers(10)
         checkpoint = consumed(store)
@@ -283,7 +283,7 @@ def delete_first_segments(path: Path) -> int:
     return open_store(path).first_index
 
 
-def test_checkpoint_of_another_group_or_newer_version(store: StoreWriter) -> None:
+def test_checkpoint_of_another_group_or_version_is_rejected(store: StoreWriter) -> None:
     store.append_numbers(3)
     checkpoint = consumed(store)
     foreign = {"groups": {"orders": checkpoint["groups"]["default"]}, "v": 1}
