@@ -121,7 +121,7 @@ def make_append(counts, first=5, term=3, body=b"some body"):
 
 @settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 40), max_size=5), first=st.integers(0, 1000))
-def test_append_entries_round_trip(counts, first):
+def test_append_entries_survive_encoding(counts, first):
     message = make_append(counts, first)
     group, got = codec.frame_to_message(received(codec.message_to_frame("g", message)))
     assert group == "g"
@@ -191,7 +191,7 @@ bodies = st.lists(st.binary(max_size=40), max_size=30)
 
 
 @given(bodies)
-def test_columns_round_trip(items):
+def test_columns_survive_encoding(items):
     columns = Columns.from_bodies(items)
     got = codec.parse_columns(memoryview(b"".join(codec.columns_payload(columns))), len(items))
     assert got.lengths.tolist() == columns.lengths.tolist()

@@ -62,14 +62,14 @@ def raw_frame(header: bytes, payload: bytes = b"", crc: int | None = None) -> by
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 11, 12, 13, 4096, RECEIVE_BYTES - 1, RECEIVE_BYTES, 1 << 24])
-def test_how_the_bytes_arrive_makes_no_difference(size):
+def test_frames_do_not_depend_on_how_bytes_arrive(size):
     few = FRAMES if size > 1 else FRAMES[:4]
     frames, decoder = in_chunks(joined(few), size)
     assert [(f.header, bytes(f.payload)) for f in frames] == few
     assert not decoder.in_frame
 
 
-def test_bytes_copied_in_whole_give_the_same_frames():
+def test_receive_data_gives_the_same_frames():
     decoder = FrameDecoder(FRAME_BYTES_MAX)
     data = joined(FRAMES)
     got = []
@@ -98,11 +98,11 @@ def test_every_truncation_gives_only_whole_frames():
     ("data", "complaint"),
     [
         pytest.param(struct.pack(">III", 7, 1, 0), "exceed the limits", id="length below the fixed part"),
-        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), "exceed the limits", id="length above the bound"),
+        pytest.param(struct.pack(">III", FRAME_BYTES_MAX + 1, 1, 0), "exceed the limits", id="length above the limit"),
         pytest.param(struct.pack(">III", 100, 93, 0), "exceed the limits", id="header longer than the frame"),
         pytest.param(struct.pack(">III", 100, 0, 0), "exceed the limits", id="no header"),
         pytest.param(
-            struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), "exceed the limits", id="header above the bound"
+            struct.pack(">III", 2 << 20, HEADER_BYTES_MAX + 1, 0), "exceed the limits", id="header above the limit"
         ),
         pytest.param(raw_frame(b"\x81\xa1t\x01", crc=1), "CRC", id="damaged header"),
         pytest.param(raw_frame(b"\xc1"), "msgpack", id="not msgpack"),
@@ -121,7 +121,7 @@ def test_malformed_input_is_a_protocol_error(data, complaint):
         in_chunks(data, 1 << 20)
 
 
-def test_hello_bound_holds_until_it_is_raised():
+def test_hello_limit_holds_until_it_is_raised():
     data = joined([({"t": 12}, b"x" * (HELLO_BYTES_MAX + 1000))])
     with pytest.raises(ProtocolError, match="exceed the limits"):
         in_chunks(data, 1, HELLO_BYTES_MAX)
@@ -132,7 +132,7 @@ def test_hello_bound_holds_until_it_is_raised():
     assert len(drain(decoder)) == 1
 
 
-def test_a_frame_above_the_bounds_is_not_sent():
+def test_encode_frame_rejects_a_frame_above_the_limits():
     with pytest.raises(ProtocolError, match="too large"):
         encode_frame({"t": 1}, bytes(FRAME_BYTES_MAX))
     with pytest.raises(ProtocolError, match="too large"):
@@ -161,7 +161,7 @@ HOSTILE = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(header=HOSTILE)
-def test_a_hostile_header_takes_bounded_memory(header):
+def test_hostile_header_takes_limited_memory(header):
     data = raw_frame(b"\x81\xa1t" + header)
     tracemalloc.start()
     try:
@@ -185,7 +185,7 @@ def test_damaged_frames_are_frames_or_a_protocol_error(flips):
 
 
 @pytest.mark.parametrize("number", [*(t for t in Type if t not in LARGE_TYPES), 0, 99])
-def test_only_messages_that_carry_bodies_may_claim_much_memory(number):
+def test_only_messages_with_bodies_may_claim_much_memory(number):
     header = msgpack.packb({"t": int(number)})
     claimed = struct.pack(">III", 8 + len(header) + (20 << 20), len(header), crc32(header)) + header
     decoder = FrameDecoder(FRAME_BYTES_MAX)

@@ -7,12 +7,12 @@ import uvloop
 from dledger_core.errors import BadRequestError, ConfigError, ProtocolError, UnreachableError
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
-from dledger_core.net.protocol import PREFACE, Type
+from dledger_core.net.protocol import PREFACE
 from dledger_core.net.transport import connect, serve
 
 
 class Recorder:
-    """Keeps what arrives; may answer each frame with its payload."""
+    """Keeps received frames; with ``echo`` it sends each payload back."""
 
     def __init__(self, echo=False):
         self.frames, self.closed, self.echo = [], [], echo
@@ -62,7 +62,7 @@ class Echo:
         return connection, handler
 
     async def raw(self, data, eof=False):
-        """Sends bytes, returns what came back until the other side closed."""
+        """Send bytes; return the bytes received until the other side closed."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         try:
             writer.write(data)
@@ -114,7 +114,7 @@ def test_hello_is_negotiated_and_frames_flow(run):
     run(main())
 
 
-def test_the_hello_of_very_many_groups_with_long_names_is_accepted_both_ways(run):
+def test_hello_of_many_groups_is_accepted_both_ways(run):
     logs = {f"{number:0127d}": f"{number:032x}" for number in range(200)}
 
     async def main():
@@ -127,7 +127,7 @@ def test_the_hello_of_very_many_groups_with_long_names_is_accepted_both_ways(run
     run(main())
 
 
-def test_frames_of_one_read_are_delivered_in_one_turn(run):
+def test_frames_of_one_read_are_delivered_in_one_iteration(run):
     async def main():
         async with Echo() as node:
             connection, _ = await node.connect()
@@ -183,7 +183,7 @@ def test_garbage_closes_that_connection_only(run, data, message, caplog):
     assert message in caplog.text
 
 
-def test_a_client_that_leaves_during_hello_is_forgotten(run):
+def test_client_that_disconnects_during_hello_is_forgotten(run):
     async def main():
         async with Echo() as node:
             assert await node.raw(PREFACE[:3], eof=True) == b""
@@ -202,7 +202,7 @@ def test_hello_must_come_in_time(run):
     run(main())
 
 
-def test_a_refused_hello_reaches_the_client_as_the_servers_error(run):
+def test_refused_hello_raises_the_servers_error(run):
     def accept(hello):
         raise BadRequestError("no such role", "hello", "", {"role": hello.role})
 
@@ -216,7 +216,7 @@ def test_a_refused_hello_reaches_the_client_as_the_servers_error(run):
     run(main())
 
 
-def test_no_common_version_is_told(run):
+def test_connect_fails_without_a_common_version(run):
     async def main():
         async with Echo() as node:
             with pytest.raises(ProtocolError, match="no protocol version in common"):
@@ -240,7 +240,7 @@ def test_malformed_input_after_hello_closes_with_an_error(run):
     run(main())
 
 
-def test_nobody_listens(run):
+def test_connect_to_a_closed_port_is_unreachable(run):
     async def main():
         async with Echo() as node:
             port = node.server.port
@@ -250,7 +250,7 @@ def test_nobody_listens(run):
     run(main())
 
 
-def test_a_silent_server_is_unreachable(run):
+def test_server_without_a_response_is_unreachable(run):
     async def main():
         done = asyncio.Event()
 
@@ -269,7 +269,7 @@ def test_a_silent_server_is_unreachable(run):
     run(main())
 
 
-def test_a_server_that_speaks_something_else_is_an_error(run):
+def test_connect_rejects_a_server_of_another_protocol(run):
     async def main():
         async def other(reader, writer):
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -285,7 +285,7 @@ def test_a_server_that_speaks_something_else_is_an_error(run):
     run(main())
 
 
-def test_a_port_in_use_is_one_clear_error(run):
+def test_serve_names_a_port_in_use(run):
     async def main():
         async with Echo() as node:
             with pytest.raises(ConfigError, match=f"127.0.0.1:{node.server.port}"):
@@ -294,7 +294,7 @@ def test_a_port_in_use_is_one_clear_error(run):
     run(main())
 
 
-def test_a_slow_reader_is_felt_by_the_sender(run):
+def test_drained_waits_for_a_slow_reader(run):
     async def main():
         async with Echo() as node:
             connection, _ = await node.connect()
@@ -335,12 +335,8 @@ def test_drained_ends_when_the_connection_breaks(run):
     run(main())
 
 
-def test_error_type_numbers_are_stable():
-    assert (Type.HELLO, Type.HELLO_OK, Type.FAILURE) == (1, 2, 3)
-
-
-def test_a_caller_that_gives_up_just_when_hello_was_accepted_leaves_no_connection(run, monkeypatch):
-    """Nobody else knows of that connection: it would stay open, and keep a loop from being closed."""
+def test_connect_cancelled_at_hello_leaves_no_connection(run, monkeypatch):
+    """No other code has that connection: it would stay open and prevent the loop from closing."""
 
     async def main():
         async with Echo() as node:
@@ -348,7 +344,7 @@ def test_a_caller_that_gives_up_just_when_hello_was_accepted_leaves_no_connectio
             shield = asyncio.shield
 
             def shield_and_give_up(accepted):
-                accepted.add_done_callback(lambda _: given_up.append(task.cancel()))  # before the task goes on
+                accepted.add_done_callback(lambda _: given_up.append(task.cancel()))  # before the task continues
                 return shield(accepted)
 
             monkeypatch.setattr(asyncio, "shield", shield_and_give_up)

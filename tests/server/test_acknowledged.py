@@ -1,4 +1,4 @@
-"""What an acknowledgement is worth: when who has flushed, and what becomes of it when any step behind it fails.
+"""Acknowledgements: after a majority has synced, and after any later step has failed.
 
 Real replicas on disks in memory, driven by hand: ``FaultyFiles`` forgets at a power loss whatever was not synced.
 """
@@ -36,7 +36,7 @@ def three(storage=STORAGE):
 
 
 def assert_nothing_lost(group):
-    """Everybody runs again, agrees, and holds all that was acknowledged; the group takes new appends."""
+    """All nodes run, agree and have all acknowledged entries; the group accepts appends."""
     group.drop = lambda _: False
     leader = group.leader()
     before = len(group.acknowledged)
@@ -51,7 +51,7 @@ def assert_nothing_lost(group):
 # --- when does who flush ------------------------------------------------------------------------------------------
 
 
-def test_an_append_is_on_its_way_to_the_followers_before_the_leader_has_flushed():
+def test_append_is_sent_before_the_leader_has_synced():
     group, leader, _ = three()
     sent = []
     group.drop = lambda message: sent.append(message) or False
@@ -62,14 +62,14 @@ def test_an_append_is_on_its_way_to_the_followers_before_the_leader_has_flushed(
 
 
 @pytest.mark.parametrize("slow", ["leader", "follower"])
-def test_one_slow_disk_delays_no_acknowledgement_also_if_it_is_the_leaders(slow):
+def test_one_slow_disk_does_not_delay_acknowledgements(slow):
     group, leader, followers = three()
     (leader if slow == "leader" else followers[0]).stalled = True
     group.append(leader, b"x")
     assert [b"x"] in group.acknowledged.values()
 
 
-def test_no_acknowledgement_before_a_majority_has_flushed():
+def test_no_acknowledgement_before_a_majority_has_synced():
     group, leader, followers = three()
     followers[0].stalled = followers[1].stalled = True
     group.append(leader, b"flushed by the leader alone")
@@ -84,8 +84,8 @@ def test_no_acknowledgement_before_a_majority_has_flushed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.0, 0.5])
-@pytest.mark.parametrize("slow", ["nobody", "leader", "follower"])
-def test_power_fails_everywhere_right_after_an_ack_and_nothing_acknowledged_is_lost(slow, keep):
+@pytest.mark.parametrize("slow", ["none", "leader", "follower"])
+def test_power_failure_of_all_nodes_loses_no_acknowledged_entry(slow, keep):
     group, leader, followers = three()
     slow_one = {"leader": leader, "follower": followers[0]}.get(slow)
     if slow_one is not None:
@@ -96,7 +96,7 @@ def test_power_fails_everywhere_right_after_an_ack_and_nothing_acknowledged_is_l
     assert_nothing_lost(group)
 
 
-def test_page_cache_durability_loses_in_that_case_what_it_acknowledged():
+def test_page_cache_durability_loses_entries_at_power_failure():
     group, leader, _ = three(replace(STORAGE, durability="page-cache"))
     group.append(leader, b"acknowledged")
     assert [b"acknowledged"] in group.acknowledged.values()
@@ -106,7 +106,7 @@ def test_page_cache_durability_loses_in_that_case_what_it_acknowledged():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [("n0",), ("n1",), ("n2",), ("n0", "n1")])
-def test_power_fails_at_any_file_operation_of_an_append(victims):
+def test_power_failure_at_any_file_operation_of_an_append(victims):
     for step in range(1, STEPS_MAX):
         group, leader, _ = three()
         for name in victims:
@@ -127,7 +127,7 @@ def test_power_fails_at_any_file_operation_of_an_append(victims):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["leader", "follower"])
-def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(victim):
+def test_write_failure_at_any_step_stops_only_that_node(victim):
     for step in range(1, STEPS_MAX):
         group, leader, followers = three()
         node = leader if victim == "leader" else followers[0]
@@ -151,7 +151,7 @@ def test_a_write_or_sync_that_fails_at_any_step_stops_that_node_and_no_other(vic
     raise AssertionError("the steps do not end")
 
 
-def test_after_a_failed_sync_a_node_acknowledges_and_writes_nothing_more():
+def test_node_acknowledges_nothing_after_a_failed_sync():
     group, leader, followers = three()
     node = followers[0]
     files = group.files[node.node_id]
@@ -170,7 +170,7 @@ def test_after_a_failed_sync_a_node_acknowledges_and_writes_nothing_more():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AppendEntries, AppendEntriesResponse])
-def test_any_lost_message_costs_time_and_nothing_else(kind):
+def test_any_lost_message_costs_time_only(kind):
     for victim in range(5):
         group, leader, _ = three()
         seen = []
@@ -186,7 +186,7 @@ def test_any_lost_message_costs_time_and_nothing_else(kind):
         assert_nothing_lost(group)
 
 
-def test_a_leader_cut_off_answers_with_an_unknown_outcome_never_with_success():
+def test_isolated_leader_never_acknowledges():
     group, leader, followers = three()
     group.drop = lambda message: leader.node_id in (message.sender, message.target)
     group.append(leader, b"lost?")
@@ -205,7 +205,7 @@ def test_a_leader_cut_off_answers_with_an_unknown_outcome_never_with_success():
 
 
 @pytest.mark.integration
-def test_kill_9_of_all_nodes_at_once_amid_appends_loses_nothing_acknowledged():
+def test_kill_of_all_nodes_during_appends_loses_no_acknowledged_entry():
     acknowledged, stop = {}, threading.Event()
 
     def append(peers, number):
@@ -224,7 +224,7 @@ def test_kill_9_of_all_nodes_at_once_amid_appends_loses_nothing_acknowledged():
                 while len(acknowledged) < wanted and not any(each.done() for each in appending):
                     time.sleep(0.01)
                 for pid in [cluster.pid(node) for node in cluster.node_ids]:
-                    os.kill(pid, signal.SIGKILL)  # all of them before the first is gone
+                    os.kill(pid, signal.SIGKILL)  # all of them before the first has exited
                 before = dict(acknowledged)
                 for node in cluster.node_ids:
                     cluster.kill(node)

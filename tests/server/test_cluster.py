@@ -54,7 +54,7 @@ def bodies_of(client, start, end, **options):
     return found
 
 
-def test_what_is_appended_is_read_from_every_node(cluster, client):
+def test_append_is_readable_from_every_node(cluster, client):
     bodies = [f"entry {i}".encode() for i in range(1000)]
     result = client.append(bodies)
     assert result.last_index - result.first_index == 999
@@ -66,12 +66,12 @@ def test_what_is_appended_is_read_from_every_node(cluster, client):
     assert client.read(result.first_index, result.last_index + 1, consistency="linearizable").num_rows == 1000
 
 
-def test_an_index_beyond_the_end_says_so(client):
+def test_get_beyond_the_end_is_out_of_range(client):
     with pytest.raises(IndexOutOfRangeError):
         client.get(10**12)
 
 
-def test_bodies_of_every_size(client):
+def test_bodies_of_every_size_are_read_back(client):
     sizes = [0, 1, 11, 12, 13, 100, 4096, 300_000]
     result = client.append([bytes([i]) * size for i, size in enumerate(sizes)])
     read = bodies_of(client, result.first_index, result.last_index + 1)
@@ -86,7 +86,7 @@ def test_producers_are_idempotent(client):
         client.append([b"x"], producer_id="p1", epoch=0, sequence=0)
 
 
-def test_transactions_show_winners_only_and_together(client):
+def test_transaction_shows_committed_attempts_at_once(client):
     key = TransactionId("query-1", 0, "run-1")
     won = client.append_attempt([b"w1", b"w2"], transaction=key, attempt="a1")
     client.append_attempt([b"l1"], transaction=key, attempt="a2")
@@ -111,7 +111,7 @@ def test_garbage_closes_that_connection_only(cluster, client):
     client.append([b"still here"])
 
 
-def test_leadership_is_handed_over_on_request(cluster, client):
+def test_transfer_leadership_moves_the_leader(cluster, client):
     leader = cluster.leader()
     target = next(node for node in cluster.node_ids if node != leader)
     client.transfer_leadership(target)
@@ -119,7 +119,7 @@ def test_leadership_is_handed_over_on_request(cluster, client):
     client.append([b"under the new leader"])
 
 
-def test_nothing_acknowledged_is_lost_when_leaders_die(cluster, client):
+def test_killed_leaders_lose_no_acknowledged_entry(cluster, client):
     producer = Producer(client, "survivor")
     acknowledged = []
     for number in range(30):
@@ -143,7 +143,7 @@ def test_nothing_acknowledged_is_lost_when_leaders_die(cluster, client):
     assert len(digests) == 1
 
 
-def test_a_frozen_leader_is_replaced_and_comes_back_as_follower(cluster, client):
+def test_frozen_leader_is_replaced_and_returns_as_follower(cluster, client):
     leader = cluster.leader()
     cluster.pause(leader)
     try:
@@ -159,7 +159,7 @@ def test_a_frozen_leader_is_replaced_and_comes_back_as_follower(cluster, client)
     assert eventually(caught_up)
 
 
-def test_all_nodes_killed_at_once_come_back_with_everything(cluster, client):
+def test_all_nodes_killed_at_once_keep_all_entries(cluster, client):
     result = client.append([b"before the power cut"] * 100)
     for node in cluster.node_ids:
         cluster.kill(node)
@@ -170,7 +170,7 @@ def test_all_nodes_killed_at_once_come_back_with_everything(cluster, client):
     assert [body for _, body in read] == [b"before the power cut"] * 100
 
 
-def test_a_node_that_lost_its_disk_gets_everything_again(cluster, client, tmp_path):
+def test_node_without_its_disk_receives_all_entries_again(cluster, client, tmp_path):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
     cluster.stop(victim)
     cluster.store_path(victim).rename(tmp_path / "lost")
@@ -185,7 +185,7 @@ def test_a_node_that_lost_its_disk_gets_everything_again(cluster, client, tmp_pa
     assert client.digest(0, last + 1, span=1024, node=victim).ranges == client.digest(0, last + 1, span=1024).ranges
 
 
-def test_damage_below_what_was_durable_stops_the_node_with_its_place():
+def test_damage_below_durable_index_stops_a_single_node():
     with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers) as client:
         client.append([b"to be damaged"] * 10)
         cluster.stop("n0")
@@ -213,7 +213,7 @@ def _ended(cluster, node):
     return cluster._processes[node].poll()
 
 
-def test_two_groups_have_their_own_logs_and_leaders():
+def test_two_groups_have_separate_logs():
     with LocalCluster(3, groups=("orders", "events"), **SMALL) as cluster:
         with Client(cluster.peers, "orders") as orders, Client(cluster.peers, "events") as events:
             first = orders.append([b"o"]).first_index
@@ -224,7 +224,7 @@ def test_two_groups_have_their_own_logs_and_leaders():
             unknown.append([b"x"])
 
 
-def test_one_node_is_a_group_too():
+def test_single_node_group_survives_a_kill():
     with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers) as client:
         result = client.append([b"alone"])
         cluster.kill("n0")
@@ -233,7 +233,7 @@ def test_one_node_is_a_group_too():
         assert client.get(result.first_index).body == b"alone"
 
 
-def test_a_node_stops_in_order_on_sigterm_and_keeps_a_whole_store(cluster, client):
+def test_sigterm_stops_the_node_with_an_intact_store(cluster, client):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
     pid = cluster.pid(victim)
     os.kill(pid, signal.SIGTERM)
@@ -261,7 +261,7 @@ def one_line(done):
     return lines[-1]
 
 
-def test_a_port_in_use_is_refused_and_nothing_is_written(tmp_path):
+def test_start_with_a_port_in_use_writes_nothing(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -272,7 +272,7 @@ def test_a_port_in_use_is_refused_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "d").exists()
 
 
-def test_ports_are_different_and_free_and_never_those_of_outgoing_connections():
+def test_free_ports_are_distinct_and_not_ephemeral():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_ports(1)[0]))
         found = free_ports(500)
@@ -281,7 +281,7 @@ def test_ports_are_different_and_free_and_never_those_of_outgoing_connections():
     assert max(found) < 32_768  # where Linux begins with outgoing connections
 
 
-def test_a_store_that_is_open_is_refused(cluster):
+def test_start_rejects_a_store_in_use(cluster):
     peers = cluster.peers
     moved = f"n0-127.0.0.1:{free_ports(1)[0]};{peers.split(';', 1)[1]}"
     done = serve("--peers", moved, "--self-id", "n0", "--dir", cluster.directory)
@@ -290,7 +290,7 @@ def test_a_store_that_is_open_is_refused(cluster):
 
 
 @pytest.mark.parametrize("case", ["foreign", "group", "node"])
-def test_a_directory_of_something_else_is_refused(tmp_path, case):
+def test_start_rejects_foreign_directory_and_leaves_it_unchanged(tmp_path, case):
     peers = f"n0-127.0.0.1:{free_ports(1)[0]}"
     store = tmp_path / "default" / "dledger-n0"
     if case == "foreign":
@@ -314,6 +314,6 @@ def test_a_directory_of_something_else_is_refused(tmp_path, case):
     assert sorted(str(path) for path in store.rglob("*")) == before
 
 
-def test_a_cluster_that_cannot_start_says_why():
+def test_cluster_start_reports_the_reason_of_a_failure():
     with pytest.raises(ConfigError, match="segment"):
         LocalCluster(1, data_segment_bytes=17).start()

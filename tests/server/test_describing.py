@@ -1,4 +1,4 @@
-"""What a node says about the logs it hosts."""
+"""DESCRIBE and GROUPS: tables about the logs of a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.server_group import RawClient, ServerGroup, eventually, run
 SMALL = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, preallocate_bytes=0)
 
 
-def test_terms_segments_and_producers_of_a_log(tmp_path):
+def test_describe_returns_terms_segments_and_producers(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, 1, storage=SMALL) as group:
             raw = await group.client()
@@ -53,7 +53,7 @@ def test_terms_segments_and_producers_of_a_log(tmp_path):
     run(main())
 
 
-def test_terms_of_two_leaders_without_what_is_not_committed(tmp_path):
+def test_describe_terms_leaves_out_uncommitted_entries(tmp_path):
     async def main():
         async with ServerGroup(tmp_path) as group, AsyncClient(format_peers(group.peers)) as client:
             await client.append([b"a"])
@@ -90,7 +90,7 @@ def test_describe_returns_long_tables_in_pages(tmp_path):
     run(main())
 
 
-def test_a_node_names_its_groups_to_who_knows_none(tmp_path):
+def test_groups_are_listed_to_a_client_of_an_unknown_group(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, 1, groups=("a", "b")) as group:
             await group.leader("a")

@@ -50,7 +50,7 @@ class Readys:
         return [path for kind, path in self.files.log if kind == "sync" and path.parent.name == "data"]
 
     def content(self):
-        """What is in the log: (index, term) of each record and all bodies."""
+        """Return (index, term) of each record in the log, and all bodies."""
         if self.log.last_index() < 0:
             return [], b""
         records = self.log.read(0, 1 << 40, 1 << 30)
@@ -95,7 +95,7 @@ class Writing(Readys):
         await eventually(lambda: not self.disk.busy)
 
 
-def test_what_gathers_during_a_write_is_written_with_one_sync():
+def test_readys_queued_during_a_write_share_one_sync():
     async def work():
         async with Writing() as w:
             w.disk.submit(w.make(b"makes the first segment"))
@@ -114,7 +114,7 @@ def test_what_gathers_during_a_write_is_written_with_one_sync():
     run(work())
 
 
-def test_a_truncation_starts_a_write_of_its_own():
+def test_truncation_starts_a_new_write():
     async def work():
         async with Writing() as w:
             free = w.stall()
@@ -142,7 +142,7 @@ _STEP = st.one_of(
 @pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(_STEP, max_size=12))
-def test_joined_writes_leave_what_single_ones_leave(steps):
+def test_joined_writes_equal_single_writes(steps):
     joined, single = Readys(), Readys()
     made = [[], []]
     for target, out in zip((joined, single), made, strict=True):
@@ -173,7 +173,7 @@ def test_joined_writes_leave_what_single_ones_leave(steps):
         again.close()
 
 
-def test_other_work_keeps_its_place_behind_what_was_queued():
+def test_other_work_runs_in_order_with_the_queue():
     async def work():
         async with Writing() as w:
             seen = []
@@ -188,7 +188,7 @@ def test_other_work_keeps_its_place_behind_what_was_queued():
     run(work())
 
 
-def test_close_does_what_is_queued():
+def test_close_finishes_the_queue():
     async def work():
         w = Writing()
         free = w.stall()
@@ -205,7 +205,7 @@ def test_close_does_what_is_queued():
 
 
 @pytest.mark.parametrize("kind", ["sync-fails", "job-fails", "invariant"])
-def test_nothing_is_written_after_the_first_error(kind):
+def test_disk_writer_writes_nothing_after_an_error(kind):
     async def work():
         async with Writing() as w:
             w.disk.submit(w.make(b"fine"))
@@ -239,7 +239,7 @@ def test_nothing_is_written_after_the_first_error(kind):
     run(work())
 
 
-def test_a_loop_that_is_gone_is_not_told():
+def test_closed_event_loop_gets_no_report():
     loop = asyncio.new_event_loop()
     store = Readys()
     disk = DiskWriter(store.log, loop, lambda _: None, lambda _: None)

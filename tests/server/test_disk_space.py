@@ -1,4 +1,4 @@
-"""A disk that is nearly full: refused before anything is written, read on, and taken again by itself."""
+"""The disk-full guard: appends are rejected before any write, and accepted again once space is free."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def follower(tmp_path):
     node.replica.close_blocking()
 
 
-def test_appends_are_refused_before_anything_is_written(leader):
+def test_appends_on_a_full_disk_are_rejected_before_any_write(leader):
     ask = Asker(leader.n0)
     leader.room(RESERVE - 1)
     end, operations = leader.n0.log.staged_end, leader.files.operations
@@ -70,7 +70,7 @@ def test_appends_are_refused_before_anything_is_written(leader):
     assert (leader.n0.log.staged_end, leader.files.operations) == (end, operations)
 
 
-def test_reads_go_on(leader):
+def test_reads_continue_on_a_full_disk(leader):
     ask = Asker(leader.n0)
     ask.plain(b"x")
     leader.n0.run()
@@ -79,7 +79,7 @@ def test_reads_go_on(leader):
     assert leader.n0.log.read(last, last + 1, 100).count == 1
 
 
-def test_it_recovers_by_itself_with_a_little_more_room_than_the_bound(leader):
+def test_appends_are_accepted_again_above_the_reserve(leader):
     ask = Asker(leader.n0)
     leader.room(RESERVE - 1)
     assert leader.replica.space.is_full
@@ -91,7 +91,7 @@ def test_it_recovers_by_itself_with_a_little_more_room_than_the_bound(leader):
     assert len(ask.ranges) == 1
 
 
-def test_what_is_on_its_way_counts_as_written(leader):
+def test_staged_bytes_count_as_written(leader):
     ask = Asker(leader.n0)
     leader.room(RESERVE + (3 << 20))
     leader.n0.stalled = True
@@ -107,7 +107,7 @@ def test_what_is_on_its_way_counts_as_written(leader):
     assert len(ask.ranges) == taken, "what was taken is answered"
 
 
-def test_what_other_groups_are_about_to_write_counts_too(leader, tmp_path):
+def test_staged_bytes_of_other_groups_count(leader, tmp_path):
     other = Node(tmp_path / "other")
     other.n0.lead()
     guards = [leader.replica.space, other.replica.space]
@@ -127,7 +127,7 @@ def test_what_other_groups_are_about_to_write_counts_too(leader, tmp_path):
     other.replica.close_blocking()
 
 
-def test_control_entries_live_on_the_reserve(leader):
+def test_control_entries_may_use_the_reserve(leader):
     ask = Asker(leader.n0)
     ask.attempt(TRANSACTION, "a", b"row")
     leader.n0.run()
@@ -138,7 +138,7 @@ def test_control_entries_live_on_the_reserve(leader):
     assert len(ask.ranges) == 2
 
 
-def test_without_a_reserve_nothing_is_refused(leader):
+def test_no_reserve_means_no_rejection(leader):
     leader.replica.space = SpaceGuard("g", leader.n0.log, 0)
     leader.room(0)
     ask = Asker(leader.n0)
@@ -185,13 +185,13 @@ def answers(node: Node, message: object) -> list[object]:
     ("room", "nbytes", "taken"),
     [
         pytest.param(RESERVE * 2, 1 << 20, True, id="room"),
-        pytest.param(RESERVE - 1, 1 << 20, True, id="it takes what it still can"),
+        pytest.param(RESERVE - 1, 1 << 20, True, id="large message on most of the reserve"),
         pytest.param(RESERVE // 2 - 1, 1 << 20, False, id="not a large one on half of the reserve"),
         pytest.param(RESERVE // 2 - 1, LIMITS.small_message_bytes, True, id="a small one"),
         pytest.param(RESERVE // 8, LIMITS.small_message_bytes, False, id="not on the last of it"),
     ],
 )
-def test_a_full_follower_does_not_acknowledge_rather_than_break(follower, room, nbytes, taken):
+def test_full_follower_accepts_small_messages_only(follower, room, nbytes, taken):
     follower.room(room)
     found = [answer.match_index for answer in answers(follower, entries(follower, nbytes))]
     assert found == ([0] if taken else [])
@@ -199,7 +199,7 @@ def test_a_full_follower_does_not_acknowledge_rather_than_break(follower, room, 
     assert not follower.n0.failures
 
 
-def test_a_full_follower_still_follows_and_goes_on_when_there_is_room(follower):
+def test_full_follower_still_follows_and_recovers(follower):
     follower.room(RESERVE * 2)
     answers(follower, entries(follower, 100))
     follower.room(RESERVE // 4)
@@ -218,7 +218,7 @@ def test_a_full_follower_still_follows_and_goes_on_when_there_is_room(follower):
     assert [answer.match_index for answer in answers(follower, large)] == [1]
 
 
-def test_room_on_a_real_disk(tmp_path):
+def test_space_of_a_real_disk_is_plausible(tmp_path):
     found = OsFiles().space(tmp_path)
     assert 0 <= found.free_bytes <= found.total_bytes
     assert found.used_ratio(found.total_bytes) == 0

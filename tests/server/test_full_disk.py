@@ -1,4 +1,4 @@
-"""A real node on a small disk that fills up: it refuses, goes on to serve, and takes appends again by itself."""
+"""A real node on a small disk that fills up: it rejects appends, serves reads, and recovers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def append_until_full(client: Client) -> int:
     raise AssertionError("it was never full")
 
 
-def test_a_full_disk_refuses_serves_and_recovers(disk: Disk, client: Client) -> None:
+def test_full_disk_rejects_appends_serves_reads_and_recovers(disk: Disk, client: Client) -> None:
     count = append_until_full(client)
     assert count >= 10
     status = client.metadata()

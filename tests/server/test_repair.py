@@ -52,7 +52,7 @@ def settled(cluster: LocalCluster) -> bool:
         return len(nodes) == 3 and len({(node.last_index, node.commit_index) for node in nodes}) == 1
 
 
-def check_alike(cluster: LocalCluster) -> None:
+def check_identical(cluster: LocalCluster) -> None:
     """Stops all nodes and compares their data files, byte by byte."""
     soon(lambda: settled(cluster))
     leader = cluster.leader()  # the last to stop: the others would elect another at once, which appends a NOOP
@@ -75,7 +75,7 @@ def damage_some(store: Path) -> None:
     flip(files[1], 12)
 
 
-def test_the_command_repairs_a_store_offline(tmp_path: Path) -> None:
+def test_repair_command_repairs_a_stopped_store(tmp_path: Path) -> None:
     runner = CliRunner()
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster)
@@ -96,8 +96,8 @@ def test_the_command_repairs_a_store_offline(tmp_path: Path) -> None:
         assert all(one["state"] == "damaged" and one["start"] < one["end"] for one in found)
         assert bytes_of(store) == damaged
         assert run().exit_code == 3, "no peers are named"
-        nobody = run("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
-        assert nobody.exit_code == 2, nobody.output
+        refused = run("--peers", "n0-127.0.0.1:1;n1-127.0.0.1:2")
+        assert refused.exit_code == 2, refused.output
         assert bytes_of(store) == damaged
         done = run("--peers", cluster.peers)
         assert done.exit_code == 0, done.output
@@ -106,13 +106,13 @@ def test_the_command_repairs_a_store_offline(tmp_path: Path) -> None:
         again = run("--peers", cluster.peers)
         assert (again.exit_code, json.loads(again.stdout)) == (0, [])
         cluster.restart("n2")
-        check_alike(cluster)
+        check_identical(cluster)
 
 
 # --- at start -------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_store_is_repaired_at_start_while_the_group_goes_on(tmp_path: Path) -> None:
+def test_damaged_store_is_repaired_at_start_while_group_continues(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
         fill(cluster)
         soon(lambda: settled(cluster))
@@ -124,10 +124,10 @@ def test_a_damaged_store_is_repaired_at_start_while_the_group_goes_on(tmp_path: 
             client.append([b"meanwhile %d" % number])
         soon(lambda: "entries repaired: " in cluster.log_path("n2").read_text())
         assert "group offline until its store is repaired" in cluster.log_path("n2").read_text()
-        check_alike(cluster)
+        check_identical(cluster)
 
 
-def test_a_suspect_store_is_verified_before_its_node_takes_part(tmp_path: Path) -> None:
+def test_marked_store_is_verified_before_its_group_participates(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster, 20)
         cluster.kill("n1")
@@ -138,10 +138,10 @@ def test_a_suspect_store_is_verified_before_its_node_takes_part(tmp_path: Path) 
         soon(lambda: "store verified" in cluster.log_path("n1").read_text())
         assert "Input/output error" in cluster.log_path("n1").read_text()
         assert verification_reason(OsFiles(), layout) is None
-        check_alike(cluster)
+        check_identical(cluster)
 
 
-def test_a_suspect_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None:
+def test_marked_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
         first = client.append([b"alone"]).first_index
         cluster.kill("n0")
@@ -152,7 +152,7 @@ def test_a_suspect_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None
         assert verification_reason(OsFiles(), Layout(cluster.store_path("n0"))) is None
 
 
-def test_two_damaged_stores_of_three_are_repaired_and_without_peers_it_is_said(tmp_path: Path) -> None:
+def test_two_damaged_stores_of_three_wait_for_the_third(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster)
         soon(lambda: settled(cluster))
@@ -169,7 +169,7 @@ def test_two_damaged_stores_of_three_are_repaired_and_without_peers_it_is_said(t
         cluster.restart("n0")
         cluster.leader()
         fill(cluster, 5)
-        check_alike(cluster)
+        check_identical(cluster)
 
 
 # --- the end of a log is lost -----------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_recovering_voter_votes_again_after_leader_elected_without_it(tmp_path: 
         assert said.index("entries repaired: ") < said.index("end of the log lost") < said.index("voting resumed")
         assert not mark_of(cluster, "n2").exists()
         fill(cluster, 5)
-        check_alike(cluster)
+        check_identical(cluster)
 
 
 def test_recovering_voter_keeps_group_without_majority_until_helped(tmp_path: Path) -> None:
@@ -233,10 +233,10 @@ def test_recovering_voter_keeps_group_without_majority_until_helped(tmp_path: Pa
         cluster.leader()
         fill(cluster, 5)
         cluster.restart("n1")
-        check_alike(cluster)
+        check_identical(cluster)
 
 
-def test_a_group_that_is_repaired_stops_no_other_group(tmp_path: Path) -> None:
+def test_repair_of_one_group_does_not_stop_another(tmp_path: Path) -> None:
     with (
         LocalCluster(3, tmp_path, groups=("a", "b"), **OPTIONS) as cluster,
         Client(cluster.peers, "a") as a,
@@ -251,7 +251,7 @@ def test_a_group_that_is_repaired_stops_no_other_group(tmp_path: Path) -> None:
             flip(data_files(cluster.store_path(node, "a"))[0], 1000)
         for node in cluster.node_ids:
             cluster.restart(node)
-        b.append([b"goes on"])
+        b.append([b"continues"])
         soon(lambda: all("no intact copy" in cluster.log_path(node).read_text() for node in cluster.node_ids))
         assert b.append([b"still"]).last_index >= 2
 
@@ -260,7 +260,7 @@ def test_a_group_that_is_repaired_stops_no_other_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["a follower", "the leader"])
-def test_a_running_node_finds_and_repairs_damage_without_stopping_the_group(tmp_path: Path, leads: bool) -> None:
+def test_scrub_repairs_damage_while_the_group_continues(tmp_path: Path, leads: bool) -> None:
     options = OPTIONS | {"scrub_pause_s": 0.2, "scrub_bytes_per_second": "64MiB"}
     with LocalCluster(3, tmp_path, **options) as cluster, Client(cluster.peers) as client:
         fill(cluster)
@@ -285,17 +285,17 @@ def test_a_running_node_finds_and_repairs_damage_without_stopping_the_group(tmp_
         led = cluster.log_path(victim).read_text().split("entries repaired: ")[0].split(f"node={victim} role=leader")
         assert len(led) == 1 or f"node={victim} role=follower" in led[-1], "it was repaired while it led the group"
         assert len(led) > 1 or not leads
-        check_alike(cluster)
+        check_identical(cluster)
 
 
-def test_a_leader_that_cannot_read_what_a_follower_needs_hands_over(tmp_path: Path) -> None:
+def test_leader_transfers_leadership_when_a_follower_needs_damaged_entries(tmp_path: Path) -> None:
     options = OPTIONS | {"scrub_bytes_per_second": 0}
     with LocalCluster(3, tmp_path, **options) as cluster:
         leader = cluster.leader()
         behind = next(node for node in cluster.node_ids if node != leader)
         cluster.stop(behind)
         fill(cluster)
-        for node in cluster.node_ids:  # so that nobody has the entries in memory
+        for node in cluster.node_ids:  # so that no node has the entries in memory
             if node != behind:
                 cluster.restart(node)
         leader = cluster.leader()
@@ -305,4 +305,4 @@ def test_a_leader_that_cannot_read_what_a_follower_needs_hands_over(tmp_path: Pa
         soon(lambda: "entries repaired: " in cluster.log_path(leader).read_text())
         soon(lambda: settled(cluster))
         assert cluster.pid(leader) == pid
-        check_alike(cluster)
+        check_identical(cluster)

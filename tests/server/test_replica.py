@@ -99,7 +99,7 @@ def _bodies(records):
         at += int(length)
 
 
-def test_entries_that_wait_to_be_cut_are_never_served_as_committed(tmp_path):
+def test_entries_to_truncate_are_never_served_as_committed(tmp_path):
     """The new leader's entries are committed, but the disk still holds the old leader's at the same indexes."""
 
     async def work():
@@ -121,14 +121,14 @@ def test_entries_that_wait_to_be_cut_are_never_served_as_committed(tmp_path):
     run(work())
 
 
-def test_a_replica_runs_without_event_loop_thread_and_clock(tmp_path):
+def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):
     with HandDriven(tmp_path / "s", voters=("n0", "n1", "n2")) as n0:
         n0.lead()
         n0.stalled = True
         n0.now_ms = 1_800_000_000_000
         batch = n0.replica.propose(ProposedBatch(Columns.from_bodies([b"a", b"b"])))
         n0.run()
-        assert n0.replica.readable_end == 1, "its own disk has not written it and nobody else took it"
+        assert n0.replica.readable_end == 1, "its own disk has not written it and no other node has it"
         n0.acknowledge()
         assert (n0.replica.commit_index, n0.replica.readable_end) == (batch.last_index, 1)
         n0.stalled = False
@@ -142,7 +142,7 @@ def test_a_replica_runs_without_event_loop_thread_and_clock(tmp_path):
     assert not n0.failures
 
 
-def test_the_same_seed_makes_the_same_replica(tmp_path):
+def test_same_seed_creates_the_same_replica(tmp_path):
     uuids = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         with HandDriven(tmp_path / name, seed=seed) as n0:
@@ -173,7 +173,7 @@ def broken_by(kind, n0):
 
 
 @pytest.mark.parametrize("kind", ["disk", "turn", "propose"])
-def test_a_replica_that_stopped_writes_and_sends_nothing_more(kind):
+def test_stopped_replica_writes_and_sends_nothing(kind):
     files = FaultyFiles()
     n0 = HandDriven(Path("/s"), voters=("n0", "n1", "n2"), files=files)
     n0.files = files
@@ -199,7 +199,7 @@ def test_a_replica_that_stopped_writes_and_sends_nothing_more(kind):
     again.close()
 
 
-def test_close_lets_go_of_the_store_even_if_its_last_write_fails():
+def test_close_releases_the_store_when_its_last_write_fails():
     files = FaultyFiles()
     n0 = HandDriven(Path("/s"), files=files)
     n0.lead()
@@ -210,7 +210,7 @@ def test_close_lets_go_of_the_store_even_if_its_last_write_fails():
     CommitLog.open(Path("/s"), group="g", node_id="n0", config=STORAGE, files=files).close()
 
 
-def test_a_closed_replica_takes_nothing_in(tmp_path):
+def test_closed_replica_accepts_no_input(tmp_path):
     with HandDriven(tmp_path / "s", voters=("n0", "n1", "n2")) as n0:
         n0.lead()
         n0.run()

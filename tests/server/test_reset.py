@@ -1,4 +1,4 @@
-"""What a follower's reset carries, and a follower that is given one in the middle of its work."""
+"""Snapshot installs: contents, checks, and a follower that receives one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def snapshot_of(n0: HandDriven, **changes: object) -> bytes:
     return msgpack.packb(msgpack.unpackb(resets.pack(n0.log.first_index())) | changes)
 
 
-def test_what_is_packed_is_read_again(leader):
+def test_snapshot_survives_encoding(leader):
     first = delete(leader)
     resets = SnapshotInstalls(leader.log, lambda: leader.replica.tables)
     found = resets.install(first, Term(1), resets.pack(first))
@@ -80,7 +80,7 @@ def test_what_is_packed_is_read_again(leader):
         {"tables": None},
     ],
 )
-def test_what_does_not_fit_is_refused(leader, changes):
+def test_snapshot_that_does_not_match_is_rejected(leader, changes):
     delete(leader)
     resets = SnapshotInstalls(leader.log, lambda: leader.replica.tables)
     with pytest.raises(ProtocolError):
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused(leader, changes):
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80\x80", b"[1]", msgpack.packb([1])])
-def test_garbage_is_refused(leader, data):
+def test_snapshot_garbage_is_rejected(leader, data):
     with pytest.raises(ProtocolError):
         SnapshotInstalls(leader.log, lambda: leader.replica.tables).install(Index(5), Term(1), data)
 
@@ -108,7 +108,7 @@ def message(leader: HandDriven, follower: HandDriven) -> InstallSnapshot:
     )
 
 
-def test_a_follower_goes_on_from_the_leaders_first_index(leader, tmp_path):
+def test_snapshot_install_restarts_the_log_at_the_leaders_first_index(leader, tmp_path):
     first = delete(leader)
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE) as n0:
         n0.replica.step(message(leader, n0))
@@ -141,7 +141,7 @@ def test_a_follower_goes_on_from_the_leaders_first_index(leader, tmp_path):
         assert n0.replica.tables.producers.get("p") is not None
 
 
-def test_the_answer_waits_for_the_disk_and_old_uncommitted_entries_are_never_served(leader, tmp_path):
+def test_snapshot_install_responds_after_the_disk_and_hides_old_entries(leader, tmp_path):
     first = delete(leader)
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE) as n0:
         stale = leader_of_another_term(n0)
@@ -161,7 +161,7 @@ def test_the_answer_waits_for_the_disk_and_old_uncommitted_entries_are_never_ser
 
 
 def leader_of_another_term(n0: HandDriven) -> int:
-    """Makes n0 append, as a leader that nobody hears, and follow again; returns its last index."""
+    """Make n0 append as an isolated leader; return its last index."""
     n0.lead(commit=False)
     assert n0.replica.raft.status().role is Role.LEADER
     for _ in range(40):
@@ -170,7 +170,7 @@ def leader_of_another_term(n0: HandDriven) -> int:
     return n0.log.last_index()
 
 
-def test_a_batch_whose_beginning_is_deleted_here_is_taken_from_there_on(leader, tmp_path):
+def test_batch_across_the_new_first_index_is_accepted_from_there(leader, tmp_path):
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE) as n0:
         ask = Asker(leader)
         ask.plain(*[b"x" * 3000] * 50)
@@ -203,7 +203,7 @@ def padded(batch):
     return Records(np.concatenate([records.sizes[:1], records.sizes]), records.data[:one] + records.data)
 
 
-def test_a_disk_that_fails_in_a_reset_stops_the_replica(leader, tmp_path):
+def test_disk_failure_during_snapshot_install_stops_the_replica(leader, tmp_path):
     delete(leader)
     files = FaultyFiles()
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE, files=files) as n0:
@@ -214,7 +214,7 @@ def test_a_disk_that_fails_in_a_reset_stops_the_replica(leader, tmp_path):
         assert n0.log.failure is not None
 
 
-def test_a_transaction_open_across_the_boundary_keeps_its_rows(tmp_path):
+def test_open_transaction_survives_a_snapshot(tmp_path):
     with HandDriven(tmp_path / "s", storage=STORAGE) as n0:
         n0.lead()
         ask = Asker(n0)

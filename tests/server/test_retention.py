@@ -1,24 +1,27 @@
-"""What retention lets go, as tables; and a node that deletes for itself, through its writer."""
+"""Retention: the rules of ``plan``, a node that trims its log, and readers' pins."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger_core.config import StorageConfig
+from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers
+from dledger_core.connect import AsyncClient
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, DiskFailedError
+from dledger_core.errors import BadRequestError, BusyError, ConfigError, DiskFailedError
 from dledger_core.ids import Index
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
-from dledger_core.server.maintenance.retention import ANY_HOUR, RetentionPolicy, parse_hours, plan
+from dledger_core.server.maintenance.retention import ANY_HOUR, Pins, RetentionPolicy, parse_hours, plan
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
+from tests.support.server_group import ServerGroup, run
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
@@ -63,14 +66,14 @@ def decide(policy: RetentionPolicy, facts: list[SegmentSummary], **changes: obje
         pytest.param((100,) * 30, {}, 100, id="some at a time"),
     ],
 )
-def test_by_age(ages: tuple[float | None, ...], changes: dict[str, object], kept: int) -> None:
+def test_plan_deletes_by_age(ages: tuple[float | None, ...], changes: dict[str, object], kept: int) -> None:
     assert decide(OLD, segments(*ages), **changes) == kept
 
 
 @pytest.mark.parametrize(
     ("retain", "last_bytes", "changes", "kept"),
     [
-        pytest.param(3 * GIB, GIB, {}, 20, id="what is left has as much"),
+        pytest.param(3 * GIB, GIB, {}, 20, id="rest is large enough"),
         pytest.param(3 * GIB, GIB - 1, {}, 10, id="else one more stays"),
         pytest.param(9 * GIB, GIB, {}, 0, id="the log is smaller"),
         pytest.param(1, 1, {}, 40, id="the last file stays"),
@@ -79,7 +82,7 @@ def test_by_age(ages: tuple[float | None, ...], changes: dict[str, object], kept
         pytest.param(3 * GIB, GIB, {"pins": [3]}, 0, id="not under a reader"),
     ],
 )
-def test_by_size(retain: int, last_bytes: int, changes: dict[str, object], kept: int) -> None:
+def test_plan_deletes_by_size(retain: int, last_bytes: int, changes: dict[str, object], kept: int) -> None:
     policy = RetentionPolicy(retain_bytes=retain)
     assert decide(policy, segments(1, 1, 1, 1, 1, last_bytes=last_bytes), **changes) == kept
 
@@ -95,7 +98,7 @@ def test_by_size(retain: int, last_bytes: int, changes: dict[str, object], kept:
         pytest.param(0, {"keep_from": 5}, 0, id="not beyond the commit index, however full"),
     ],
 )
-def test_by_free_disk(free_gib: int, changes: dict[str, object], kept: int) -> None:
+def test_plan_deletes_by_free_disk_space(free_gib: int, changes: dict[str, object], kept: int) -> None:
     facts, space = segments(1, 1, 1, 1, 1), DiskSpace(free_gib * GIB, 100 * GIB)
     assert decide(RetentionPolicy(force_clean=True), facts, space=space, **changes) == kept
     assert decide(RetentionPolicy(), facts, space=space, **changes) == 0
@@ -108,7 +111,7 @@ def test_by_free_disk(free_gib: int, changes: dict[str, object], kept: int) -> N
     pins=st.lists(st.integers(0, 300), max_size=3),
     free=st.integers(0, 100),
 )
-def test_whatever_is_asked_nothing_goes_that_must_stay(
+def test_plan_never_deletes_pinned_or_uncommitted_entries(
     ages: list[int | None], keep_from: int, pins: list[int], free: int
 ) -> None:
     facts = segments(*ages)
@@ -123,12 +126,12 @@ def test_whatever_is_asked_nothing_goes_that_must_stay(
 @pytest.mark.parametrize(
     ("text", "hours"), [("04", {4}), ("04;16", {4, 16}), (" 0 ; 23;", {0, 23}), ("any", set(range(24)))]
 )
-def test_hours(text: str, hours: set[int]) -> None:
+def test_parse_hours_returns_hours_for_valid_text(text: str, hours: set[int]) -> None:
     assert parse_hours(text) == hours
 
 
 @pytest.mark.parametrize("text", ["", ";", "24", "-1", "4,16", "four", "²"])
-def test_wrong_hours(text: str) -> None:
+def test_parse_hours_rejects_other_text(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_hours(text)
 
@@ -137,7 +140,7 @@ def test_wrong_hours(text: str) -> None:
     "fields",
     [{"check_ratio": 0.4}, {"clean_ratio": 0.96}, {"file_reserved_hours": 0}, {"retain_bytes": 0}],
 )
-def test_wrong_policies(fields: dict[str, float]) -> None:
+def test_retention_policy_rejects_wrong_values(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         RetentionPolicy(**fields)  # type: ignore[arg-type]
 
@@ -171,7 +174,7 @@ def retain(n0: HandDriven, policy: RetentionPolicy) -> None:
 SMALL = RetentionPolicy(retain_bytes=3 * SEGMENT)
 
 
-def test_a_node_deletes_and_starts_again(tmp_path) -> None:
+def test_node_trims_its_log_and_starts_again(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         filled(n0)
         first = n0.log.segment_summaries()[2].first_index
@@ -187,14 +190,14 @@ def test_a_node_deletes_and_starts_again(tmp_path) -> None:
         assert ask.ranges
 
 
-def test_by_default_a_node_deletes_nothing(tmp_path) -> None:
+def test_plan_deletes_nothing_by_default(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         filled(n0)
         retain(n0, RetentionPolicy())
         assert n0.log.first_index() == 0
 
 
-def test_nothing_uncommitted_is_deleted(tmp_path) -> None:
+def test_retention_keeps_uncommitted_entries(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE, voters=("n0", "n1", "n2")) as n0:
         filled(n0)
         assert n0.replica.commit_index == 0
@@ -202,7 +205,7 @@ def test_nothing_uncommitted_is_deleted(tmp_path) -> None:
         assert n0.log.first_index() == 0
 
 
-def test_rows_of_an_open_transaction_stay(tmp_path) -> None:
+def test_retention_keeps_rows_of_an_open_transaction(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         n0.lead()
         ask = Asker(n0)
@@ -223,7 +226,7 @@ def test_rows_of_an_open_transaction_stay(tmp_path) -> None:
         assert n0.log.first_index() > begin
 
 
-def test_a_reader_that_asked_is_waited_for_until_its_time_is_over(tmp_path) -> None:
+def test_pin_holds_back_retention_until_it_expires(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         filled(n0)
         n0.replica.pins.set(["tail", 24 * HOUR], 1, now_ms := 1 << 50)
@@ -234,7 +237,7 @@ def test_a_reader_that_asked_is_waited_for_until_its_time_is_over(tmp_path) -> N
         assert n0.log.first_index() > 0
 
 
-def test_a_deletion_that_fails_stops_the_replica(tmp_path) -> None:
+def test_failed_trim_stops_the_replica(tmp_path) -> None:
     files = FaultyFiles()
     n0 = HandDriven(tmp_path, storage=STORAGE, files=files)
     filled(n0)
@@ -243,3 +246,87 @@ def test_a_deletion_that_fails_stops_the_replica(tmp_path) -> None:
     (failure,) = n0.failures
     assert isinstance(failure, DiskFailedError)
     n0.log.close()
+
+
+# --- pins -------------------------------------------------------------------------------------------------------------
+
+
+def test_pin_expires_and_is_renewed() -> None:
+    pins = Pins()
+    pins.set(["a", 1000], 5, now_ms=0)
+    pins.set(["b", 2000], 9, now_ms=0)
+    assert sorted(pins.starts(999)) == [5, 9]
+    pins.set(["a", 1000], 7, now_ms=999)
+    assert sorted(pins.starts(1500)) == [7, 9]
+    assert pins.starts(1999) == [9]
+    assert pins.starts(2000) == []
+
+
+def test_pin_of_zero_ms_is_removed() -> None:
+    pins = Pins()
+    pins.set(["a", 1000], 5, now_ms=0)
+    pins.set(["a", 0], 5, now_ms=0)
+    pins.set(["never there", 0], 5, now_ms=0)
+    pins.set(None, 5, now_ms=0)
+    assert pins.starts(0) == []
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        5,
+        [],
+        ["a"],
+        ["a", "1"],
+        ["a", True],
+        [1, 1],
+        ["", 1],
+        ["a", -1],
+        ["a", LIMITS.pin_ms + 1],
+        ["é" * LIMITS.pin_name_bytes, 1],
+    ],
+)
+def test_malformed_pin_is_rejected(pin: object) -> None:
+    pins = Pins()
+    with pytest.raises(BadRequestError):
+        pins.set(pin, 5, now_ms=0)
+    assert pins.starts(0) == []
+
+
+def test_pins_are_limited_in_number_until_some_expire() -> None:
+    pins = Pins(Limits(pins=3))
+    for at in range(3):
+        pins.set([f"r{at}", 10], at, now_ms=0)
+    with pytest.raises(BusyError):
+        pins.set(["one more", 10], 1, now_ms=9)
+    pins.set(["r0", 10], 1, now_ms=9)
+    pins.set(["one more", 10], 1, now_ms=10)
+    assert len(pins.starts(10)) == 2
+
+
+def test_client_pins_on_all_nodes_and_as_it_reads(tmp_path) -> None:
+    async def work() -> None:
+        async with ServerGroup(tmp_path) as group:
+            client = await group.client()
+            await client.append([b"x"] * 5)
+            peers = format_peers(group.peers)
+            async with AsyncClient(peers) as asking:
+                assert await asking.pin("tail", 3, 60) == ("n0", "n1", "n2")
+                assert [starts(group, node) for node in group.nodes] == [[3], [3], [3]]
+                assert await asking.pin("tail", 3, 0) == ("n0", "n1", "n2")
+                assert [starts(group, node) for node in group.nodes] == [[], [], []]
+                with pytest.raises(BadRequestError):
+                    await asking.pin("", 3, 60)
+            leader = await group.leader()
+            await client.read(2, 5, pin=["stream", 60_000])
+            assert starts(group, leader) == [2]
+            await client.read(4, 5, pin=["stream", 60_000])
+            assert starts(group, leader) == [4]
+            with pytest.raises(BadRequestError):
+                await client.read(4, 5, pin=["stream"])
+
+    run(work())
+
+
+def starts(group: ServerGroup, node_id: str) -> list[int]:
+    return group.hosted(node_id).replica.pins.starts(int(time.time() * 1000))

@@ -1,4 +1,4 @@
-"""Nodes of a group that delete, each for itself, and nodes that come back, or come new, to a log without beginning."""
+"""Retention in a group: each node trims its own log, and a node that needs trimmed entries gets a snapshot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def group_of(tmp_path) -> ServerGroup:
 
 
 async def delete(group: ServerGroup) -> int:
-    """Lets every node run its round now; returns the lowest first index that is left."""
+    """Run retention on every node; return the lowest first index."""
     for node_id, node in group.nodes.items():
         log = group.hosted(node_id).replica.log
         await node.disk_rounds.retain()
@@ -44,7 +44,7 @@ async def everywhere(group: ServerGroup, index: int) -> None:
 
 
 @pytest.mark.parametrize("wiped", [False, True], ids=["a node that was away", "a node that lost its disk"])
-def test_a_node_that_needs_what_is_deleted_begins_at_the_leaders_first_index(tmp_path, wiped) -> None:
+def test_node_that_needs_trimmed_entries_gets_a_snapshot(tmp_path, wiped) -> None:
     async def work() -> None:
         async with group_of(tmp_path) as group:
             client = await group.client()
@@ -52,7 +52,7 @@ def test_a_node_that_needs_what_is_deleted_begins_at_the_leaders_first_index(tmp
             last = (await client.append([b"second"], p="producer", pe=0, ps=1))[1]
             await everywhere(group, last)
             away = (await group.followers())[0]
-            path = group.nodes[away]._config.store_path("default")
+            path = group.config(away).store_path("default")
             await group.stop(away)
             if wiped:
                 shutil.rmtree(path)
@@ -88,7 +88,7 @@ async def read_client(group: ServerGroup, node_id: str):
 
 
 @pytest.mark.integration
-def test_an_open_transaction_keeps_its_rows_on_every_node(tmp_path) -> None:
+def test_open_transaction_holds_back_retention_on_every_node(tmp_path) -> None:
     async def work() -> None:
         async with group_of(tmp_path) as group:
             client = await group.client()

@@ -1,4 +1,4 @@
-"""What a client's connection gets from one real node: answers, distinct errors, and bounds on what it may keep busy."""
+"""One client connection to one real node: responses, errors, and limits on memory and work."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import time
 
 import pytest
 
-from dledger_core.client.routing.channel import Channel
-from dledger_core.config import LIMITS
+from dledger_core.config import Limits
 from dledger_core.control import PARTS_MAX, Part
 from dledger_core.errors import (
     BadRequestError,
     BusyError,
     FencedError,
-    ProducerUnknownError,
-    SequenceConflictError,
-    SequenceGapError,
     TransactionError,
     UnknownGroupError,
 )
@@ -41,7 +37,7 @@ def serve_one(tmp_path, work, **options):
 
 
 def stall(hosted):
-    """Makes the group's disk wait until the returned event is set; returns once it waits."""
+    """Stall the group's disk until the returned event is set; return once it waits."""
     waiting, free = threading.Event(), threading.Event()
 
     def wait():
@@ -54,7 +50,7 @@ def stall(hosted):
 
 
 class Client:
-    """A bare connection that may stop taking what it is sent."""
+    """A bare connection that may stop reading."""
 
     def __init__(self):
         self.frames: list[Frame] = []
@@ -74,7 +70,7 @@ class Client:
 
 
 def server_side(group, known=()):
-    """Returns the server's end, and the flow, of the connection that is not among ``known``."""
+    """Return the server's connection that is not among ``known``, and its flow."""
     flows = group.nodes["n0"].service.flows
     return next((connection, flow) for connection, flow in flows.items() if connection not in known)
 
@@ -82,7 +78,7 @@ def server_side(group, known=()):
 # --- answers -----------------------------------------------------------------------------------------------------
 
 
-def test_metadata_tells_the_time_of_the_last_entry(tmp_path):
+def test_metadata_has_the_time_of_the_last_entry(tmp_path):
     async def work(_, client):
         before = int(time.time() * 1000)
         await client.append([b"a"])
@@ -92,35 +88,15 @@ def test_metadata_tells_the_time_of_the_last_entry(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_each_break_of_a_sequence_has_its_own_code(tmp_path):
-    async def work(_, client):
-        for epoch, sequence in ((0, 0), (1, 0), (1, 1)):
-            await client.append([b"x"], p="p", pe=epoch, ps=sequence)
-        cases = [
-            (ProducerUnknownError, 602, {"p": "stranger", "pe": 0, "ps": 1}, b"x"),
-            (SequenceGapError, 603, {"p": "p", "pe": 1, "ps": 3}, b"x"),
-            (FencedError, 601, {"p": "p", "pe": 0, "ps": 1}, b"x"),
-            (SequenceConflictError, 604, {"p": "p", "pe": 1, "ps": 1}, b"other"),
-        ]
-        for kind, code, fields, body in cases:
-            with pytest.raises(kind) as refused:
-                await client.append([body], **fields)
-            assert refused.value.code == code
-            assert not refused.value.retriable
-        assert await client.append([b"x"], p="p", pe=1, ps=1) == (6, 6, 1)
-
-    serve_one(tmp_path, work)
-
-
-def test_the_parts_of_a_transaction_are_bounded_both_ways(tmp_path):
+def test_transaction_parts_are_limited_both_ways(tmp_path):
     async def work(_, client):
         parts = [await client.attempt([b"a"], KEY), await client.attempt([b"b"], KEY)]
         state = (await client.ask(Type.TRANSACTION, op="state", x=KEY)).header
         assert (state["state"], state["parts"]) == ("open", []), "an open one may have any number of parts"
         too_many = [list(Part(1, 1, 1, 1))] * (PARTS_MAX + 1)
-        with pytest.raises(BadRequestError, match="at most 16000"):
+        with pytest.raises(BadRequestError):
             await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=too_many)
-        with pytest.raises(TransactionError, match="is not in the log"):
+        with pytest.raises(TransactionError):
             await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=too_many[1:])
         await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(part) for part in parts])
         state = (await client.ask(Type.TRANSACTION, op="state", x=KEY)).header
@@ -129,17 +105,17 @@ def test_the_parts_of_a_transaction_are_bounded_both_ways(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_an_error_too_long_to_tell_is_told_shorter(tmp_path):
+def test_error_too_long_for_a_frame_is_shortened(tmp_path):
     async def work(group, client):
         stranger = RawClient(client.channel, "g" * ((1 << 20) - 100))
         with pytest.raises(UnknownGroupError):
             await stranger.ask(Type.METADATA)
-        await client.append([b"goes on"])
+        await client.append([b"continues"])
 
     serve_one(tmp_path, work)
 
 
-def test_digests_name_damage_in_steps_and_say_when_they_cut(tmp_path):
+def test_digest_lists_damaged_entries_up_to_a_limit(tmp_path):
     async def work(group, client):
         first, last, _ = await client.append([b"body"] * 20_000)
         path = next((tmp_path / "default" / "dledger-n0" / "data").iterdir())
@@ -156,18 +132,10 @@ def test_digests_name_damage_in_steps_and_say_when_they_cut(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_the_span_of_a_digest_is_bounded(tmp_path):
-    async def work(_, client):
-        with pytest.raises(BadRequestError):
-            await client.ask(Type.DIGEST, start=0, end=1 << 40, span=1 << 21)
-
-    serve_one(tmp_path, work)
-
-
 # --- bounds ------------------------------------------------------------------------------------------------------
 
 
-def test_requests_that_wait_end_with_their_connection(tmp_path):
+def test_waiting_requests_end_with_their_connection(tmp_path):
     async def work(group, client):
         replica = group.hosted("n0").replica
         other = RawClient(await group.channel("n0"))
@@ -183,74 +151,55 @@ def test_requests_that_wait_end_with_their_connection(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_requests_of_one_connection_are_bounded_in_number(tmp_path):
+def test_requests_of_one_connection_are_limited_in_number(tmp_path):
     async def work(group, client):
-        asked = [
-            asyncio.create_task(client.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(LIMITS.connection_requests)
-        ]
-        await eventually(lambda: len(group.hosted("n0").replica.changes) == LIMITS.connection_requests)
-        with pytest.raises(BusyError, match="retry after 50 ms"):
+        asked = [asyncio.create_task(client.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(8)]
+        await eventually(lambda: len(group.hosted("n0").replica.changes) == 8)
+        with pytest.raises(BusyError) as refused:
             await client.read(0, 1)
+        assert refused.value.values["retry_after_ms"] == 50
         other = RawClient(await group.channel("n0"))
         assert (await other.read(0, 1))[0]["n"] == 1
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
 
-    serve_one(tmp_path, work)
+    serve_one(tmp_path, work, limits=Limits(connection_requests=8))
 
 
-@pytest.mark.slow
-def test_a_client_that_takes_no_answers_holds_little_and_hurts_nobody(tmp_path):
-    async def work(group, client):
-        big = bytes(4 << 20)[: (4 << 20) - 100]
-        for _ in range(2):
-            await client.append([big])
-        known = server_side(group)[0]
-        stuck = await Client.open(group)
-        stuck.connection.pause_reading()
-        for number in range(1, 41):
-            stuck.connection.send({"t": Type.READ, "r": number, "g": "default", "start": 1, "end": 3, "max": 16 << 20})
-        await eventually(lambda: len(group.nodes["n0"].service.flows) == 2)
-        connection, _ = server_side(group, known=[known])
-        await eventually(lambda: connection.write_buffer_bytes > LIMITS.connection_unsent_bytes / 2)
-        for _ in range(20):  # meanwhile others are served
-            assert (await client.read(1, 2))[0]["n"] == 1
-            assert connection.write_buffer_bytes <= (LIMITS.large_responses_max + 1) * (9 << 20)
-        await client.append([b"and written"])
-        stuck.connection.resume_reading()
-        await eventually(lambda: len(stuck.frames) == 40)
-        assert {frame.header["t"] for frame in stuck.frames} <= {Type.READ_OK, Type.FAILURE}
-        stuck.connection.abort()
-
-    serve_one(tmp_path, work)
-
-
-def test_small_answers_that_nobody_takes_stop_the_questions(tmp_path):
-    count, group_name = 2000, "g" * 20_000  # the answer repeats the name twice: 80 MB in all
+@pytest.mark.parametrize("large", [False, True], ids=["small responses", "large responses"])
+def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, large):
+    """The node stops reading its requests; others are served meanwhile, and later it gets every response."""
+    limits = Limits(connection_unsent_bytes=1 << 20, large_responses_max=2)
+    count, body = (40, bytes(1 << 20)) if large else (2000, b"")
+    request = {"t": Type.READ, "g": "default", "start": 1, "end": 3, "max": 4 << 20}
+    if not large:  # the error repeats the name of the group twice: 80 MB in all
+        request = {"t": Type.METADATA, "g": "g" * 20_000}
 
     async def work(group, client):
-        await client.append([b"a"])
+        await client.append([body])
+        await client.append([body])
         known = server_side(group)[0]
         stuck = await Client.open(group)
         stuck.connection.pause_reading()
         for number in range(1, count + 1):
-            stuck.connection.send({"t": Type.METADATA, "r": number, "g": group_name})
+            stuck.connection.send(request | {"r": number})
         await eventually(lambda: len(group.nodes["n0"].service.flows) == 2)
         connection, _ = server_side(group, known=[known])
-        await eventually(lambda: connection.write_buffer_bytes > LIMITS.connection_unsent_bytes / 2)
-        for _ in range(50):
-            await client.append([b"others go on"])
-            assert connection.write_buffer_bytes < LIMITS.connection_unsent_bytes + (1 << 20)
+        await eventually(lambda: connection.write_buffer_bytes > limits.connection_unsent_bytes / 2)
+        for _ in range(20):
+            assert (await client.read(1, 2))[0]["n"] == 1
+            assert connection.write_buffer_bytes <= (limits.large_responses_max + 1) * (3 << 20)
+        await client.append([b"others continue"])
         stuck.connection.resume_reading()
         await eventually(lambda: len(stuck.frames) == count)
-        assert [frame.header["r"] for frame in stuck.frames] == list(range(1, count + 1))
+        assert {frame.header["t"] for frame in stuck.frames} <= {Type.READ_OK, Type.FAILURE}
         stuck.connection.abort()
 
-    serve_one(tmp_path, work)
+    serve_one(tmp_path, work, limits=limits)
 
 
-def test_a_cancelled_client_leaks_nothing(tmp_path):
+def test_cancelled_append_gives_its_bytes_back(tmp_path):
     async def work(group, client):
         node, hosted = group.nodes["n0"], group.hosted("n0")
         free = stall(hosted)
@@ -268,7 +217,7 @@ def test_a_cancelled_client_leaks_nothing(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_busy_crosses_the_wire_and_goes_away(tmp_path):
+def test_busy_reaches_the_client_and_ends(tmp_path):
     async def work(group, client):
         free = stall(group.hosted("n0"))
         first = asyncio.create_task(client.append([bytes(700 << 10)]))
@@ -284,24 +233,10 @@ def test_busy_crosses_the_wire_and_goes_away(tmp_path):
     serve_one(tmp_path, work, inflight_bytes_max=1 << 20)
 
 
-def test_an_append_the_log_cannot_take_leaves_the_connection_and_the_replica(tmp_path):
-    async def work(group, client):
-        room = (8 << 20) // 4 - 48
-        with pytest.raises(BadRequestError, match="send at most"):
-            await client.append([bytes(room)] * 4, p="p", pe=0, ps=0)
-        with pytest.raises(BadRequestError, match="send at most"):
-            await client.append([bytes(4 << 20)])
-        assert await client.append([b"goes on"], p="p", pe=0, ps=0) == (2, 2, 1)
-        assert isinstance(client.channel, Channel)
-        assert client.channel.is_open
-
-    serve_one(tmp_path, work)
-
-
 # --- transactions --------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_tells_what_it_was_made_of_and_its_old_run_that_it_is_fenced(tmp_path):
+def test_transaction_state_has_its_input_and_fences_old_runs(tmp_path):
     async def work(_, client):
         lost = await client.attempt([b"old"], KEY)
         newer = KEY | {"r": "run2"}
@@ -317,13 +252,13 @@ def test_a_transaction_tells_what_it_was_made_of_and_its_old_run_that_it_is_fenc
         assert (header["i"], header["newest"]) == ("digest of its offsets", 1)
         with pytest.raises(FencedError):
             await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(lost)])
-        with pytest.raises(FencedError, match="committed micro-batch 1 already"):
+        with pytest.raises(FencedError):
             await client.attempt([b"another query"], {"q": "query", "b": 0, "r": "copy"})
 
     serve_one(tmp_path, work)
 
 
-def test_a_commit_that_a_newer_run_overtakes_in_flight_is_fenced(tmp_path):
+def test_commit_overtaken_by_a_newer_run_is_fenced(tmp_path):
     async def work(group, client):
         part = await client.attempt([b"old"], KEY)
         free, replica = stall(group.hosted("n0")), group.hosted("n0").replica
@@ -341,7 +276,7 @@ def test_a_commit_that_a_newer_run_overtakes_in_flight_is_fenced(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_what_losers_take_is_told_when_it_is_asked_for(tmp_path):
+def test_metadata_has_orphaned_space_on_request(tmp_path):
     async def work(_, client):
         assert "orphaned" not in (await client.ask(Type.METADATA)).header
         assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [0, 0]
