@@ -318,6 +318,10 @@ class FakeGroup:
         for node in self:
             await node.stop()
 
+    def client(self, **options):
+        """Return a client with these limits; ``async with``."""
+        return AsyncLogClient(node_client(self.peers, **options))
+
     @property
     def peers(self):
         return format_peers(tuple(Peer(node.node_id, "127.0.0.1", node.port) for node in self))

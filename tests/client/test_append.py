@@ -23,7 +23,7 @@ from dledger_core.errors import (
 )
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from tests.client.fake_group import SHORT_MS, FakeGroup, node_client, on_group, run
+from tests.client.fake_group import SHORT_MS, FakeGroup, on_group, run
 
 BODIES = [b"one", b"", b"three" * 10]
 
@@ -207,22 +207,6 @@ async def test_late_response_after_timeout_is_dropped(group, client):
         for number in (late["r"], 10**6):
             connection.send({"t": Type.APPEND_OK, "r": number, "first": 0, "last": 0, "term": 1})
     assert (await client.append([b"y"])).first_index == 0
-
-
-def test_cancelled_append_leaves_no_request():
-    async def main():
-        async with FakeGroup() as group:
-            client = node_client(group.peers)
-            group.nodes.n1.script[Type.APPEND] = ["ignore"]
-            appending = asyncio.ensure_future(client.append_columns(Columns.from_bodies([b"x"])))
-            await group.until(lambda: group.asked(Type.APPEND))
-            appending.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await appending
-            assert client.in_flight == 0
-            await client.close()
-
-    run(main())
 
 
 def test_close_cancels_append_in_flight():

@@ -1,8 +1,6 @@
 import copy
-import os
 import pickle
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,9 +8,8 @@ from dledger_core.client import Producer
 from dledger_core.config import parse_peers
 from dledger_core.connect import AsyncClient, Client
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import BadRequestError, ConfigError, RequestTimedOutError, UnreachableError
-from dledger_core.net.protocol import Type
-from tests.client.fake_group import SHORT_MS, run, running_group
+from dledger_core.errors import ConfigError, UnreachableError
+from tests.client.fake_group import run, running_group
 
 
 def worker(client):
@@ -62,23 +59,6 @@ def test_client_accepts_parsed_peers(group):
         assert client.append([b"a"]).first_index == 0
 
 
-def test_threads_share_one_client(group):
-    with Client(group.peers) as client, ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda i: client.append([str(i).encode()]), range(200)))
-        assert sorted(r.first_index for r in results) == list(range(200))
-        bodies = client.read(0, 200).column("body").to_pylist()
-        assert all(bodies[r.first_index] == str(i).encode() for i, r in enumerate(results))
-
-
-def test_errors_are_raised_in_calling_thread(group):
-    with Client(group.peers, timeout_ms=SHORT_MS) as client:
-        with pytest.raises(BadRequestError):
-            client.append([])
-        group.nodes.n1.script[Type.APPEND] = ["ignore"]
-        with pytest.raises(RequestTimedOutError):
-            client.append([b"x"])
-
-
 def test_close_stops_thread_and_is_idempotent(group):
     client = Client(group.peers)
     client.append([b"x"])
@@ -97,36 +77,6 @@ def test_unreferenced_client_stops_its_thread(group):
     del client
     thread.join(5)
     assert not thread.is_alive()
-
-
-def test_close_cancels_calls_of_other_threads(group):
-    client = Client(group.peers)
-    group.nodes.n1.script[Type.APPEND] = ["ignore"]
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.append, [b"x"])
-        while not group.asked(Type.APPEND):
-            pass
-        client.close()
-        assert waiting.exception(5) is not None
-
-
-def test_client_is_rejected_after_fork(group):
-    with Client(group.peers) as client:
-        client.append([b"x"])
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                client.append([b"y"])
-            except ConfigError as error:
-                os.write(writer, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as pipe:
-            assert "fork" in pipe.read()
-        os.waitpid(child, 0)
-        assert client.append([b"z"]).first_index == 1
 
 
 @pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])

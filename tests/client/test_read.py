@@ -179,7 +179,7 @@ async def test_get_rejects_hidden_and_uncommitted_entries(group, client):
 async def test_get_asks_leader_after_lagging_follower(group, client):
     behind = {"t": Type.READ_OK, "n": 0, "next": 3, "commit": 2, "visible": 3, "first": 0, "skip": []}, []
     for node in group:
-        node.script[Type.READ] = [lambda n, c, f: n.answer(f) if f.header["cons"] != "committed" else behind]
+        node.script[Type.READ] = [lambda n, c, f: n.answer(f) if f.header.get("cons") == "linearizable" else behind]
     assert (await client.get(3)).body == b"body 3"
     group.leader = None
     group.nodes.n0.script[Type.READ] = group.nodes.n2.script[Type.READ] = []

@@ -15,7 +15,7 @@ from dledger_core import (
 )
 from dledger_core.client.routing.retry import Retry, Timeouts
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, run
+from tests.client.fake_group import on_group, run
 
 UNREACHABLE = "n0-127.0.0.1:1"
 DELETED = {"first_index": 5, "last_index": 9}
@@ -23,11 +23,16 @@ DELETED = {"first_index": 5, "last_index": 9}
 
 def filled(group, count=10):
     group.log.append_bodies(*(b"body %d" % number for number in range(count)))
-    return group
 
 
-def always(node, kind, step, times=1000):
-    node.script[kind] = [step] * times
+def always(nodes, kind, step, times=1000):
+    for node in nodes:
+        node.script[kind] = [step] * times
+
+
+def reads(group):
+    """Number of reads at each node."""
+    return [len(node.asked(Type.READ)) for node in group]
 
 
 def shows_less(node, connection, frame):
@@ -37,41 +42,35 @@ def shows_less(node, connection, frame):
     return fields, []
 
 
-def test_read_is_retried_until_retry_timeout():
-    async def main():
-        async with FakeGroup() as group:
-            peers = filled(group).peers
-            for node in group:
-                always(node, Type.READ, BusyError("busy"), times=4)
-            async with AsyncClient(peers, timeout_ms=100) as once:
-                with pytest.raises(BusyError):
-                    await once.read(0, 10)
-            async with AsyncClient(peers, timeout_ms=100, retry_timeout_ms=30_000) as retrying:
-                assert (await retrying.read(0, 10)).num_rows == 10
-
-    run(main())
+@pytest.mark.parametrize("node", [None, "n1"])
+@on_group(timeout_ms=300)
+async def test_read_is_retried_only_with_retry_timeout(group, client, node):
+    filled(group)
+    always(group, Type.READ, BusyError("busy"))
+    with pytest.raises(BusyError):
+        await client.read(0, 10, node=node)
+    assert node is None or reads(group) == [0, 1, 0], "a call for one node is made once"
+    always(group, Type.READ, BusyError("busy"), times=3)
+    async with group.client(timeout_ms=300, retry_timeout_ms=30_000) as retrying:
+        assert (await retrying.read(0, 10, node=node)).num_rows == 10
+    assert node is None or reads(group) == [0, 5, 0]
 
 
 @pytest.mark.parametrize("method", ["metadata", "groups"])
-def test_query_of_all_nodes_is_retried_only_with_timeout(method):
-    async def main():
-        async with FakeGroup() as group:
-            peers = group.peers
-            for node in group:
-                await node.stop()
-            async with AsyncClient(peers, timeout_ms=5_000) as once:
-                began = time.monotonic()
-                with pytest.raises(UnreachableError):
-                    await getattr(once, method)()
-                assert time.monotonic() - began < 3
-            async with AsyncClient(peers, timeout_ms=5_000, retry_timeout_ms=30_000) as retrying:
-                asking = asyncio.create_task(getattr(retrying, method)())
-                await asyncio.sleep(0.3)
-                for node in group:
-                    await node.start()
-                assert await asking
-
-    run(main())
+@on_group(timeout_ms=5_000)
+async def test_query_of_all_nodes_is_retried_only_with_timeout(group, client, method):
+    for node in group:
+        await node.stop()
+    began = time.monotonic()
+    with pytest.raises(UnreachableError):
+        await getattr(client, method)()
+    assert time.monotonic() - began < 3
+    async with group.client(timeout_ms=5_000, retry_timeout_ms=30_000) as retrying:
+        asking = asyncio.create_task(getattr(retrying, method)())
+        await asyncio.sleep(0.3)
+        for node in group:
+            await node.start()
+        assert await asking
 
 
 def test_wrong_peers_are_reported_within_connect_timeout():
@@ -86,146 +85,94 @@ def test_wrong_peers_are_reported_within_connect_timeout():
     run(main())
 
 
-def test_connect_timeout_applies_before_first_response():
-    async def main():
-        async with FakeGroup() as group:
-            filled(group)
-            async with AsyncClient(group.peers, retry_timeout_ms=30_000, connect_timeout_ms=200) as client:
-                await client.metadata()
-                for node in group:
-                    await node.stop()
-                reading = asyncio.create_task(client.read(0, 10))
-                await asyncio.sleep(0.6)
-                for node in group:
-                    await node.start()
-                assert (await reading).num_rows == 10
-
-    run(main())
+@on_group(retry_timeout_ms=30_000, connect_timeout_ms=200)
+async def test_connect_timeout_applies_before_first_response(group, client):
+    filled(group)
+    await client.metadata()
+    for node in group:
+        await node.stop()
+    reading = asyncio.create_task(client.read(0, 10))
+    await asyncio.sleep(0.6)
+    for node in group:
+        await node.start()
+    assert (await reading).num_rows == 10
 
 
-def test_named_node_is_retried_only_with_retry_timeout():
-    async def main():
-        async with FakeGroup() as group:
-            peers = filled(group).peers
-            always(group.nodes.n1, Type.READ, BusyError("busy"), times=3)
-            async with AsyncClient(peers) as once:
-                with pytest.raises(BusyError):
-                    await once.read(0, 10, node="n1")
-            async with AsyncClient(peers, retry_timeout_ms=30_000) as retrying:
-                assert (await retrying.read(0, 10, node="n1")).num_rows == 10
-            assert [len(node.asked(Type.READ)) for node in group] == [0, 4, 0]
-
-    run(main())
-
-
-def test_replica_without_known_entries_is_behind():
-    async def main():
-        async with FakeGroup() as group:
-            peers = filled(group).peers
-            always(group.nodes.n0, Type.READ, shows_less)
-            async with AsyncClient(peers) as client:
-                found = await client.fetch(3, 10, min_end=10, spread=0)
-                assert found.batch.num_rows == 7
-                assert [len(node.asked(Type.READ)) for node in group] == [1, 1, 0]
-                assert group.asked(Type.READ)[0]["wait"] == 1000, "a lagging replica is given a moment"
-                nothing = await client.fetch(3, 10, node="n0")
-                assert nothing.next_index == 3, "not an error where the end is unknown"
-                for node in group:
-                    always(node, Type.READ, shows_less)
-            async with AsyncClient(peers, timeout_ms=200) as client:
-                with pytest.raises(BehindError):
-                    await client.fetch(3, 10, min_end=10)
-
-    run(main())
+@on_group(timeout_ms=2_000)
+async def test_replica_without_known_entries_is_behind(group, client):
+    filled(group)
+    always([group.nodes.n0], Type.READ, shows_less)
+    assert (await client.fetch(3, 10, min_end=10, spread=0)).batch.num_rows == 7
+    assert reads(group) == [1, 1, 0]
+    assert group.asked(Type.READ)[0]["wait"] == 1000, "a lagging replica is given a moment"
+    assert (await client.fetch(3, 10, node="n0")).next_index == 3, "not an error where the end is unknown"
+    always(group, Type.READ, shows_less)
+    with pytest.raises(BehindError):
+        await client.fetch(3, 10, min_end=10)
 
 
 @pytest.mark.parametrize("read_from", ["leader", "follower"])
-def test_preferred_role_is_asked_first(read_from):
-    async def main():
-        async with FakeGroup() as group:
-            filled(group)
-            async with AsyncClient(group.peers) as client:
-                for spread in range(6):
-                    await client.fetch(0, 10, read_from=read_from, spread=spread)
-                asked = {node.node_id for node in group if node.asked(Type.READ)}
-                assert asked == ({group.leader} if read_from == "leader" else {"n0", "n1", "n2"} - {group.leader})
-                for node in asked:
-                    await getattr(group.nodes, node).stop()
-                assert (await client.fetch(0, 10, read_from=read_from)).batch.num_rows == 10
-
-    run(main())
+@on_group()
+async def test_preferred_role_is_asked_first(group, client, read_from):
+    filled(group)
+    for spread in range(6):
+        await client.fetch(0, 10, read_from=read_from, spread=spread)
+    asked = {node.node_id for node in group if node.asked(Type.READ)}
+    assert asked == ({group.leader} if read_from == "leader" else {"n0", "n1", "n2"} - {group.leader})
+    for node in asked:
+        await getattr(group.nodes, node).stop()
+    assert (await client.fetch(0, 10, read_from=read_from)).batch.num_rows == 10
 
 
-def test_readers_with_spread_start_at_different_replicas():
-    async def main():
-        async with FakeGroup() as group:
-            filled(group)
-            async with AsyncClient(group.peers) as client:
-                for spread in range(6):
-                    await client.fetch(0, 10, spread=spread)
-            assert [len(node.asked(Type.READ)) for node in group] == [2, 2, 2]
-
-    run(main())
+@on_group()
+async def test_readers_with_spread_start_at_different_replicas(group, client):
+    filled(group)
+    for spread in range(6):
+        await client.fetch(0, 10, spread=spread)
+    assert reads(group) == [2, 2, 2]
 
 
-def test_failed_replica_is_asked_last_for_a_while():
-    async def main():
-        async with FakeGroup() as group:
-            filled(group)
-            always(group.nodes.n0, Type.READ, BehindError("behind"))
-            async with AsyncClient(group.peers) as client:
-                for _ in range(5):
-                    await client.fetch(0, 10, spread=0)
-            assert [len(node.asked(Type.READ)) for node in group] == [1, 5, 0]
-
-    run(main())
+@on_group()
+async def test_failed_replica_is_asked_last_for_a_while(group, client):
+    filled(group)
+    always([group.nodes.n0], Type.READ, BehindError("behind"))
+    for _ in range(5):
+        await client.fetch(0, 10, spread=0)
+    assert reads(group) == [1, 5, 0]
 
 
-def test_entries_count_as_deleted_only_without_other_replica():
-    async def main():
-        async with FakeGroup() as group:
-            peers = filled(group).peers
-            always(group.nodes.n0, Type.READ, IndexOutOfRangeError("deleted", "", "", DELETED))
-            always(group.nodes.n1, Type.READ, IndexOutOfRangeError("deleted", "", "", DELETED | {"first_index": 4}))
-            await group.nodes.n2.stop()
-            async with AsyncClient(peers, timeout_ms=500) as once:
-                with pytest.raises(IndexOutOfRangeError) as caught:
-                    await once.fetch(3, 10)
-                assert caught.value.values["first_index"] == 4
-            async with AsyncClient(peers, timeout_ms=500, retry_timeout_ms=30_000) as retrying:
-                reading = asyncio.create_task(retrying.fetch(3, 10))
-                await asyncio.sleep(0.3)
-                assert not reading.done()
-                await group.nodes.n2.start()
-                assert (await reading).batch.num_rows == 7
-
-    run(main())
+@on_group(timeout_ms=500)
+async def test_entries_count_as_deleted_only_without_other_replica(group, client):
+    filled(group)
+    always([group.nodes.n0], Type.READ, IndexOutOfRangeError("deleted", "", "", DELETED))
+    always([group.nodes.n1], Type.READ, IndexOutOfRangeError("deleted", "", "", DELETED | {"first_index": 4}))
+    await group.nodes.n2.stop()
+    with pytest.raises(IndexOutOfRangeError) as caught:
+        await client.fetch(3, 10)
+    assert caught.value.values["first_index"] == 4
+    async with group.client(timeout_ms=500, retry_timeout_ms=30_000) as retrying:
+        reading = asyncio.create_task(retrying.fetch(3, 10))
+        await asyncio.sleep(0.3)
+        assert not reading.done()
+        await group.nodes.n2.start()
+        assert (await reading).batch.num_rows == 7
 
 
-def test_deleted_entries_are_reported_at_once_by_all_replicas():
-    async def main():
-        async with FakeGroup() as group:
-            filled(group).first = 5
-            async with AsyncClient(group.peers, retry_timeout_ms=60_000) as client:
-                began = time.monotonic()
-                with pytest.raises(IndexOutOfRangeError):
-                    await client.fetch(3, 10)
-                assert time.monotonic() - began < 10
-
-    run(main())
+@on_group(retry_timeout_ms=60_000)
+async def test_deleted_entries_are_reported_at_once_by_all_replicas(group, client):
+    filled(group)
+    group.first, began = 5, time.monotonic()
+    with pytest.raises(IndexOutOfRangeError):
+        await client.fetch(3, 10)
+    assert time.monotonic() - began < 10
 
 
-def test_plain_append_is_not_retried_after_unknown_outcome():
-    async def main():
-        async with FakeGroup() as group:
-            async with AsyncClient(group.peers, timeout_ms=300, retry_timeout_ms=30_000) as client:
-                for node in group:
-                    always(node, Type.APPEND, "apply and drop")
-                with pytest.raises(RequestTimedOutError):
-                    await client.append([b"x"])
-            assert group.log.end == 1
-
-    run(main())
+@on_group(timeout_ms=300, retry_timeout_ms=30_000)
+async def test_plain_append_is_not_retried_after_unknown_outcome(group, client):
+    always(group, Type.APPEND, "apply and drop")
+    with pytest.raises(RequestTimedOutError):
+        await client.append([b"x"])
+    assert group.log.end == 1
 
 
 def test_attempt_timeouts_grow_to_request_timeout():

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import uvloop
 
 from dledger_core.client import AsyncLogClient, RoleChange, SyncLogClient
 from dledger_core.client.routing.channel import ChannelPool
@@ -17,7 +15,7 @@ from dledger_core.config import format_peers, parse_peers
 from dledger_core.connect import AsyncClient, Client
 from dledger_core.errors import ConfigError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, node_client, on_group, run
+from tests.client.fake_group import FakeGroup, node_client, on_group, run, running_group
 from tests.support.server_group import ServerGroup
 
 
@@ -134,24 +132,11 @@ def test_close_cancels_role_watch():
 @contextlib.contextmanager
 def served():
     """A group that responds once to each watcher, on a thread of its own."""
-    loop, group = uvloop.new_event_loop(), FakeGroup()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def in_loop(work):
-        return asyncio.run_coroutine_threadsafe(work, loop).result(20)
-
-    in_loop(group.__aenter__())
-    for node in group:
-        answer = {"t": Type.WATCH_OK, "role": "follower", "leader": "n1", "term": 1, "broker": "slave"}, []
-        node.script[Type.WATCH] = [lambda *_, answer=answer: answer, *["ignore"] * 1000]
-    try:
+    with running_group() as group:
+        for node in group:
+            response = {"t": Type.WATCH_OK, "role": "follower", "leader": "n1", "term": 1, "broker": "slave"}, []
+            node.script[Type.WATCH] = [lambda *_, response=response: response, *["ignore"] * 1000]
         yield group
-    finally:
-        in_loop(group.__aexit__())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.mark.slow
