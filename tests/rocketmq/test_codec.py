@@ -23,7 +23,7 @@ from dledger_core.rocketmq import (
     tags_code,
 )
 from dledger_core.rocketmq.message.hosts import pack_host
-from dledger_core.rocketmq.message.layout import QUEUE_FACTS_SCHEMA
+from dledger_core.rocketmq.message.layout import QUEUE_FIELDS_SCHEMA
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
 VALUE = st.text(st.characters(codec="utf-8", exclude_characters="\x02"), min_size=1, max_size=20)
@@ -266,8 +266,8 @@ def test_further_queues_are_found_whatever_else_is_read(others: list[str]) -> No
 def test_decode_skips_bytes_before_message(given_rows: list[dict | bytes], skip: int) -> None:
     bodies = [row if isinstance(row, bytes) else encode_messages(**columns_of([row]))[0].as_py() for row in given_rows]
     shifted = pa.array([b"\xff" * skip + body for body in bodies], pa.binary())
-    expected = consume_queue_columns(pa.array(bodies, pa.binary()), QUEUE_FACTS_SCHEMA.names)
-    assert consume_queue_columns(shifted, QUEUE_FACTS_SCHEMA.names, skip_bytes=skip).equals(expected)
+    expected = consume_queue_columns(pa.array(bodies, pa.binary()), QUEUE_FIELDS_SCHEMA.names)
+    assert consume_queue_columns(shifted, QUEUE_FIELDS_SCHEMA.names, skip_bytes=skip).equals(expected)
 
 
 def test_rows_shorter_than_skip_have_error() -> None:

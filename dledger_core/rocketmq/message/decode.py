@@ -20,7 +20,7 @@ from dledger_core.record import slices_of
 from dledger_core.rocketmq.message import layout
 from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_chunks, rows_of, text_column
 from dledger_core.rocketmq.message.hosts import message_ids, read_hosts
-from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FACTS_SCHEMA
+from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FIELDS_SCHEMA
 from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java_hash, parse_properties
 from dledger_core.rocketmq.message.records import Located, locate
 
@@ -121,12 +121,12 @@ def consume_queue_columns(
 
     Args:
         bodies: as in ``decode_messages``.
-        columns: which columns of QUEUE_FACTS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
+        columns: which columns of QUEUE_FIELDS_SCHEMA; None = those of CONSUME_QUEUE_SCHEMA.
         delay_levels_ms: the broker's ``messageDelayLevel``.
         skip_bytes: offset of the message in each row, so that complete entries can be passed.
     """
     names = CONSUME_QUEUE_SCHEMA.names if columns is None else columns
-    return _decode(bodies, QUEUE_FACTS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes)
+    return _decode(bodies, QUEUE_FIELDS_SCHEMA, names, delay_levels_ms, skip_bytes=skip_bytes)
 
 
 def _decode(
@@ -247,7 +247,7 @@ class _Decoder:
     def _msg_id(self) -> pa.Array:
         located = self.located
         ipv6 = (located.sys_flags & layout.STORE_IPV6) != 0
-        offsets = np.ascontiguousarray(located.heads["physical_offset"]).view(np.uint8).reshape(-1, 8)
+        offsets = np.ascontiguousarray(located.headers["physical_offset"]).view(np.uint8).reshape(-1, 8)
         return message_ids(located.data, located.store_host, ipv6, offsets)
 
     def _tags_code(self) -> pa.Array:

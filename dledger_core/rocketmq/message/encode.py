@@ -75,15 +75,15 @@ def encode_messages(
     blob = rows_of(bodies)
     now = time.time_ns() // 1_000_000
     hosts = _hosts(born_host, n), _hosts(store_host, n)
-    head = np.zeros(n, layout.BEFORE_HOSTS)
-    head["magic"] = np.where(topic_bytes > layout.V1_TOPIC_BYTES_MAX, layout.MAGIC_V2, layout.MAGIC_V1)
-    head["body_crc"] = checksum.crc32_column(blob.data.data, blob.lengths) & np.uint32(layout.BODY_CRC_MASK)
-    head["queue_id"] = _integers(queue_id, n, "queue_id", pa.int32())
-    head["flag"] = _integers(flag, n, "flag", pa.int32())
-    head["queue_offset"] = _integers(queue_offset, n, "queue_offset", pa.int64())
-    head["physical_offset"] = _integers(physical_offset, n, "physical_offset", pa.int64())
-    head["sys_flag"] = _flags(sys_flag, hosts)
-    head["born_timestamp"] = _millis(born_timestamp, n, "born_timestamp", now)
+    header = np.zeros(n, layout.BEFORE_HOSTS)
+    header["magic"] = np.where(topic_bytes > layout.V1_TOPIC_BYTES_MAX, layout.MAGIC_V2, layout.MAGIC_V1)
+    header["body_crc"] = checksum.crc32_column(blob.data.data, blob.lengths) & np.uint32(layout.BODY_CRC_MASK)
+    header["queue_id"] = _integers(queue_id, n, "queue_id", pa.int32())
+    header["flag"] = _integers(flag, n, "flag", pa.int32())
+    header["queue_offset"] = _integers(queue_offset, n, "queue_offset", pa.int64())
+    header["physical_offset"] = _integers(physical_offset, n, "physical_offset", pa.int64())
+    header["sys_flag"] = _flags(sys_flag, hosts)
+    header["born_timestamp"] = _millis(born_timestamp, n, "born_timestamp", now)
     tail = np.zeros(n, layout.BEFORE_BODY)
     tail["reconsume_times"] = _integers(reconsume_times, n, "reconsume_times", pa.int32())
     prepared = _integers(prepared_transaction_offset, n, "prepared_transaction_offset", pa.int64())
@@ -91,18 +91,18 @@ def encode_messages(
     tail["body_bytes"] = blob.lengths
     stored = _millis(store_timestamp, n, "store_timestamp", now).astype(">i8")
     texts = [_topic_lengths(topic_bytes), topics.cast(pa.binary()), _text_lengths(text), text.cast(pa.binary())]
-    return _join(head, [hosts[0], _fixed(stored), hosts[1], _fixed(tail), bodies, *texts])
+    return _join(header, [hosts[0], _fixed(stored), hosts[1], _fixed(tail), bodies, *texts])
 
 
-def _join(head: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
+def _join(header: Any, parts: list[pa.BinaryArray]) -> pa.BinaryArray:
     """Set the sizes and the offsets of the contiguous parts of each record."""
-    sizes = np.full(len(head), layout.BEFORE_HOSTS.itemsize, np.int64)
+    sizes = np.full(len(header), layout.BEFORE_HOSTS.itemsize, np.int64)
     for part in parts:
         sizes += rows_of(part).lengths
     if int(sizes.sum()) > _RECORDS_BYTES_MAX:
         raise BadRequestError("records of more than 2 GiB", "messages", "encode fewer at a time")
-    head["size"] = sizes
-    return pc.binary_join_element_wise(_fixed(head), *parts, b"")
+    header["size"] = sizes
+    return pc.binary_join_element_wise(_fixed(header), *parts, b"")
 
 
 def _flags(value: Any, hosts: tuple[pa.BinaryArray, pa.BinaryArray]) -> IntArray:

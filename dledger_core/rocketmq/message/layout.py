@@ -71,7 +71,7 @@ BEFORE_BODY: Final = np.dtype(
     [("reconsume_times", ">i4"), ("prepared_transaction_offset", ">i8"), ("body_bytes", ">i4")]
 )
 _IPV4_HOSTS: Final = [("born_host", "V8"), ("store_timestamp", ">i8"), ("store_host", "V8")]
-HEAD: Final = np.dtype([*BEFORE_HOSTS.descr, *_IPV4_HOSTS, *BEFORE_BODY.descr])
+HEADER: Final = np.dtype([*BEFORE_HOSTS.descr, *_IPV4_HOSTS, *BEFORE_BODY.descr])
 """The fields before the body of a message with IPv4 hosts; only the lengths of the hosts vary."""
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -118,7 +118,7 @@ CONSUME_QUEUE_SCHEMA: Final = pa.schema(
 )
 """Columns of ``consume_queue_columns``."""
 
-QUEUE_FACTS_SCHEMA: Final = pa.schema(
+QUEUE_FIELDS_SCHEMA: Final = pa.schema(
     [
         *CONSUME_QUEUE_SCHEMA,
         ("keys", pa.string()),

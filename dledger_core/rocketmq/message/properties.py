@@ -24,7 +24,7 @@ PROPERTIES_BYTES_MAX: Final = 32767
 _NAME_END: Final = chr(NAME_END)
 _PROPERTY_END: Final = chr(PROPERTY_END)
 _DENSE_CELLS_MAX: Final = 1 << 24
-_HEAD_BYTES: Final = 8
+_PREFIX_BYTES: Final = 8
 _BITS: Final = 32
 """Bits of a sum that cannot overflow: a message's 32 KiB hold fewer pairs."""
 
@@ -56,18 +56,18 @@ class Pairs:
         return np.repeat(np.arange(self.count), np.diff(self.first))
 
     @cached_property
-    def _heads(self) -> npt.NDArray[np.uint64]:
+    def _prefixes(self) -> npt.NDArray[np.uint64]:
         """uint64, shape (p,): the first eight bytes at each token; zeros follow the last token."""
-        blob = np.concatenate([self.blob, np.zeros(_HEAD_BYTES, np.uint8)])
+        blob = np.concatenate([self.blob, np.zeros(_PREFIX_BYTES, np.uint8)])
         return field(blob, "<u8", self.starts)
 
     def _named(self, wanted: bytes) -> IntArray:
         """Return which tokens start with ``wanted`` and continue after it."""
-        head = wanted[:_HEAD_BYTES]
-        mask = np.uint64((1 << 8 * len(head)) - 1)
-        found = np.flatnonzero((self._heads & mask) == np.uint64(int.from_bytes(head, "little")))
+        prefix = wanted[:_PREFIX_BYTES]
+        mask = np.uint64((1 << 8 * len(prefix)) - 1)
+        found = np.flatnonzero((self._prefixes & mask) == np.uint64(int.from_bytes(prefix, "little")))
         found = found[self.ends[found] - self.starts[found] > len(wanted)]
-        for i, byte in enumerate(wanted[_HEAD_BYTES:], _HEAD_BYTES):
+        for i, byte in enumerate(wanted[_PREFIX_BYTES:], _PREFIX_BYTES):
             found = found[self.blob[self.starts[found] + i] == byte]
         return found
 
@@ -96,10 +96,10 @@ class Pairs:
 
     def to_map(self) -> pa.MapArray:
         """Return map<string, string>, pairs in stored order, each name once."""
-        name_ends, kept = self._name_ends()
-        starts, ends, name_ends = self.starts[kept], self.ends[kept], name_ends[kept]
-        names = text_column(self.blob, starts, name_ends - starts)
-        values = text_column(self.blob, name_ends + 1, ends - name_ends - 1)
+        middles, kept = self._name_ends()
+        starts, ends, middles = self.starts[kept], self.ends[kept], middles[kept]
+        names = text_column(self.blob, starts, middles - starts)
+        values = text_column(self.blob, middles + 1, ends - middles - 1)
         owners = self.owners[kept]
         chosen = _last_of_each(names, owners, self.count)
         if chosen is not None:
@@ -110,12 +110,12 @@ class Pairs:
 
     def _name_ends(self) -> tuple[IntArray, Any]:
         """Return the end of the name of each token, and which tokens are pairs (a slice if all are)."""
-        marks = np.flatnonzero(self.blob == NAME_END)
-        if len(marks) != len(self.starts) or not bool(((marks > self.starts) & (marks < self.ends - 1)).all()):
-            marks = np.append(marks, len(self.blob))[np.searchsorted(marks, self.starts)]
-            kept = np.flatnonzero((marks > self.starts) & (marks < self.ends - 1))
-            return marks, kept
-        return marks, slice(None)
+        middles = np.flatnonzero(self.blob == NAME_END)
+        if len(middles) != len(self.starts) or not bool(((middles > self.starts) & (middles < self.ends - 1)).all()):
+            middles = np.append(middles, len(self.blob))[np.searchsorted(middles, self.starts)]
+            kept = np.flatnonzero((middles > self.starts) & (middles < self.ends - 1))
+            return middles, kept
+        return middles, slice(None)
 
 
 def _last_of_each(names: pa.StringArray, owners: IntArray, count: int) -> Any:

@@ -41,7 +41,7 @@ class Located:
         reasons: uint8, shape (n,): 0 for a located row, otherwise its fault (``reason_text``).
         starts: offset of the record.
         sizes: bytes of the record.
-        heads: dtype HEAD: the fields before the body; of IPv6 hosts only a part.
+        headers: dtype HEADER: the fields before the body; of IPv6 hosts only a part.
         sys_flags: int32.
         store_host: offset of the store host.
         body: offset of the body; body_bytes its length.
@@ -54,7 +54,7 @@ class Located:
     reasons: npt.NDArray[np.uint8]
     starts: IntArray
     sizes: IntArray
-    heads: npt.NDArray[Any]
+    headers: npt.NDArray[Any]
     sys_flags: npt.NDArray[np.int32]
     store_host: IntArray
     body: IntArray
@@ -81,7 +81,7 @@ class Located:
 
     def number(self, name: str) -> npt.NDArray[Any]:
         """Return a field of each header, in native byte order; a copy."""
-        column = self.heads[name]
+        column = self.headers[name]
         return column.astype(column.dtype.newbyteorder("="))
 
     def reason_texts(self) -> list[str | None]:
@@ -124,11 +124,11 @@ def locate(rows: Rows) -> Located:
         sieve.drop(~rows.present, 1)
     sieve.drop(sieve.sizes < layout.RECORD_BYTES_MIN, 2)
     # Read the header at once: a read per field would mostly wait for memory.
-    sieve.columns["heads"] = chunks_at(data, layout.HEAD.itemsize, sieve.starts).view(layout.HEAD)[:, 0]
-    magics = sieve.heads["magic"]
+    sieve.columns["headers"] = chunks_at(data, layout.HEADER.itemsize, sieve.starts).view(layout.HEADER)[:, 0]
+    magics = sieve.headers["magic"]
     sieve.columns["wide"] = magics == layout.MAGIC_V2
     sieve.drop((magics != layout.MAGIC_V1) & ~sieve.wide, 3)
-    sieve.drop(sieve.heads["size"] != sieve.sizes, 4)
+    sieve.drop(sieve.headers["size"] != sieve.sizes, 4)
     _locate_hosts(data, sieve)
     _locate_lengths(data, sieve)
     columns = sieve.columns
@@ -137,24 +137,24 @@ def locate(rows: Rows) -> Located:
 
 
 def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
-    flags = sieve.heads["sys_flag"].astype(np.int32)
+    flags = sieve.headers["sys_flag"].astype(np.int32)
     born = layout.IPV6_EXTRA * ((flags & layout.BORN_IPV6) != 0)
     both = born + layout.IPV6_EXTRA * ((flags & layout.STORE_IPV6) != 0)
     sieve.columns["sys_flags"] = flags
     sieve.columns["store_host"] = sieve.starts + born + _STORE_TIMESTAMP + 8
-    sieve.columns["body"] = sieve.starts + both + layout.HEAD.itemsize
+    sieve.columns["body"] = sieve.starts + both + layout.HEADER.itemsize
     sieve.columns["end"] = sieve.starts + sieve.sizes
     sieve.drop(sieve.body + 3 > sieve.end, 2)
-    shifted = np.flatnonzero(sieve.body - sieve.starts != layout.HEAD.itemsize)
+    shifted = np.flatnonzero(sieve.body - sieve.starts != layout.HEADER.itemsize)
     if len(shifted):
-        heads = sieve.heads.view(np.uint8).reshape(-1, layout.HEAD.itemsize)
-        heads[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = chunks_at(data, 8, sieve.store_host[shifted] - 8)
-        heads[shifted, -_BEFORE_BODY:] = chunks_at(data, _BEFORE_BODY, sieve.body[shifted] - _BEFORE_BODY)
+        headers = sieve.headers.view(np.uint8).reshape(-1, layout.HEADER.itemsize)
+        headers[shifted, _STORE_TIMESTAMP : _STORE_TIMESTAMP + 8] = chunks_at(data, 8, sieve.store_host[shifted] - 8)
+        headers[shifted, -_BEFORE_BODY:] = chunks_at(data, _BEFORE_BODY, sieve.body[shifted] - _BEFORE_BODY)
 
 
 def _locate_lengths(data: Bytes, sieve: _Sieve) -> None:
     """Locate body, topic and properties: read a length only inside the record, and use it only if it ends there."""
-    sieve.columns["body_bytes"] = sieve.heads["body_bytes"].astype(np.int64)
+    sieve.columns["body_bytes"] = sieve.headers["body_bytes"].astype(np.int64)
     sieve.columns["topic"] = sieve.body + sieve.body_bytes + 1 + sieve.wide
     sieve.drop((sieve.body_bytes < 0) | (sieve.topic + 2 > sieve.end), 5)
     narrow = field(data, ">i1", sieve.topic - 1).astype(np.int64)

@@ -121,10 +121,10 @@ def _binary_header(frame: RemotingFrame) -> bytes:
     fields = b"".join(_binary_field(name, value) for name, value in frame.fields.items())
     code = (frame.code + 0x8000) % 0x10000 - 0x8000
     try:
-        head = _BINARY.pack(code, language, frame.version, frame.opaque, frame.flag)
+        fixed = _BINARY.pack(code, language, frame.version, frame.opaque, frame.flag)
     except struct.error as error:
         raise ProtocolError(f"a frame to send has a number out of range: {error}", "header") from None
-    return b"".join((head, _INT.pack(len(remark)), remark, _INT.pack(len(fields)), fields))
+    return b"".join((fixed, _INT.pack(len(remark)), remark, _INT.pack(len(fields)), fields))
 
 
 def _binary_field(name: str, value: str) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dledger_core.errors import BadRequestError, ConfigError, CorruptRecordError, DLedgerError, IndexOutOfRangeError
-from dledger_core.rocketmq.message.layout import HEAD, MAGIC_V1, MAGIC_V2
+from dledger_core.rocketmq.message.layout import HEADER, MAGIC_V1, MAGIC_V2
 from dledger_core.rocketmq.store.commit_log import (
     BLANK_MAGIC,
     CommitLogFile,
@@ -148,7 +148,7 @@ class CommitLogPrefix:
         left, offset = file.end - position, position - file.position
         opened = self._files.open(Path(file.path))
         try:
-            data = opened.pread(min(left, max(max_bytes, HEAD.itemsize)), offset)
+            data = opened.pread(min(left, max(max_bytes, HEADER.itemsize)), offset)
             size, magic = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (0, 0)
             if magic in (MAGIC_V1, MAGIC_V2) and len(data) < size <= min(left, self._message_bytes_max):
                 data = opened.pread(size, offset)
@@ -172,13 +172,17 @@ class CommitLogPrefix:
 
     def _no_message(self, file: CommitLogFile, position: int, data: bytes) -> DLedgerError:
         where, values = file.path, {"position": position}
-        head = np.frombuffer(data, HEAD, 1)[0] if len(data) >= HEAD.itemsize else None
-        begins = head is not None and head["magic"] in (MAGIC_V1, MAGIC_V2) and int(head["physical_offset"]) == position
-        size = int(head["size"]) if head is not None else 0
+        header = np.frombuffer(data, HEADER, 1)[0] if len(data) >= HEADER.itemsize else None
+        begins = (
+            header is not None
+            and header["magic"] in (MAGIC_V1, MAGIC_V2)
+            and int(header["physical_offset"]) == position
+        )
+        size = int(header["size"]) if header is not None else 0
         if begins and self._message_bytes_max < size <= file.end - position:
             remedy = f"continue at position {position + size}; 'dledger dump' prints the message from the files"
             return BadRequestError("a message of the CommitLog is too large to serve", where, remedy, values)
-        if begins or len(data) < min(HEAD.itemsize, file.end - position):
+        if begins or len(data) < min(HEADER.itemsize, file.end - position):
             remedy = "copy the file from a node where it is intact"
             return CorruptRecordError("a message of the CommitLog is damaged or truncated", where, remedy, values)
         remedy = "use the position of a message, from its msg_id or its consume queue"
