@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo 'make demo    the whole pipeline on 336,776 real flight events (ARGS="--keep DIR" and others are passed on)'
 	@echo 'make test    all checks and all tests, as CI runs them'
-	@echo 'make check   the quick part: format, lint, types, imports, unit tests; under a minute'
+	@echo 'make check   the quick part: format, lint, types, imports, words, unit tests; under a minute'
 	@echo 'make snapshots  accept the present help pages and errors as snapshots of the tests'
 	@echo 'make bench   the benchmarks of appends and of the store on this machine; tests/README.md has the others'
 	@echo 'make soak    long runs: simulation with mutations, chaos, fuzzing; about two hours (MINUTES=60)'
@@ -34,6 +34,7 @@ lint: $(READY)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@.ci/words
 
 jars: $(READY)
 	@.ci/java .ci/spark .ci/java-dledger

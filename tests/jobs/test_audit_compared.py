@@ -101,7 +101,7 @@ def test_bytes_read_are_those_of_this_run_with_headers() -> None:
     assert bytes_read(digest_table(*rows), "run") == {"a": 2 * 5800, "b": 5800}
 
 
-def test_of_ranges_keeps_order_and_lists() -> None:
+def test_ranges_keep_order_and_lists() -> None:
     digests = digest_table(digest_row("b", 100, damaged=[1]), digest_row("a"), digest_row("a", 100))
     wanted = pa.table({"group": ["g", "h"], "start": [100, 0], "end": [200, 100]})
     found = of_ranges(digests, wanted)
