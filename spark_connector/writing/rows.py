@@ -47,6 +47,7 @@ _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 _MESSAGE: Final = frozenset({"topic", "queue_id", "tags", "keys", "properties"})
 _NEVER_NULL: Final = ("topic", "queue_id", "body")
+"""A record has no encoding of null, and an empty value instead would hide the difference."""
 _DEFAULT_GROUP: Final = "default"
 
 
@@ -109,6 +110,7 @@ def sink_shape(schema: StructType, options: DLedgerOptions) -> SinkShape:
     missing = {"body", *(["topic"] if message else [])} - set(kinds)
     if missing:
         raise SchemaError(f"missing column {min(missing)!r}", "", f"add it to {', '.join(kinds)}")
+    # The option overrides the column, so that a query can be pointed at another group without a change of its rows.
     by_column = options.group is None and "group" in kinds
     return SinkShape(None if by_column else options.group or _DEFAULT_GROUP, message)
 
@@ -156,6 +158,7 @@ def _group_rows(group: str, batch: pa.RecordBatch, shape: SinkShape, numbers: An
     if len(bodies):
         sizes = pc.binary_length(bodies)
         largest = int(pc.max(sizes).as_py()) + HEADER_BYTES
+        # The leader would reject the complete append without naming the row.
         if largest > RECORD_BYTES_MAX:
             row = numbers[pc.index(sizes, largest - HEADER_BYTES).as_py()]
             raise SchemaError(
@@ -187,7 +190,7 @@ def _encoded(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _first_invalid(batch: pa.RecordBatch) -> int:
-    """Return the first row that cannot be encoded, by bisecting."""
+    """Return the first row that cannot be encoded, by bisection: the encoder reports batches, not rows."""
     low, high = 0, batch.num_rows
     while high - low > 1:
         middle = (low + high) // 2
