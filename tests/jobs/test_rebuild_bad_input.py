@@ -103,7 +103,7 @@ def test_end_that_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 def test_damage_before_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lag it nothing can be trusted: one line names file and index, and the table stays empty."""
+    """The entries after it cannot be trusted: one line names file and index, and the table stays empty."""
     store = tmp_path / "in" / "dledger-n0"
     overwrite(store, write(store)[100] - 48, struct.pack(">ii", 1, 1 << 30))
     before = state(store)
