@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from dledger_core.errors import invariant
-from dledger_core.ids import Index
+from dledger_core.ids import NO_INDEX, Index
 from dledger_core.raft import Batch
 from dledger_core.record import HEADER_BYTES, MAGIC_CONTROL, records_of
 from dledger_core.storage import CommitLog
@@ -42,7 +42,8 @@ class Controls:
         header = records.first
         if header.magic == MAGIC_CONTROL:
             body = bytes(memoryview(records.data)[HEADER_BYTES : header.size])
-            last = self._waiting[-1].index if self._waiting else self.tables.applied_index
+            # Not the tables' applied index: those of a snapshot may already include entries that follow it.
+            last = self._waiting[-1].index if self._waiting else NO_INDEX
             invariant(header.index > last, "a control entry is staged out of order", index=header.index, last=last)
             self._waiting.append(_Control(Index(header.index), header.time_ms, body))
 

@@ -25,12 +25,11 @@ from dledger_core.record import (
     MAGIC_BLANK,
     PREFIX,
     Records,
-    append_times,
     index_records,
     place,
 )
 from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
-from dledger_core.storage.check.judge import Fault, ScanCursor, Verdict, native_rules, verdict
+from dledger_core.storage.check.judge import Fault, ScanCursor, Verdict, first_fault, native_rules, verdict
 from dledger_core.storage.check.scan import RecordBlock
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction
@@ -107,34 +106,34 @@ def write_back(
 
 
 def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Records, commit_index: int) -> None:
+    """Raise unless the records fit; nothing is written yet."""
     data, stop = reader.data, damage.start + records.count
     if stop > damage.end or stop - 1 > commit_index:
         raise _misfit(damage, "they are not known to be committed", stop - 1)
-    records.check(damage.start)
     headers = records.headers
-    positions = headers["position"].astype(np.int64)
-    if not bool((positions == place(records.sizes, damage.position, data.segment_bytes)).all()):
+    positions = place(records.sizes, damage.position, data.segment_bytes)
+    if not bool((headers["position"] == positions).all()):
         raise _misfit(damage, "they have other positions", damage.start)
+    fault = first_fault(records, damage.start, reader.rules, positions=positions)
+    if fault is not None:
+        raise _misfit(damage, fault[1].value, damage.start + fault[0])
     end = int(positions[-1]) + int(records.sizes[-1])
-    behind = damage.position + damage.length
-    if stop == damage.end and end != behind and data.base_of(end) + data.segment_bytes != behind:
-        raise _misfit(damage, "they do not reach the next intact record", stop - 1)
-    if end > behind:
-        raise _misfit(damage, "they reach into intact records", stop - 1)
-    from_index = reader.rules.marked_from
-    if from_index is not None:
-        unmarked = (append_times(headers) == 0) & (headers["index"] >= from_index)
-        if bool(unmarked.any()):
-            raise _misfit(damage, "they carry no append time", damage.start)
-    before = _neighbours_term(reader, index, damage.start - 1)
-    after = _neighbours_term(reader, index, stop, behind) if stop == damage.end else None
+    limit = damage.position + damage.length
+    # The gap between the last fetched record and the next good one can only be a BLANK.
+    if stop == damage.end and end != limit and data.base_of(end) + data.segment_bytes != limit:
+        raise _misfit(damage, "they do not reach the next good record", stop - 1)
+    if end > limit:
+        raise _misfit(damage, "they overlap good records", stop - 1)
+    # A peer with another history at these indexes has other terms; CRCs alone would accept its records.
+    before = _neighbor_term(reader, index, damage.start - 1)
+    after = _neighbor_term(reader, index, stop, limit) if stop == damage.end else None
     terms = headers["term"]
     if (before is not None and int(terms[0]) < before) or (after is not None and int(terms[-1]) > after):
-        raise _misfit(damage, "their terms do not lie between those of the neighbours", damage.start)
+        raise _misfit(damage, "their terms are not between those of the neighbors", damage.start)
     _cross_check(reader, index, damage, records)
 
 
-def _neighbours_term(reader: RecordReader, index: IndexFile, at: int, position: int | None = None) -> int | None:
+def _neighbor_term(reader: RecordReader, index: IndexFile, at: int, position: int | None = None) -> int | None:
     """Return the term of an entry, if its row and its record agree: a header has no CRC, and may be damaged too."""
     if at < 0:
         return None

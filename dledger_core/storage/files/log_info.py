@@ -113,7 +113,7 @@ def _parse(found: Any, path: Path) -> LogMeta:
     try:
         meta.effective(StorageConfig())
     except ConfigError as error:
-        raise TypeError(f"{error.where} {error.what}") from None
+        raise TypeError(error.what) from None
     if found.get(_CRC, fields_crc(found)) != fields_crc(found):
         raise TypeError(f"it does not match its {_CRC}")
     return meta

@@ -59,11 +59,13 @@ class Appender:
         writes: list[tuple[int, list[Buffer]]] = []
         for batch in batches:
             self._plan(records_of(batch), writes)
+        # The file's name is durable before its content: after a crash a synced record is found only by its file's name.
         rolled = self._open_segments([at for at, _ in writes])
         self._claim(self.position)
         for at, buffers in writes:
             self.data.write(at, buffers)
             self._unsynced.add(self.data.base_of(at))
+        # Rows are not synced with each batch: recovery rebuilds them from the data.
         self._write_index(batches)
         return rolled
 
@@ -122,6 +124,7 @@ class Appender:
         """Make all data written so far durable."""
         self.data.sync(sorted(self._unsynced))
         self._unsynced.clear()
+        # Only after every sync succeeded: a failed one leaves the log unusable, with the bytes still counted.
         self._synced_bytes, self.unsynced_bytes = self.unsynced_bytes, 0
 
     def sync_index(self) -> None:
@@ -131,6 +134,7 @@ class Appender:
 
     def truncate(self, position: int, first_index: int, end_index: int) -> None:
         """Remove everything from ``position`` on, durably, and the rows [first_index, end_index)."""
+        invariant(position <= self.position, "truncation past the end", position=position, end=self.position)
         written_end = self.position
         self.position = position
         with self._zero_lock:

@@ -243,6 +243,12 @@ class CommitLog(DurableLog):
         """
         with self._writing():
             if hard_state is not None:
+                invariant(
+                    hard_state.term >= self._hard_state.term,
+                    "the term on disk would decrease",
+                    term=hard_state.term,
+                    stored=self._hard_state.term,
+                )
                 save_hard_state(self._files, self._layout.root, hard_state)
                 self._hard_state = hard_state
             if restart is not None:
@@ -342,6 +348,12 @@ class CommitLog(DurableLog):
                     tables_index=max(tables.applied_index, self._meta.tables_index or NO_INDEX),
                 )
             )
+            invariant(
+                self._first_index <= first <= self._commit_index + 1 and first <= self._last_index + 1,
+                "the log would start after its committed entries",
+                first=first,
+                commit_index=self._commit_index,
+            )
             self._first_index = first
             self._removals += 1
             data, rows = self._reader.data, self._index.segments
@@ -363,6 +375,12 @@ class CommitLog(DurableLog):
                 commitlog_prefix=self._meta.commitlog_prefix or start.commitlog_prefix,
                 discarding=True,
             )
+        )
+        invariant(
+            start.first_index > self._commit_index,
+            "a restart would discard committed entries",
+            first=start.first_index,
+            commit_index=self._commit_index,
         )
         self._commit_index = start.first_index - 1
         self._first_index, self._last_index = start.first_index, start.first_index - 1
