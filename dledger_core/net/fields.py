@@ -112,13 +112,14 @@ class Table(Generic[M]):
                 f.default,
                 None if f.accepts or f.choices or f.kind in ("list", "map", "any") else _KINDS[f.kind],
                 f.low if f.kind == "int" else None,
+                f.high,
                 f,
             )
             for f in self.fields
         )
         object.__setattr__(self, "_plan", plan)
 
-    _plan: tuple[tuple[str, str, Any, Any, int | None, Field], ...] = dataclasses.field(init=False, repr=False)
+    _plan: tuple[tuple[str, str, Any, Any, int | None, int, Field], ...] = dataclasses.field(init=False, repr=False)
 
     def read(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """Return the checked values of a header by attribute name.
@@ -129,13 +130,12 @@ class Table(Generic[M]):
         values = {}
         get = header.get
         value: Any
-        for name, key, default, kind, low, field in self._plan:
-            value = get(key, default)
-            if (kind is None or type(value) is not kind or (low is not None and not low <= value <= field.high)) and (
-                value is REQUIRED or not (value is default or field.fits(value))
-            ):
+        for name, key, default, kind, low, high, field in self._plan:
+            values[name] = value = get(key, default)
+            if type(value) is kind and (low is None or low <= value <= high):
+                continue
+            if value is REQUIRED or not (value is default or field.fits(value)):
                 raise self._bad(field, value)
-            values[name] = value
         return values
 
     def _bad(self, field: Field, value: Any) -> DLedgerError:
@@ -151,7 +151,7 @@ class Table(Generic[M]):
     def encode(self, message: M, **routing: Any) -> dict[str, Any]:
         """Return the header of a message; ``routing`` are the keys that all messages share (r, g)."""
         header: dict[str, Any] = {"t": self.number, **routing}
-        for name, key, default, _, _, _ in self._plan:
+        for name, key, default, _, _, _, _ in self._plan:
             value = getattr(message, name)
             if value is not default:
                 header[key] = value

@@ -164,7 +164,8 @@ class Group:
             self._stopped(failure)
 
     def _start(self, log: CommitLog) -> None:
-        invariant(self._hosted is None, "a hosted group is hosted again", group=self.name)
+        starting = self._hosted is None and self._state in (GroupState.CLOSED, GroupState.REPAIRING)
+        invariant(starting, "a group is hosted twice", group=self.name, state=self._state.value)
         host, config = self._host, self._host.config
         profile = log.config.profile
         if profile != config.storage.profile:

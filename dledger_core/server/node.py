@@ -14,7 +14,7 @@ from typing import Final
 import uvloop
 
 from dledger_core.config import STOP_WITH_STDIN
-from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError
+from dledger_core.errors import ConfigError, StoreMismatchError, UnreachableError, invariant
 from dledger_core.ids import NodeId
 from dledger_core.net.connection import Connection, Handler
 from dledger_core.net.hello import Hello
@@ -127,6 +127,7 @@ class NodeServer:
             StorageError: a store is damaged, foreign or in use.
         """
         config, limits = self._config, self._config.limits
+        invariant(self._server is None, "a node is started twice", node=config.self_id)
         for name in config.groups:
             check_owner(config.store_path(name), group=name, node_id=config.self_id)
         try:

@@ -15,7 +15,7 @@ from dledger_core.client import Producer
 from dledger_core.cluster import LocalCluster, free_ports
 from dledger_core.connect import Client
 from dledger_core.control import TransactionId
-from dledger_core.errors import ConfigError, DLedgerError, IndexOutOfRangeError, SequenceConflictError, TransactionError
+from dledger_core.errors import ConfigError, DLedgerError, TransactionError
 from dledger_core.storage import open_store
 
 pytestmark = pytest.mark.integration
@@ -66,26 +66,6 @@ def test_append_is_readable_from_every_node(cluster, client):
     assert client.read(result.first_index, result.last_index + 1, consistency="linearizable").num_rows == 1000
 
 
-def test_get_beyond_the_end_is_out_of_range(client):
-    with pytest.raises(IndexOutOfRangeError):
-        client.get(10**12)
-
-
-def test_bodies_of_every_size_are_read_back(client):
-    sizes = [0, 1, 11, 12, 13, 100, 4096, 300_000]
-    result = client.append([bytes([i]) * size for i, size in enumerate(sizes)])
-    read = bodies_of(client, result.first_index, result.last_index + 1)
-    assert [len(body) for _, body in read] == sizes
-
-
-def test_producers_are_idempotent(client):
-    first = client.append([b"a", b"b"], producer_id="p1", epoch=0, sequence=0)
-    again = client.append([b"a", b"b"], producer_id="p1", epoch=0, sequence=0)
-    assert (again.first_index, again.last_index) == (first.first_index, first.last_index)
-    with pytest.raises(SequenceConflictError):
-        client.append([b"x"], producer_id="p1", epoch=0, sequence=0)
-
-
 def test_transaction_shows_committed_attempts_at_once(client):
     key = TransactionId("query-1", 0, "run-1")
     won = client.append_attempt([b"w1", b"w2"], transaction=key, attempt="a1")
@@ -101,22 +81,6 @@ def test_transaction_shows_committed_attempts_at_once(client):
     assert [body for _, body in raw] == [b"w1", b"w2", b"l1", b"later"]
     with pytest.raises(TransactionError):
         client.append_attempt([b"zombie"], transaction=key, attempt="a3")
-
-
-def test_garbage_closes_that_connection_only(cluster, client):
-    host, port = cluster.peers.split(";")[0].split("-")[1].split(":")
-    with socket.create_connection((host, int(port)), 5) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-        assert sock.recv(100) == b""
-    client.append([b"still here"])
-
-
-def test_transfer_leadership_moves_the_leader(cluster, client):
-    leader = cluster.leader()
-    target = next(node for node in cluster.node_ids if node != leader)
-    client.transfer_leadership(target)
-    assert cluster.leader() == target
-    client.append([b"under the new leader"])
 
 
 def test_killed_leaders_lose_no_acknowledged_entry(cluster, client):

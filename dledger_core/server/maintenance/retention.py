@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.config import LIMITS, Limits
-from dledger_core.errors import BadRequestError, BusyError, ConfigError
+from dledger_core.errors import BadRequestError, BusyError, ConfigError, invariant
 from dledger_core.ids import Index
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
@@ -112,6 +112,8 @@ def plan(
             break
         total, free = total - oldest.nbytes, free + oldest.nbytes
         kept += 1
+    # Deleting an entry at or above the limit would lose an uncommitted or pinned one.
+    invariant(not kept or segments[kept].first_index <= limit, "retention exceeds its limit", kept=kept, limit=limit)
     return segments[kept].first_index
 
 

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from dledger_core.config import LIMITS, Limits, Peer
-from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError
+from dledger_core.errors import DLedgerError, ProtocolError, UnreachableError, invariant
 from dledger_core.ids import NodeId
 from dledger_core.net import codec
 from dledger_core.net.connection import Connection
@@ -230,8 +230,8 @@ class PeerLinks:
     def adopt(self, connection: Connection) -> None:
         """Use a connection to a peer from now on; close an older one."""
         node_id = connection.peer_hello.node_id
-        assert node_id is not None
-        link = self._links[node_id]
+        invariant(self.knows(node_id), "a connection of an unknown peer is adopted", peer=node_id)
+        link = self._links[cast("NodeId", node_id)]
         connection.limit_unacknowledged(self._limits.link_unacknowledged_s)
         old, link.connection = link.connection, connection
         link.received_bytes = link.idle_ticks = link.unsent_ticks = 0

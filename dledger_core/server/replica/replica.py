@@ -307,6 +307,8 @@ class Replica:
             self._disk.run(partial(self.log.adopt_uuid, self.tables.log_uuid))
 
     def _role_changed(self, soft_state: SoftState) -> None:
+        before = self.soft_state
+        invariant(soft_state.term >= before.term, "the term moved back", old=before.term, new=soft_state.term)
         if soft_state.role is not Role.LEADER:
             self._leading_from = None
         elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):

@@ -241,6 +241,7 @@ class Appends:
                 taken, nbytes = taken + 1, nbytes + columns.record_bytes
             requests, self._plain = self._plain[:taken], self._plain[taken:]
             self._plain_bytes -= nbytes
+            invariant(self._plain_bytes >= 0, "gathered bytes are counted wrong", left=self._plain_bytes, taken=nbytes)
             appends = [(columns.count, reply) for columns, reply in requests]
             try:
                 self._propose(ProposedBatch(Columns.join([columns for columns, _ in requests])), appends)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from dledger_core.config import LIMITS, Limits
 from dledger_core.digest import RangeDigest, RangeHasher, damaged_indexes
-from dledger_core.errors import BadRequestError, BehindError, IndexOutOfRangeError, NoLeaderError
+from dledger_core.errors import BadRequestError, BehindError, IndexOutOfRangeError, NoLeaderError, invariant
 from dledger_core.ids import Index
 from dledger_core.net.messages import AwaitRequest, DigestRequest, Isolation, ReadRequest
 from dledger_core.record import DESCRIPTIONS, Records, key_of
@@ -70,6 +70,8 @@ class Reads:
                 self._executor, read, Index(start), Index(stop), max_bytes
             )
         next_index = start + (records.count if records is not None else 0)
+        # A reader that gets entries after ``stop`` would see uncommitted or hidden ones.
+        invariant(next_index <= max(start, stop), "a read exceeds its range", next=next_index, start=start, stop=stop)
         return ReadResult(
             records=records,
             next_index=next_index,
