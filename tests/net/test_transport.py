@@ -183,21 +183,14 @@ def test_garbage_closes_that_connection_only(run, data, message, caplog):
     assert message in caplog.text
 
 
-def test_client_that_disconnects_during_hello_is_forgotten(run):
+@pytest.mark.parametrize("eof", [True, False], ids=["client disconnects", "hello is late"])
+def test_incomplete_hello_leaves_no_connection(run, eof):
     async def main():
-        async with Echo() as node:
-            assert await node.raw(PREFACE[:3], eof=True) == b""
+        async with Echo(hello_timeout_s=60 if eof else 0.05) as node:
+            assert await node.raw(PREFACE[:3], eof=eof) == b""
             assert not node.server.connections
             assert not node.handlers
-
-    run(main())
-
-
-def test_hello_must_come_in_time(run):
-    async def main():
-        async with Echo(hello_timeout_s=0.05) as node:
-            assert await node.raw(b"DLG") == b""
-            assert node.server.stats.refused == 1
+            assert node.server.stats.refused == (not eof)
 
     run(main())
 
@@ -240,47 +233,31 @@ def test_malformed_input_after_hello_closes_with_an_error(run):
     run(main())
 
 
-def test_connect_to_a_closed_port_is_unreachable(run):
-    async def main():
-        async with Echo() as node:
-            port = node.server.port
-        with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}"):
-            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=30)
-
-    run(main())
-
-
-def test_server_without_a_response_is_unreachable(run):
+@pytest.mark.parametrize(
+    ("server", "error"),
+    [("closed", UnreachableError), ("unresponsive", UnreachableError), ("another protocol", ProtocolError)],
+)
+def test_connect_to_a_wrong_server_names_its_address(run, server, error):
     async def main():
         done = asyncio.Event()
 
-        async def silent(reader, writer):
-            await done.wait()
+        async def serve_wrongly(reader, writer):
+            if server == "unresponsive":
+                await done.wait()
+            else:
+                writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             writer.close()
 
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(UnreachableError):
-            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=0.1)
+        listener = await asyncio.start_server(serve_wrongly, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        if server == "closed":
+            listener.close()
+        with pytest.raises(error) as caught:
+            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=0.1 if server == "unresponsive" else 30)
+        assert f"127.0.0.1:{port}" in caught.value.where
         done.set()
-        server.close()
-        await server.wait_closed()
-
-    run(main())
-
-
-def test_connect_rejects_a_server_of_another_protocol(run):
-    async def main():
-        async def other(reader, writer):
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
-
-        server = await asyncio.start_server(other, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ProtocolError, match=f"127.0.0.1:{port}"):
-            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=30)
-        server.close()
-        await server.wait_closed()
+        listener.close()
+        await listener.wait_closed()
 
     run(main())
 
@@ -294,10 +271,11 @@ def test_serve_names_a_port_in_use(run):
     run(main())
 
 
-def test_drained_waits_for_a_slow_reader(run):
+@pytest.mark.parametrize("end", ["read", "abort"])
+def test_drained_waits_until_bytes_are_read_or_the_connection_breaks(run, end):
     async def main():
         async with Echo() as node:
-            connection, _ = await node.connect()
+            connection, recorder = await node.connect()
             (served,) = node.server.connections
             handler = node.handlers[0]
             handler.echo = False
@@ -308,29 +286,17 @@ def test_drained_waits_for_a_slow_reader(run):
             waiting = asyncio.ensure_future(connection.drained())
             await asyncio.sleep(0)
             assert not waiting.done()
-            served.resume_reading()
-            await asyncio.wait_for(waiting, 5)
-            await handler.until(lambda: len(handler.frames) == 32)
+            if end == "read":
+                served.resume_reading()
+                await asyncio.wait_for(waiting, 5)
+                await handler.until(lambda: len(handler.frames) == 32)
+            else:
+                served.abort()
+                await asyncio.wait_for(waiting, 5)
+                await recorder.until(lambda: recorder.closed)
+                assert connection.write_buffer_bytes == 0
             await connection.drained()
             connection.close()
-
-    run(main())
-
-
-def test_drained_ends_when_the_connection_breaks(run):
-    async def main():
-        async with Echo() as node:
-            connection, handler = await node.connect()
-            (served,) = node.server.connections
-            served.pause_reading()
-            for number in range(32):
-                connection.send({"t": 12, "r": number}, bytes(1 << 20))
-            waiting = asyncio.ensure_future(connection.drained())
-            await asyncio.sleep(0)
-            served.abort()
-            await asyncio.wait_for(waiting, 5)
-            await handler.until(lambda: handler.closed)
-            assert connection.write_buffer_bytes == 0
 
     run(main())
 
