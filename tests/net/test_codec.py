@@ -54,7 +54,7 @@ def test_message_survives_encoding(group, message):
 
 
 @given(rows=st.lists(st.tuples(st.text(max_size=9), terms, indexes, rounds), min_size=1, max_size=20))
-def test_heartbeats_of_many_groups_share_a_frame(rows):
+def test_heartbeats_of_many_groups_share_frame(rows):
     beats = [
         (g, Heartbeat(sender="n0", target="n1", term=term, commit_index=commit, round=number))
         for g, term, commit, number in rows
@@ -85,7 +85,7 @@ def test_heartbeats_of_very_many_groups_are_split_and_may_be_none():
         assert found == rows
 
 
-def test_append_entries_with_most_batches_fit_a_frame():
+def test_append_entries_with_most_batches_fit_frame():
     message = make_append([1] * BATCHES_MAX, first=1 << 40, body=b"")
     _, got = codec.frame_to_message(received(codec.message_to_frame("g", message)))
     assert [(b.first_index, b.count, b.term) for b in got.batches] == [
@@ -134,7 +134,7 @@ def test_append_entries_survive_encoding(counts, first):
         decoded.payload.check(sent.first_index)
 
 
-def test_append_entries_with_a_flipped_payload_byte_are_rejected():
+def test_append_entries_with_flipped_payload_byte_are_rejected():
     frame = received(codec.message_to_frame("g", make_append([3, 20])))
     for at in range(0, len(frame.payload), 7):
         damaged = bytearray(frame.payload)
@@ -182,7 +182,7 @@ values = st.one_of(
     fields=st.dictionaries(st.sampled_from(sorted({f.key for t in codec.PEER_TABLES for f in t.fields})), values),
     payload=st.binary(max_size=80),
 )
-def test_any_header_is_messages_or_a_protocol_error(kind, fields, payload):
+def test_any_header_is_messages_or_protocol_error(kind, fields, payload):
     with contextlib.suppress(ProtocolError):
         codec.frame_to_messages(Frame({"t": kind, "s": "a", "to": "b", "g": "g", "term": 1} | fields, payload))
 
@@ -202,7 +202,7 @@ def test_columns_survive_encoding(items):
 
 @pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
 @given(payload=st.binary(max_size=200), n=st.integers(-2, 60))
-def test_any_payload_is_columns_or_a_protocol_error(parse, payload, n):
+def test_any_payload_is_columns_or_protocol_error(parse, payload, n):
     try:
         got = parse(payload, n)
     except ProtocolError:
@@ -212,7 +212,7 @@ def test_any_payload_is_columns_or_a_protocol_error(parse, payload, n):
 
 @pytest.mark.parametrize("n", [None, True, "1", 1.0, 1 << 40, -1])
 @pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
-def test_wrong_count_of_a_payload_is_a_protocol_error(parse, n):
+def test_wrong_count_of_payload_is_protocol_error(parse, n):
     with pytest.raises(ProtocolError):
         parse(b"\0" * 16, n)
 
@@ -235,7 +235,7 @@ def test_malformed_snapshot_chunk_is_rejected(changes):
         codec.frame_to_message(Frame(frame.header | changes, frame.payload))
 
 
-def test_crc_of_the_payload_covers_sizes_and_records():
+def test_crc_of_payload_covers_sizes_and_records():
     message = make_append([2])
     frame = received(codec.message_to_frame("g", message))
     assert frame.header["k"] == crc32(frame.payload)

@@ -69,7 +69,7 @@ def test_frames_do_not_depend_on_how_bytes_arrive(size):
     assert not decoder.in_frame
 
 
-def test_receive_data_gives_the_same_frames():
+def test_receive_data_gives_same_frames():
     decoder = FrameDecoder(FRAME_BYTES_MAX)
     data = joined(FRAMES)
     got = []
@@ -116,7 +116,7 @@ def test_every_truncation_gives_only_whole_frames():
         pytest.param(raw_frame(b"\x91" * 2000), "msgpack", id="deep nesting"),
     ],
 )
-def test_malformed_input_is_a_protocol_error(data, complaint):
+def test_malformed_input_is_protocol_error(data, complaint):
     with pytest.raises(ProtocolError, match=complaint):
         in_chunks(data, 1 << 20)
 
@@ -132,7 +132,7 @@ def test_hello_limit_holds_until_it_is_raised():
     assert len(drain(decoder)) == 1
 
 
-def test_encode_frame_rejects_a_frame_above_the_limits():
+def test_encode_frame_rejects_frame_above_limits():
     with pytest.raises(ProtocolError, match="too large"):
         encode_frame({"t": 1}, bytes(FRAME_BYTES_MAX))
     with pytest.raises(ProtocolError, match="too large"):
@@ -143,7 +143,7 @@ def test_encode_frame_rejects_a_frame_above_the_limits():
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", joined(FRAMES[:2])]), size=st.integers(1, 300))
-def test_garbage_is_frames_or_a_protocol_error(data, prefix, size):
+def test_garbage_is_frames_or_protocol_error(data, prefix, size):
     try:
         frames, _ = in_chunks(prefix + data, size, HELLO_BYTES_MAX)
     except ProtocolError:
@@ -176,7 +176,7 @@ def test_hostile_header_takes_limited_memory(header):
 
 @settings(max_examples=200, deadline=None)
 @given(flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=3))
-def test_damaged_frames_are_frames_or_a_protocol_error(flips):
+def test_damaged_frames_are_frames_or_protocol_error(flips):
     data = bytearray(joined(FRAMES[:3]))
     for at, flip in flips:
         data[at % len(data)] ^= flip

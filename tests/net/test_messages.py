@@ -33,7 +33,7 @@ def test_message_survives_encoding_with_all_fields_and_with_required_ones(table)
 
 
 @pytest.mark.parametrize("table", ALL)
-def test_every_wrong_value_of_every_field_is_rejected_by_the_tables_error(table):
+def test_every_wrong_value_of_every_field_is_rejected_by_tables_error(table):
     table.read(header_of(table))
     for field in table.fields:
         assert wrong_values(field) or field.kind == "any"
@@ -46,7 +46,7 @@ def test_every_wrong_value_of_every_field_is_rejected_by_the_tables_error(table)
             assert field.key in caught.value.what
 
 
-def test_requests_get_a_response_and_other_messages_close_the_connection():
+def test_requests_get_response_and_other_messages_close_connection():
     requests = {table.number for table in TABLES if table.error is BadRequestError}
     assert requests == {table.number for table in TABLES if not table.number.name.endswith("_OK")}
     assert {table.error for table in (*TABLES, *PEER_TABLES)} == {BadRequestError, ProtocolError}
@@ -62,7 +62,7 @@ def test_every_message_number_has_one_documented_table():
         assert table.message.__doc__
 
 
-def test_keys_of_a_message_are_distinct_and_none_is_reserved():
+def test_keys_of_message_are_distinct_and_none_is_reserved():
     for table in (*TABLES, *PEER_TABLES):
         keys = [field.key for field in table.fields]
         assert len(set(keys)) == len(keys)

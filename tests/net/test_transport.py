@@ -195,7 +195,7 @@ def test_incomplete_hello_leaves_no_connection(run, eof):
     run(main())
 
 
-def test_refused_hello_raises_the_servers_error(run):
+def test_refused_hello_raises_servers_error(run):
     def accept(hello):
         raise BadRequestError("no such role", "hello", "", {"role": hello.role})
 
@@ -209,7 +209,7 @@ def test_refused_hello_raises_the_servers_error(run):
     run(main())
 
 
-def test_connect_fails_without_a_common_version(run):
+def test_connect_fails_without_common_version(run):
     async def main():
         async with Echo() as node:
             with pytest.raises(ProtocolError, match="no protocol version in common"):
@@ -218,7 +218,7 @@ def test_connect_fails_without_a_common_version(run):
     run(main())
 
 
-def test_malformed_input_after_hello_closes_with_an_error(run):
+def test_malformed_input_after_hello_closes_with_error(run):
     async def main():
         async with Echo() as node:
             connection, handler = await node.connect()
@@ -237,7 +237,7 @@ def test_malformed_input_after_hello_closes_with_an_error(run):
     ("server", "error"),
     [("closed", UnreachableError), ("unresponsive", UnreachableError), ("another protocol", ProtocolError)],
 )
-def test_connect_to_a_wrong_server_names_its_address(run, server, error):
+def test_connect_to_wrong_server_names_its_address(run, server, error):
     async def main():
         done = asyncio.Event()
 
@@ -262,7 +262,7 @@ def test_connect_to_a_wrong_server_names_its_address(run, server, error):
     run(main())
 
 
-def test_serve_names_a_port_in_use(run):
+def test_serve_names_port_in_use(run):
     async def main():
         async with Echo() as node:
             with pytest.raises(ConfigError, match=f"127.0.0.1:{node.server.port}"):
@@ -272,7 +272,7 @@ def test_serve_names_a_port_in_use(run):
 
 
 @pytest.mark.parametrize("end", ["read", "abort"])
-def test_drained_waits_until_bytes_are_read_or_the_connection_breaks(run, end):
+def test_drained_waits_until_bytes_are_read_or_connection_breaks(run, end):
     async def main():
         async with Echo() as node:
             connection, recorder = await node.connect()

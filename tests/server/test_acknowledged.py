@@ -51,7 +51,7 @@ def assert_nothing_lost(group):
 # --- when does who flush ------------------------------------------------------------------------------------------
 
 
-def test_append_is_sent_before_the_leader_has_synced():
+def test_append_is_sent_before_leader_has_synced():
     group, leader, _ = three()
     sent = []
     group.drop = lambda message: sent.append(message) or False
@@ -69,7 +69,7 @@ def test_one_slow_disk_does_not_delay_acknowledgements(slow):
     assert [b"x"] in group.acknowledged.values()
 
 
-def test_no_acknowledgement_before_a_majority_has_synced():
+def test_no_acknowledgement_before_majority_has_synced():
     group, leader, followers = three()
     followers[0].stalled = followers[1].stalled = True
     group.append(leader, b"flushed by the leader alone")
@@ -106,7 +106,7 @@ def test_page_cache_durability_loses_entries_at_power_failure():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [("n0",), ("n1",), ("n2",), ("n0", "n1")])
-def test_power_failure_at_any_file_operation_of_an_append(victims):
+def test_power_failure_at_any_file_operation_of_append(victims):
     for step in range(1, STEPS_MAX):
         group, leader, _ = three()
         for name in victims:
@@ -151,7 +151,7 @@ def test_write_failure_at_any_step_stops_only_that_node(victim):
     raise AssertionError("the steps do not end")
 
 
-def test_node_acknowledges_nothing_after_a_failed_sync():
+def test_node_acknowledges_nothing_after_failed_sync():
     group, leader, followers = three()
     node = followers[0]
     files = group.files[node.node_id]

@@ -114,7 +114,7 @@ def test_joined_batch_is_limited_in_bytes(n0):
     assert [last - first + 1 for first, last in batches(n0)[1:]] == [3, 3, 3, 1]
 
 
-def test_append_that_exceeds_a_limit_of_the_log_is_refused_alone(n0, ask):
+def test_append_that_exceeds_limit_of_log_is_refused_alone(n0, ask):
     ask.plain(b"before")
     for request in (
         lambda: ask.plain(bytes(STORAGE.record_bytes_max)),
@@ -197,7 +197,7 @@ def test_append_out_of_sequence_is_rejected(n0, ask, committed, producer, epoch,
 
 @pytest.mark.parametrize("deposed", [False, True], ids=["still-leads", "deposed"])
 @pytest.mark.parametrize("error", [SequenceGapError, ProducerUnknownError, TransactionError])
-def test_missing_entry_is_an_error_only_after_leadership_is_confirmed(n0, error, deposed):
+def test_missing_entry_is_error_only_after_leadership_is_confirmed(n0, error, deposed):
     """A leader that was replaced without noticing lacks the new leader's entries: its rejection could be wrong."""
     Asker(n0).produced("known", 0, 0, b"known")
     commit(n0)
@@ -215,7 +215,7 @@ def test_missing_entry_is_an_error_only_after_leadership_is_confirmed(n0, error,
     assert ask.ranges == [NotLeaderError if deposed else error]
 
 
-def test_dropped_first_append_does_not_fence_the_older_epoch(n0, ask):
+def test_dropped_first_append_does_not_fence_older_epoch(n0, ask):
     ask.produced("p", 4, 0, b"a")
     commit(n0)
     n0.replica.transfer_leadership(NodeId("n1"))
@@ -233,7 +233,7 @@ def test_dropped_first_append_does_not_fence_the_older_epoch(n0, ask):
 # --- leadership ----------------------------------------------------------------------------------------------------
 
 
-def test_lost_leadership_leaves_the_outcome_of_proposed_appends_unknown(n0, ask):
+def test_lost_leadership_leaves_outcome_of_proposed_appends_unknown(n0, ask):
     ask.plain(b"proposed")
     n0.run()
     for _ in range(5):
@@ -252,7 +252,7 @@ def test_lost_leadership_leaves_the_outcome_of_proposed_appends_unknown(n0, ask)
         ask.plain(b"later")
 
 
-def test_producers_wait_until_the_leaders_tables_are_complete(unready):
+def test_producers_wait_until_leaders_tables_are_complete(unready):
     ask = Asker(unready)
     ask.produced("p", 0, 0, b"a")
     ask.produced("stranger", 0, 7, b"a")
@@ -265,7 +265,7 @@ def test_producers_wait_until_the_leaders_tables_are_complete(unready):
     assert ask.ranges == [ProducerUnknownError, (2, 2)]
 
 
-def test_waiting_producer_gets_a_reply_when_the_leader_steps_down(unready):
+def test_waiting_producer_gets_reply_when_leader_steps_down(unready):
     ask = Asker(unready, budget := Budget(1 << 20))
     ask.produced("p", 0, 0, b"a")
     unready.depose()
@@ -285,7 +285,7 @@ def test_waiting_requests_are_limited_in_number(unready):
 # --- back-pressure -------------------------------------------------------------------------------------------------
 
 
-def test_appends_above_the_budget_are_busy_until_others_commit(n0):
+def test_appends_above_budget_are_busy_until_others_commit(n0):
     ask = Asker(n0, budget := Budget(1 << 20, retry_after_ms=7))
     for _ in range(3):
         ask.plain(bytes(300 << 10))
@@ -303,7 +303,7 @@ def test_appends_above_the_budget_are_busy_until_others_commit(n0):
     assert ask.ranges[-1] == (5, 5)
 
 
-def test_append_larger_than_the_budget_is_served_alone(n0):
+def test_append_larger_than_budget_is_served_alone(n0):
     ask = Asker(n0, Budget(1000))
     ask.plain(bytes(5000))
     with pytest.raises(BusyError):
@@ -312,7 +312,7 @@ def test_append_larger_than_the_budget_is_served_alone(n0):
     assert ask.ranges == [(1, 1)]
 
 
-def test_appends_that_wait_for_the_tables_count_in_the_budget(unready):
+def test_appends_that_wait_for_tables_count_in_budget(unready):
     ask = Asker(unready, Budget(1 << 20))
     ask.produced("p", 0, 0, bytes(700 << 10))
     with pytest.raises(BusyError):
@@ -332,7 +332,7 @@ def test_budget_is_shared_by_all_groups(n0, tmp_path):
 
 
 @pytest.mark.parametrize("end", ["commit", "depose", "reject"])
-def test_every_reply_gives_the_bytes_back(n0, end):
+def test_every_reply_gives_bytes_back(n0, end):
     ask = Asker(n0, budget := Budget(1 << 20))
     ask.produced("p", 0, 0, b"a")
     commit(n0)
@@ -388,7 +388,7 @@ def test_abort_is_idempotent(n0, ask):
     assert len(ask.ranges) == 2
 
 
-def test_largest_transaction_fits_a_frame_and_a_larger_one_is_rejected(n0, ask):
+def test_largest_transaction_fits_frame_and_larger_one_is_rejected(n0, ask):
     big = (1 << 63) - 1
     key = TransactionId("q" * LIMITS.id_bytes, 1, "r" * LIMITS.id_bytes)
     response = TransactionResponse(
@@ -455,7 +455,7 @@ class _Broken:
         del soft_state
 
 
-def test_broken_invariant_stops_the_replica_and_each_append_gets_a_reply(tmp_path):
+def test_broken_invariant_stops_replica_and_each_append_gets_reply(tmp_path):
     """Messages that were ready before the broken iteration are not sent either."""
     with HandDriven(tmp_path / "s", voters=THREE) as n0:
         n0.lead()

@@ -149,7 +149,7 @@ def test_node_without_its_disk_receives_all_entries_again(cluster, client, tmp_p
     assert client.digest(0, last + 1, span=1024, node=victim).ranges == client.digest(0, last + 1, span=1024).ranges
 
 
-def test_damage_below_durable_index_stops_a_single_node():
+def test_damage_below_durable_index_stops_single_node():
     with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers) as client:
         client.append([b"to be damaged"] * 10)
         cluster.stop("n0")
@@ -188,7 +188,7 @@ def test_two_groups_have_separate_logs():
             unknown.append([b"x"])
 
 
-def test_single_node_group_survives_a_kill():
+def test_single_node_group_survives_kill():
     with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers) as client:
         result = client.append([b"alone"])
         cluster.kill("n0")
@@ -197,7 +197,7 @@ def test_single_node_group_survives_a_kill():
         assert client.get(result.first_index).body == b"alone"
 
 
-def test_sigterm_stops_the_node_with_an_intact_store(cluster, client):
+def test_sigterm_stops_node_with_intact_store(cluster, client):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
     pid = cluster.pid(victim)
     os.kill(pid, signal.SIGTERM)
@@ -225,7 +225,7 @@ def one_line(done):
     return lines[-1]
 
 
-def test_start_with_a_port_in_use_writes_nothing(tmp_path):
+def test_start_with_port_in_use_writes_nothing(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -245,7 +245,7 @@ def test_free_ports_are_distinct_and_not_ephemeral():
     assert max(found) < 32_768  # where Linux begins with outgoing connections
 
 
-def test_start_rejects_a_store_in_use(cluster):
+def test_start_rejects_store_in_use(cluster):
     peers = cluster.peers
     moved = f"n0-127.0.0.1:{free_ports(1)[0]};{peers.split(';', 1)[1]}"
     done = serve("--peers", moved, "--self-id", "n0", "--dir", cluster.directory)
@@ -278,6 +278,6 @@ def test_start_rejects_foreign_directory_and_leaves_it_unchanged(tmp_path, case)
     assert sorted(str(path) for path in store.rglob("*")) == before
 
 
-def test_cluster_start_reports_the_reason_of_a_failure():
+def test_cluster_start_reports_reason_of_failure():
     with pytest.raises(ConfigError, match="segment"):
         LocalCluster(1, data_segment_bytes=17).start()

@@ -90,7 +90,7 @@ def test_describe_returns_long_tables_in_pages(tmp_path):
     run(main())
 
 
-def test_groups_are_listed_to_a_client_of_an_unknown_group(tmp_path):
+def test_groups_are_listed_to_client_of_unknown_group(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, 1, groups=("a", "b")) as group:
             await group.leader("a")

@@ -95,7 +95,7 @@ class Writing(Readys):
         await eventually(lambda: not self.disk.busy)
 
 
-def test_readys_queued_during_a_write_share_one_sync():
+def test_readys_queued_during_write_share_one_sync():
     async def work():
         async with Writing() as w:
             w.disk.submit(w.make(b"makes the first segment"))
@@ -114,7 +114,7 @@ def test_readys_queued_during_a_write_share_one_sync():
     run(work())
 
 
-def test_truncation_starts_a_new_write():
+def test_truncation_starts_new_write():
     async def work():
         async with Writing() as w:
             free = w.stall()
@@ -173,7 +173,7 @@ def test_joined_writes_equal_single_writes(steps):
         again.close()
 
 
-def test_other_work_runs_in_order_with_the_queue():
+def test_other_work_runs_in_order_with_queue():
     async def work():
         async with Writing() as w:
             seen = []
@@ -188,7 +188,7 @@ def test_other_work_runs_in_order_with_the_queue():
     run(work())
 
 
-def test_close_finishes_the_queue():
+def test_close_finishes_queue():
     async def work():
         w = Writing()
         free = w.stall()
@@ -205,7 +205,7 @@ def test_close_finishes_the_queue():
 
 
 @pytest.mark.parametrize("kind", ["sync-fails", "job-fails", "invariant"])
-def test_disk_writer_writes_nothing_after_an_error(kind):
+def test_disk_writer_writes_nothing_after_error(kind):
     async def work():
         async with Writing() as w:
             w.disk.submit(w.make(b"fine"))

@@ -52,7 +52,7 @@ def follower(tmp_path):
     node.replica.close_blocking()
 
 
-def test_appends_on_a_full_disk_are_rejected_before_any_write(leader):
+def test_appends_on_full_disk_are_rejected_before_any_write(leader):
     ask = Asker(leader.n0)
     leader.room(RESERVE - 1)
     end, operations = leader.n0.log.staged_end, leader.files.operations
@@ -70,7 +70,7 @@ def test_appends_on_a_full_disk_are_rejected_before_any_write(leader):
     assert (leader.n0.log.staged_end, leader.files.operations) == (end, operations)
 
 
-def test_reads_continue_on_a_full_disk(leader):
+def test_reads_continue_on_full_disk(leader):
     ask = Asker(leader.n0)
     ask.plain(b"x")
     leader.n0.run()
@@ -79,7 +79,7 @@ def test_reads_continue_on_a_full_disk(leader):
     assert leader.n0.log.read(last, last + 1, 100).count == 1
 
 
-def test_appends_are_accepted_again_above_the_reserve(leader):
+def test_appends_are_accepted_again_above_reserve(leader):
     ask = Asker(leader.n0)
     leader.room(RESERVE - 1)
     assert leader.replica.space.is_full
@@ -127,7 +127,7 @@ def test_staged_bytes_of_other_groups_count(leader, tmp_path):
     other.replica.close_blocking()
 
 
-def test_control_entries_may_use_the_reserve(leader):
+def test_control_entries_may_use_reserve(leader):
     ask = Asker(leader.n0)
     ask.attempt(TRANSACTION, "a", b"row")
     leader.n0.run()
@@ -218,7 +218,7 @@ def test_full_follower_still_follows_and_recovers(follower):
     assert [answer.match_index for answer in answers(follower, large)] == [1]
 
 
-def test_space_of_a_real_disk_is_plausible(tmp_path):
+def test_space_of_real_disk_is_plausible(tmp_path):
     found = OsFiles().space(tmp_path)
     assert 0 <= found.free_bytes <= found.total_bytes
     assert found.used_ratio(found.total_bytes) == 0

@@ -43,7 +43,7 @@ async def quarantined(cluster, node_id, group):
     await eventually(lambda: cluster.nodes[node_id].groups[group].state is GroupState.QUARANTINED)
 
 
-def test_broken_invariant_quarantines_its_group_and_the_others_continue(tmp_path):
+def test_broken_invariant_quarantines_its_group_and_others_continue(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, groups=GROUPS) as cluster:
             node_id = await cluster.leader("a")
@@ -65,7 +65,7 @@ def test_broken_invariant_quarantines_its_group_and_the_others_continue(tmp_path
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_clients_of_a_quarantined_group_get_a_response(tmp_path, role):
+def test_clients_of_quarantined_group_get_response(tmp_path, role):
     async def main():
         async with ServerGroup(tmp_path, groups=GROUPS) as cluster:
             leader = await cluster.leader("a")
@@ -82,7 +82,7 @@ def test_clients_of_a_quarantined_group_get_a_response(tmp_path, role):
     run(main())
 
 
-def test_store_of_a_quarantined_group_is_verified_at_the_next_start(tmp_path):
+def test_store_of_quarantined_group_is_verified_at_next_start(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
             await cluster.leader("a")
@@ -133,7 +133,7 @@ def test_node_ends_when_its_disk_fails(tmp_path):
     run(main())
 
 
-def test_error_in_a_checkpoint_concerns_its_group_only(tmp_path):
+def test_error_in_checkpoint_concerns_its_group_only(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
             for group in GROUPS:
@@ -149,7 +149,7 @@ def test_error_in_a_checkpoint_concerns_its_group_only(tmp_path):
     run(main())
 
 
-def test_links_follow_a_change_of_the_members(tmp_path):
+def test_links_follow_change_of_members(tmp_path):
     async def main():
         async with ServerGroup(tmp_path) as cluster:
             node = cluster.nodes["n0"]
@@ -166,7 +166,7 @@ def test_links_follow_a_change_of_the_members(tmp_path):
     run(main())
 
 
-def test_members_reject_a_node_that_is_listed_twice():
+def test_members_reject_node_that_is_listed_twice():
     peers = free_peers(2)
     members = Members(peers[0].node_id, peers)
     assert members.others == peers[1:]

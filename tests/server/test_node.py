@@ -50,7 +50,7 @@ class Silent:
 # --- timers -------------------------------------------------------------------------------------------------------
 
 
-def test_error_in_a_timer_ends_the_node(tmp_path, caplog):
+def test_error_in_timer_ends_node(tmp_path, caplog):
     async def main():
         node = NodeServer(config_of(tmp_path, limits=Limits(space_s=0.01)))
 
@@ -72,7 +72,7 @@ def test_error_in_a_timer_ends_the_node(tmp_path, caplog):
 # --- start and close ----------------------------------------------------------------------------------------------
 
 
-def test_close_continues_after_a_failure(tmp_path):
+def test_close_continues_after_failure(tmp_path):
     async def main():
         config = config_of(tmp_path, groups=("a", "b", "c"))
         node = NodeServer(config)
@@ -94,7 +94,7 @@ def test_close_continues_after_a_failure(tmp_path):
     run(main())
 
 
-def test_error_after_start_closes_the_stores(tmp_path):
+def test_error_after_start_closes_stores(tmp_path):
     config = config_of(tmp_path)
 
     def broken(_node):
@@ -106,7 +106,7 @@ def test_error_after_start_closes_the_stores(tmp_path):
     log.close()
 
 
-def test_node_in_a_library_does_not_freeze_the_garbage_collector(tmp_path):
+def test_node_in_library_does_not_freeze_garbage_collector(tmp_path):
     async def main():
         before = gc.get_freeze_count()
         async with ServerGroup(tmp_path, nodes=1) as group:
@@ -154,7 +154,7 @@ def test_even_number_of_nodes_is_warned_about(tmp_path, caplog, count):
 
 
 @pytest.mark.parametrize("name_length", [4, 30, 127])
-def test_hello_of_the_most_groups_is_within_its_limit(tmp_path, name_length):
+def test_hello_of_most_groups_is_within_its_limit(tmp_path, name_length):
     def config(count):
         return config_of(tmp_path, groups=tuple(f"{number:0{name_length}d}" for number in range(count)))
 
@@ -227,7 +227,7 @@ def test_sigterm_during_start_damages_nothing(tmp_path):
 
 
 @pytest.mark.integration
-def test_sigterm_right_after_spawn_leaves_a_usable_directory(tmp_path):
+def test_sigterm_right_after_spawn_leaves_usable_directory(tmp_path):
     peers = free_peers(1)
     for delay_s in (0.0, 0.15, 0.3):
         process = spawn(tmp_path, peers)
@@ -254,7 +254,7 @@ def test_frozen_node_stops_cleanly():
 
 @pytest.mark.integration
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
-def test_failed_write_ends_the_node_with_exit_code_4():
+def test_failed_write_ends_node_with_exit_code_4():
     with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers, timeout_ms=2000) as client:
         kept = client.append([b"kept"]).last_index
         process, store = cluster._processes["n0"], cluster.store_path("n0")

@@ -167,7 +167,7 @@ def test_many_heartbeats_in_one_iteration_arrive_in_order():
     run(main())
 
 
-def test_pause_grows_while_a_link_breaks_at_once():
+def test_pause_grows_while_link_breaks_at_once():
     async def main():
         peers = free_peers(2)
         async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
@@ -211,7 +211,7 @@ def test_invalid_host_name_does_not_stop_reconnecting(host, caplog, monkeypatch)
     run(main())
 
 
-def test_links_reconnect_after_an_unexpected_error(caplog):
+def test_links_reconnect_after_unexpected_error(caplog):
     async def main():
         peers = free_peers(2)
         errors = [RuntimeError("broken on purpose"), RuntimeError("again")]
@@ -252,7 +252,7 @@ def test_messages_for_unhosted_groups_are_dropped(tmp_path, caplog):
     run(main())
 
 
-def test_message_from_another_node_closes_the_link():
+def test_message_from_another_node_closes_link():
     async def main():
         peers = free_peers(2)
         async with Node(peers[1], peers) as n1:

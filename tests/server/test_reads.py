@@ -101,7 +101,7 @@ def test_wrong_request_is_refused_and_node_continues(tmp_path, wrong_requests, c
     assert "request failed" not in caplog.text
 
 
-def test_reads_and_digests_at_the_edges(tmp_path):
+def test_reads_and_digests_at_edges(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, nodes=1, limits=Limits(read_wait_ms=1)) as cluster:
             client = await cluster.client()
@@ -121,7 +121,7 @@ def test_reads_and_digests_at_the_edges(tmp_path):
     run(main())
 
 
-def test_read_decode_accepts_largest_numbers_and_requires_a_range():
+def test_read_decode_accepts_largest_numbers_and_requires_range():
     request = READ.decode(dict.fromkeys(("start", "end", "max", "min_commit", "wait"), TOP))
     assert (request.start, request.max_bytes, request.isolation) == (TOP, TOP, "committed")
     with pytest.raises(BadRequestError):
@@ -151,7 +151,7 @@ def test_read_waits_once_for_commit_index_and_entries_together(tmp_path):
     run(main())
 
 
-def test_waiting_read_returns_a_new_entry(tmp_path):
+def test_waiting_read_returns_new_entry(tmp_path):
     async def main():
         async with ServerGroup(tmp_path, nodes=1) as cluster:
             client = await cluster.client()

@@ -117,7 +117,7 @@ def elects(group: ReplicaGroup, *nodes: HandDriven) -> bool:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.4, 0.9])
-def test_repaired_node_does_not_elect_a_leader_without_acknowledged_entries(keep: float) -> None:
+def test_repaired_node_does_not_elect_leader_without_acknowledged_entries(keep: float) -> None:
     group, leader, victim, late = with_unrecorded_entries()
     lose_from(group, victim, keep)
     report = repair(group, victim, leader)

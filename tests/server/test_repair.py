@@ -75,7 +75,7 @@ def damage_some(store: Path) -> None:
     flip(files[1], 12)
 
 
-def test_repair_command_repairs_a_stopped_store(tmp_path: Path) -> None:
+def test_repair_command_repairs_stopped_store(tmp_path: Path) -> None:
     runner = CliRunner()
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster)
@@ -141,7 +141,7 @@ def test_marked_store_is_verified_before_its_group_participates(tmp_path: Path) 
         check_identical(cluster)
 
 
-def test_marked_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None:
+def test_marked_store_of_single_node_needs_no_peers(tmp_path: Path) -> None:
     with LocalCluster(1, tmp_path, **OPTIONS) as cluster, Client(cluster.peers) as client:
         first = client.append([b"alone"]).first_index
         cluster.kill("n0")
@@ -152,7 +152,7 @@ def test_marked_store_of_a_single_node_needs_no_peers(tmp_path: Path) -> None:
         assert verification_reason(OsFiles(), Layout(cluster.store_path("n0"))) is None
 
 
-def test_two_damaged_stores_of_three_wait_for_the_third(tmp_path: Path) -> None:
+def test_two_damaged_stores_of_three_wait_for_third(tmp_path: Path) -> None:
     with LocalCluster(3, tmp_path, **OPTIONS) as cluster:
         fill(cluster)
         soon(lambda: settled(cluster))
@@ -260,7 +260,7 @@ def test_repair_of_one_group_does_not_stop_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["a follower", "the leader"])
-def test_scrub_repairs_damage_while_the_group_continues(tmp_path: Path, leads: bool) -> None:
+def test_scrub_repairs_damage_while_group_continues(tmp_path: Path, leads: bool) -> None:
     options = OPTIONS | {"scrub_pause_s": 0.2, "scrub_bytes_per_second": "64MiB"}
     with LocalCluster(3, tmp_path, **options) as cluster, Client(cluster.peers) as client:
         fill(cluster)
@@ -288,7 +288,7 @@ def test_scrub_repairs_damage_while_the_group_continues(tmp_path: Path, leads: b
         check_identical(cluster)
 
 
-def test_leader_transfers_leadership_when_a_follower_needs_damaged_entries(tmp_path: Path) -> None:
+def test_leader_transfers_leadership_when_follower_needs_damaged_entries(tmp_path: Path) -> None:
     options = OPTIONS | {"scrub_bytes_per_second": 0}
     with LocalCluster(3, tmp_path, **options) as cluster:
         leader = cluster.leader()

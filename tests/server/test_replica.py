@@ -142,7 +142,7 @@ def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):
     assert not n0.failures
 
 
-def test_same_seed_creates_the_same_replica(tmp_path):
+def test_same_seed_creates_same_replica(tmp_path):
     uuids = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         with HandDriven(tmp_path / name, seed=seed) as n0:
@@ -199,7 +199,7 @@ def test_stopped_replica_writes_and_sends_nothing(kind):
     again.close()
 
 
-def test_close_releases_the_store_when_its_last_write_fails():
+def test_close_releases_store_when_its_last_write_fails():
     files = FaultyFiles()
     n0 = HandDriven(Path("/s"), files=files)
     n0.lead()

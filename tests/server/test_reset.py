@@ -108,7 +108,7 @@ def message(leader: HandDriven, follower: HandDriven) -> InstallSnapshot:
     )
 
 
-def test_snapshot_install_restarts_the_log_at_the_leaders_first_index(leader, tmp_path):
+def test_snapshot_install_restarts_log_at_leaders_first_index(leader, tmp_path):
     first = delete(leader)
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE) as n0:
         n0.replica.step(message(leader, n0))
@@ -141,7 +141,7 @@ def test_snapshot_install_restarts_the_log_at_the_leaders_first_index(leader, tm
         assert n0.replica.tables.producers.get("p") is not None
 
 
-def test_snapshot_install_responds_after_the_disk_and_hides_old_entries(leader, tmp_path):
+def test_snapshot_install_responds_after_disk_and_hides_old_entries(leader, tmp_path):
     first = delete(leader)
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE) as n0:
         stale = leader_of_another_term(n0)
@@ -170,7 +170,7 @@ def leader_of_another_term(n0: HandDriven) -> int:
     return n0.log.last_index()
 
 
-def test_batch_across_the_new_first_index_is_accepted_from_there(leader, tmp_path):
+def test_batch_across_new_first_index_is_accepted_from_there(leader, tmp_path):
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE) as n0:
         ask = Asker(leader)
         ask.plain(*[b"x" * 3000] * 50)
@@ -203,7 +203,7 @@ def padded(batch):
     return Records(np.concatenate([records.sizes[:1], records.sizes]), records.data[:one] + records.data)
 
 
-def test_disk_failure_during_snapshot_install_stops_the_replica(leader, tmp_path):
+def test_disk_failure_during_snapshot_install_stops_replica(leader, tmp_path):
     delete(leader)
     files = FaultyFiles()
     with HandDriven(tmp_path / "n0", voters=("n0", "n1", "n2"), storage=STORAGE, files=files) as n0:
@@ -214,7 +214,7 @@ def test_disk_failure_during_snapshot_install_stops_the_replica(leader, tmp_path
         assert n0.log.failure is not None
 
 
-def test_open_transaction_survives_a_snapshot(tmp_path):
+def test_open_transaction_survives_snapshot(tmp_path):
     with HandDriven(tmp_path / "s", storage=STORAGE) as n0:
         n0.lead()
         ask = Asker(n0)

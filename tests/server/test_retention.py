@@ -205,7 +205,7 @@ def test_retention_keeps_uncommitted_entries(tmp_path) -> None:
         assert n0.log.first_index() == 0
 
 
-def test_retention_keeps_rows_of_an_open_transaction(tmp_path) -> None:
+def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
         n0.lead()
         ask = Asker(n0)
@@ -237,7 +237,7 @@ def test_pin_holds_back_retention_until_it_expires(tmp_path) -> None:
         assert n0.log.first_index() > 0
 
 
-def test_failed_trim_stops_the_replica(tmp_path) -> None:
+def test_failed_trim_stops_replica(tmp_path) -> None:
     files = FaultyFiles()
     n0 = HandDriven(tmp_path, storage=STORAGE, files=files)
     filled(n0)

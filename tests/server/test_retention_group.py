@@ -44,7 +44,7 @@ async def everywhere(group: ServerGroup, index: int) -> None:
 
 
 @pytest.mark.parametrize("wiped", [False, True], ids=["a node that was away", "a node that lost its disk"])
-def test_node_that_needs_trimmed_entries_gets_a_snapshot(tmp_path, wiped) -> None:
+def test_node_that_needs_trimmed_entries_gets_snapshot(tmp_path, wiped) -> None:
     async def work() -> None:
         async with group_of(tmp_path) as group:
             client = await group.client()

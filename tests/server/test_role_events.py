@@ -56,7 +56,7 @@ class WatchedGroup(ServerGroup):
 # --- the callback -------------------------------------------------------------------------------------------------
 
 
-def test_listener_gets_every_change_and_a_leader_once_it_serves(tmp_path):
+def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
     reported = []
 
     async def main():
@@ -82,7 +82,7 @@ def test_listener_gets_every_change_and_a_leader_once_it_serves(tmp_path):
         assert [each.term for each in events] == sorted(each.term for each in events)
 
 
-def test_leader_without_a_commit_is_not_reported_as_master(tmp_path):
+def test_leader_without_commit_is_not_reported_as_master(tmp_path):
     reported = []
 
     async def main():
@@ -95,7 +95,7 @@ def test_leader_without_a_commit_is_not_reported_as_master(tmp_path):
     assert "master" not in {each.broker_role for each in reported}
 
 
-def test_listener_that_raises_does_not_stop_the_node(tmp_path, caplog):
+def test_listener_that_raises_does_not_stop_node(tmp_path, caplog):
     def mistaken(each):
         raise ZeroDivisionError("broken on purpose")
 
@@ -110,7 +110,7 @@ def test_listener_that_raises_does_not_stop_the_node(tmp_path, caplog):
 # --- WATCH --------------------------------------------------------------------------------------
 
 
-def test_watch_returns_at_the_next_change(tmp_path):
+def test_watch_returns_at_next_change(tmp_path):
     async def main():
         async with ServerGroup(tmp_path) as cluster:
             leader = await cluster.leader()
@@ -177,7 +177,7 @@ def reported(path=Path("told")):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_command_gets_the_change_in_its_environment(started, monkeypatch):
+def test_command_gets_change_in_its_environment(started, monkeypatch):
     monkeypatch.setenv("DLEDGER_STOP_WITH_STDIN", "1")
     command = started("sh", "-c", TELL + "env | grep -c STOP_WITH_STDIN >>told; wc -c >>told")
     command(event(7, Role.LEADER, leader="n0"))
@@ -188,14 +188,14 @@ def test_command_gets_the_change_in_its_environment(started, monkeypatch):
     assert reported()[3] == "g n0 pre-candidate slave 8 []"
 
 
-def test_command_runs_without_a_shell(started, tmp_path):
+def test_command_runs_without_shell(started, tmp_path):
     command = started("touch", "$(touch hacked)", "a;b", "*", "`touch hacked`")
     command(event(1))
     wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
     assert {path.name for path in tmp_path.iterdir()} == {"$(touch hacked)", "a;b", "*", "`touch hacked`"}
 
 
-def test_slow_command_runs_again_for_the_newest_state_only(started):
+def test_slow_command_runs_again_for_newest_state_only(started):
     command = started("sh", "-c", TELL + "while ! [ -e go ]; do sleep 0.01; done; echo end >>told")
     command(event(0))
     wait_until(lambda: len(reported()) == 1)
@@ -262,7 +262,7 @@ def test_command_exit_code_is_logged(started, caplog):
         assert [r.levelname for r in caplog.records if f"term={term} " in r.getMessage()] == [level]
 
 
-def test_missing_program_is_logged_and_the_next_change_runs(started, tmp_path, caplog):
+def test_missing_program_is_logged_and_next_change_runs(started, tmp_path, caplog):
     program = tmp_path / "program"
     shutil.copy("/bin/true", program)
     command = started(str(program))
@@ -298,7 +298,7 @@ def test_split_command_returns_words_or_rejects(text, words):
             split_command(text)
 
 
-def test_node_runs_the_command_and_ends_it_on_close(tmp_path, monkeypatch):
+def test_node_runs_command_and_ends_it_on_close(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("sh", "-c", TELL + "echo $$ >pid; exec sleep 600")
 

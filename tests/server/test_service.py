@@ -78,7 +78,7 @@ def server_side(group, known=()):
 # --- answers -----------------------------------------------------------------------------------------------------
 
 
-def test_metadata_has_the_time_of_the_last_entry(tmp_path):
+def test_metadata_has_time_of_last_entry(tmp_path):
     async def work(_, client):
         before = int(time.time() * 1000)
         await client.append([b"a"])
@@ -105,7 +105,7 @@ def test_transaction_parts_are_limited_both_ways(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_error_too_long_for_a_frame_is_shortened(tmp_path):
+def test_error_too_long_for_frame_is_shortened(tmp_path):
     async def work(group, client):
         stranger = RawClient(client.channel, "g" * ((1 << 20) - 100))
         with pytest.raises(UnknownGroupError):
@@ -115,7 +115,7 @@ def test_error_too_long_for_a_frame_is_shortened(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_digest_lists_damaged_entries_up_to_a_limit(tmp_path):
+def test_digest_lists_damaged_entries_up_to_limit(tmp_path):
     async def work(group, client):
         first, last, _ = await client.append([b"body"] * 20_000)
         path = next((tmp_path / "default" / "dledger-n0" / "data").iterdir())
@@ -217,7 +217,7 @@ def test_cancelled_append_gives_its_bytes_back(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_busy_reaches_the_client_and_ends(tmp_path):
+def test_busy_reaches_client_and_ends(tmp_path):
     async def work(group, client):
         free = stall(group.hosted("n0"))
         first = asyncio.create_task(client.append([bytes(700 << 10)]))
@@ -258,7 +258,7 @@ def test_transaction_state_has_its_input_and_fences_old_runs(tmp_path):
     serve_one(tmp_path, work)
 
 
-def test_commit_overtaken_by_a_newer_run_is_fenced(tmp_path):
+def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):
     async def work(group, client):
         part = await client.attempt([b"old"], KEY)
         free, replica = stall(group.hosted("n0")), group.hosted("n0").replica
