@@ -94,8 +94,9 @@ class JobOptions(BaseModel):
             raised = first.get("ctx", {}).get("error")
             if isinstance(raised, ConfigError):
                 raise raised from None
-            option = f"--{str(first['loc'][0]).replace('_', '-')} " if first["loc"] else ""
-            raise ConfigError(f"{option}{first['input']!r}: {first['msg']}", "", "correct the value") from None
+            option = f" of --{str(first['loc'][0]).replace('_', '-')}" if first["loc"] else ""
+            what = f"wrong value {first['input']!r}{option}: {first['msg']}"
+            raise ConfigError(what, "", "correct the value, see --help") from None
 
 
 def dry_run_option(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
