@@ -64,7 +64,6 @@ class NodeClient:
     def __init__(
         self, peers: tuple[Peer, ...], group: str, timeouts: Timeouts, *, prefix: PrefixFormat | None = None
     ) -> None:
-        self.peers = peers
         self.group = group
         self._timeouts = timeouts
         self._view = ClusterView(peers, group)
@@ -72,6 +71,14 @@ class NodeClient:
         self._reader = Reader(self._view, self._requests, timeouts, prefix)
         self._batcher = AppendBatcher(self.append_columns)
         self._watches = RoleWatches(self._view.pool, group)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        return tuple(self._view.pool.peers.values())
+
+    async def set_members(self, peers: tuple[Peer, ...]) -> None:
+        """Set the group's nodes, after a change of its members; requests in flight to the others fail or move."""
+        await self._view.set_members(peers)
 
     @property
     def in_flight(self) -> int:

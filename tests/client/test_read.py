@@ -263,3 +263,20 @@ async def test_metadata_without_leader(group, client):
     with pytest.raises(UnreachableError) as caught:
         await client.metadata()
     assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in group)
+
+
+@on_group(is_filled=True)
+async def test_client_follows_changed_members(group, client, log):
+    await client.append([b"x"])
+    nodes = log.peers
+    await log.set_members(tuple(peer for peer in nodes if peer.node_id != group.leader))
+    assert [str(peer.node_id) for peer in client.peers] == ["n0", "n2"]
+    asked = len(group.nodes.n1.requests)
+    group.leader = "n2"
+    await client.append([b"y"])
+    assert (await client.metadata()).leader_id == "n2"
+    with pytest.raises(BadRequestError):
+        await client.read(0, 10, node="n1")
+    assert len(group.nodes.n1.requests) == asked
+    await log.set_members(nodes)
+    assert (await client.read(0, 10, node="n1")).num_rows > 0

@@ -131,6 +131,12 @@ class ChannelPool:
         """Requests without a response, on all connections."""
         return sum(channel.in_flight for channel in self._channels.values())
 
+    async def update(self, peers: Sequence[Peer]) -> None:
+        """Set the nodes: new requests go to these, and connections to other addresses are closed."""
+        self.peers = {str(peer.node_id): peer for peer in peers}
+        left = [node for node, channel in self._channels.items() if self.peers.get(node) != channel.peer]
+        await asyncio.gather(*(self._channels.pop(node).close() for node in left))
+
     def is_open(self, node_id: str) -> bool:
         """Whether the connection to the node is open."""
         channel = self._channels.get(node_id)
@@ -140,28 +146,34 @@ class ChannelPool:
         """Return an open channel to the node.
 
         Raises:
-            UnreachableError: no connection in time.
+            UnreachableError: no connection in time, or the node is no longer a member.
         """
         channel = self._channels.get(node_id)
         if channel is not None and channel.is_open:
             return channel
+        peer = self.peers.get(node_id)
+        if peer is None:
+            raise UnreachableError("the node is no longer a member", node_id)
         task = self._connecting.get(node_id)
         if task is None:
-            task = self._connecting[node_id] = asyncio.create_task(self._connect(node_id))
+            task = self._connecting[node_id] = asyncio.create_task(self._connect(peer))
             task.add_done_callback(lambda done: self._connected(node_id, done))
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(task)
         except TimeoutError:
-            raise UnreachableError("cannot connect: no response in time", self.peers[node_id].address) from None
+            raise UnreachableError("cannot connect: no response in time", peer.address) from None
         except DLedgerError as error:
             raise type(error)(*error.args) from None  # several callers may raise the same failure
 
-    async def _connect(self, node_id: str) -> Channel:
-        channel = Channel(self.peers[node_id])
+    async def _connect(self, peer: Peer) -> Channel:
+        channel = Channel(peer)
         await channel.open(CONNECT_TIMEOUT_S)
         self.connected = True
-        self._channels[node_id] = channel
+        if self.peers.get(str(peer.node_id)) != peer:  # the members changed meanwhile
+            await channel.close()
+            raise UnreachableError("the node is no longer a member", peer.address)
+        self._channels[str(peer.node_id)] = channel
         return channel
 
     def _connected(self, node_id: str, task: asyncio.Task[Channel]) -> None:

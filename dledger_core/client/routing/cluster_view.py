@@ -81,6 +81,12 @@ class ClusterView:
             raise BadRequestError(f"no node {node_id!r}", "peers", f"the nodes are: {', '.join(self.pool.peers)}")
         return node_id
 
+    async def set_members(self, peers: Sequence[Peer]) -> None:
+        """Set the group's nodes; a removed leader is forgotten."""
+        await self.pool.update(peers)
+        if self._leader not in self.pool.peers:
+            self._leader = None
+
     # --- the leader -----------------------------------------------------------------------------------------------
 
     async def leader(self, timeout_s: float) -> Channel:
@@ -231,8 +237,9 @@ class ClusterView:
         def timeout_s(node_id: str) -> float:
             return UNRESPONSIVE_TIMEOUT_S if node_id in unresponsive else ASK_TIMEOUT_S
 
-        responses = await asyncio.gather(*(self._ask(node, header, timeout_s(node)) for node in self.pool.peers))
-        return dict(zip(self.pool.peers, responses, strict=True))
+        nodes = list(self.pool.peers)
+        responses = await asyncio.gather(*(self._ask(node, header, timeout_s(node)) for node in nodes))
+        return dict(zip(nodes, responses, strict=True))
 
     async def ask_all(self, header: Mapping[str, Any]) -> dict[str, Frame | DLedgerError]:
         """Send a request to every node, in parallel, and wait at most a second for each.
