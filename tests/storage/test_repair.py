@@ -339,16 +339,6 @@ def test_open_for_repair_rejects_a_store_in_use_or_of_another_group() -> None:
         StoreRepair.open(Path("/disk/nothing"), files=files)
 
 
-def test_write_back_reports_a_failed_write() -> None:
-    files = INTACT.files.clone()
-    zero_sector(files, 600)
-    with StoreRepair.open(STORE, files=files, config=CONFIG) as store:
-        [damage] = store.find()
-        files.fail_at = files.operations + 1
-        with pytest.raises(DiskFailedError):
-            store.write_back(damage, INTACT.fetch(damage), LAST)
-
-
 @pytest.mark.parametrize("ahead", range(1, 14))
 def test_repair_reports_a_failed_write_at_any_step(ahead: int) -> None:
     files = INTACT.files.clone()
