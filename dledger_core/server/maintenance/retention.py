@@ -60,11 +60,11 @@ class RetentionPolicy:
         ):
             if not RATIO_MIN <= value <= RATIO_MAX:
                 raise ConfigError(
-                    f"{option} must be between {RATIO_MIN} and {RATIO_MAX}, got {value}", option, "correct the setting"
+                    f"{option} must be between {RATIO_MIN} and {RATIO_MAX}, got {value}", "", "correct the setting"
                 )
         for option, limit in (("file-reserved-hours", self.file_reserved_hours), ("retain-bytes", self.retain_bytes)):
             if limit is not None and limit < 1:
-                raise ConfigError(f"{option} must be at least 1, got {limit}", option, "omit it to keep all files")
+                raise ConfigError(f"{option} must be at least 1, got {limit}", "", "omit it to keep all files")
 
     @property
     def enabled(self) -> bool:
