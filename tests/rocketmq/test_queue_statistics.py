@@ -96,22 +96,19 @@ def test_statistics_equal_naive_count(given_: list[tuple[str, int, str | None, i
         assert row["skew"] == pytest.approx(max(mine) * len(mine) / sum(mine))
 
 
-def test_partial_results_are_merged_before_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dledger_core.rocketmq.store.consume_queue as module
-
-    whole = queue_statistics(batches(list(messages(THREE).values()), 1000))
-    monkeypatch.setattr(module, "_MERGE_ROWS", 10)
-    small = queue_statistics(batches(list(messages(THREE).values()), 3))
-    assert (small.queues, small.rates, small.tags) == (whole.queues, whole.rates, whole.tags)
+def test_partial_results_are_merged_before_they_grow() -> None:
+    at_once = queue_statistics(batches(list(messages(THREE).values()), 1000))
+    small = queue_statistics(batches(list(messages(THREE).values()), 3), merge_rows=10)
+    assert (small.queues, small.rates, small.tags) == (at_once.queues, at_once.rates, at_once.tags)
 
 
 def test_system_topics_can_be_excluded() -> None:
     found = queue_statistics(batches(list(messages(THREE).values()), 1000))
     topics = set(found.of_users().queues["topic"].to_pylist())
-    gone = set(found.queues["topic"].to_pylist()) - topics
+    excluded = set(found.queues["topic"].to_pylist()) - topics
     assert {"Clicks", "%RETRY%CG_workers", "%DLQ%CG_workers"} <= topics
-    assert "SCHEDULE_TOPIC_XXXX" in gone
-    assert {name for name in gone if not name.startswith(("RMQ_SYS_", "rmq_sys_", "SCHEDULE_", "TRANS_"))} == set()
+    assert "SCHEDULE_TOPIC_XXXX" in excluded
+    assert {name for name in excluded if not name.startswith(("RMQ_SYS_", "rmq_sys_", "SCHEDULE_", "TRANS_"))} == set()
 
 
 def test_empty_log_gives_empty_tables() -> None:

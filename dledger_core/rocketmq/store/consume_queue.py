@@ -79,7 +79,8 @@ def broker_end_of(reader: StoreReader, meta: LogMeta | None) -> int | None:
 
 _COLUMNS: Final = ("topic", "queue_id", "queue_offset", "tags", "store_size", "store_timestamp", "sys_flag")
 _QUEUE: Final = ("topic", "queue_id")
-_MERGE_ROWS: Final = 1 << 16
+MERGE_ROWS: Final = 1 << 16
+"""Rows of partial statistics that are merged at once; limits their memory."""
 _BARE_KEY: Final = re.compile(r"([{,]\s*)(\d+)(\s*:)")
 _SYSTEM: Final = ("RMQ_SYS_", "rmq_sys_", "SCHEDULE_TOPIC_XXXX", "TBW102", "TRANS_CHECK_MAX_TIME_TOPIC")
 
@@ -134,7 +135,11 @@ def _users(topics: pa.ChunkedArray) -> Any:
 
 
 def queue_statistics(
-    batches: Iterable[pa.RecordBatch], bucket_seconds: float = 1.0, broker_end: int | None = None
+    batches: Iterable[pa.RecordBatch],
+    bucket_seconds: float = 1.0,
+    broker_end: int | None = None,
+    *,
+    merge_rows: int = MERGE_ROWS,
 ) -> QueueStatistics:
     """Count the messages of a log.
 
@@ -143,15 +148,16 @@ def queue_statistics(
         bucket_seconds: length of a bucket of ``rates``.
         broker_end: messages from this index on have no queue offsets in the log, as in native logs: they
             continue after the broker's offsets. None = all have a broker's offset.
+        merge_rows: rows of partial results that are merged at once.
     """
-    counting = _Counting(max(1, int(bucket_seconds * 1_000_000)), broker_end)
+    counting = _Counting(max(1, int(bucket_seconds * 1_000_000)), broker_end, merge_rows)
     for batch in batches:
         counting.take(batch)
     return counting.finish()
 
 
 class _Counting:
-    def __init__(self, bucket_us: int, broker_end: int | None) -> None:
+    def __init__(self, bucket_us: int, broker_end: int | None, merge_rows: int) -> None:
         self._bucket_us = bucket_us
         self._broker_end = broker_end
         self._queues = _Merged(
@@ -165,9 +171,10 @@ class _Counting:
                 "first": "min",
                 "last": "max",
             },
+            merge_rows,
         )
-        self._rates = _Merged((*_QUEUE, "time"), {"messages": "sum", "bytes": "sum"})
-        self._tags = _Merged(("topic", "tags"), {"messages": "sum"})
+        self._rates = _Merged((*_QUEUE, "time"), {"messages": "sum", "bytes": "sum"}, merge_rows)
+        self._tags = _Merged(("topic", "tags"), {"messages": "sum"}, merge_rows)
         self._not_messages = self._in_no_queue = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -236,7 +243,8 @@ class _Counting:
 class _Merged:
     """Groups rows incrementally; merges partial results before they grow."""
 
-    def __init__(self, keys: Sequence[str], values: dict[str, str]) -> None:
+    def __init__(self, keys: Sequence[str], values: dict[str, str], merge_rows: int) -> None:
+        self._merge_rows = merge_rows
         self._keys = list(keys)
         self._values = values
         self._parts: list[pa.Table] = []
@@ -244,7 +252,7 @@ class _Merged:
 
     def add(self, rows: pa.Table) -> None:
         self._parts.append(self._group(rows.select([*self._keys, *self._values])))
-        if sum(part.num_rows for part in self._parts) > _MERGE_ROWS + 2 * self._merged_rows:
+        if sum(part.num_rows for part in self._parts) > self._merge_rows + 2 * self._merged_rows:
             self._parts = [self._group(pa.concat_tables(self._parts))]
             self._merged_rows = self._parts[0].num_rows
 
