@@ -205,6 +205,11 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
+def absolute(arguments: tuple[str, ...], work: Path) -> list[str]:
+    """Name the outputs by absolute paths: a JVM that runs already keeps the directory in which it started."""
+    return [str(work / each) if each in {"table", "checkpoint"} else each for each in arguments]
+
+
 @pytest.mark.spark
 @pytest.mark.integration
 @pytest.mark.parametrize("job", OUTPUTS)
@@ -212,7 +217,9 @@ def test_dry_run_writes_nothing(
     job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del spark  # the audit compares in a dry run too
-    code, summary, _ = run_in_process(COMMANDS[job], capsys, "--peers", cluster.peers, *OUTPUTS[job], "--dry-run")
+    code, summary, _ = run_in_process(
+        COMMANDS[job], capsys, "--peers", cluster.peers, *absolute(OUTPUTS[job], work), "--dry-run"
+    )
     assert (code, summary["status"]) == (0, "ok")
     assert not list(work.iterdir())
 
@@ -240,8 +247,8 @@ def test_sigterm_stops_job_and_next_run_completes(
     job: str, cluster: LocalCluster, spark: Any, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     del spark
-    arguments = ["--peers", cluster.peers, *OUTPUTS[job]]
-    process = start(job, [*arguments, *STREAMING[job]], work)
+    arguments = ["--peers", cluster.peers, *absolute(OUTPUTS[job], work)]
+    process = start(job, [*arguments, *absolute(STREAMING[job], work)], work)
     try:
         if job == AUDIT:  # its first step takes longer than this test
             assert process.stderr is not None
@@ -257,7 +264,7 @@ def test_sigterm_stops_job_and_next_run_completes(
     assert "Traceback" not in err
     assert "\tat " not in err
     assert {path.name for path in work.iterdir()} <= {"table", "checkpoint"}
-    again = ("--checkpoint", "checkpoint") if job == REBUILD else ()
+    again = absolute(("--checkpoint", "checkpoint"), work) if job == REBUILD else []
     code, summary, _ = run_in_process(COMMANDS[job], capsys, *arguments, *again)
     assert (code, summary["status"]) == (0, "ok")
     assert summary.get("verdict", "CONSISTENT") == "CONSISTENT"
