@@ -61,4 +61,6 @@ def test_failed_abort_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "spark_connector"):
         abort_attempts([AttemptMessage(KEY)], UNREACHABLE, "orders")
         abort_attempts([], UNREACHABLE, None, KEY)
-    assert caplog.text.count("UNREACHABLE") == 2
+    # With a dead leader known the first call may end as NO_LEADER; neither call raises.
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert all("UNREACHABLE" in text or "NO_LEADER" in text for text in caplog.messages)
