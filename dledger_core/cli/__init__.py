@@ -4,7 +4,6 @@ A command is a module that is imported when it is called. Other packages add com
 ``dledger.commands``; each is a click command.
 """
 
-from dledger_core.cli.dump import open_dump
 from dledger_core.cli.exits import (
     EXIT_FINDING,
     EXIT_INCOMPLETE,
@@ -37,7 +36,6 @@ __all__ = [
     "format_option",
     "interrupt_on_sigterm",
     "main",
-    "open_dump",
     "option",
     "peers_option",
     "say",

@@ -33,6 +33,7 @@ from dledger_core.rocketmq.store.consume_queue import (
     queue_statistics,
 )
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY, Location, locate
+from dledger_core.rocketmq.store.log_directory import LogDirectory, Span, open_log_directory
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 
 __all__ = [
@@ -54,7 +55,9 @@ __all__ = [
     "CommitLogFile",
     "FileStop",
     "Location",
+    "LogDirectory",
     "QueueStatistics",
+    "Span",
     "broker_end_of",
     "commit_log_files",
     "consume_queue_columns",
@@ -68,6 +71,7 @@ __all__ = [
     "field_at",
     "java_hash",
     "locate",
+    "open_log_directory",
     "queue_statistics",
     "read_broker_conf",
     "tags_code",

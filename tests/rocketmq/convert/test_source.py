@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dledger_core.cli.dump import open_dump
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreBusyError, StoreMismatchError
 from dledger_core.record import HEADER_BYTES
-from dledger_core.rocketmq import encode_messages
+from dledger_core.rocketmq import encode_messages, open_log_directory
 from dledger_core.rocketmq.convert.source import open_source
 from dledger_core.rocketmq.store.commit_log import scan_records
 from dledger_core.storage import CommitLog, open_store
@@ -417,7 +416,7 @@ def test_broker_continuation_sets_broker_end(tmp_path: Path) -> None:
     for end, expected in ((9, 9), (3, None)):  # the last six are the broker's own
         (store / "meta").mkdir(exist_ok=True)
         save_log_meta(OsFiles(), store / "meta" / "log.json", replace(meta, broker_end_index=end, foreign_end=end))
-        with open_dump(store) as opened:
+        with open_log_directory(store) as opened:
             assert opened.broker_end == expected
         again = tmp_path / f"dledger-{end}"
         converted(store, again)
@@ -431,5 +430,5 @@ def test_broker_continuation_sets_broker_end(tmp_path: Path) -> None:
     with (ours / "data" / f"{0:020}").open("r+b") as file:
         file.seek(at + 4)
         file.write(b"\x7f")  # the record's size
-    with open_dump(ours) as opened:
+    with open_log_directory(ours) as opened:
         assert opened.broker_end == 3, "a reader of the log reports the damage"

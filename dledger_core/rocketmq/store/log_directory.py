@@ -1,0 +1,190 @@
+"""A directory with a store, a classic CommitLog or both, read as one sequence of entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from dledger_core.errors import CorruptRecordError
+from dledger_core.record import RECORD_SCHEMA, Records, to_arrow
+from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, commit_log_files
+from dledger_core.rocketmq.store.consume_queue import broker_end_of
+from dledger_core.rocketmq.store.directory import locate
+from dledger_core.rocketmq.store.log_end import end_of
+from dledger_core.storage import StoreReader, open_store
+
+_READ_BYTES: Final = 4 << 20
+_END: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The ranges to read, half-open: positions of the CommitLog, and indexes of the log."""
+
+    classic: tuple[int, int]
+    log: tuple[int, int]
+
+
+def open_log_directory(path: Path, commitlog: Path | None = None) -> LogDirectory:
+    """Open a directory that contains a log, to read it in batches.
+
+    Args:
+        path: a store, a CommitLog directory, or a broker's directory with one or both.
+        commitlog: the CommitLog that precedes the store.
+
+    Raises:
+        StoreMismatchError: the directory is neither.
+        StorageError: the directory cannot be read.
+    """
+    location = locate(path).after(commitlog)
+    store, classic = location.store, location.commitlog
+    files = commit_log_files(classic) if classic is not None else ()
+    return LogDirectory(path, open_store(store) if store is not None else None, files)
+
+
+class LogDirectory:
+    """Entries of a CommitLog and of the log after it, in order. Messages of a CommitLog have no index and no term."""
+
+    def __init__(self, path: Path, log: StoreReader | None, classic: tuple[CommitLogFile, ...]) -> None:
+        self.path: Final = path
+        self.log: Final = log
+        self.classic: Final = classic
+        self.damage: list[CorruptRecordError] = []
+
+    @property
+    def broker_end(self) -> int | None:
+        """End of the entries whose messages have a broker's queue offsets; None = all of them."""
+        return None if self.log is None else broker_end_of(self.log, self.log.meta)
+
+    @property
+    def indexes(self) -> tuple[int, int]:
+        """First index and end (exclusive) of the log; (0, 0) without one."""
+        return (0, 0) if self.log is None else (int(self.log.first_index), int(self.log.last_index) + 1)
+
+    def summary(self) -> Iterator[str]:
+        """Yield lines about the ranges that exist."""
+        if self.classic:
+            begin, end = self.classic[0].position, self.classic[-1].end
+            yield f"CommitLog: {len(self.classic)} files, positions {begin} to {end}"
+        log = self.log
+        if log is None:
+            return
+        commit = "not recorded" if log.commit_index is None else log.commit_index
+        yield f"indexes {log.first_index} to {log.last_index}, commit index {commit}"
+        if log.identity_lost:
+            yield "meta/log.json is missing: the store is read like one that Java wrote"
+
+    def position_of_last(self, count: int) -> int:
+        """Return the position of the message that is ``count`` from the CommitLog's end; 0 if it has fewer."""
+        for file in reversed(self.classic):
+            batches = [batch for batch in file.scan() if not isinstance(batch, FileStop)]
+            found = sum(batch.num_rows for batch in batches)
+            if found >= count:
+                return int(np.concatenate([np.asarray(batch.column("position")) for batch in batches])[found - count])
+            count -= found
+        return 0
+
+    def batches(self, span: Span | None = None, *, records: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield entries with the columns of RECORD_SCHEMA.
+
+        Args:
+            span: the ranges; None = everything.
+            records: add the column ``record``: the record as stored on disk.
+        """
+        span = Span((0, _END), self.indexes) if span is None else span
+        for file in self.classic:
+            if file.end > span.classic[0] and file.position < span.classic[1]:
+                yield from self._classic(file, span.classic, records=records)
+        at, end = span.log
+        while self.log is not None and at < end:
+            found = self.log.records(at, end, _READ_BYTES)
+            at += found.count
+            batch = to_arrow(found, magic=True)
+            yield batch.append_column("record", _raw(found)) if records else batch
+
+    def _classic(self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool) -> Iterator[pa.RecordBatch]:
+        for found in file.scan(_READ_BYTES):
+            if isinstance(found, FileStop):
+                self._note_stop(file, found)
+                return
+            positions = np.asarray(found.column("position"))
+            first = max(0, int(np.searchsorted(positions, bounds[0], side="right")) - 1)
+            if int(positions[first]) + len(found.column("body")[first].as_buffer()) <= bounds[0]:
+                first += 1
+            stop = int(np.searchsorted(positions, bounds[1]))
+            if first < stop:
+                yield _entries(found.slice(first, stop - first), records=records)
+            if stop < len(positions):
+                return
+
+    def _note_stop(self, file: CommitLogFile, stop: FileStop) -> None:
+        if stop.kind == "blank" or stop.position == file.end:
+            return
+        if stop.kind == "end" and file is self.classic[-1] and self.log is None:
+            return
+        problem = "neither a message nor the end of the file at a message's start"
+        remedy = "the rest of this file is not shown; compare with a replica"
+        self.damage.append(CorruptRecordError(problem, file.path, remedy, {"position": stop.position}))
+
+    def check_end(self) -> str | None:
+        """Return a warning about data after the last entry, or None. Call after reading everything.
+
+        Raises:
+            CorruptRecordError: committed entries are missing, or a file is damaged.
+        """
+        if self.damage:
+            raise self.damage[0]
+        log = self.log
+        if log is None:
+            return None
+        end = end_of(log)
+        if end.damaged is not None:
+            raise CorruptRecordError(
+                "the log is damaged after the last entry shown",
+                str(end.path),
+                f"'dledger verify {log.path}' reports all damage; another replica may have the entries",
+                {"index": end.damaged[0], "position": end.position, "next_index": end.damaged[1]},
+            )
+        if end.missing_committed is not None:
+            raise CorruptRecordError(
+                "committed entries after the last one shown are damaged or missing",
+                str(log.path),
+                f"'dledger verify {log.path}' reports where",
+                {"last_index": log.last_index, "committed_index": end.missing_committed[1] - 1},
+            )
+        if end.torn:
+            return (
+                f"bytes at position {end.position} are not the next entry: torn, damaged, or left from earlier; "
+                f"'dledger verify {log.path}' reports more"
+            )
+        return None
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.log is not None:
+            self.log.close()
+
+    def __enter__(self) -> LogDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _raw(found: Records) -> pa.Array:
+    offsets = np.zeros(found.count + 1, np.int32)
+    np.cumsum(found.sizes, out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), found.count, [None, pa.py_buffer(offsets), pa.py_buffer(found.data)])
+
+
+def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
+    columns: dict[str, Any] = {field.name: pa.nulls(messages.num_rows, field.type) for field in RECORD_SCHEMA}
+    columns |= {name: messages.column(name) for name in ("position", "body")}
+    if records:
+        columns["record"] = messages.column("body")
+    return pa.RecordBatch.from_pydict(columns)
