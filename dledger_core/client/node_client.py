@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,11 +25,12 @@ from dledger_core.client.results import (
 )
 from dledger_core.client.routing.cluster_view import ClusterView, ReplicaChoice
 from dledger_core.client.routing.requests import Requests
-from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
+from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import (
     RoleWatches,
     agreed,
     bounds_of,
+    bounds_reaching,
     groups_of,
     metadata_of,
     producer_of,
@@ -44,9 +44,6 @@ from dledger_core.net import messages
 from dledger_core.net.codec import columns_payload
 from dledger_core.net.frame import Frame
 from dledger_core.record import Columns, Fetch, Isolation
-
-POLL_S: Final = 0.1
-"""Interval between two queries for the end of a log."""
 
 
 class NodeClient:
@@ -254,12 +251,10 @@ class NodeClient:
         return found
 
     async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
-        deadline = Deadline(wait_ms / 1000)
-        while True:
-            found = bounds_of(await self.metadata(), isolation)
-            if found.end >= min_end or deadline.is_over:
-                return found
-            await asyncio.sleep(POLL_S)
+        async def read_bounds() -> LogRange:
+            return bounds_of(await self.metadata(), isolation)
+
+        return await bounds_reaching(read_bounds, min_end, wait_ms)
 
     async def groups(self) -> dict[str, str | None]:
         return groups_of(await self._ask_all(messages.GROUPS.encode(messages.GroupsRequest())))

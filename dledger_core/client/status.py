@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from dledger_core.client.results import (
     TransactionState,
 )
 from dledger_core.client.routing.channel import ChannelPool
+from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
@@ -24,6 +25,8 @@ from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 from dledger_core.record import Isolation
 
+POLL_S: Final = 0.1
+"""Interval between two queries for the end of a log."""
 WATCH_WAIT_S: Final = 2.0
 """How long a node waits for a change; an unresponsive node is noticed after this and ``WATCH_RESPONSE_S``."""
 WATCH_RESPONSE_S: Final = 1.0
@@ -61,6 +64,16 @@ def bounds_of(metadata: Metadata, isolation: Isolation = "read_committed") -> Lo
         commit = max((node.commit_index for node in nodes), default=-1)
         end = commit + 1
     return LogRange(max(0, first), max(0, end), commit, metadata.log_uuid)
+
+
+async def bounds_reaching(read_bounds: Callable[[], Awaitable[LogRange]], min_end: int, wait_ms: int) -> LogRange:
+    """Read a log's bounds until its end is at least ``min_end`` or the wait timed out; return the last ones."""
+    deadline = Deadline(wait_ms / 1000)
+    while True:
+        found = await read_bounds()
+        if found.end >= min_end or deadline.is_over:
+            return found
+        await asyncio.sleep(POLL_S)
 
 
 def _node_status(peer: Peer, response: messages.MetadataResponse | None) -> NodeStatus:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.config import Peer
@@ -16,6 +16,19 @@ from dledger_core.net.protocol import Type
 from dledger_core.net.transport import connect
 
 CONNECT_TIMEOUT_S: Final = 3.0
+_T = TypeVar("_T")
+
+
+async def as_responded(asked: Iterable[Coroutine[Any, Any, _T]]) -> AsyncGenerator[_T, None]:
+    """Run coroutines side by side and yield their results as they arrive; closing the generator cancels the others."""
+    tasks = [asyncio.create_task(each) for each in asked]
+    try:
+        for done in asyncio.as_completed(tasks):
+            yield await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ConnectionLostError(UnreachableError):

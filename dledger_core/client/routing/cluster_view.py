@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Container, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.client.protocol import ReadFrom
-from dledger_core.client.routing.channel import Channel, ChannelPool
+from dledger_core.client.routing.channel import Channel, ChannelPool, as_responded
 from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
@@ -121,21 +122,14 @@ class ClusterView:
 
     async def _discover(self) -> str:
         """Return the first node that a response names as leader."""
-        tasks = [asyncio.create_task(self._ask(node_id, _METADATA, ASK_TIMEOUT_S)) for node_id in self.pool.peers]
+        asked = [self._ask(node_id, _METADATA, ASK_TIMEOUT_S) for node_id in self.pool.peers]
         failures: list[DLedgerError] = []
-        try:
-            for done in asyncio.as_completed(tasks):
-                response = await done
+        async with aclosing(as_responded(asked)) as responses:
+            async for response in responses:
                 if isinstance(response, DLedgerError):
                     failures.append(response)
-                    continue
-                header = response.header
-                if header.get("leader") in self.pool.peers:
-                    return str(header["leader"])
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                elif response.header.get("leader") in self.pool.peers:
+                    return str(response.header["leader"])
         raise self._no_leader(failures)
 
     def _no_leader(self, failures: Sequence[DLedgerError]) -> DLedgerError:

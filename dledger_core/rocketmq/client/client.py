@@ -6,7 +6,6 @@ has no such methods. Limits: dledger_core/rocketmq/remoting/README.md.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,11 +15,11 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from dledger_core.client.appends import columns_of
-from dledger_core.client.node_client import POLL_S
 from dledger_core.client.protocol import READ_BYTES, Bodies, Consistency, ReadFrom
 from dledger_core.client.reads import check_numbers, check_progress, entry_of, wire_isolation
 from dledger_core.client.results import AppendResult, Entry, LogRange, Metadata, NodeStatus
-from dledger_core.client.routing.retry import Deadline, Timeouts, with_retries
+from dledger_core.client.routing.retry import Timeouts, with_retries
+from dledger_core.client.status import bounds_reaching
 from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
@@ -145,12 +144,8 @@ class JavaClient:
 
     async def bounds(self, *, isolation: Isolation = "read_committed", min_end: int = -1, wait_ms: int = 0) -> LogRange:
         # The safe end; without a probe the first call takes the safety lag. With read_uncommitted the stored end.
-        deadline = Deadline(wait_ms / 1000)
-        while True:
-            found = await self._retrying(partial(self._bounds_now, isolation))
-            if found.end >= min_end or deadline.is_over:
-                return found
-            await asyncio.sleep(POLL_S)
+        read_bounds = partial(self._retrying, partial(self._bounds_now, isolation))
+        return await bounds_reaching(read_bounds, min_end, wait_ms)
 
     async def _bounds_now(self, isolation: Isolation) -> LogRange:
         if isolation == "read_uncommitted":

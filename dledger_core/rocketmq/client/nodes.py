@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Final, TypeVar, cast
 
-from dledger_core.client.routing.channel import ConnectionLostError
+from dledger_core.client.routing.channel import ConnectionLostError, as_responded
 from dledger_core.client.routing.retry import Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
@@ -237,19 +238,13 @@ class JavaNodes:
         self.leader_id = hint if hint in self.peers and hint != node_id else None
 
     async def _discover(self) -> str:
-        tasks = [asyncio.create_task(self.metadata(node)) for node in self.peers]
         failures: list[DLedgerError] = []
-        try:
-            for done in asyncio.as_completed(tasks):
-                response = await done
+        async with aclosing(as_responded(map(self.metadata, self.peers))) as responses:
+            async for response in responses:
                 if isinstance(response, DLedgerError):
                     failures.append(response)
                 elif response.leader_id is not None:
                     return self._known(response.leader_id)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         raise self._no_leader(failures)
 
     def _known(self, leader_id: str) -> str:
