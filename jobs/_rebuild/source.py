@@ -57,7 +57,7 @@ class UnitReader(DLedgerStreamReader):
         self._rules = rules
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self._options, "rules": self._rules}
+        return {**super().__getstate__(), "rules": self._rules}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the units of the partition's entries and their ranges."""

@@ -69,13 +69,7 @@ def count(read: Callable[[int], int]) -> int:
 
 def start(path: Path) -> CommitLog:
     """Open and check a store as a node does before it serves."""
-    log = open_log(directory=path)
-    try:
-        log.check_recent()
-    except BaseException:
-        log.close()
-        raise
-    return log
+    return open_log(directory=path).checked()
 
 
 def flip(name: str, at: int) -> Damage:

@@ -58,13 +58,7 @@ def data_of(files: FaultyFiles) -> dict[Path, bytes]:
 
 def start(files: FaultyFiles) -> CommitLog:
     """Open and check a store as a node does before it serves."""
-    log = open_log(files, config=CONFIG)
-    try:
-        log.check_recent()
-    except BaseException:
-        log.close()
-        raise
-    return log
+    return open_log(files, config=CONFIG).checked()
 
 
 def entries(log: CommitLog) -> list[tuple[int, bytes]]:

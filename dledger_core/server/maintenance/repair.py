@@ -203,13 +203,7 @@ def open_checked(
         raise CorruptRecordError(
             f"the store needs verification ({why})", str(path), "it is verified and repaired from its peers"
         )
-    log = log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files)
-    try:
-        log.check_recent()
-    except BaseException:
-        log.close()
-        raise
-    return log
+    return log_type.open(path, group=group, node_id=config.self_id, config=config.storage, files=files).checked()
 
 
 class StoreRepairs:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import DiskFailedError, StoreMismatchError, invariant
@@ -464,6 +464,15 @@ class CommitLog(DurableLog):
             if error.errno != errno.ENOSPC:  # preallocation only makes syncs faster: entries may still fit
                 self._fail(error)
             return False
+
+    def checked(self) -> Self:
+        """Return the log after ``check_recent``; if that raises, close the log first."""
+        try:
+            self.check_recent()
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def close(self, commit_index: int | None = None) -> None:
         """Sync, save a last checkpoint and close the store; the log is not usable afterwards."""
