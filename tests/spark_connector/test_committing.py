@@ -58,9 +58,9 @@ def test_unreachable_target_is_rejected_before_query() -> None:
 
 
 def test_failed_abort_is_logged_only(caplog: pytest.LogCaptureFixture) -> None:
+    # In the millisecond of UNREACHABLE a busy machine does not learn that the connection is refused.
+    options = UNREACHABLE.model_copy(update={"fetch_retry_ms": 1_000})
     with caplog.at_level(logging.WARNING, "spark_connector"):
-        abort_attempts([AttemptMessage(KEY)], UNREACHABLE, "orders")
-        abort_attempts([], UNREACHABLE, None, KEY)
-    # With a dead leader known the first call may end as NO_LEADER; neither call raises.
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
-    assert all("UNREACHABLE" in text or "NO_LEADER" in text for text in caplog.messages)
+        abort_attempts([AttemptMessage(KEY)], options, "orders")
+        abort_attempts([], options, None, KEY)
+    assert caplog.text.count("UNREACHABLE") == 2
