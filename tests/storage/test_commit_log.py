@@ -28,7 +28,7 @@ from dledger_core.errors import (
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import BATCHES_MAX, Batch, TermRange
 from dledger_core.raft.ready import HardState
-from dledger_core.record import BATCH_END, Columns, ProposedBatch, Records, append_times, segment_name
+from dledger_core.record import BATCH_END, Columns, ProposedBatch, Records, append_times, encode, segment_name
 from dledger_core.storage import CommitLog, open_store
 from tests.support.faulty_files import FaultyFiles
 from tests.support.logs import NO_TABLES, SMALL, STORE, append, bodies_of, open_log, place, read_all, received
@@ -103,6 +103,21 @@ def test_stage_rejects_records_that_do_not_continue_the_log(what: str) -> None:
     with pytest.raises(CorruptRecordError):
         log.stage(Batch(Index(3), 2, Term(1), len(data), records))
     assert log.staged_end == 3 * 51
+
+
+@pytest.mark.parametrize(
+    ("bodies", "body_bytes", "data_segment_bytes"),
+    [(1, 3000, 2048), (1, 4 << 20, 64 << 20), (5, 2 << 20, 64 << 20)],
+    ids=["no segment has room", "record", "batch"],
+)
+def test_stage_rejects_records_above_the_limits(bodies: int, body_bytes: int, data_segment_bytes: int) -> None:
+    columns = Columns.from_bodies([bytes(body_bytes)] * bodies)
+    records = encode(columns, first_index=0, term=1, position=0, timestamp_ms=1, segment_bytes=64 << 20)
+    config = dataclasses.replace(SMALL, data_segment_bytes=data_segment_bytes)
+    log = open_log(FaultyFiles(), config=config)
+    with pytest.raises(CorruptRecordError):
+        log.stage(Batch(Index(0), bodies, Term(1), records.nbytes, records))
+    assert log.staged_end == 0
 
 
 def test_staged_end_moves_ahead_of_the_disk_and_back() -> None:

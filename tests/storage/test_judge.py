@@ -125,22 +125,18 @@ def test_first_fault_requires_a_crc_for_bytes_that_the_file_lacks(fields: dict[s
 
 
 @pytest.mark.parametrize(
-    ("fault", "position", "limit", "expected"),
+    ("position", "limit", "expected"),
     [
-        (None, 0, 100, Verdict.GOOD),
-        (Fault.BODY, 499, 100, Verdict.DAMAGED),
-        (Fault.BODY, 500, 100, Verdict.DAMAGED),
-        (Fault.BODY, 899, 100, Verdict.DAMAGED),
-        (Fault.BODY, 900, 100, Verdict.TORN),
-        (Fault.END, 899, 100, Verdict.DAMAGED),
-        (Fault.HEADER, 500, None, Verdict.TORN),
-        (Fault.HEADER, 499, None, Verdict.DAMAGED),
+        (499, 100, Verdict.DAMAGED),
+        (500, 100, Verdict.DAMAGED),
+        (899, 100, Verdict.DAMAGED),
+        (900, 100, Verdict.TORN),
+        (500, None, Verdict.TORN),
+        (499, None, Verdict.DAMAGED),
     ],
 )
-def test_verdict_is_damage_where_the_record_was_durable(
-    fault: Fault | None, position: int, limit: int | None, expected: Verdict
-) -> None:
-    found = verdict(fault, position, covered_end=500, written_end=1000, unsynced_bytes_max=limit)
+def test_verdict_is_damage_where_the_record_was_durable(position: int, limit: int | None, expected: Verdict) -> None:
+    found = verdict(position, covered_end=500, written_end=1000, unsynced_bytes_max=limit)
     assert found is expected
 
 

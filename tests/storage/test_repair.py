@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from dledger_core.storage.files.meta_files import (
     verification_reason,
 )
 from dledger_core.storage.files.segments import Segments
-from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.faulty_files import Crash, FaultyFile, FaultyFiles
 from tests.support.logs import SMALL, STORE, append, open_log, read_all
 
 CONFIG = dataclasses.replace(SMALL, data_segment_bytes=2048, index_segment_bytes=512)
@@ -92,6 +93,39 @@ def check_like_new(files: FaultyFiles) -> None:
     assert read_all(log) == INTACT.entries
     log.close()
     assert open_store(STORE, files=files).verify().findings == ()
+
+
+class UnreadableSector(FaultyFiles):
+    """A disk that cannot read one sector of a data file until it is written again."""
+
+    def __init__(self, path: Path, sector: int) -> None:
+        super().__init__()
+        self.path, self.sector = path, sector
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False) -> FaultyFile:
+        file = super().open(path, write=write, create=create)
+        if path != self.path:
+            return file
+        read, begin = file.pread, self.sector * SECTOR
+
+        def pread(length: int, offset: int) -> bytes:
+            if offset < begin + SECTOR and begin < offset + length:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return read(length, offset)
+
+        file.pread = pread  # type: ignore[method-assign]
+        return file
+
+
+def test_find_reports_sector_that_disk_cannot_read() -> None:
+    segment = INTACT.positions[40] // 2048
+    files = UnreadableSector(DATA / segment_name(segment * 2048), 1)
+    files.names, files.directories = INTACT.files.clone().names, INTACT.files.clone().directories
+    begin = segment * 2048 + SECTOR
+    with StoreRepair.open(STORE, group="g", node_id="n0", files=files, config=CONFIG) as store:
+        (damage,) = store.find()
+    assert damage.position < begin + SECTOR
+    assert begin < damage.position + damage.length
 
 
 def data_file(files: FaultyFiles, position: int) -> tuple[bytearray, int]:

@@ -88,9 +88,8 @@ class Fault(Enum):
 
 
 class Verdict(Enum):
-    """Result for a record."""
+    """Result for a record with a fault."""
 
-    GOOD = "good"
     TORN = "torn"
     DAMAGED = "damaged"
 
@@ -193,20 +192,15 @@ def _rows_of(records: Records, positions: npt.NDArray[np.int64]) -> Rows:
     return rows
 
 
-def verdict(
-    fault: Fault | None, position: int, *, covered_end: int, written_end: int, unsynced_bytes_max: int | None
-) -> Verdict:
-    """Return whether a record is good, torn or damaged; see the module.
+def verdict(position: int, *, covered_end: int, written_end: int, unsynced_bytes_max: int | None) -> Verdict:
+    """Return whether a record with a fault is torn or damaged; see the module.
 
     Args:
-        fault: evidence against it.
         position: its position.
         covered_end: end of the records that the checkpoint covers.
         written_end: end of the last byte in the data files that is not zero.
         unsynced_bytes_max: limit on unsynced bytes; None in a store that has none (Java's).
     """
-    if fault is None:
-        return Verdict.GOOD
     if position < covered_end:
         return Verdict.DAMAGED
     if unsynced_bytes_max is not None and written_end - position > unsynced_bytes_max:

@@ -299,7 +299,6 @@ class _Recovery:
 
     def _verdict(self, stop: ScanStop, covered_end: int, written_end: int) -> Verdict:
         return verdict(
-            stop.damage,
             stop.cursor.position,
             covered_end=covered_end,
             written_end=written_end,

@@ -29,7 +29,7 @@ from dledger_core.record import (
     place,
 )
 from dledger_core.storage.check.damage import Damage, find_damage, write_wrong_rows
-from dledger_core.storage.check.judge import Fault, ScanCursor, Verdict, first_fault, native_rules, verdict
+from dledger_core.storage.check.judge import ScanCursor, Verdict, first_fault, native_rules, verdict
 from dledger_core.storage.check.scan import RecordBlock
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile, contradiction
@@ -296,14 +296,15 @@ class StoreRepair:
             found = list(find_damage(self._reader, self._index, first, *end, on_block))
             if rewrite_rows:
                 self._index.segments.sync(self._index.segments.bases)
+        if not found or self._checkpoint is not None:
+            return found  # the checkpoint covers every entry that was read
         written_end = self._data.written_end(self.meta.first_position)
         return [damage for damage in found if self._verdict(damage, written_end) is Verdict.DAMAGED]
 
     def _verdict(self, damage: Damage, written_end: int) -> Verdict:
         return verdict(
-            Fault(damage.message),
             damage.position,
-            covered_end=self._checkpoint.position if self._checkpoint is not None else 0,
+            covered_end=0,
             written_end=written_end,
             unsynced_bytes_max=self._config.unsynced_bytes_max,
         )

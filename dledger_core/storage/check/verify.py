@@ -257,7 +257,6 @@ class _Verifier:
             return
         covered_end = self.checkpoint.position if self.checkpoint is not None else 0
         found = verdict(
-            stop.fault,
             start if start < covered_end else stop.cursor.position,
             covered_end=covered_end,
             written_end=written_end,

@@ -29,7 +29,7 @@ def check_proposal(proposal: ProposedBatch, config: StorageConfig) -> None:
     """Check that a batch fits the log: the only check of the append limits on a node.
 
     The append service calls it for each request, so that a batch of several requests is not rejected for one of them;
-    ``CommitLog.place`` calls it for every batch. Limits of received records are part of ``Records.check``.
+    ``CommitLog.place`` calls it for every batch. Received records have the same limits, see ``Staging.stage``.
 
     Raises:
         BadRequestError: it is empty or too large, or its profile forbids it.
@@ -141,10 +141,18 @@ class Staging:
         self._end = StagedEnd(batch.last_index + 1, last.position + last.size, max(last.time_ms, self._end.time_ms))
 
     def _check_received(self, batch: Batch, records: Records) -> None:
-        """Raise CorruptRecordError unless the records continue the staged end exactly; their form is checked already.
+        """Raise CorruptRecordError unless the records fit and continue the staged end; their form is checked already.
 
         Positions are the same on all replicas: RocketMQ's consume queues contain them.
         """
+        largest = int(records.sizes.max())
+        if largest > self._config.record_bytes_max or records.nbytes > BATCH_BYTES_MAX:
+            raise CorruptRecordError(
+                "a received batch exceeds the limits of the log",
+                f"index {batch.first_index}",
+                "use the same segment sizes on all nodes",
+                {"index": batch.first_index, "largest_record": largest, "bytes": records.nbytes},
+            )
         headers = records.headers
         positions = place(records.sizes, self._end.position, self._config.data_segment_bytes)
         ends = ends_batch(headers)
