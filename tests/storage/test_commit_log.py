@@ -108,7 +108,7 @@ def test_stage_rejects_records_that_do_not_continue_the_log(what: str) -> None:
 @pytest.mark.parametrize(
     ("bodies", "body_bytes", "data_segment_bytes"),
     [(1, 3000, 2048), (1, 4 << 20, 64 << 20), (5, 2 << 20, 64 << 20)],
-    ids=["no segment has room", "record", "batch"],
+    ids=["larger than a segment", "record", "batch"],
 )
 def test_stage_rejects_records_above_the_limits(bodies: int, body_bytes: int, data_segment_bytes: int) -> None:
     columns = Columns.from_bodies([bytes(body_bytes)] * bodies)
