@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dledger_core.client.protocol import END_OF_LOG, READ_BYTES, Consistency, LogClient, OptionalOperations
 from dledger_core.client.results import RoleChange
+from dledger_core.client.routing.channel import ClosedError
 from dledger_core.config import Peer
 from dledger_core.errors import ConfigError, UnsupportedError
 from dledger_core.record import Isolation
@@ -86,7 +87,7 @@ class AsyncLogClient:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ConfigError("the client is closed", "", "make a new one")
+            raise ClosedError
         if os.getpid() != self._pid:
             raise ConfigError("a client cannot be used after fork", "", "make a new one in the child process")
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,7 @@ from tests.client.fake_group import FakeGroup
 from tests.rocketmq.remoting.fake_nodes import NAME, RunningGroup
 
 KEY = TransactionId("query", 0, "run")
+CANCELLED = (asyncio.CancelledError, concurrent.futures.CancelledError)
 OPTIONAL: dict[str, Callable[[Any], Any]] = {
     "append_columns": lambda c: c.append_columns(Columns.from_bodies([b"x"])),
     "append_attempt": lambda c: c.append_attempt([b"x"], transaction=KEY, attempt="a"),
@@ -70,6 +72,11 @@ class Nodes:
             for kind in Type:
                 node.script[kind] = ["ignore"] * 100
 
+    def resume(self) -> None:
+        """Respond to new requests; the ignored ones stay without a response."""
+        for node in self.group:
+            node.script.clear()
+
     @property
     def end(self) -> int:
         return int(self.group.log.end)
@@ -94,6 +101,9 @@ class JavaNodes(Nodes):
 
     def hang(self) -> None:
         self.group.group.gate = asyncio.Event()
+
+    def resume(self) -> None:
+        self.group.group.gate = None
 
     @property
     def end(self) -> int:
@@ -309,6 +319,24 @@ class TestLogClient:
             assert nodes.end == 1
 
         self.run(kind, test)
+
+    def test_close_ends_calls_in_progress_without_retry(self, kind: str) -> None:
+        async def test(nodes: Nodes, client: Any) -> None:
+            await client.append([b"a"])
+            nodes.hang()
+            calls = [client.fetch(0, 1), client.append([b"x"])]
+            if not isinstance(nodes, JavaNodes):
+                calls.append(client.append([b"y"], producer_id="p", sequence=0))
+            running = [asyncio.ensure_future(call) for call in calls]
+            await asyncio.sleep(0.2)
+            await client.close()
+            nodes.resume()
+            errors = await asyncio.gather(*running, return_exceptions=True)
+            assert all(isinstance(error, (DLedgerError, *CANCELLED)) for error in errors), errors
+            assert all(isinstance(error, CANCELLED) or error.outcome_unknown for error in errors[1:]), errors
+            assert nodes.end == 1
+
+        self.run(kind, test, timeout_ms=20_000)
 
     @pytest.mark.parametrize("name", OPTIONAL)
     def test_optional_operation_works_or_is_unsupported(self, kind: str, name: str) -> None:

@@ -8,7 +8,14 @@ from typing import Any, Final, TypeVar
 
 from dledger_core.checksum import Buffer
 from dledger_core.config import Peer
-from dledger_core.errors import DLedgerError, ProtocolError, RequestTimedOutError, UnreachableError, error_from_wire
+from dledger_core.errors import (
+    ConfigError,
+    DLedgerError,
+    ProtocolError,
+    RequestTimedOutError,
+    UnreachableError,
+    error_from_wire,
+)
 from dledger_core.net.connection import Connection
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
@@ -33,6 +40,13 @@ async def as_responded(asked: Iterable[Coroutine[Any, Any, _T]]) -> AsyncGenerat
 
 class ConnectionLostError(UnreachableError):
     """The connection was lost after the request was sent: it may or may not have taken effect."""
+
+
+class ClosedError(ConfigError):
+    """The client was closed: a call in progress sends no further request."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(args or ("the client is closed", "", "make a new one")))
 
 
 class Channel:
@@ -138,6 +152,7 @@ class ChannelPool:
         self.peers = {str(peer.node_id): peer for peer in peers}
         self._channels: dict[str, Channel] = {}
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
+        self._closed = False
 
     @property
     def in_flight(self) -> int:
@@ -160,7 +175,10 @@ class ChannelPool:
 
         Raises:
             UnreachableError: no connection in time, or the node is no longer a member.
+            ClosedError: the pool is closed.
         """
+        if self._closed:
+            raise ClosedError
         channel = self._channels.get(node_id)
         if channel is not None and channel.is_open:
             return channel
@@ -195,7 +213,8 @@ class ChannelPool:
             task.exception()  # retrieved, because all callers may have stopped waiting
 
     async def close(self) -> None:
-        """Close all connections and wait until they are closed."""
+        """Close all connections, wait until they are closed, and open no other one."""
+        self._closed = True
         tasks = list(self._connecting.values())
         for task in tasks:
             task.cancel()

@@ -8,23 +8,18 @@ from typing import Any, TypeVar
 from dledger_core.checksum import Buffer
 from dledger_core.client.routing.channel import Channel
 from dledger_core.client.routing.cluster_view import ANY_REPLICA, ClusterView, ReplicaChoice
-from dledger_core.client.routing.retry import Retry, Timeouts, is_temporary, with_retries
+from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts, is_temporary, with_retries
 from dledger_core.errors import (
     CorruptRecordError,
     DLedgerError,
     IndexOutOfRangeError,
-    LeadershipLostError,
-    NoLeaderError,
-    NotLeaderError,
     ProtocolError,
-    RequestTimedOutError,
     UnknownGroupError,
     UnreachableError,
 )
 from dledger_core.net.frame import Frame
 
 _T = TypeVar("_T")
-_LEADER_FAILED = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
 _ANOTHER_MAY_SERVE = (CorruptRecordError, IndexOutOfRangeError, ProtocolError, UnknownGroupError)
 
 
@@ -65,7 +60,7 @@ class Requests:
                 channel = await self._view.leader(retry.attempt_s)
                 return await channel.request(header, *payload, timeout_s=retry.attempt_s)
             except DLedgerError as error:
-                if channel is not None and isinstance(error, _LEADER_FAILED):
+                if channel is not None and isinstance(error, LEADER_FAILED):
                     self._view.leader_failed(str(channel.peer.node_id), error)
                 await retry.failed(error)
 

@@ -12,14 +12,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from dledger_core.client.routing.channel import ConnectionLostError
+from dledger_core.client.routing.channel import ClosedError, ConnectionLostError
 from dledger_core.errors import (
     BusyError,
     ConfigError,
     DiskFullError,
     DLedgerError,
+    LeadershipLostError,
+    NoLeaderError,
     NotLeaderError,
     RequestTimedOutError,
+    UnreachableError,
 )
 
 _T = TypeVar("_T")
@@ -30,6 +33,8 @@ HOPS_MAX: Final = 2
 ATTEMPT_SHARE: Final = 4
 ATTEMPT_MIN_S: Final = 1.0
 LAST_ATTEMPT_S: Final = 0.05
+LEADER_FAILED: Final = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
+"""Errors after which the presumed leader is asked for again."""
 
 
 def is_unknown(error: DLedgerError) -> bool:
@@ -141,6 +146,8 @@ class Retry:
                 raise _outcome_unknown(error)
             self._unknown = error
             self._attempt_s *= 2
+        elif isinstance(error, ClosedError) and self._unknown is not None:
+            raise _outcome_unknown(self._unknown)  # an attempt before the close may have taken effect
         elif not error.retriable:
             raise error
         pause = self._next_pause(error)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Final, TypeVar, cast
 
-from dledger_core.client.routing.channel import ConnectionLostError, as_responded
-from dledger_core.client.routing.retry import Retry, Timeouts
+from dledger_core.client.routing.channel import ClosedError, ConnectionLostError, as_responded
+from dledger_core.client.routing.retry import LEADER_FAILED, Retry, Timeouts
 from dledger_core.config import Peer
 from dledger_core.errors import (
     BadRequestError,
     DLedgerError,
-    LeadershipLostError,
     NoLeaderError,
     NotLeaderError,
     ProtocolError,
@@ -38,7 +37,6 @@ _R = TypeVar("_R", bound=Response)
 CONNECT_TIMEOUT_S: Final = 3.0
 ASK_TIMEOUT_S: Final = 1.0
 _OPAQUE_MAX: Final = (1 << 31) - 1
-_LEADER_FAILED = (NotLeaderError, NoLeaderError, UnreachableError, LeadershipLostError, RequestTimedOutError)
 
 
 class JavaChannel(asyncio.Protocol):
@@ -159,6 +157,7 @@ class JavaNodes:
         self._channels: dict[str, JavaChannel] = {}
         self._locks: dict[str, asyncio.Lock] = {node: asyncio.Lock() for node in self.peers}
         self._discovery = asyncio.Lock()
+        self._closed = False
 
     def check_node(self, node_id: str) -> str:
         """Return ``node_id`` if the peers string names it, otherwise raise BadRequestError."""
@@ -182,10 +181,20 @@ class JavaNodes:
         async with self._locks[node_id]:  # one connection for all waiting requests
             channel = self._channels.get(node_id)
             if channel is None or not channel.is_open:
+                self._check_open()
                 channel = JavaChannel(self.peers[node_id])
                 await channel.open(timeout_s)
+                try:
+                    self._check_open()
+                except ClosedError:  # closed while it connected
+                    await channel.close()
+                    raise
                 self._channels[node_id] = channel
             return channel
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError
 
     async def to_leader(
         self, make: Callable[[str], Request], kind: type[_R], *, timeout_s: float, idempotent: bool
@@ -209,7 +218,7 @@ class JavaNodes:
                 node = await self.leader()
                 return await self.ask(make(node), kind, retry.attempt_s)
             except DLedgerError as error:
-                if node is not None and isinstance(error, _LEADER_FAILED):
+                if node is not None and isinstance(error, LEADER_FAILED):
                     self._leader_failed(node, error)
                 await retry.failed(error)
 
@@ -255,7 +264,7 @@ class JavaNodes:
 
     def _no_leader(self, failures: Sequence[DLedgerError]) -> DLedgerError:
         for failure in failures:
-            if isinstance(failure, (UnknownGroupError, BadRequestError)):
+            if isinstance(failure, (UnknownGroupError, BadRequestError, ClosedError)):
                 return failure
         if len(failures) < len(self.peers):
             remedy = "a majority of its nodes must run"
@@ -281,6 +290,7 @@ class JavaNodes:
         return found
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections and open no other one."""
+        self._closed = True
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self._channels.clear()
