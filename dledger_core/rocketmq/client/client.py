@@ -230,7 +230,7 @@ class JavaClient:
                 return
             found = None
         if found != term:
-            del self._served[start]
+            self._served.pop(start, None)  # another read may have found it too
             raise StoreMismatchError(
                 f"the entry before {start} has changed since it was read: it was not committed and has been replaced",
                 f"group {self.group}",
