@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.checksum import Buffer
+from dledger_core.errors import invariant
 
 MAGIC_BLANK: Final = -1
 MAGIC_DATA: Final = 1
@@ -137,14 +138,16 @@ def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDA
         segment_bytes: size of a data file.
     """
     sizes64 = sizes.astype(np.int64)
+    largest = int(sizes64.max(initial=0))
+    invariant(largest <= segment_bytes - PREFIX.size, "a record fits no segment", bytes=largest, segment=segment_bytes)
     positions = np.empty(len(sizes64), np.int64)
     ends = np.cumsum(sizes64)
     done, base = 0, position
     while done < len(sizes64):
         before = int(ends[done - 1]) if done else 0
-        limit = base - base % segment_bytes + segment_bytes - 8
+        limit = base - base % segment_bytes + segment_bytes - PREFIX.size
         stop = int(np.searchsorted(ends, limit - base + before, side="right"))
         positions[done:stop] = ends[done:stop] - sizes64[done:stop] - before + base
         done = max(done, stop)
-        base = limit + 8
+        base = limit + PREFIX.size
     return positions

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger_core.errors import BadRequestError, CorruptRecordError
+from dledger_core.errors import BadRequestError, CorruptRecordError, InvariantViolationError
 from dledger_core.ids import Index, Term
 from dledger_core.raft import Batch
 from dledger_core.record import (
@@ -159,6 +159,12 @@ def test_place_leaves_eight_bytes_or_more() -> None:
     assert place(sizes, 49, 1024).tolist() == [1024]
     assert place(np.array([1016], np.uint32), 0, 1024).tolist() == [0]
     assert place(sizes, 1016, 1024).tolist() == [1024]
+
+
+@pytest.mark.parametrize("sizes", [[1017], [60, 1017], [2048], [60, 5000, 60]])
+def test_place_rejects_a_record_that_fits_no_segment(sizes: list[int]) -> None:
+    with pytest.raises(InvariantViolationError):
+        place(np.array(sizes, np.uint32), 48, 1024)
 
 
 @given(data=st.data())

@@ -8,6 +8,7 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,8 +288,9 @@ def forged(at: int, **fields: int) -> Records:
         (lambda: INTACT.log.read(17, 19, 1 << 20), LAST),
         (lambda: INTACT.log.read(18, 19, 1), LAST),
         (lambda: None, LAST),
+        (lambda: Records(np.array([2048], np.uint32), bytes(2048)), LAST),
     ],
-    ids=["index", "term above", "term below", "position", "crc", "no crc", "magic", "commit", "more", "other", "none"],
+    ids=["index", "term above", "term below", "position", "crc", "no crc", "magic", "commit", "more", "other", "none", "size"],
 )
 def test_repair_rejects_records_that_do_not_fit(records: Callable[[], Records | None], commit_index: int) -> None:
     files = INTACT.files.clone()

@@ -110,6 +110,8 @@ def _check(reader: RecordReader, index: IndexFile, damage: Damage, records: Reco
     data, stop = reader.data, damage.start + records.count
     if stop > damage.end or stop - 1 > commit_index:
         raise _misfit(damage, "they are not known to be committed", stop - 1)
+    if int(records.sizes.max()) > data.segment_bytes - PREFIX.size:
+        raise _misfit(damage, "a record fits no segment", damage.start)
     headers = records.headers
     positions = place(records.sizes, damage.position, data.segment_bytes)
     if not bool((headers["position"] == positions).all()):
