@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -125,6 +127,19 @@ def segment_name(base: int) -> str:
 def is_segment_name(name: str) -> bool:
     """Whether ``name`` is the name of a segment."""
     return len(name) == _NAME_DIGITS and name.isascii() and name.isdigit()
+
+
+def contiguous(positions: npt.NDArray[np.int64], sizes: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yield (position, bytes) of each contiguous part of consecutive records, in order.
+
+    Args:
+        positions: shape (n,), n > 0.
+        sizes: shape (n,), bytes of each record.
+    """
+    ends = positions + sizes.astype(np.int64)
+    breaks = (np.flatnonzero(positions[1:] != ends[:-1]) + 1).tolist()
+    for first, stop in pairwise([0, *breaks, len(positions)]):
+        yield int(positions[first]), int(ends[stop - 1] - positions[first])
 
 
 def place(sizes: npt.NDArray[Any], position: int, segment_bytes: int) -> npt.NDArray[np.int64]:

@@ -8,7 +8,6 @@ the majority. Nothing is ever truncated.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from dledger_core.record import (
     MAGIC_BLANK,
     PREFIX,
     Records,
+    contiguous,
     index_records,
     place,
 )
@@ -156,12 +156,8 @@ def _cross_check(reader: RecordReader, index: IndexFile, damage: Damage, records
 
 def _write_records(data: Segments, position: int, records: Records) -> set[int]:
     """Write records at their positions, BLANKs between segments; return the segments that were written."""
-    positions, sizes = records.headers["position"].astype(np.int64), records.sizes.astype(np.int64)
-    breaks = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
     view, offset, touched = memoryview(records.data), 0, set[int]()
-    for first, stop in itertools.pairwise([0, *breaks.tolist(), records.count]):
-        at = int(positions[first])
-        length = int(positions[stop - 1] + sizes[stop - 1]) - at
+    for at, length in contiguous(records.headers["position"].astype(np.int64), records.sizes):
         if at != position:
             _write_blank(data, position)
             touched.add(data.base_of(position))

@@ -6,7 +6,6 @@ makes a read slow, never wrong. Damaged data is reported with file, index and po
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from dledger_core.record import (
     PREFIX,
     Header,
     Records,
+    contiguous,
     index_records,
 )
 from dledger_core.storage.check.judge import Fault, Rules, ScanCursor, ScanStop, corrupt, first_fault
@@ -61,7 +61,7 @@ class RecordReader:
         if len(rows):
             sizes = rows["size"].astype(np.uint32)
             positions = rows["position"].astype(np.int64)
-            data = self._gather(positions, sizes.astype(np.int64))
+            data = self._gather(positions, sizes)
             if data is not None:
                 records = Records(sizes, data)
                 fault = first_fault(records, start, self.rules, positions=positions, rows=rows, body_crc=body_crc)
@@ -92,14 +92,10 @@ class RecordReader:
             self._mean_bytes = max(int(ends[len(rows) - 1]) // len(rows), HEADER_BYTES)
         return rows
 
-    def _gather(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> bytes | None:
+    def _gather(self, positions: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32]) -> bytes | None:
         """Return the bytes of the records, or None if the files do not contain them all."""
-        breaks = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
-        edges = [0, *breaks.tolist(), len(positions)]
         parts = []
-        for first, stop in itertools.pairwise(edges):
-            at = int(positions[first])
-            length = int(positions[stop - 1] + sizes[stop - 1]) - at
+        for at, length in contiguous(positions, sizes):
             if not self.data.covers(at):
                 return None
             part = self.data.read(at, length)
@@ -219,10 +215,10 @@ class RecordReader:
         if not self.data.bases:
             return None
         position = self.data.bases[0]
-        prefix = self.data.read(position, 8)
-        if len(prefix) == 8 and int.from_bytes(prefix[:4], "big", signed=True) == MAGIC_BLANK:
-            length = int.from_bytes(prefix[4:], "big")
-            jump = self.rules.blank == "jump" or not 8 <= length <= self.data.segment_bytes
+        prefix = self.data.read(position, PREFIX.size)
+        magic, length = PREFIX.unpack(prefix) if len(prefix) == PREFIX.size else (0, 0)
+        if magic == MAGIC_BLANK:
+            jump = self.rules.blank == "jump" or not PREFIX.size <= length <= self.data.segment_bytes
             position += self.data.segment_bytes if jump else length
         header = self.header_at(position)
         return None if header is None else (header.index, position)

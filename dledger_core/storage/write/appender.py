@@ -6,7 +6,6 @@ fast as one that allocates the blocks of a sparse file.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -16,7 +15,16 @@ import numpy as np
 from dledger_core.checksum import Buffer
 from dledger_core.errors import invariant
 from dledger_core.raft.batch import Batch
-from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, Records, index_records, place, records_of
+from dledger_core.record import (
+    INDEX_RECORD_BYTES,
+    MAGIC_BLANK,
+    PREFIX,
+    Records,
+    contiguous,
+    index_records,
+    place,
+    records_of,
+)
 from dledger_core.storage.check.recovery import truncate_tail
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.segments import Segments
@@ -74,13 +82,8 @@ class Appender:
         positions = records.headers["position"].astype(np.int64)
         expected = place(records.sizes, self.position, self.data.segment_bytes)
         invariant(bool((positions == expected).all()), "a batch is not at the end of the log", position=self.position)
-        sizes = records.sizes.astype(np.int64)
-        breaks = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
-        edges = [0, *breaks.tolist(), records.count]
         view, offset = memoryview(records.data), 0
-        for first, stop in itertools.pairwise(edges):
-            at = int(positions[first])
-            length = int(positions[stop - 1] + sizes[stop - 1]) - at
+        for at, length in contiguous(positions, records.sizes):
             if at != self.position:
                 blank = PREFIX.pack(MAGIC_BLANK, at - self.position)
                 self._join(writes, self.position, blank)
