@@ -1,7 +1,8 @@
 """Read a complete store and report everything that is wrong with it, changing nothing.
 
 Unlike recovery it continues after a bad record: by its size, by the index, or at the next segment. Data after the last
-good record is judged like in recovery. In Java's stores it is a torn tail, or remains of a truncation.
+good record is judged like in recovery, with the default limit on unsynced bytes. In Java's stores it is a torn tail, or
+remains of a truncation.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 from dledger_core.config import StorageConfig
 from dledger_core.errors import CorruptRecordError
 from dledger_core.ids import Index, Position
-from dledger_core.record import index_records, is_segment_name
+from dledger_core.record import INDEX_RECORD_BYTES, MAGIC_BLANK, PREFIX, index_records, is_segment_name
 from dledger_core.storage.check.damage import next_record
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, verdict
 from dledger_core.storage.check.recovery import missing_start, wrong_sizes
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.file_system import Files
-from dledger_core.storage.files.index_file import IndexSource, agreement, contradiction
+from dledger_core.storage.files.index_file import IndexFile, agreement, contradiction
 from dledger_core.storage.files.layout import Layout, lacks_identity
 from dledger_core.storage.files.log_info import LogMeta
 from dledger_core.storage.files.meta_files import Checkpoint, load_hard_state
@@ -75,7 +76,7 @@ class StoreReport:
 
 class _Verifier:
     def __init__(
-        self, reader: RecordReader, index: IndexSource, checkpoint: Checkpoint | None, meta: LogMeta | None
+        self, reader: RecordReader, index: IndexFile, checkpoint: Checkpoint | None, meta: LogMeta | None
     ) -> None:
         self.reader = reader
         self.data = reader.data
@@ -86,6 +87,7 @@ class _Verifier:
         self.first: int | None = None
         self.end = 0
         self.end_position = 0
+        self.written_end = 0
         self.complete_end = 0
         self.complete_position = 0
         self.highest_term = 0
@@ -185,9 +187,7 @@ class _Verifier:
         self.findings.append(Finding(kind, severity, Index(start), Index(end), str(path), Position(position), message))
 
     def _index_path(self, start: int) -> Path:
-        segments = getattr(self.index, "segments", self.data)
-        found: Path = segments.path(start * 32)
-        return found
+        return self.index.segments.path(start * INDEX_RECORD_BYTES)
 
     def _pass(self, stop: ScanStop) -> ScanCursor | None:
         """Report why a scan stopped and return where to continue, or None at the end."""
@@ -201,7 +201,7 @@ class _Verifier:
             return ScanCursor(cursor.position, index)
         if stop.fault is Fault.INDEX:
             return self._pass_wrong_index(cursor, index)
-        if self.data.written_end(cursor.position) == cursor.position:
+        if self._written_end(cursor.position) == cursor.position:
             return None
         onward = next_record(self.reader, self.index, stop, index)
         if onward is None or onward.index is None:
@@ -251,9 +251,8 @@ class _Verifier:
         if self.needs_recheck is not None:
             stop = self.needs_recheck
         start = stop.cursor.position if self.complete_end == self.end else self.complete_position
-        written_end = self.data.written_end(start)
-        blank = self.data.read(start, 4) == b"\xff\xff\xff\xff" if self.data.covers(start) else False
-        if written_end == start or blank:
+        written_end = self._written_end(start)
+        if written_end == start or self._is_blank(start):
             return
         covered_end = self.checkpoint.position if self.checkpoint is not None else 0
         found = verdict(
@@ -269,6 +268,17 @@ class _Verifier:
         elif start >= covered_end:  # else ``_check_covered`` reports it
             self._report("CORRUPT", self.complete_end, end, start, stop.damage.value)
 
+    def _written_end(self, position: int) -> int:
+        """Return ``Segments.written_end``; a scan that stops often reads the rest of the files once."""
+        end = self.written_end if self.written_end > position else self.data.written_end(position)
+        if end > position:
+            self.written_end = end
+        return end
+
+    def _is_blank(self, position: int) -> bool:
+        prefix = self.data.read(position, PREFIX.size) if self.data.covers(position) else b""
+        return len(prefix) == PREFIX.size and PREFIX.unpack(prefix)[0] == MAGIC_BLANK
+
     def _check_covered(self) -> None:
         if self.checkpoint is None or self.checkpoint.durable_index < self.complete_end:
             return
@@ -280,7 +290,7 @@ class _Verifier:
 
 def verify_store(
     reader: RecordReader,
-    index: IndexSource,
+    index: IndexFile,
     first_index: int,
     checkpoint: Checkpoint | None,
     meta: LogMeta | None,
