@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -64,9 +64,6 @@ class Seen:
             shown: dict[str, Any] = {"state": self.state.name.lower()}
             return shown | ({"reason": self.reason} if self.reason else {})
         return {"term": self.term, "position": self.position, "size": self.size, "crc": f"{self.crc:08x}"}
-
-
-NOTHING: Final = Seen(State.MISSING)
 
 
 class Judgement(NamedTuple):

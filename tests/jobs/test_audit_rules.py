@@ -13,7 +13,6 @@ from dledger_core import ConfigError, CorruptRecordError, IndexOutOfRangeError, 
 from jobs._audit.compare import difference
 from jobs._audit.digests import compared_by_replica
 from jobs._audit.judge import (
-    NOTHING,
     Seen,
     State,
     committed_end,
@@ -161,6 +160,7 @@ ODD = Seen(State.PRESENT, term=7, magic=1, size=50, digest=b"x", irregular=True)
 NEXT = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"x", irregular=True)
 BAD = Seen(State.DAMAGED)
 UNREAD = Seen(State.UNREAD)
+MISSING = Seen(State.MISSING)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ UNREAD = Seen(State.UNREAD)
         ((X1, Y1, BAD), True, ["CORRUPT c by ", "DIVERGED_COMMITTED a,b by "]),
         ((X1, BAD, X1), True, ["CORRUPT b by ac"]),
         ((BAD, BAD, BAD), True, ["CORRUPT a by ", "CORRUPT b by ", "CORRUPT c by "]),
-        ((X1, NOTHING, X1), True, ["INDEX_GAP b by ac"]),
+        ((X1, MISSING, X1), True, ["INDEX_GAP b by ac"]),
         ((X2, X1, X2), False, ["DIVERGED_UNCOMMITTED b by ac"]),
         # One entry of a later term proves that the earlier ones were never committed, though they are more.
         ((X1, X2, X1), False, ["DIVERGED_UNCOMMITTED a by b", "DIVERGED_UNCOMMITTED c by b"]),
