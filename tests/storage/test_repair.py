@@ -290,7 +290,20 @@ def forged(at: int, **fields: int) -> Records:
         (lambda: None, LAST),
         (lambda: Records(np.array([2048], np.uint32), bytes(2048)), LAST),
     ],
-    ids=["index", "term above", "term below", "position", "crc", "no crc", "magic", "commit", "more", "other", "none", "size"],
+    ids=[
+        "index",
+        "term above",
+        "term below",
+        "position",
+        "crc",
+        "no crc",
+        "magic",
+        "commit",
+        "more",
+        "other",
+        "none",
+        "size",
+    ],
 )
 def test_repair_rejects_records_that_do_not_fit(records: Callable[[], Records | None], commit_index: int) -> None:
     files = INTACT.files.clone()

@@ -1,4 +1,4 @@
-"""Find the damage among entries that are that were durable, with indexes and positions.
+"""Find the damage among entries that were durable, with indexes and positions.
 
 Unlike recovery it continues after a bad record, at the next good one: by the record's own size, by the index, or at the
 next segment. Unlike ``verify`` it starts at a place that is known to be right and may never miss one: the result is the

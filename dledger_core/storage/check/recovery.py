@@ -9,20 +9,14 @@ once the records are known to reach the end that the checkpoint covers; a row th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import (
-    INDEX_RECORD_BYTES,
-    Header,
-    Records,
-    index_records,
-)
+from dledger_core.record import INDEX_RECORD_BYTES, Header, Records
+from dledger_core.storage.check.damage import wrong_rows
 from dledger_core.storage.check.judge import Fault, ScanCursor, ScanStop, Verdict, complete_end, corrupt, verdict
 from dledger_core.storage.check.scan import RecordBlock, Scanner
-from dledger_core.storage.files.index_file import IndexFile, agreement
+from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.log_info import LogMeta
 from dledger_core.storage.files.meta_files import Checkpoint
 from dledger_core.storage.files.segments import Segments
@@ -42,7 +36,6 @@ class RecoveredEnd:
         position: end of the last record.
         term: term of the last entry; 0 if there is none.
         time_ms: append time of the last entry; 0 if unknown.
-        torn_bytes: bytes of a torn tail that were truncated.
     """
 
     first_index: int
@@ -50,7 +43,6 @@ class RecoveredEnd:
     position: int
     term: int
     time_ms: int
-    torn_bytes: int = 0
 
 
 def truncate_tail(data: Segments, position: int, written_end: int) -> None:
@@ -184,7 +176,8 @@ class _Recovery:
 
     def _index_has_gaps(self, first: int, last: int) -> bool:
         segments = self.index.segments
-        bases = range(segments.base_of(first * 32), last * 32 + 1, segments.segment_bytes)
+        begin, end = first * INDEX_RECORD_BYTES, (last + 1) * INDEX_RECORD_BYTES
+        bases = range(segments.base_of(begin), end, segments.segment_bytes)
         return any(base not in segments.bases for base in bases)
 
     def _durable_row_fits(self, checkpoint: Checkpoint) -> bool:
@@ -271,11 +264,9 @@ class _Recovery:
             raise corrupt(self.data, ScanStop(Fault.INDEX, place))
 
     def _correct_index(self, block: RecordBlock) -> None:
-        rows = index_records(block.records)
-        wrong = np.flatnonzero(~agreement(self.index.read(block.first_index, block.end_index), rows, magic=True))
-        if len(wrong):
-            first, stop = int(wrong[0]), int(wrong[-1]) + 1
-            self.index.write(block.first_index + first, rows[first:stop])
+        wrong = wrong_rows(self.index, block.records, block.first_index)
+        if wrong is not None:
+            self.index.write(*wrong)
 
     def _tail(self, end: RecoveredEnd) -> RecoveredEnd:
         """Scan the records after the checkpoint; truncate a torn tail, raise on damage."""
@@ -295,7 +286,7 @@ class _Recovery:
         self.data.fill_up(self.data.bases[-1])
         truncate_tail(self.data, end.position, written_end)
         self._wipe_index(end.last_index)
-        return replace(end, torn_bytes=max(written_end - end.position, 0))
+        return end
 
     def _verdict(self, stop: ScanStop, covered_end: int, written_end: int) -> Verdict:
         return verdict(
@@ -309,8 +300,8 @@ class _Recovery:
         segments = self.index.segments
         if segments.bases:
             segments.fill_up(segments.bases[-1])
-            written_end = segments.written_end((last_index + 1) * 32)
-            self.index.truncate(last_index + 1, -(-written_end // 32))
+            written_end = segments.written_end((last_index + 1) * INDEX_RECORD_BYTES)
+            self.index.truncate(last_index + 1, -(-written_end // INDEX_RECORD_BYTES))
 
 
 def recover(

@@ -54,18 +54,15 @@ class IndexFile:
         missing = stop - begin - len(data)
         return data + bytes(missing) if missing else data
 
-    def write(self, first_index: int, rows: Rows) -> bool:
-        """Write rows, one write per file; return whether a file was created."""
+    def write(self, first_index: int, rows: Rows) -> None:
+        """Write rows, one write per file."""
         data = memoryview(rows.astype(INDEX_RECORD, copy=False).tobytes())  # numpy joins arrays in native byte order
         begin = first_index * INDEX_RECORD_BYTES
-        made = False
         for at, upto in self._split(begin, begin + len(data)):
             base = self.segments.base_of(at)
             if base not in self.segments.bases:
                 self._make(base)
-                made = True
             self.segments.write(at, [data[at - begin : upto - begin]])
-        return made
 
     def sync(self, first_index: int, end_index: int) -> None:
         """Make the rows [first_index, end_index) durable."""

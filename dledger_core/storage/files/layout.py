@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from dledger_core.config import StorageConfig
 from dledger_core.errors import ConfigError, StoreBusyError, StoreIncompleteError, StoreMismatchError
-from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, is_segment_name
+from dledger_core.record import HEADER_BYTES, MAGIC_BLANK, MAGIC_DATA, MAGIC_MEMBERSHIP, Header, is_segment_name
 from dledger_core.storage.files.file_system import File, Files, OsFiles
 from dledger_core.storage.files.log_info import LogMeta, load_log_meta, save_log_meta
 
@@ -192,8 +192,8 @@ def _first_header(files: Files, data: Path) -> bytes:
 
 
 def _is_record(header: bytes) -> bool:
-    magic = int.from_bytes(header[:4], "big", signed=True)
-    return len(header) == HEADER_BYTES and (magic == MAGIC_BLANK or MAGIC_DATA <= magic <= MAGIC_MEMBERSHIP)
+    magic = Header.unpack(header).magic if len(header) == HEADER_BYTES else 0
+    return magic == MAGIC_BLANK or MAGIC_DATA <= magic <= MAGIC_MEMBERSHIP
 
 
 def lock_store(files: Files, layout: Layout) -> File:

@@ -26,7 +26,7 @@ _TIME_MS_MIN: Final = 1  # flags of 0 would mean "written by Java"
 
 
 def check_proposal(proposal: ProposedBatch, config: StorageConfig) -> None:
-    """Check that a batch fits the log: the only check of the append limits on a node.
+    """Check that a proposed batch fits the log.
 
     The append service calls it for each request, so that a batch of several requests is not rejected for one of them;
     ``CommitLog.place`` calls it for every batch. Received records have the same limits, see ``Staging.stage``.
@@ -90,11 +90,6 @@ class Staging:
     def end(self) -> Position:
         """End of the last staged record."""
         return Position(self._end.position)
-
-    @property
-    def next_index(self) -> Index:
-        """Index of the next entry to stage."""
-        return Index(self._end.index)
 
     def place(self, proposal: ProposedBatch, first_index: Index, term: Term, now_ms: int) -> Batch:
         """Encode a proposal at the staged end; see ``CommitLog.place``."""
