@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index
-from dledger_core.record import HEADER_BYTES, MAGIC_DATA, Columns
+from dledger_core.record import MAGIC_DATA, Columns
 from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
 from dledger_core.storage.read.visibility import Visibility
 from tests.sim.safety import check
+from tests.support.logs import rows_between
 
 if TYPE_CHECKING:
     from tests.sim.replica_member import ReplicaMember
@@ -321,14 +322,8 @@ def _entries(member: ReplicaMember, deleted: Deleted) -> Iterator[tuple[int, int
     for index in range(at):
         check(index in deleted, "an entry is missing that no member trimmed", index, at)
         yield index, *deleted[index]
-    while at < end:
-        records = log.read(at, end, 1 << 20)
-        data = memoryview(records.data)
-        for row in range(records.count):
-            start = int(records.starts[row])
-            body = bytes(data[start + HEADER_BYTES : start + int(records.sizes[row])])
-            yield at + row, int(records.headers["magic"][row]), body
-        at = type(at)(at + records.count)
+    for row in rows_between(log, at, end):
+        yield row.index, row.magic, row.body
 
 
 def _ranges(member: ReplicaMember, deleted: Deleted) -> dict[int, list[tuple[int, int]]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -39,7 +39,7 @@ from dledger_core.raft import (
     RawNode,
     Ready,
 )
-from dledger_core.record import HEADER_BYTES, Records, records_of
+from dledger_core.record import Records, records_of
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
@@ -55,6 +55,7 @@ from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.logs import rows_between
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -65,15 +66,10 @@ INFLIGHT_BYTES_MAX = 20_000
 CHECKPOINT_TICKS = 100
 
 
-def entries_of(records: Records) -> Iterator[bytes]:
-    """Yield the bytes of each record."""
-    data = memoryview(records.data)
-    return (bytes(data[start:stop]) for start, stop in pairwise(accumulate(records.sizes.tolist(), initial=0)))
-
-
 def fingerprint(records: Records) -> tuple[int, ...]:
     """Return a checksum of each record."""
-    return tuple(map(crc32, entries_of(records)))
+    data = memoryview(records.data)
+    return tuple(crc32(data[start:stop]) for start, stop in pairwise(accumulate(records.sizes.tolist(), initial=0)))
 
 
 def shadow_of(batch: Batch) -> Batch:
@@ -541,14 +537,9 @@ class Shared:
     def keep_deleted(self, log: CommitLog, end: int) -> None:
         """Record the entries that a member is about to delete."""
         self._sim.counters["deletions"] += 1
-        at = log.first_index()
-        while at < end:
-            records = log.read(at, end, 1 << 20)
-            for magic, entry in zip(records.headers["magic"].tolist(), entries_of(records), strict=True):
-                known = self.deleted.setdefault(at, (magic, entry[HEADER_BYTES:]))
-                same = known == (magic, entry[HEADER_BYTES:])
-                check(same, "two members delete different entries", at, known)
-                at = Index(at + 1)
+        for row in rows_between(log, log.first_index(), end):
+            known = self.deleted.setdefault(row.index, (row.magic, row.body))
+            check(known == (row.magic, row.body), "two members delete different entries", row.index, known)
 
     def isolate_leader(self) -> None:
         """Perhaps isolate the leader, so that a member that lost the end of its log would have to elect another."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dledger_core.config import StorageConfig
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft.batch import Batch
 from dledger_core.raft.ready import HardState
-from dledger_core.record import Columns, ProposedBatch, Records, records_of
+from dledger_core.record import HEADER_BYTES, Columns, ProposedBatch, Records, records_of
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import LogTables, TablesSnapshot
 
@@ -54,17 +55,35 @@ def append(
     return batch
 
 
+class Row(NamedTuple):
+    """An entry as a test compares it."""
+
+    index: int
+    term: int
+    magic: int
+    body: bytes
+
+
+def rows_of(records: Records) -> list[Row]:
+    """Return the entries of a block, control entries included."""
+    data, headers = memoryview(records.data), records.headers
+    ends = records.starts + records.sizes
+    bodies = [bytes(data[a:b]) for a, b in zip((records.starts + HEADER_BYTES).tolist(), ends.tolist(), strict=True)]
+    return list(map(Row, *(headers[name].tolist() for name in ("index", "term", "magic")), bodies))
+
+
 def bodies_of(records: Records) -> list[bytes]:
-    data = memoryview(records.bodies)
-    ends = (records.sizes.astype("i8") - 48).cumsum().tolist()
-    return [bytes(data[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return [row.body for row in rows_of(records)]
+
+
+def rows_between(log: CommitLog, start: int, end: int) -> Iterator[Row]:
+    """Yield the entries [start, end) of a log, however many of them a read returns."""
+    while start < end:
+        rows = rows_of(log.read(start, end, 1 << 20))
+        yield from rows
+        start += len(rows)
 
 
 def read_all(log: CommitLog) -> list[tuple[int, bytes]]:
     """(term, body) of every durable entry."""
-    first, end = log.first_index(), log.last_index() + 1
-    if first == end:
-        return []
-    records = log.read(first, end, 1 << 30)
-    assert records.count == end - first
-    return list(zip(records.headers["term"].tolist(), bodies_of(records), strict=True))
+    return [(row.term, row.body) for row in rows_between(log, log.first_index(), log.last_index() + 1)]

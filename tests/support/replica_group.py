@@ -37,6 +37,7 @@ from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.group import NODES, Group
+from tests.support.logs import rows_between
 from tests.support.server_group import RAFT, STORAGE
 
 LEADER_TICKS_MAX = 400
@@ -310,19 +311,8 @@ class ReplicaGroup(Group):
 
     def bodies(self, member: HandDriven) -> dict[int, bytes]:
         """Return the committed data entries that a member serves: index → body."""
-        found: dict[int, bytes] = {}
-        at, end = member.log.first_index(), member.replica.readable_end
-        while at < end:
-            records = member.log.read(at, end, 1 << 20)
-            bodies = memoryview(records.bodies)
-            start = 0
-            for row in records.headers:
-                stop = start + int(row["length"])
-                if int(row["magic"]) == MAGIC_DATA:
-                    found[int(row["index"])] = bytes(bodies[start:stop])
-                start = stop
-            at = type(at)(at + records.count)
-        return found
+        rows = rows_between(member.log, member.log.first_index(), member.replica.readable_end)
+        return {row.index: row.body for row in rows if row.magic == MAGIC_DATA}
 
     def lost(self, member: HandDriven) -> list[int]:
         """Return the acknowledged indexes at which a member serves another body or none."""

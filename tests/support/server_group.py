@@ -22,6 +22,7 @@ from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
 from dledger_core.server.group import HostedGroup
 from dledger_core.server.node import NodeServer
+from tests.support.logs import rows_of
 
 T = TypeVar("T")
 
@@ -132,9 +133,5 @@ class RawClient:
     async def read(self, start: int, end: int, timeout_s: float = TIMEOUT_S, **fields: Any) -> tuple[dict, list]:
         """Returns the answer's header and its (index, magic, body) rows."""
         frame = await self.ask(Type.READ, start=start, end=end, timeout_s=timeout_s, **fields)
-        records = codec.parse_records(frame.payload, frame.header["n"])
-        rows, at = [], 0
-        for row in records.headers:
-            rows.append((int(row["index"]), int(row["magic"]), bytes(records.bodies[at : at + int(row["length"])])))
-            at += int(row["length"])
-        return frame.header, rows
+        rows = rows_of(codec.parse_records(frame.payload, frame.header["n"]))
+        return frame.header, [(row.index, row.magic, row.body) for row in rows]
