@@ -1,5 +1,7 @@
 """Judgement: compares the entries of all replicas at one index, and their ends; merges findings. Pure.
 
+Two replicas with other bytes in the same term are not a divergence, which Raft allows above the commit index: one
+leader wrote one entry there (Log Matching, Raft section 5.3), so one of them is corrupt. Only different terms diverge.
 The majority of the readable entries is right. Above the recorded commit index the highest term is right, even on a
 minority: an entry of a later term exists only if the entry of the earlier term was never committed. Two clusters are
 judged apart if all replicas agree within each of them: neither outvotes the other, and their terms are unrelated.
@@ -11,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -66,6 +68,10 @@ class Seen:
         return {"term": self.term, "position": self.position, "size": self.size, "crc": f"{self.crc:08x}"}
 
 
+NO_TERM: Final = 0
+"""The term of a CommitLog's blocks; Raft's terms start at 1."""
+
+
 class Judgement(NamedTuple):
     """A fault of ``replicas`` at an index; several only if it cannot be decided which of them is right."""
 
@@ -81,7 +87,10 @@ def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
         seen: by replica's name.
         committed: whether the index is at or below the lowest recorded commit index.
     """
-    present = {name: entry for name, entry in seen.items() if entry.state is State.PRESENT}
+    held = {name: entry for name, entry in seen.items() if entry.state is State.PRESENT}
+    corrupt = _corrupt(held)
+    named = {name for found in corrupt for name in found.replicas}
+    present = {name: entry for name, entry in held.items() if name not in named}
     right, wrong = _divide(present, committed=committed)
     here, there = _sides(present)
     apart = bool(wrong and here and there)
@@ -89,7 +98,8 @@ def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
     def agreeing(name: str) -> tuple[str, ...]:
         return (there if name.startswith(OTHER) else here) if apart else right
 
-    found = [Judgement(Class.CORRUPT, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.DAMAGED]
+    found = [*corrupt]
+    found += [Judgement(Class.CORRUPT, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.DAMAGED]
     found += [Judgement(Class.INDEX_GAP, (n,), agreeing(n)) for n, e in seen.items() if e.state is State.MISSING]
     if not wrong:
         if present and all(entry.irregular for entry in present.values()):
@@ -103,6 +113,34 @@ def judge(seen: Mapping[str, Seen], *, committed: bool) -> list[Judgement]:
         Judgement(_class_of(entry, right_term, committed=committed), (name,), right) for name, entry in wrong.items()
     ]
     return found
+
+
+def _corrupt(present: dict[str, Seen]) -> list[Judgement]:
+    """Return the entries with other bytes than another one of the same term and cluster; a CommitLog has no terms."""
+    trusted = {name: entry for name, entry in present.items() if not entry.irregular} or present
+    found: list[Judgement] = []
+    for other in (False, True):
+        side = {name: entry for name, entry in trusted.items() if name.startswith(OTHER) is other}
+        for term in sorted({entry.term for entry in side.values()} - {NO_TERM}):
+            holders = {name: entry for name, entry in side.items() if entry.term == term}
+            if len({entry.content for entry in holders.values()}) > 1:
+                found += _outvoted(holders, {name: entry for name, entry in trusted.items() if name not in side})
+    return found
+
+
+def _outvoted(holders: dict[str, Seen], beyond: dict[str, Seen]) -> list[Judgement]:
+    """Return the holders of a term whose bytes are not the majority's; without a majority all together.
+
+    The other cluster's copies of the same bytes count: its terms are its own.
+    """
+    bytes_of = {name: entry.content[1:] for name, entry in holders.items()}
+    votes = Counter(bytes_of.values())
+    votes.update(entry.content[1:] for entry in beyond.values() if entry.content[1:] in bytes_of.values())
+    content, count = votes.most_common(1)[0]
+    if 2 * count <= votes.total():
+        return [Judgement(Class.CORRUPT, tuple(holders))]
+    right = tuple(name for name, entry in (holders | beyond).items() if entry.content[1:] == content)
+    return [Judgement(Class.CORRUPT, (name,), right) for name in holders if bytes_of[name] != content]
 
 
 def _sides(present: Mapping[str, Seen]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -159,7 +159,7 @@ CLASSES: Final = {
     ),
     Class.CORRUPT: ClassInfo(
         Severity.CRITICAL,
-        "the bytes on this replica's disk are damaged",
+        "the bytes on this replica's disk are damaged, or not those that the other replicas have in the same term",
         "repair the range from the other replicas; check the disk",
     ),
     Class.TERM_REGRESSION: ClassInfo(
@@ -197,6 +197,11 @@ CLASSES: Final = {
         Severity.INFO, "older entries were deleted on this replica and not on others", "nothing"
     ),
 }
+
+COPIES_DIFFER: Final = (
+    "the replicas have different bytes in the same term, so one of them is damaged; no majority shows which",
+    "compare with another replica or a backup; change nothing before",
+)
 
 CLUSTERS_DIFFER: Final = (
     "the two clusters contain different entries at this index; within each of them all replicas agree",
@@ -328,6 +333,8 @@ class AuditFinding:
     @property
     def explanation(self) -> tuple[str, str]:
         """Meaning and next step."""
+        if self.kind is Class.CORRUPT and "," in self.replica:
+            return COPIES_DIFFER
         right = self.evidence.get("agree", ())
         diverged = self.kind in (Class.DIVERGED_COMMITTED, Class.DIVERGED_UNKNOWN) and right
         if diverged and all(name.startswith(OTHER) for name in self.replica.split(",")):

@@ -152,6 +152,8 @@ def test_snapshot_alone_gives_findings(
 
 # --- vote ---------------------------------------------------------------------------------------------------------
 
+X0 = Seen(State.PRESENT, term=0, magic=1, size=50, digest=b"x")
+Y0 = Seen(State.PRESENT, term=0, magic=1, size=50, digest=b"y")
 X1 = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"x")
 Y1 = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"y")
 Z1 = Seen(State.PRESENT, term=1, magic=1, size=50, digest=b"z")
@@ -168,11 +170,15 @@ MISSING = Seen(State.MISSING)
     [
         ((X1, X1, X1), True, []),
         ((X1, X1, UNREAD), True, []),
-        ((X1, Y1, X1), True, ["DIVERGED_COMMITTED b by ac"]),
+        # The same term with other bytes: one leader wrote one entry there, so a copy of it is corrupt.
+        ((X1, Y1, X1), True, ["CORRUPT b by ac"]),
         ((X1, X2, X1), True, ["DIVERGED_COMMITTED b by ac"]),
-        ((X1, Y1, Z1), True, ["DIVERGED_COMMITTED a,b,c by "]),
-        ((X1, Y1), True, ["DIVERGED_COMMITTED a,b by "]),
-        ((X1, Y1, BAD), True, ["CORRUPT c by ", "DIVERGED_COMMITTED a,b by "]),
+        ((X1, Y1, Z1), True, ["CORRUPT a,b,c by "]),
+        ((X1, X2), True, ["DIVERGED_COMMITTED a,b by "]),
+        ((X1, Y1), True, ["CORRUPT a,b by "]),
+        ((X2, X2, X1, Y1), True, ["CORRUPT c,d by "]),
+        ((X2, X1, X1, Y1), False, ["CORRUPT d by bc", "DIVERGED_UNCOMMITTED b by a", "DIVERGED_UNCOMMITTED c by a"]),
+        ((X1, Y1, BAD), True, ["CORRUPT c by ", "CORRUPT a,b by "]),
         ((X1, BAD, X1), True, ["CORRUPT b by ac"]),
         ((BAD, BAD, BAD), True, ["CORRUPT a by ", "CORRUPT b by ", "CORRUPT c by "]),
         ((X1, MISSING, X1), True, ["INDEX_GAP b by ac"]),
@@ -180,8 +186,9 @@ MISSING = Seen(State.MISSING)
         # One entry of a later term proves that the earlier ones were never committed, though they are more.
         ((X1, X2, X1), False, ["DIVERGED_UNCOMMITTED a by b", "DIVERGED_UNCOMMITTED c by b"]),
         ((X2, X1), False, ["DIVERGED_UNCOMMITTED b by a"]),
-        ((X1, Y1, X1), False, ["DIVERGED_UNKNOWN b by ac"]),
-        ((X1, Y1), False, ["DIVERGED_UNKNOWN a,b by "]),
+        ((X1, Y1, X1), False, ["CORRUPT b by ac"]),
+        ((X1, Y1), False, ["CORRUPT a,b by "]),
+        ((X0, Y0, X0), True, ["DIVERGED_COMMITTED b by ac"]),
         ((X1, ODD, X1), True, ["TERM_REGRESSION b by ac"]),
         ((X1, ODD, X1), False, ["TERM_REGRESSION b by ac"]),
         ((X1, ODD), True, ["TERM_REGRESSION b by a"]),
@@ -190,7 +197,7 @@ MISSING = Seen(State.MISSING)
     ],
 )
 def test_judge(seen: tuple[Seen, ...], committed: bool, expected: list[str]) -> None:
-    found = judge(dict(zip("abc", seen, strict=False)), committed=committed)
+    found = judge(dict(zip("abcd", seen, strict=False)), committed=committed)
     assert sorted(f"{j.kind} {','.join(j.replicas)} by {''.join(j.right)}" for j in found) == sorted(expected)
 
 
@@ -206,8 +213,8 @@ TWO_CLUSTERS = ("a", "b", "other/a", "other/b", "other/c")
         ((X1, X1, X2, X2, X2), False, ["DIVERGED_UNKNOWN other/a,other/b,other/c by a,b"]),
         ((X1, BAD, Y1, Y1, UNREAD), True, ["CORRUPT b by a", "DIVERGED_COMMITTED other/a,other/b by a"]),
         # The other cluster decides where ours does not agree.
-        ((X1, Y1, Y1, Y1, Y1), True, ["DIVERGED_COMMITTED a by b,other/a,other/b,other/c"]),
-        ((X1, X1, X1, Y1, X1), True, ["DIVERGED_COMMITTED other/b by a,b,other/a,other/c"]),
+        ((X1, Y1, Y1, Y1, Y1), True, ["CORRUPT a by b,other/a,other/b,other/c"]),
+        ((X1, X1, X1, Y1, X1), True, ["CORRUPT other/b by other/a,other/c,a,b"]),
     ],
 )
 def test_judge_two_clusters(seen: tuple[Seen, ...], committed: bool, expected: list[str]) -> None:

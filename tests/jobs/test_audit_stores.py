@@ -180,7 +180,7 @@ def test_other_bytes_with_right_crc_have_diverged(stores: Stores, tmp_path: Path
         writer.term = 2
         writer.append_numbers(ENTRIES - writer.end, "bodY")
     (found,) = [f for f in audit(stores | {"n1": writer.path}) if f.kind is not Class.LAYOUT_DIFFERS]
-    assert (found.kind.value, found.replica, found.end) == ("DIVERGED_COMMITTED", "n1", ENTRIES)
+    assert (found.kind.value, found.replica, found.end) == ("CORRUPT", "n1", ENTRIES)
     assert found.count == ENTRIES - found.start
     difference = found.evidence["first_difference"]
     assert difference["offset"] == 3
@@ -266,11 +266,9 @@ def test_flipped_byte_in_java_store_shows_by_comparison(java: Callable[[str], St
     stores = java("three")
     flip(stores["n2"], 20)
     (found,) = audit(stores)
-    recorded = store_replicas(stores)[0].commit_index is not None
-    assert found.kind.value == ("DIVERGED_COMMITTED" if recorded else "DIVERGED_UNKNOWN")
-    assert (found.replica, found.start, found.count) == ("n2", 20, 1)
+    assert (found.kind.value, found.replica, found.start, found.count) == ("CORRUPT", "n2", 20, 1)
     assert found.evidence["first_difference"]["offset"] == 3
-    assert verdict_of([found], []) == ("INCONSISTENT" if recorded else "INCOMPLETE")
+    assert verdict_of([found], []) == "INCONSISTENT"
 
 
 def keeps_commit_index(store: Path) -> bool:
