@@ -25,6 +25,7 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import format_option, peers_option
 from dledger_core.cli.output import Format, say, show_rows
 from dledger_core.config import Peer, parse_peers
+from dledger_core.connect import Client
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import ConfigError, DLedgerError, UnknownGroupError
 from dledger_core.raft import even_group_warning
@@ -224,8 +225,6 @@ def _reachable(peer: Peer) -> _Check:
 
 def _refusal(peer: Peer) -> str | None:
     """Return why a node does not respond to a client, or None. A node that lacks the group does respond."""
-    from dledger_core.connect import Client
-
     try:
         with Client(f"{peer.node_id}-{peer.address}", timeout_ms=int(_CONNECT_TIMEOUT_S * 1000)) as client:
             client.metadata()

@@ -18,6 +18,7 @@ import uvloop
 from dledger_core.cli.help import CommandGroup, examples, option
 from dledger_core.cli.options import DurationType, format_option, peers_option
 from dledger_core.cli.output import Format, say, show_result
+from dledger_core.cluster import LocalCluster
 from dledger_core.config import BATCH_BYTES_MAX, check_group_name
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import ConfigError
@@ -152,12 +153,9 @@ def _append(
 
 
 def _own_cluster(stack: ExitStack, group: str, directory: Path | None) -> str:
-    from dledger_core.cluster import LocalCluster
-
     say("starting three nodes ...")
     cluster = stack.enter_context(LocalCluster(3, directory, (group,)))
-    cluster.leader(group)
-    return str(cluster.peers)
+    return cluster.peers
 
 
 def _random_columns(size: int, request_bytes: int) -> Columns:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from pydantic import ByteSize
@@ -18,14 +18,12 @@ from dledger_core.cli.settings import ServeSettings, flag_of, read_settings
 from dledger_core.errors import ConfigError, StoreMismatchError
 from dledger_core.rocketmq.convert import CheckedCommitLog, read_commitlog, start_store_after
 from dledger_core.rocketmq.remoting.port import remoting_port
+from dledger_core.rocketmq.store.broker_conf import BrokerConf, read_broker_conf
 from dledger_core.rocketmq.store.commitlog_prefix import CommitLogFingerprint, open_log_prefix
 from dledger_core.server import NodeServer, run
 from dledger_core.server.config import ServerConfig
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout, open_identity
-
-if TYPE_CHECKING:
-    from dledger_core.rocketmq.store.broker_conf import BrokerConf
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -119,8 +117,6 @@ def serve(config: Path | None, broker_conf: Path | None, check: bool, output: Fo
 
 def _broker(path: Path) -> BrokerConf:
     """Read a broker's configuration and report ignored keys."""
-    from dledger_core.rocketmq.store.broker_conf import read_broker_conf
-
     broker = read_broker_conf(path)
     for remark in broker.remarks():
         say(remark)

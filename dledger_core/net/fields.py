@@ -176,6 +176,11 @@ def table_of(message: type[M], number: Type, payload: str = "", error: type[DLed
     return Table(number, message, fields, payload, error)
 
 
+def all_of(*kinds: type) -> Callable[[Any], bool]:
+    """Return a check that every element is exactly of one of these kinds."""
+    return lambda values: all(type(value) in kinds for value in values)
+
+
 def int_field(header: Mapping[str, Any], key: str, minimum: int = -1) -> int:
     """Return an integer field of a header.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from dledger_core.errors import ProtocolError
 from dledger_core.ids import NodeId
-from dledger_core.net.fields import Field, Table
+from dledger_core.net.fields import Field, Table, all_of
 from dledger_core.net.protocol import VERSION, Type
 
 Role = Literal["client", "peer"]
@@ -61,12 +61,8 @@ class Hello:
         return cls(role, node, values["logs"], versions, frozenset(values["features"]))
 
 
-def _all_of(*kinds: type) -> Callable[[Any], bool]:
-    return lambda values: all(type(value) in kinds for value in values)
-
-
 _COMMON: Final = (
-    Field("f", "list", "names of optional features", name="features", low=0, accepts=_all_of(str)),
+    Field("f", "list", "names of optional features", name="features", low=0, accepts=all_of(str)),
     Field("node", "str", "node id, nil for a client", name="node_id", optional=True),
     Field(
         "logs",
@@ -74,14 +70,14 @@ _COMMON: Final = (
         "uuid of the log of each group, nil while it is not known",
         name="logs",
         low=0,
-        accepts=lambda logs: _all_of(str, type(None))(logs.values()) and _all_of(str)(logs),
+        accepts=lambda logs: all_of(str, type(None))(logs.values()) and all_of(str)(logs),
     ),
 )
 HELLO: Final = Table(
     Type.HELLO,
     Hello,
     (
-        Field("v", "list", "supported protocol versions", name="versions", low=1, accepts=_all_of(int)),
+        Field("v", "list", "supported protocol versions", name="versions", low=1, accepts=all_of(int)),
         Field("role", "str", "role of the sender", name="role", choices=("client", "peer")),
         *_COMMON,
     ),

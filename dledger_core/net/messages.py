@@ -2,7 +2,7 @@
 
 ``str(table)`` documents a message; ``TABLES`` has all of them. A request's header also has ``r`` (request id) and, if
 it concerns one group, ``g`` (the group). A request that does not fit its table gets BAD_REQUEST; a response that does
-not fit closes the connection.
+not fit raises ProtocolError in the client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from dledger_core.errors import BadRequestError
-from dledger_core.net.fields import Table, table_of, wire
+from dledger_core.net.fields import Table, all_of, table_of, wire
 from dledger_core.net.protocol import Type
 
 Isolation = Literal["committed", "uncommitted", "records"]
@@ -27,10 +27,6 @@ def _ints(width: int | None = None) -> Any:
     return lambda rows: all(
         type(row) is list and (width is None or len(row) == width) and all(type(v) is int for v in row) for row in rows
     )
-
-
-def _all(kind: type) -> Any:
-    return lambda values: all(type(value) is kind for value in values)
 
 
 def _is_transaction(value: dict[str, Any]) -> bool:
@@ -63,13 +59,15 @@ class MetadataResponse:
         high=8,
     )
     peers: str = wire("peers", "str", "peers string")
-    groups: list[str] = wire("groups", "list", "groups of the node", low=0, accepts=_all(str))
-    preferred: list[str] = wire("preferred", "list", "node ids that should lead, best first", low=0, accepts=_all(str))
+    groups: list[str] = wire("groups", "list", "groups of the node", low=0, accepts=all_of(str))
+    preferred: list[str] = wire(
+        "preferred", "list", "node ids that should lead, best first", low=0, accepts=all_of(str)
+    )
     time: int | None = wire("time", "int", "append time of the last entry in ms, nil if not known", optional=True)
     is_recovering: bool = wire("is_recovering", "bool", "whether the node is a recovering voter")
     orphaned: list[int] | None = wire(
         "orphaned", "list", "[entries, bytes] of orphaned attempts stored here, if requested", low=2, high=2,
-        accepts=_all(int), default=None, optional=True,
+        accepts=all_of(int), default=None, optional=True,
     )  # fmt: skip
 
 
@@ -156,7 +154,7 @@ class ProducerResponse:
     epoch: int = wire("epoch", "int", "its newest epoch", low=0)
     sequence: int = wire("sequence", "int", "number of its next append", low=0)
     last: list[int] | None = wire(
-        "last", "list", "[first, last] of its newest append", low=2, high=2, accepts=_all(int), optional=True
+        "last", "list", "[first, last] of its newest append", low=2, high=2, accepts=all_of(int), optional=True
     )
 
 
@@ -183,7 +181,7 @@ class TransactionResponse:
     )
     index: int = wire("index", "int", "index up to which the state holds")
     newest: int = wire("newest", "int", "newest batch id that the query has committed, -1 if none")
-    input_id: str = wire("i", "str", "id of that transaction's input, may be empty")
+    input_id: str = wire("i", "str", "id of the input of the requested transaction, may be empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +200,7 @@ class DigestResponse:
     ranges: list[list[Any]] = wire("ranges", "list", "[start, end, count, bytes, digest, layout digest]", low=0)
     next_index: int = wire("next", "int", "index to continue from", low=0)
     commit_index: int = wire("commit", "int", "last entry that is committed and durable on the node")
-    damaged: list[int] = wire("damaged", "list", "indexes of damaged entries", low=0, accepts=_all(int))
+    damaged: list[int] = wire("damaged", "list", "indexes of damaged entries", low=0, accepts=all_of(int))
     cut: bool = wire("cut", "bool", "whether more entries of these ranges are damaged than are listed")
 
 
@@ -240,7 +238,7 @@ class WatchRequest:
 class WatchResponse:
     """The node's role in a group."""
 
-    role: str = wire("role", "str", "leader, follower, candidate or precandidate")
+    role: str = wire("role", "str", "leader, follower, learner, candidate or pre-candidate")
     leader: str | None = wire("leader", "str", "leader's node id, nil if none is known", optional=True)
     term: int = wire("term", "int", "current term")
     broker: str = wire("broker", "str", "the role in RocketMQ's words", choices=("master", "slave"))
@@ -292,7 +290,7 @@ class AwaitRequest:
 class AwaitResponse:
     """Groups with new entries; none if the wait timed out."""
 
-    grown: list[str] = wire("grown", "list", "names of the groups", low=0, accepts=_all(str))
+    grown: list[str] = wire("grown", "list", "names of the groups", low=0, accepts=all_of(str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,18 +80,20 @@ class TermRange:
 class LogStore(Protocol):
     """The store of one replica as the core sees it. All calls are synchronous.
 
-    The first four read the durable log: only entries that an earlier Ready contained and ``advance`` confirmed.
+    The first four read the files: at the start the recovered log, later entries that a Ready contained. The files may
+    still have a tail that a Ready in flight truncates, or entries before ``first_index`` of a log that restarts.
 
-    The last three repeat each change of the log in memory on the store, in order and before it reaches a Ready. The
-    store assigns positions with them and writes nothing. It sees changes at once, and not with the Ready, because a
-    batch needs its position before the first message that contains it.
+    The last three repeat appends and truncations in memory on the store, in order and before they reach a Ready; for a
+    restart of the log ``SnapshotPayloads.install`` does that. The store assigns positions with them and writes nothing.
+    It sees changes at once, and not with the Ready, because a batch needs its position before the first message that
+    contains it.
     """
 
     def first_index(self) -> Index:
         """Return the index of the first entry (0 for an empty, new log)."""
 
     def last_index(self) -> Index:
-        """Return the index of the last durable entry, or first_index - 1."""
+        """Return the index of the last written entry, or first_index - 1; called at the start."""
 
     def term_ranges(self) -> Sequence[TermRange]:
         """Return the term ranges of all entries, in order; called once, at start.

@@ -25,7 +25,7 @@ class ServerConfig:
 
     Attributes:
         self_id: this node's id in ``peers``.
-        peers: all nodes, this one included; they are the voters of a group whose store is empty.
+        peers: all nodes, this one included; they are the voters of every group.
         groups: names of the groups this node hosts.
         directory: root directory; a group's store is ``<directory>/<group>/dledger-<self_id>``.
         host: address to listen on; None = the one in ``peers``.

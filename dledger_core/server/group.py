@@ -2,12 +2,13 @@
 
 ::
 
-    CLOSED --open--> HOSTED --a replica's invariant breaks--> QUARANTINED (until the next start)
+    CLOSED --open--> HOSTED --an error stops its replica--> QUARANTINED (until the next start)
        |                ^
        +--damaged--> REPAIRING --repaired from peers--> HOSTED; not repairable --> QUARANTINED
 
-One group's trouble is its own: the other groups of the node continue. Two things end the process: a disk that fails a
-write or a sync (the groups share it), and the quarantine of the last group that was left.
+One group's trouble is its own: the other groups of the node continue. The process ends when a disk fails a write or a
+sync (the groups share it), when the last group that was left is quarantined, and at the start when a store cannot be
+opened and no peer can repair it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -125,8 +126,8 @@ class Group:
 
     def services(self) -> HostedGroup:
         """Return the replica and its services; raise UnreachableError unless the group is HOSTED."""
-        if self._state is GroupState.HOSTED and self._hosted is not None:
-            return self._hosted
+        if (hosted := self.hosted) is not None:
+            return hosted
         me = self._host.config.self_id
         raise UnreachableError(
             f"{me} does not serve group {self.name} now: {self._reason}",
@@ -301,6 +302,11 @@ class Group:
         hosted, self._state = self._hosted, GroupState.CLOSED
         if hosted is not None:
             await hosted.replica.close()
+
+
+def hosted_logs(groups: Mapping[str, Group]) -> dict[str, str | None]:
+    """Return the uuid of each hosted group's log, None while it is not known."""
+    return {name: group.log_uuid for name, group in groups.items() if group.hosted is not None}
 
 
 def _log_abort(outcome: AppendedRange | DLedgerError) -> None:

@@ -21,7 +21,7 @@ from dledger_core.net.hello import Hello
 from dledger_core.net.transport import Server, serve
 from dledger_core.raft import Message, even_group_warning
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup
+from dledger_core.server.group import Group, GroupHost, GroupState, HostedGroup, hosted_logs
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.scrub import LiveRepairs, Scrub
 from dledger_core.server.members import Members
@@ -243,8 +243,7 @@ class NodeServer:
     # --- connections -----------------------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        logs = {name: group.log_uuid for name, group in self.groups.items() if group.hosted is not None}
-        return Hello(role="peer", node_id=self._config.self_id, logs=logs)
+        return Hello(role="peer", node_id=self._config.self_id, logs=hosted_logs(self.groups))
 
     def _accept(self, hello: Hello) -> Hello:
         if not self._started:

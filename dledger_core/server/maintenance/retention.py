@@ -1,7 +1,7 @@
 """Retention: trim a log by age, by size or by free disk space. By default nothing is deleted.
 
-``plan`` has the rules, without clock and disk; ``disk_space`` runs them. Names and defaults are Java DLedger's where it
-has them. Unlike there, an entry's age is its append time, not that of a file; and no entry is deleted that is not
+``plan`` has the rules, without clock and disk; ``disk_rounds`` runs them. Names and defaults are Java DLedger's where
+it has them. Unlike there, an entry's age is its append time, not that of a file; and no entry is deleted that is not
 committed, that belongs to an open transaction, or that a reader has pinned.
 """
 

@@ -312,7 +312,7 @@ class Replica:
         if soft_state.role is not Role.LEADER:
             self._leading_from = None
         elif (self.soft_state.role, self.soft_state.term) != (Role.LEADER, soft_state.term):
-            self._leading_from = Index(self.raft.status().last_index)
+            self._leading_from = self.raft.last_index
         self.soft_state = soft_state
         _LOG.info(
             "role changed: group=%s node=%s role=%s term=%d leader=%s",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dledger_core.config import LIMITS, Limits
@@ -46,15 +46,12 @@ class Reads:
         self._limits = limits
 
     async def read(self, request: ReadRequest) -> ReadResult:
-        """Return the records of a range.
+        """Return the records of a range without waiting: for a request that asks to wait, call ``ready`` first.
 
         Raises:
             IndexOutOfRangeError: the start is below the log's first index.
-            BehindError: ``min_commit`` was not reached in time.
-            NotLeaderError: linearizable, and not the leader.
             CorruptRecordError: the records are damaged here.
         """
-        request = await self.ready(request)
         first = self._replica.log.first_index()
         if request.start < first:
             raise self._out_of_range(request.start, "is below the first index of the log")
@@ -81,12 +78,12 @@ class Reads:
             skip=[pair for pair in skip if pair[0] < next_index],
         )
 
-    async def ready(self, request: ReadRequest) -> ReadRequest:
-        """Wait as the request asks; return the request that ``read`` then serves without waiting.
+    async def ready(self, request: ReadRequest) -> None:
+        """Wait as the request asks.
 
         Raises:
-            BehindError: as ``read``.
-            NotLeaderError: as ``read``.
+            BehindError: ``min_commit`` was not reached in time.
+            NotLeaderError: linearizable, and not the leader.
         """
         min_commit, now = request.min_commit, asyncio.get_running_loop().time()
         wait_ms = min(request.wait_ms, self._limits.read_wait_ms)
@@ -94,7 +91,6 @@ class Reads:
             min_commit = max(min_commit, await self._replica.read_index(self._limits.read_index_s))
         await self._wait_commit(min_commit, now + max(wait_ms, self._limits.behind_wait_ms) / 1000)
         await self._wait_readable(request, now + wait_ms / 1000)
-        return replace(request, min_commit=-1, wait_ms=0, consistency="committed")
 
     async def _wait_commit(self, min_commit: int, deadline: float) -> None:
         while self._replica.readable_end <= min_commit:

@@ -22,7 +22,7 @@ from dledger_core.net.frame import Frame
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
 from dledger_core.server.config import ServerConfig
-from dledger_core.server.group import Group, HostedGroup
+from dledger_core.server.group import Group, HostedGroup, hosted_logs
 from dledger_core.server.members import Members
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget, ClientFlow
@@ -119,8 +119,8 @@ class ClientService:
             request = self._group_request(connection, flow, frame)
             self._start(request, partial(work, self, request, table.decode(frame.header)))
         elif kind == Type.GROUPS:
-            logs = {name: group.log_uuid for name, group in self._groups.items() if group.hosted is not None}
-            Request(connection, flow, frame).respond(messages.GROUPS_OK, messages.GroupsResponse(logs=logs))
+            response = messages.GroupsResponse(logs=hosted_logs(self._groups))
+            Request(connection, flow, frame).respond(messages.GROUPS_OK, response)
         elif kind == Type.AWAIT:
             node_request = Request(connection, flow, frame)
             self._start(node_request, partial(self._await, node_request, messages.AWAIT.decode(frame.header)))
@@ -278,7 +278,7 @@ class ClientService:
             log=replica.log_uuid,
             node=me,
             peers=format_peers(self._members.peers),
-            groups=sorted(name for name, group in self._groups.items() if group.hosted is not None),
+            groups=sorted(hosted_logs(self._groups)),
             preferred=list(self._config.preferred(replica.group)),
             time=replica.log.last_time_ms or None,
             is_recovering=status.is_recovering,
@@ -288,7 +288,7 @@ class ClientService:
     async def _read(self, request: GroupRequest, message: messages.ReadRequest) -> None:
         reads = request.hosted.reads
         request.hosted.replica.pins.set(message.pin, message.start, _now_ms())
-        message = await reads.ready(message)
+        await reads.ready(message)
         async with request.flow.large_response():
             result = await reads.read(message)
             records = result.records
