@@ -213,9 +213,7 @@ def message_to_frame(group: str, message: Message) -> list[Buffer]:
         case AppendEntries():
             return _append_entries_frame(group, message)
         case InstallSnapshot():
-            header = {"t": Type.INSTALL_SNAPSHOT, "g": group, "s": message.sender, "to": message.target}
-            header |= {"term": message.term, "nr": message.number, "fi": message.first_index}
-            header |= {"pt": message.previous_term, "o": message.offset, "n": message.total, "k": crc32(message.data)}
+            header = INSTALL_SNAPSHOT.encode(message, {"crc": crc32(message.data)}, g=group)
             return encode_frame(header, message.data)
         case Heartbeat():
             return heartbeats_frames([(group, message)])
@@ -230,49 +228,38 @@ def _append_entries_frame(group: str, message: AppendEntries) -> list[Buffer]:
     crc = 0
     for part in payload:
         crc = crc32(part, crc)
-    header = {
-        "t": Type.APPEND_ENTRIES,
-        "g": group,
-        "s": message.sender,
-        "to": message.target,
-        "term": message.term,
-        "pi": message.prev_index,
-        "pt": message.prev_term,
-        "c": message.commit_index,
-        "l": message.last_index,
-        "b": [(b.first_index, b.count, b.term) for b in message.batches],
-        "n": sum(block.count for block in blocks),
-        "k": crc,
-    }
-    return encode_frame(header, *payload)
+    rows = [(batch.first_index, batch.count, batch.term) for batch in message.batches]
+    computed = {"batches": rows, "count": sum(block.count for block in blocks), "crc": crc}
+    return encode_frame(APPEND_ENTRIES.encode(message, computed, g=group), *payload)
 
 
 def heartbeats_frames(beats: Sequence[tuple[str, Heartbeat]]) -> list[Buffer]:
     """Return the frames of the heartbeats of all groups between two nodes, at least one."""
     _, first = beats[0]
     rows = [(group, beat.term, beat.commit_index, beat.round) for group, beat in beats]
-    return _beats_frames(Type.HEARTBEATS, first.sender, first.target, rows)
+    return _beats_frames(HEARTBEATS, first.sender, first.target, rows)
 
 
 def heartbeat_responses_frames(beats: Sequence[tuple[str, HeartbeatResponse]]) -> list[Buffer]:
     """Return the frames of the heartbeat responses of all groups between two nodes, as ``heartbeats_frames`` does."""
     _, first = beats[0]
     rows = [(group, beat.term, beat.round, beat.last_index) for group, beat in beats]
-    return _beats_frames(Type.HEARTBEATS_OK, first.sender, first.target, rows)
+    return _beats_frames(HEARTBEATS_OK, first.sender, first.target, rows)
 
 
 def alive_frame(sender: NodeId, target: NodeId) -> list[Buffer]:
     """Return a frame that only shows that its sender runs: heartbeats of no group."""
-    return _beats_frames(Type.HEARTBEATS, sender, target, [])
+    return _beats_frames(HEARTBEATS, sender, target, [])
 
 
 def _beats_frames(
-    kind: Type, sender: NodeId, target: NodeId, rows: Sequence[tuple[str, int, int, int]]
+    table: Table[Any], sender: NodeId, target: NodeId, rows: Sequence[tuple[str, int, int, int]]
 ) -> list[Buffer]:
+    ends = {"sender": sender, "target": target}
     return [
         buffer
         for at in range(0, max(len(rows), 1), HEARTBEATS_MAX)
-        for buffer in encode_frame({"t": kind, "s": sender, "to": target, "h": rows[at : at + HEARTBEATS_MAX]})
+        for buffer in encode_frame(table.encode(None, ends | {"beats": rows[at : at + HEARTBEATS_MAX]}))
     ]
 
 
@@ -309,18 +296,6 @@ def frame_to_messages(frame: Frame) -> list[tuple[str, Message]]:
     if table is None:
         raise ProtocolError("not a message between replicas", "header", "", {"type": kind})
     return [(str_field(header, "g"), table.decode(header))]
-
-
-def frame_to_message(frame: Frame) -> tuple[str, Message]:
-    """Return the one message of a frame; ``frame_to_messages`` where it may contain several heartbeats.
-
-    Raises:
-        ProtocolError: as ``frame_to_messages``, or not exactly one message.
-    """
-    messages = frame_to_messages(frame)
-    if len(messages) != 1:
-        raise ProtocolError("the frame does not contain exactly one message", "header", "", {"count": len(messages)})
-    return messages[0]
 
 
 def _install_snapshot(frame: Frame) -> Message:

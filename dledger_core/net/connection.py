@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol, cast
 
 from dledger_core.checksum import Buffer
@@ -47,23 +47,6 @@ class ServerSide(Protocol):
         """Return this side's hello and the connection's handler, or raise the error to respond with."""
 
 
-@dataclass(slots=True)
-class TransportStats:
-    """Counts since start, for metrics.
-
-    Attributes:
-        accepted: connections whose hello was accepted.
-        foreign: connections passed to another protocol.
-        refused: connections refused before that: garbage, TLS, a hello that came late or was not accepted.
-        protocol_errors: connections closed because of malformed input, before or after hello.
-    """
-
-    accepted: int = 0
-    foreign: int = 0
-    refused: int = 0
-    protocol_errors: int = 0
-
-
 class Connection(asyncio.BufferedProtocol):
     """One side of a connection, created by ``connect`` and ``serve`` only.
 
@@ -73,7 +56,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        stats: TransportStats,
         *,
         server: ServerSide | None = None,
         hello: Hello | None = None,
@@ -84,7 +66,6 @@ class Connection(asyncio.BufferedProtocol):
         self._foreign = foreign
         self._other: asyncio.Protocol | None = None
         self._loop = asyncio.get_running_loop()
-        self._stats = stats
         self._server = server
         self._hello = hello
         self._handler = handler
@@ -260,7 +241,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _switch_protocol(self, foreign: Callable[[], asyncio.Protocol]) -> None:
         self._cancel_timer()
-        self._stats.foreign += 1
         self._other = foreign()
         self._other.connection_made(self._transport)
         self._pass_on(self._other)
@@ -301,9 +281,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(error_from_wire(fields if isinstance(fields, dict) else {}))
         elif kind == Type.HELLO_OK:
             theirs = Hello.from_header(frame.header)
-            negotiate(
-                cast("Hello", self._hello), theirs
-            )  # the other side may choose only a version and features that this side offered
+            # The other side may choose only a version and features that this side offered.
+            negotiate(cast("Hello", self._hello), theirs)
             self._accept(theirs)
         else:
             raise ProtocolError("the response to hello is missing", self.peer_address, "", {"type": kind})
@@ -313,7 +292,6 @@ class Connection(asyncio.BufferedProtocol):
             response, handler = server.on_hello(self, hello)
         except DLedgerError as error:
             self.send({"t": Type.FAILURE, "e": error.to_wire()})
-            self._stats.refused += 1
             _log.warning("hello refused: peer=%s error=%s", self.peer_address, error)
             self.close(error)
             return
@@ -326,16 +304,12 @@ class Connection(asyncio.BufferedProtocol):
         self.version, self.features = theirs.versions[0], theirs.features
         self._cancel_timer()
         self._decoder.raise_limit(FRAME_BYTES_MAX)
-        self._stats.accepted += 1
         self.accepted.set_result(None)
 
     def _hello_late(self) -> None:
         self._refuse(ProtocolError("no hello in time", self.peer_address, "", {"seconds": self._hello_timeout_s}))
 
     def _refuse(self, error: ProtocolError) -> None:
-        self._stats.protocol_errors += 1
-        if not self.version:
-            self._stats.refused += 1
         _log.warning("connection closed: peer=%s error=%s", self.peer_address, error)
         self.abort(error)
 

@@ -20,6 +20,7 @@ M = TypeVar("M")
 
 REQUIRED: Final[Any] = Ellipsis
 """Default of a field that must be there."""
+_NONE: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +149,17 @@ class Table(Generic[M]):
         """Return the message of a header; raise as ``read``."""
         return self.message(**self.read(header))
 
-    def encode(self, message: M, **routing: Any) -> dict[str, Any]:
-        """Return the header of a message; ``routing`` are the keys that all messages share (r, g)."""
+    def encode(self, message: M | None, computed: Mapping[str, Any] = _NONE, **routing: Any) -> dict[str, Any]:
+        """Return the header of a message.
+
+        Args:
+            message: has the values of the fields as attributes.
+            computed: values of the other fields, by name.
+            routing: the keys that all messages share (r, g).
+        """
         header: dict[str, Any] = {"t": self.number, **routing}
         for name, key, default, _, _, _, _ in self._plan:
-            value = getattr(message, name)
+            value = computed[name] if name in computed else getattr(message, name)
             if value is not default:
                 header[key] = value
         return header

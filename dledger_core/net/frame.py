@@ -96,8 +96,8 @@ def _unpack_header(packed: Buffer) -> dict[str, Any]:
 class FrameDecoder:
     """Turns received bytes into frames; checks every length before it allocates memory for it.
 
-    Either copy bytes in with ``receive_data``, or read into ``get_buffer()`` and call ``buffer_updated``; then call
-    ``next_frame`` until it returns None. After a ProtocolError the decoder cannot be used again.
+    Read into ``get_buffer()``, call ``buffer_updated``, then ``next_frame`` until it returns None. After a
+    ProtocolError the decoder cannot be used again.
 
     Args:
         max_bytes: limit on a frame's length field.
@@ -119,11 +119,6 @@ class FrameDecoder:
         """The bytes received and not yet consumed, without those of an incomplete large payload."""
         return self._view[self._begin : self._end]
 
-    @property
-    def in_frame(self) -> bool:
-        """Whether a frame has been received in part."""
-        return self._large is not None or self._end > self._begin
-
     def skip(self, count: int) -> None:
         """Consume ``count`` buffered bytes that do not belong to a frame (the preface)."""
         self._begin += count
@@ -144,19 +139,6 @@ class FrameDecoder:
             self._filled += count
         else:
             self._end += count
-
-    def receive_data(self, data: Buffer) -> None:
-        """Copy bytes in, for a caller that has them already."""
-        rest = memoryview(data)
-        if self._large is not None:
-            taken = min(len(rest), len(self._large) - self._filled)
-            self._large[self._filled : self._filled + taken] = rest[:taken]
-            self._filled += taken
-            rest = rest[taken:]
-        if self._end + len(rest) > len(self._view):
-            self._make_room(self._end - self._begin + len(rest))
-        self._view[self._end : self._end + len(rest)] = rest
-        self._end += len(rest)
 
     def raise_limit(self, max_bytes: int) -> None:
         """Set a higher limit from the next frame on, and allocate memory to receive many frames at once."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
-from dledger_core.net.connection import Connection, Handler, ServerSide, TransportStats
+from dledger_core.net.connection import Connection, Handler, ServerSide
 from dledger_core.net.hello import Hello, negotiate
 from dledger_core.net.protocol import HELLO_TIMEOUT_S
 
@@ -21,7 +21,6 @@ async def connect(
     handler: Handler,
     *,
     timeout_s: float,
-    stats: TransportStats | None = None,
 ) -> Connection:
     """Open a connection and exchange hello.
 
@@ -31,7 +30,6 @@ async def connect(
         hello: this side's introduction.
         handler: gets the frames.
         timeout_s: limit on the time for all of it, hello included.
-        stats: counters to update; a set of its own by default.
 
     Returns:
         A connection whose hello was accepted; ``peer_hello`` is the response.
@@ -47,9 +45,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
-                lambda: Connection(
-                    stats or TransportStats(), hello=hello, handler=handler, hello_timeout_s=timeout_s + 1
-                ),
+                lambda: Connection(hello=hello, handler=handler, hello_timeout_s=timeout_s + 1),
                 host,
                 port,
             )
@@ -75,7 +71,6 @@ class Server(ServerSide):
     Attributes:
         port: the port it listens on (useful after asking for port 0).
         connections: the open ones whose hello was accepted.
-        stats: counts since start.
     """
 
     def __init__(
@@ -90,14 +85,13 @@ class Server(ServerSide):
         self._listener: asyncio.Server | None = None
         self.port = 0
         self.connections: set[Connection] = set()
-        self.stats = TransportStats()
         self._all: set[Connection] = set()
 
     async def start(self, host: str, port: int, hello_timeout_s: float) -> None:
         """Start to listen; raise ConfigError if the port is not available."""
 
         def make() -> Connection:
-            connection = Connection(self.stats, server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign)
+            connection = Connection(server=self, hello_timeout_s=hello_timeout_s, foreign=self._foreign)
             self._all.add(connection)
             connection.closed.add_done_callback(lambda _: self._forget(connection))
             return connection

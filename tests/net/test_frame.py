@@ -13,11 +13,11 @@ from dledger_core.net.frame import (
     LARGE_PAYLOAD_BYTES,
     LARGE_TYPES,
     RECEIVE_BYTES,
-    Frame,
     FrameDecoder,
     encode_frame,
 )
 from dledger_core.net.protocol import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HELLO_BYTES_MAX, Type
+from tests.support.frames import frames_of, receive
 
 FRAMES = [
     ({"t": 10}, b""),
@@ -35,27 +35,6 @@ def joined(frames):
     return b"".join(b"".join(encode_frame(header, payload)) for header, payload in frames)
 
 
-def drain(decoder):
-    frames = []
-    while (frame := decoder.next_frame()) is not None:
-        frames.append(frame)
-    return frames
-
-
-def in_chunks(data, size, max_bytes=FRAME_BYTES_MAX):
-    """Decodes as a socket would deliver: at most ``size`` bytes at a time into the decoder's own memory."""
-    decoder, frames, at = FrameDecoder(max_bytes), [], 0
-    while at < len(data):
-        room = decoder.get_buffer()
-        assert len(room)
-        part = data[at : at + min(size, len(room))]
-        room[: len(part)] = part
-        decoder.buffer_updated(len(part))
-        at += len(part)
-        frames += drain(decoder)
-    return frames, decoder
-
-
 def raw_frame(header: bytes, payload: bytes = b"", crc: int | None = None) -> bytes:
     length = 8 + len(header) + len(payload)
     return struct.pack(">III", length, len(header), crc32(header) if crc is None else crc) + header + payload
@@ -64,34 +43,25 @@ def raw_frame(header: bytes, payload: bytes = b"", crc: int | None = None) -> by
 @pytest.mark.parametrize("size", [1, 2, 7, 11, 12, 13, 4096, RECEIVE_BYTES - 1, RECEIVE_BYTES, 1 << 24])
 def test_frames_do_not_depend_on_how_bytes_arrive(size):
     few = FRAMES if size > 1 else FRAMES[:4]
-    frames, decoder = in_chunks(joined(few), size)
-    assert [(f.header, bytes(f.payload)) for f in frames] == few
-    assert not decoder.in_frame
-
-
-def test_receive_data_gives_same_frames():
     decoder = FrameDecoder(FRAME_BYTES_MAX)
-    data = joined(FRAMES)
-    got = []
-    for start in range(0, len(data), 100_001):
-        decoder.receive_data(data[start : start + 100_001])
-        got += drain(decoder)
-    assert [(f.header, bytes(f.payload)) for f in got] == FRAMES
+    assert [(frame.header, bytes(frame.payload)) for frame in receive(decoder, joined(few), size)] == few
+    assert not decoder.buffered
 
 
 def test_payloads_are_not_overwritten_by_later_frames():
-    frames, _ = in_chunks(b"".join(joined([({"t": 1}, bytes([i]) * 100)]) for i in range(200)) * 20, 50_000)
+    data = b"".join(joined([({"t": 1}, bytes([i]) * 100)]) for i in range(200)) * 20
+    frames = list(receive(FrameDecoder(FRAME_BYTES_MAX), data, 50_000))
     assert all(bytes(f.payload) == bytes([n % 200]) * 100 for n, f in enumerate(frames))
 
 
-def test_every_truncation_gives_only_whole_frames():
+def test_every_truncation_gives_only_complete_frames():
     frames = FRAMES[:3]
     data = joined(frames)
     ends = [len(joined(frames[: n + 1])) for n in range(len(frames))]
     for cut in range(len(data)):
-        got, decoder = in_chunks(data[:cut], 1 << 20)
-        assert len(got) == sum(end <= cut for end in ends)
-        assert decoder.in_frame == (cut > 0 and cut not in ends)
+        decoder = FrameDecoder(FRAME_BYTES_MAX)
+        assert len(list(receive(decoder, data[:cut]))) == sum(end <= cut for end in ends)
+        assert bool(decoder.buffered) is (cut > 0 and cut not in ends)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +77,7 @@ def test_every_truncation_gives_only_whole_frames():
         pytest.param(raw_frame(b"\x81\xa1t\x01", crc=1), "CRC", id="damaged header"),
         pytest.param(raw_frame(b"\xc1"), "msgpack", id="not msgpack"),
         pytest.param(raw_frame(b"\x81\xa1t"), "msgpack", id="short msgpack"),
-        pytest.param(raw_frame(b"\x81\xa1t\x01\x00"), "msgpack", id="bytes behind the map"),
+        pytest.param(raw_frame(b"\x81\xa1t\x01\x00"), "msgpack", id="bytes after the map"),
         pytest.param(raw_frame(b"\x93\x01\x02\x03"), "map", id="a list"),
         pytest.param(raw_frame(msgpack.packb({"t": "1"})), "map", id="number is a string"),
         pytest.param(raw_frame(msgpack.packb({"r": 1})), "map", id="no number"),
@@ -118,37 +88,34 @@ def test_every_truncation_gives_only_whole_frames():
 )
 def test_malformed_input_is_protocol_error(data, complaint):
     with pytest.raises(ProtocolError, match=complaint):
-        in_chunks(data, 1 << 20)
+        frames_of([data])
 
 
 def test_hello_limit_holds_until_it_is_raised():
     data = joined([({"t": 12}, b"x" * (HELLO_BYTES_MAX + 1000))])
     with pytest.raises(ProtocolError, match="exceed the limits"):
-        in_chunks(data, 1, HELLO_BYTES_MAX)
+        list(receive(FrameDecoder(HELLO_BYTES_MAX), data, 1))
     decoder = FrameDecoder(HELLO_BYTES_MAX)
-    decoder.receive_data(data[:3])
+    assert not list(receive(decoder, data[:3]))
     decoder.raise_limit(FRAME_BYTES_MAX)
-    decoder.receive_data(data[3:])
-    assert len(drain(decoder)) == 1
+    assert len(list(receive(decoder, data[3:]))) == 1
 
 
-def test_encode_frame_rejects_frame_above_limits():
-    with pytest.raises(ProtocolError, match="too large"):
-        encode_frame({"t": 1}, bytes(FRAME_BYTES_MAX))
-    with pytest.raises(ProtocolError, match="too large"):
-        encode_frame({"t": 1, "x": "y" * HEADER_BYTES_MAX})
-    with pytest.raises(ProtocolError, match="packed"):
-        encode_frame({"t": object()})
+@pytest.mark.parametrize(
+    ("header", "payload"),
+    [({"t": 1}, bytes(FRAME_BYTES_MAX)), ({"t": 1, "x": "y" * HEADER_BYTES_MAX}, b""), ({"t": object()}, b"")],
+    ids=["frame too large", "header too large", "not msgpack"],
+)
+def test_encode_frame_rejects_what_cannot_be_sent(header, payload):
+    with pytest.raises(ProtocolError):
+        encode_frame(header, payload)
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=300), prefix=st.sampled_from([b"", joined(FRAMES[:2])]), size=st.integers(1, 300))
 def test_garbage_is_frames_or_protocol_error(data, prefix, size):
-    try:
-        frames, _ = in_chunks(prefix + data, size, HELLO_BYTES_MAX)
-    except ProtocolError:
-        return
-    assert all(isinstance(frame, Frame) for frame in frames)
+    with contextlib.suppress(ProtocolError):
+        list(receive(FrameDecoder(HELLO_BYTES_MAX), prefix + data, size))
 
 
 HOSTILE = st.one_of(
@@ -159,19 +126,32 @@ HOSTILE = st.one_of(
 )
 
 
+def peak_of(data, max_bytes):
+    """Return the error of these bytes, if any, and the bytes of memory that they took."""
+    tracemalloc.start()
+    try:
+        list(receive(FrameDecoder(max_bytes), data))
+        error = None
+    except ProtocolError as caught:
+        error = caught
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return error, peak
+
+
 @settings(max_examples=200, deadline=None)
 @given(header=HOSTILE)
 def test_hostile_header_takes_limited_memory(header):
-    data = raw_frame(b"\x81\xa1t" + header)
-    tracemalloc.start()
-    try:
-        in_chunks(data, 1 << 20, HELLO_BYTES_MAX)
-    except ProtocolError:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert peak < 32 << 20
+    assert peak_of(raw_frame(b"\x81\xa1t" + header), HELLO_BYTES_MAX)[1] < 32 << 20
+
+
+@pytest.mark.parametrize("number", [*(t for t in Type if t not in LARGE_TYPES), 0, 99])
+def test_only_messages_with_bodies_may_claim_much_memory(number):
+    header = msgpack.packb({"t": int(number)})
+    claimed = struct.pack(">III", 8 + len(header) + (20 << 20), len(header), crc32(header)) + header
+    error, peak = peak_of(claimed, FRAME_BYTES_MAX)
+    assert error is not None
+    assert peak < 1 << 20
 
 
 @settings(max_examples=200, deadline=None)
@@ -181,18 +161,4 @@ def test_damaged_frames_are_frames_or_protocol_error(flips):
     for at, flip in flips:
         data[at % len(data)] ^= flip
     with contextlib.suppress(ProtocolError):
-        in_chunks(bytes(data), 1 << 20)
-
-
-@pytest.mark.parametrize("number", [*(t for t in Type if t not in LARGE_TYPES), 0, 99])
-def test_only_messages_with_bodies_may_claim_much_memory(number):
-    header = msgpack.packb({"t": int(number)})
-    claimed = struct.pack(">III", 8 + len(header) + (20 << 20), len(header), crc32(header)) + header
-    decoder = FrameDecoder(FRAME_BYTES_MAX)
-    tracemalloc.start()
-    decoder.receive_data(claimed)
-    with pytest.raises(ProtocolError, match="no large payload"):
-        decoder.next_frame()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 20
+        list(receive(FrameDecoder(FRAME_BYTES_MAX), data))

@@ -1,38 +1,46 @@
-"""The field tables of all messages: round trips, wrong values, documentation."""
+"""The messages: field tables, and the codec of those between replicas."""
 
-from __future__ import annotations
+import contextlib
+import struct
+from dataclasses import replace
 
-import dataclasses
-
+import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
+from dledger_core.checksum import crc32
+from dledger_core.errors import BadRequestError, ProtocolError
+from dledger_core.net import codec
 from dledger_core.net.codec import PEER_TABLES
 from dledger_core.net.fields import REQUIRED
-from dledger_core.net.frame import FrameDecoder, encode_frame
-from dledger_core.net.messages import TABLES, GroupsRequest
-from dledger_core.net.protocol import FRAME_BYTES_MAX, Type
+from dledger_core.net.frame import ARRAY_LENGTH_MAX, Frame, encode_frame
+from dledger_core.net.messages import TABLES
+from dledger_core.net.protocol import Type
+from dledger_core.raft.batch import BATCHES_MAX, Batch
+from dledger_core.raft.messages import AppendEntries, Heartbeat, HeartbeatResponse, InstallSnapshot
+from dledger_core.record import Columns, encode
 from tests.support.field_values import MISSING, good_value, header_of, wrong_values
+from tests.support.frames import frames_of
 
-ALL = [pytest.param(table, id=table.number.name) for table in (*TABLES, *PEER_TABLES)]
+# --- field tables -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [pytest.param(table, id=table.number.name) for table in TABLES])
+def by_name(tables):
+    return pytest.mark.parametrize("table", [pytest.param(table, id=table.number.name) for table in tables])
+
+
+@by_name(TABLES)
 def test_message_survives_encoding_with_all_fields_and_with_required_ones(table):
-    for header in (
-        header_of(table),
-        {"t": table.number} | {f.key: good_value(f) for f in table.fields if f.default is REQUIRED},
-    ):
+    required = {"t": table.number} | {f.key: good_value(f) for f in table.fields if f.default is REQUIRED}
+    for header in (header_of(table), required | {"unknown": 5}):
         message = table.decode(header)
-        decoder = FrameDecoder(FRAME_BYTES_MAX)
-        decoder.receive_data(b"".join(encode_frame(table.encode(message, r=3))))
-        received = decoder.next_frame().header
-        assert received["t"] == table.number
-        assert received["r"] == 3
-        assert table.decode(received) == message
+        [frame] = frames_of(encode_frame(table.encode(message, r=3)))
+        assert (frame.header["t"], frame.header["r"]) == (table.number, 3)
+        assert table.decode(frame.header) == message
 
 
-@pytest.mark.parametrize("table", ALL)
+@by_name((*TABLES, *PEER_TABLES))
 def test_every_wrong_value_of_every_field_is_rejected_by_tables_error(table):
     table.read(header_of(table))
     for field in table.fields:
@@ -46,29 +54,224 @@ def test_every_wrong_value_of_every_field_is_rejected_by_tables_error(table):
             assert field.key in caught.value.what
 
 
-def test_requests_get_response_and_other_messages_close_connection():
-    requests = {table.number for table in TABLES if table.error is BadRequestError}
-    assert requests == {table.number for table in TABLES if not table.number.name.endswith("_OK")}
-    assert {table.error for table in (*TABLES, *PEER_TABLES)} == {BadRequestError, ProtocolError}
-    assert issubclass(BadRequestError, DLedgerError)
-
-
 def test_every_message_number_has_one_documented_table():
     numbers = [table.number for table in (*TABLES, *PEER_TABLES)]
     assert sorted(numbers) == sorted(set(Type) - {Type.HELLO, Type.HELLO_OK, Type.FAILURE})
     for table in (*TABLES, *PEER_TABLES):
-        text = str(table)
+        text, keys = str(table), [field.key for field in table.fields]
         assert all(f"    {field.key} (" in text and field.meaning for field in table.fields)
         assert table.message.__doc__
+        assert len({"t", "r", "g", *keys}) == 3 + len(keys), "keys are distinct and none is reserved"
+        is_request = table in TABLES and not table.number.name.endswith("_OK")
+        assert table.error is (BadRequestError if is_request else ProtocolError)
 
 
-def test_keys_of_message_are_distinct_and_none_is_reserved():
-    for table in (*TABLES, *PEER_TABLES):
-        keys = [field.key for field in table.fields]
-        assert len(set(keys)) == len(keys)
-        assert not {"t", "r", "g"} & set(keys)
+# --- messages between replicas --------------------------------------------------------------------------------------
+
+terms, indexes, rounds = st.integers(-1, 1 << 40), st.integers(-1, 1 << 62), st.integers(0, 1 << 40)
+KINDS = {"int": None, "bool": st.booleans(), "str": st.text(min_size=1, max_size=9)}
 
 
-def test_message_without_fields_decodes_from_any_header():
-    [table] = [table for table in TABLES if table.message is GroupsRequest]
-    assert dataclasses.asdict(table.decode({"t": 1, "unknown": 5})) == {}
+def messages_of(table):
+    """Messages with every value that the table allows."""
+    fields = {
+        f.name: st.integers(f.low, f.high) if f.kind == "int" else KINDS[f.kind]
+        for f in table.fields
+        if f.name != "crc"
+    }
+    more = {"data": st.binary(max_size=50)} if table is codec.INSTALL_SNAPSHOT else {}
+    return st.builds(table.message, **fields, **more)
+
+
+WITHOUT_ROWS = [t for t in PEER_TABLES if not any(f.kind == "list" for f in t.fields)]
+
+
+def received(buffers):
+    [frame] = frames_of(buffers)
+    return frame
+
+
+def resent(group, message):
+    """Return the one message that arrives, and its group."""
+    [(received_group, received_message)] = codec.frame_to_messages(received(codec.message_to_frame(group, message)))
+    return received_group, received_message
+
+
+@given(group=st.text(min_size=1, max_size=20), message=st.one_of(*map(messages_of, WITHOUT_ROWS)))
+def test_message_survives_encoding(group, message):
+    assert resent(group, message) == (group, message)
+
+
+def beats_of(rows):
+    """Return heartbeats and their responses for rows of (group, term, index, round)."""
+    ends = {"sender": "n0", "target": "n1"}
+    beats = [(g, Heartbeat(**ends, term=term, commit_index=at, round=number)) for g, term, at, number in rows]
+    return beats, [(g, HeartbeatResponse(**ends, term=term, last_index=at, round=n)) for g, term, at, n in rows]
+
+
+@settings(deadline=None)
+@given(rows=st.lists(st.tuples(st.text(max_size=9), terms, indexes, rounds), min_size=1, max_size=20))
+@example([(f"{number:0127d}", 1 << 40, 1 << 62, 1 << 40) for number in range(ARRAY_LENGTH_MAX + 5)])
+def test_heartbeats_of_many_groups_share_frames(rows):
+    beats, responses = beats_of(rows)
+    for sent, buffers in (
+        (beats, codec.heartbeats_frames(beats)),
+        (responses, codec.heartbeat_responses_frames(responses)),
+        ([], codec.alive_frame("n0", "n1")),
+    ):
+        frames = frames_of(buffers)
+        assert len(frames) == max(1, -(-len(sent) // codec.HEARTBEATS_MAX))
+        assert [found for frame in frames for found in codec.frame_to_messages(frame)] == sent
+
+
+def test_append_entries_with_most_batches_fit_frame():
+    message = make_append([1] * BATCHES_MAX, first=1 << 40, body=b"")
+    _, got = resent("g", message)
+    assert [(b.first_index, b.count, b.term) for b in got.batches] == [
+        (b.first_index, b.count, b.term) for b in message.batches
+    ]
+
+
+def make_append(counts, first=5, term=3, body=b"some body"):
+    batches, index = [], first
+    for number, count in enumerate(counts):
+        columns = Columns.from_bodies([body + bytes([number % 256, i % 256]) for i in range(count)])
+        batch_term = term - 1 if number == 0 else term
+        run = encode(
+            columns,
+            first_index=index,
+            term=batch_term,
+            position=index * 100,
+            timestamp_ms=1_700_000_000_000,
+            segment_bytes=1 << 30,
+        )
+        batches.append(Batch(index, count, batch_term, run.nbytes, run))
+        index += count
+    return AppendEntries(
+        sender="n0",
+        target="n1",
+        term=term,
+        prev_index=first - 1,
+        prev_term=1,
+        commit_index=first - 1,
+        batches=tuple(batches),
+    )
+
+
+@settings(deadline=None)
+@given(counts=st.lists(st.integers(1, 40), max_size=5), first=st.integers(0, 1000))
+def test_append_entries_survive_encoding(counts, first):
+    message = make_append(counts, first)
+    group, got = resent("g", message)
+    assert group == "g"
+    assert replace(got, batches=()) == replace(message, batches=())
+    assert len(got.batches) == len(message.batches)
+    for sent, decoded in zip(message.batches, got.batches, strict=True):
+        assert replace(sent, payload=None) == replace(decoded, payload=None)
+        assert bytes(sent.payload.data) == bytes(decoded.payload.data)
+        assert sent.payload.sizes.tolist() == decoded.payload.sizes.tolist()
+        decoded.payload.check(sent.first_index)
+
+
+def test_append_entries_with_flipped_payload_byte_are_rejected():
+    frame = received(codec.message_to_frame("g", make_append([3, 20])))
+    for at in range(0, len(frame.payload), 7):
+        damaged = bytearray(frame.payload)
+        damaged[at] ^= 4
+        with pytest.raises(ProtocolError):
+            codec.frame_to_messages(Frame(frame.header, memoryview(damaged)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"b": [[5, 3, 2], [9, 20, 3]]},
+        {"b": [[5, 0, 2], [5, 23, 3]]},
+        {"b": [[5, 3, 2], [8, 20, 9]]},
+        {"b": [[5, 3, 3], [8, 20, 2]]},
+        {"b": [[5, 3, 2]]},
+        {"b": [[5, 3, 3], [8, 20, 3]]},
+        {"b": [[5, 3], [8, 20]]},
+        {"b": [5, 3]},
+        {"b": {}},
+        {"n": 24},
+        {"n": 22},
+        {"pi": 3},
+        {"k": 1},
+        {"g": 5},
+        {"t": 999},
+        {"t": Type.READ},
+    ],
+    ids=str,
+)
+def test_inconsistent_append_entries_are_rejected(change):
+    frame = received(codec.message_to_frame("g", make_append([3, 20])))
+    with pytest.raises(ProtocolError):
+        codec.frame_to_messages(Frame(frame.header | change, frame.payload))
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=3), st.lists(st.integers(), max_size=4)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from([*(t.number for t in PEER_TABLES), Type.HELLO]),
+    fields=st.dictionaries(st.sampled_from(sorted({f.key for t in PEER_TABLES for f in t.fields})), values),
+    payload=st.binary(max_size=80),
+)
+def test_any_header_is_messages_or_protocol_error(kind, fields, payload):
+    with contextlib.suppress(ProtocolError):
+        codec.frame_to_messages(Frame({"t": kind, "s": "a", "to": "b", "g": "g", "term": 1} | fields, payload))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=30))
+def test_columns_survive_encoding(items):
+    columns = Columns.from_bodies(items)
+    got = codec.parse_columns(memoryview(b"".join(codec.columns_payload(columns))), len(items))
+    assert got.lengths.tolist() == columns.lengths.tolist()
+    assert got.crcs.tolist() == columns.crcs.tolist()
+    assert bytes(got.bodies) == b"".join(items)
+    got.verify()
+
+
+@pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
+@given(payload=st.binary(max_size=200), n=st.integers(-2, 60))
+def test_any_payload_is_columns_or_protocol_error(parse, payload, n):
+    try:
+        got = parse(payload, n)
+    except ProtocolError:
+        return
+    assert got.count == n
+
+
+@pytest.mark.parametrize("parse", [codec.parse_columns, codec.parse_records])
+@pytest.mark.parametrize(
+    ("payload", "n"),
+    [
+        *((bytes(16), n) for n in (None, True, "1", 1.0, 1 << 40, -1)),
+        pytest.param(struct.pack("<II", 0xFFFFFFFF, 1) + bytes(8), 2, id="columns overflow"),
+        pytest.param(struct.pack("<II", 0xFFFFFFFF, 49) + bytes(48), 2, id="records overflow"),
+    ],
+)
+def test_payload_with_wrong_count_or_lengths_is_rejected(parse, payload, n):
+    with pytest.raises(ProtocolError):
+        parse(payload, n)
+
+
+@pytest.mark.parametrize("changes", [{"k": 1}, {"n": codec.SNAPSHOT_BYTES_MAX + 1}, {"fi": 0}], ids=str)
+def test_malformed_snapshot_chunk_is_rejected(changes):
+    message = InstallSnapshot(
+        sender="n0", target="n1", term=3, number=1, first_index=5, previous_term=2, offset=0, total=3, data=b"abc"
+    )
+    frame = received(codec.message_to_frame("g", message))
+    with pytest.raises(ProtocolError):
+        codec.frame_to_messages(Frame(frame.header | changes, frame.payload))
+
+
+def test_crc_of_payload_covers_sizes_and_records():
+    message = make_append([2])
+    frame = received(codec.message_to_frame("g", message))
+    assert frame.header["k"] == crc32(frame.payload)
+    assert np.frombuffer(frame.payload, "<u4", 2).tolist() == message.batches[0].payload.sizes.tolist()

@@ -55,6 +55,7 @@ from tests.sim.member import TICK, Member
 from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
+from tests.support.frames import receive
 from tests.support.logs import rows_between
 from tests.support.memory_store import MemoryStore
 
@@ -296,11 +297,9 @@ class ReplicaMember(Member):
         self.replica.tick()
 
     def receive(self, message: object) -> None:
-        decoder = self.sim.shared.decoder
-        decoder.receive_data(message)
-        frame = decoder.next_frame()
-        assert frame is not None
-        self.replica.step(codec.frame_to_message(frame)[1])
+        for frame in receive(self.sim.shared.decoder, message):
+            for _, decoded in codec.frame_to_messages(frame):
+                self.replica.step(decoded)
 
     def unreachable(self, peer: NodeId) -> None:
         self.replica.report_unreachable(peer)

@@ -19,6 +19,7 @@ from dledger_core.record import Columns, encode, to_arrow
 from dledger_core.storage.write.staging import StagedEnd, Staging
 from tests.fuzz.finding import expect, memory_below
 from tests.fuzz.targets.frames import FIXED_BYTES, PER_BYTE
+from tests.support.frames import receive
 
 _FRAME_BYTES_MAX = 4 << 20
 
@@ -41,23 +42,19 @@ def _frame(data: bytes) -> Frame | None:
         except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
             return None
     stream = struct.pack(">III", 8 + len(header) + len(payload), len(header), crc32(header)) + header + payload
-    decoder = FrameDecoder(_FRAME_BYTES_MAX)
-    decoder.receive_data(stream)
     try:
-        frame = decoder.next_frame()
+        [frame] = receive(FrameDecoder(_FRAME_BYTES_MAX), stream)
     except ProtocolError:
         return None
-    expect(frame is not None and bytes(frame.payload) == payload, "the frame is another one")
+    expect(bytes(frame.payload) == payload, "the frame is another one")
     return frame
 
 
 def _resent(group: str, message: Any) -> tuple[bytes, str, Any]:
     sent = b"".join(map(bytes, codec.message_to_frame(group, message)))
-    decoder = FrameDecoder(_FRAME_BYTES_MAX)
-    decoder.receive_data(sent)
-    frame = decoder.next_frame()
-    assert frame is not None
-    return sent, *codec.frame_to_message(frame)
+    [frame] = receive(FrameDecoder(_FRAME_BYTES_MAX), sent)
+    [(received_group, received)] = codec.frame_to_messages(frame)
+    return sent, received_group, received
 
 
 def _stage(message: AppendEntries) -> None:

@@ -82,8 +82,7 @@ def test_both_protocols_share_one_port(loop: Any) -> None:
             assert result.last_index == 499
             rows = await client.read(0, 500)
             assert rows.column("body").to_pylist() == [b"%d" % number for number in range(500)]
-        stats = running.servers["n0"].stats
-        assert (stats.accepted, stats.foreign, stats.refused) == (1, 1, 0)
+        assert len(running.servers["n0"].connections) == 1
         own.close()
         await own.closed
 
@@ -98,7 +97,6 @@ def test_port_without_remoting_rejects_remoting() -> None:
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()
-        assert (server.stats.refused, server.stats.foreign) == (1, 0)
         await server.close()
 
     asyncio.run(main())
