@@ -1,4 +1,4 @@
-"""Damage of a store's files: the node's start, ``verify`` and ``read`` name file, position and remedy.
+"""Damage of a store's files: the node's start, ``verify`` and ``read`` report it with file, position and remedy.
 
 The store was closed cleanly, so its checkpoint covers every entry, and nothing may be truncated.
 """
@@ -7,247 +7,293 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dledger_core.errors import ConfigError, CorruptRecordError, DLedgerError, StoreMismatchError
 from dledger_core.record import segment_name
-from dledger_core.storage import CommitLog, open_store
+from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import OsFile, OsFiles
-from tests.support.logs import append, open_log
+from tests.storage.sample import DATA, INDEX, META, Sample
+from tests.support.logs import SMALL, STORE, append, open_log, read_all
 
-FIRST, LAST = f"data/{segment_name(0)}", f"data/{segment_name(4096)}"
-ROWS = f"index/{segment_name(0)}"
-IDENTITY = "meta/log.json"
-Damage = Callable[[Path], object]
+FIRST, LAST = DATA / segment_name(0), DATA / segment_name(4096)
+ROWS = INDEX / segment_name(0)
+IDENTITY, CURRTERM = META / "log.json", STORE / "currterm"
+SIXTY = Sample.fill(SMALL, (([bytes([65 + n]) * 80] * 5, 1 + n // 6, None) for n in range(12)), commit_index=40)
+"""60 entries of 128 bytes in 12 batches of two terms; 31 of them fill the first of two files."""
 
-
-@dataclass(frozen=True)
-class Store:
-    path: Path
-    positions: list[int]
-
-
-@pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """60 entries of 128 bytes in 12 batches of two terms over two files."""
-    path = tmp_path_factory.mktemp("damage") / "dledger-n0"
-    log = open_log(directory=path)
-    for number in range(12):
-        append(log, [bytes([65 + number]) * 80] * 5, term=1 + number // 6)
-    positions = [int(log.position_of(i)) for i in range(60)]
-    log.close(40)
-    assert positions[31] == 4096
-    return Store(path, positions)
+Damage = Callable[[Sample], object]
 
 
 @pytest.fixture
-def store(intact: Store, tmp_path: Path) -> Store:
-    shutil.copytree(intact.path, tmp_path / "dledger-n0")
-    return Store(tmp_path / "dledger-n0", intact.positions)
+def store() -> Sample:
+    return SIXTY.clone()
 
 
-def content(path: Path) -> dict[str, bytes | None]:
-    """Every file but the lock."""
-    found = {str(name.relative_to(path)): name.read_bytes() if name.is_file() else None for name in path.rglob("*")}
-    found.pop("meta/lock", None)
-    return found
+def flip(*places: tuple[int, int]) -> Damage:
+    """Flip a bit of records: (index, byte) of each."""
 
-
-def count(read: Callable[[int], int]) -> int:
-    """Return the number of entries of consecutive reads."""
-    begin = 0
-    while begin < 60:
-        begin += read(begin)
-    return begin
-
-
-def start(path: Path) -> CommitLog:
-    """Open and check a store as a node does before it serves."""
-    return open_log(directory=path).checked()
-
-
-def flip(name: str, at: int) -> Damage:
-    def damage(path: Path) -> None:
-        data = bytearray((path / name).read_bytes())
-        data[at] ^= 1
-        (path / name).write_bytes(data)
+    def damage(store: Sample) -> None:
+        for index, byte in places:
+            store.record(index)[byte] ^= 1
 
     return damage
 
 
-def wipe(name: str, start: int, stop: int) -> Damage:
-    def damage(path: Path) -> None:
-        data = bytearray((path / name).read_bytes())
-        data[start:stop] = bytes(stop - start)
-        (path / name).write_bytes(data)
+def flip_row(index: int, byte: int) -> Damage:
+    def damage(store: Sample) -> None:
+        store.row(index)[byte] ^= 1
 
     return damage
 
 
-def shorten(name: str, size: int) -> Damage:
-    return lambda path: os.truncate(path / name, size)
+def wipe(index: int, length: int) -> Damage:
+    def damage(store: Sample) -> None:
+        store.record(index)[:length] = bytes(length)
+
+    return damage
 
 
-def remove(name: str) -> Damage:
-    return lambda path: shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+def resize(path: Path, size: int) -> Damage:
+    def damage(store: Sample) -> None:
+        content = store.files.content(path)
+        content[:] = bytes(content[:size]) + bytes(max(size - len(content), 0))
+
+    return damage
 
 
-def put(name: str, data: bytes) -> Damage:
-    return lambda path: (path / name).write_bytes(data)
+def remove(*paths: Path) -> Damage:
+    """Remove files, and directories with their files."""
+
+    def damage(store: Sample) -> None:
+        store.files.directories.difference_update(paths)
+        for name in [name for name in store.files.names if name in paths or name.parent in paths]:
+            del store.files.names[name]
+
+    return damage
 
 
-def swap(path: Path) -> None:
-    (path / FIRST).rename(path / "aside")
-    (path / LAST).rename(path / FIRST)
-    (path / "aside").rename(path / LAST)
+def put(path: Path, data: bytes) -> Damage:
+    return lambda store: store.files.replace(path, data)
 
 
-AT_10 = 10 * 128
-AT_40 = 4096 + 9 * 128
+def swap(store: Sample) -> None:
+    names = store.files.names
+    names[FIRST], names[LAST] = names[LAST], names[FIRST]
 
-DAMAGED = [
-    # name, damage, file, position, entries
-    ("a magic in the middle", flip(FIRST, AT_10 + 3), FIRST, AT_10, (10, 11)),
-    ("a size in the middle", flip(FIRST, AT_10 + 6), FIRST, AT_10, (10, 11)),
-    ("an index in the middle", flip(FIRST, AT_10 + 15), FIRST, AT_10, (10, 11)),
-    ("an index below the others", flip(FIRST, AT_10 + 128 + 15), FIRST, AT_10 + 128, (11, 12)),
-    ("an index at a file's end", flip(FIRST, 30 * 128 + 15), FIRST, 30 * 128, (30, 31)),
-    ("a body in the middle", flip(FIRST, AT_10 + 60), FIRST, AT_10, (10, 11)),
-    ("a body in the last file", flip(LAST, AT_40 - 4096 + 60), LAST, AT_40, (40, 41)),
-    ("the first record", flip(FIRST, 3), FIRST, 0, (0, 1)),
-    ("zeros in the middle", wipe(FIRST, AT_10, AT_10 + 3 * 128), FIRST, AT_10, (10, 13)),
-    ("the first file zeroed", wipe(FIRST, 0, 4096), FIRST, 0, (0, 31)),
-    ("the first file missing", remove(FIRST), FIRST, 0, (0, 31)),
-    ("the first file too short", shorten(FIRST, 2000), FIRST, None, (15, 31)),
-    ("the first file too long", shorten(FIRST, 5000), FIRST, None, None),
-    ("the last file too long", shorten(LAST, 5000), LAST, None, None),
-    ("two files swapped", swap, FIRST, 0, (0, 60)),
-]
+
+def misdirect(store: Sample) -> None:
+    store.record(9)[:128] = bytes(store.record(8)[:128])
+
+
+def lower_term(store: Sample) -> None:
+    store.record(45)[23] = 1
+
+
+def skip_an_index(store: Sample) -> None:
+    for index in range(35, 60):
+        store.record(index)[15] += 1
+
+
+def corrupt(*ranges: tuple[int, int]) -> list[tuple[str, int, int]]:
+    return [("CORRUPT", start, end) for start, end in ranges]
 
 
 @pytest.mark.parametrize(
-    ("damage", "file", "position", "entries"), [c[1:] for c in DAMAGED], ids=[c[0] for c in DAMAGED]
+    ("damage", "file", "position", "findings"),
+    [
+        pytest.param(flip((10, 3)), FIRST, 10 * 128, corrupt((10, 11)), id="magic"),
+        pytest.param(flip((10, 6)), FIRST, 10 * 128, corrupt((10, 11)), id="size"),
+        pytest.param(flip((10, 15)), FIRST, 10 * 128, corrupt((10, 11)), id="index above the others"),
+        pytest.param(flip((11, 15)), FIRST, 11 * 128, corrupt((11, 12)), id="index below the others"),
+        pytest.param(flip((30, 15)), FIRST, 30 * 128, corrupt((30, 31)), id="index at a file's end"),
+        pytest.param(flip((10, 31)), FIRST, 10 * 128, corrupt((10, 11)), id="position"),
+        pytest.param(flip((10, 60)), FIRST, 10 * 128, corrupt((10, 11)), id="body"),
+        pytest.param(flip((40, 60)), LAST, 4096 + 9 * 128, corrupt((40, 41)), id="body in the last file"),
+        pytest.param(flip((0, 3)), FIRST, 0, corrupt((0, 1)), id="first record"),
+        pytest.param(flip((59, 70)), LAST, 4096 + 28 * 128, corrupt((59, 60)), id="last record"),
+        pytest.param(
+            flip((17, 60), (18, 60), (40, 60)), FIRST, 17 * 128, corrupt((17, 19), (40, 41)), id="several bodies"
+        ),
+        pytest.param(flip((45, 23)), LAST, 4096 + 14 * 128, corrupt((45, 46)), id="term above the next"),
+        pytest.param(
+            lower_term,
+            LAST,
+            4096 + 14 * 128,
+            [("TERM_REGRESSION", 45, 46), ("CORRUPT", 45, 46)],
+            id="term below the previous one",
+        ),
+        pytest.param(
+            skip_an_index, LAST, 4096 + 4 * 128, [("INDEX_GAP", 35, 36), ("INDEX_MISMATCH", 36, 61)], id="missing index"
+        ),
+        pytest.param(misdirect, FIRST, 9 * 128, corrupt((9, 10)), id="misdirected record"),
+        pytest.param(flip_row(33, 3), LAST, 4096 + 2 * 128, corrupt((33, 34)), id="magic of a row"),
+        pytest.param(wipe(10, 3 * 128), FIRST, 10 * 128, corrupt((10, 13)), id="zeros in the middle"),
+        pytest.param(wipe(0, 4096), FIRST, 0, corrupt((0, 31)), id="first file zeroed"),
+        pytest.param(wipe(31, 4096), LAST, 4096, corrupt((31, 60)), id="last file zeroed"),
+        pytest.param(remove(FIRST), FIRST, 0, corrupt((0, 31)), id="first file missing"),
+        pytest.param(remove(LAST), FIRST, 0, corrupt((31, 60)), id="last file missing"),
+        pytest.param(remove(DATA), FIRST, 0, corrupt((0, 60)), id="all files missing"),
+        pytest.param(resize(FIRST, 2000), FIRST, 2000, corrupt((15, 31), (0, 0)), id="first file too short"),
+        pytest.param(resize(LAST, 0), LAST, 4096, corrupt((31, 60)), id="last file empty"),
+        pytest.param(resize(FIRST, 5000), FIRST, 4096, corrupt((0, 0)), id="first file too long"),
+        pytest.param(resize(LAST, 5000), LAST, 8192, corrupt((31, 31)), id="last file too long"),
+        pytest.param(swap, FIRST, 0, corrupt((0, 60)), id="two files swapped"),
+    ],
 )
 def test_start_rejects_damaged_records_with_file_and_position(
-    store: Store, damage: Damage, file: str, position: int | None, entries: tuple[int, int] | None
+    store: Sample, damage: Damage, file: Path, position: int, findings: list[tuple[str, int, int]]
 ) -> None:
-    damage(store.path)
-    before = content(store.path)
+    damage(store)
+    found = store.findings()
+    assert [(finding.kind, finding.start, finding.end) for finding in found] == findings
+    assert all(finding.severity == "error" for finding in found if finding.kind != "INDEX_MISMATCH")
+    if DATA in store.files.directories:
+        assert open_store(STORE, files=store.files).checkpoint_commit_index == 40
+    before = store.content(DATA)
     with pytest.raises(CorruptRecordError) as caught:
-        start(store.path)
+        store.open()
     error = caught.value
-    assert (error.where, error.exit_code) == (str(store.path / file), 4)
-    assert position is None or error.values["position"] == position
-    assert "position" in error.values
+    assert (error.where, error.values["position"], error.exit_code) == (str(file), position, 4)
     assert error.remedy
-    after = content(store.path)
-    assert {name: after[name] for name in before if name.startswith("data/")} == {
-        name: data for name, data in before.items() if name.startswith("data/")
-    }
-    with open_store(store.path) as reader:
-        findings = [f for f in reader.verify().findings if f.kind == "CORRUPT"]
-    assert str(store.path / file) in {f.path for f in findings}
-    assert entries is None or entries in {(f.start, f.end) for f in findings}
+    assert store.content(DATA) == before
+
+
+def test_read_and_verify_report_the_same_place(store: Sample) -> None:
+    flip((40, 60))(store)
+    [finding] = store.findings()
+    assert (finding.path, finding.position) == (str(LAST), store.positions[40])
+    with open_store(STORE, files=store.files) as reader:
+        with pytest.raises(CorruptRecordError) as caught:
+            reader.read(30, 50)
+        assert (caught.value.where, caught.value.values) == (str(LAST), {"index": 40, "position": store.positions[40]})
+        assert reader.read(41, 60).num_rows == 19
+
+
+def test_verify_reports_a_torn_tail_as_a_warning(store: Sample) -> None:
+    log = open_log(store.files)
+    append(log, [b"z" * 80] * 2, term=2)
+    store.at(store.positions[60] + 128)[60] ^= 1
+    with open_store(STORE, files=store.files) as reader:
+        assert (reader.last_index, reader.commit_index) == (59, 40)
+    assert [(found.kind, found.start, found.end, found.severity) for found in store.findings()] == [
+        ("TORN_TAIL", 60, 61, "warning")
+    ]
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [remove(LAST), shorten(LAST, 0), wipe(LAST, 0, 4096), remove("data")],
-    ids=["missing", "empty", "zeroed", "all missing"],
-)
-def test_start_rejects_a_log_without_its_durable_end(store: Store, damage: Damage) -> None:
-    damage(store.path)
-    with pytest.raises(CorruptRecordError) as caught:
-        start(store.path)
-    assert caught.value.where.startswith(str(store.path / "data"))
-    with open_store(store.path) as reader:
-        [finding] = reader.verify().findings
-        assert (finding.kind, finding.end, reader.checkpoint_commit_index) == ("CORRUPT", 60, 40)
-
-
-@pytest.mark.parametrize(
-    ("damage", "where", "what", "kinds"),
+    ("damage", "kinds"),
     [
-        pytest.param(put(IDENTITY, b'{"x'), IDENTITY, "malformed", None, id="identity cut"),
-        pytest.param(put(IDENTITY, b"\xff\xfe\0"), IDENTITY, "malformed", None, id="identity of other bytes"),
-        pytest.param(put(IDENTITY, b"[1]"), IDENTITY, "not a map", None, id="identity is not a map"),
-        pytest.param(put(IDENTITY, b""), IDENTITY, "malformed", None, id="identity empty"),
-        pytest.param(
-            put(IDENTITY, b'{"format_version": 1}'), IDENTITY, "profile is missing", None, id="identity incomplete"
-        ),
-        pytest.param(
-            put(IDENTITY, b'{"format_version": 9}'), IDENTITY, "version 9 is newer", None, id="identity newer"
-        ),
-        pytest.param(remove(IDENTITY), IDENTITY, "log.json", ["CORRUPT"], id="identity missing"),
-        pytest.param(remove("meta"), IDENTITY, "log.json", ["CORRUPT"], id="meta missing"),
-        pytest.param(put("data/notes.txt", b""), "data", "'notes.txt'", ["FOREIGN_FILE"], id="unexpected file"),
+        pytest.param(lambda _: None, set(), id="none"),
+        pytest.param(flip_row(5, 6), {"INDEX_MISMATCH"}, id="row"),
+        pytest.param(resize(ROWS, 100), {"INDEX_MISMATCH"}, id="short file"),
+        pytest.param(remove(ROWS), {"INDEX_MISMATCH"}, id="missing file"),
+        pytest.param(remove(INDEX), {"INDEX_MISMATCH"}, id="all missing"),
+        pytest.param(put(META / "tables", b"\xff" * 40), set(), id="tables"),
     ],
 )
-def test_start_rejects_a_store_without_a_valid_identity(
-    store: Store, damage: Damage, where: str, what: str, kinds: list[str] | None
+def test_start_rebuilds_files_that_follow_from_the_data(store: Sample, damage: Damage, kinds: set[str]) -> None:
+    damage(store)
+    assert {(finding.kind, finding.severity) for finding in store.findings()} == {(kind, "warning") for kind in kinds}
+    with open_store(STORE, files=store.files) as reader:
+        begin = 0
+        while begin < 60:  # rows with wrong sizes make reads end early
+            begin += reader.read(begin, 60).num_rows
+        assert begin == 60
+    before = store.content(DATA)
+    log = store.open()
+    assert read_all(log) == store.entries
+    log.close()
+    assert store.content(DATA) == before
+
+
+@pytest.mark.parametrize("row", range(10, 15))
+@pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
+def test_read_batches_returns_a_complete_batch_without_one_of_its_rows(store: Sample, row: int, max_bytes: int) -> None:
+    store.row(row)[:] = bytes(32)
+    log = store.open()
+    for index in range(10, 15):
+        batch = log.read_batches(index, max_bytes)[0]
+        assert (batch.first_index, batch.count) == (10, 5)
+
+
+# --- identity and hard state ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "kinds"),
+    [
+        pytest.param(remove(IDENTITY), IDENTITY, ["CORRUPT"], id="identity missing"),
+        pytest.param(remove(META), IDENTITY, ["CORRUPT"], id="meta missing"),
+        pytest.param(put(DATA / "notes.txt", b""), DATA, ["FOREIGN_FILE"], id="unexpected file"),
+    ],
+)
+def test_start_rejects_a_store_that_open_store_reads(
+    store: Sample, damage: Damage, where: Path, kinds: list[str]
 ) -> None:
-    damage(store.path)
-    before = content(store.path)
-    with pytest.raises(StoreMismatchError, match=what) as caught:
-        start(store.path)
-    assert (caught.value.where, caught.value.exit_code) == (str(store.path / where), 3)
-    assert caught.value.remedy
-    assert content(store.path) == before
-    if kinds is None:
-        with pytest.raises(StoreMismatchError, match=what):
-            open_store(store.path)
-    else:
-        with open_store(store.path) as reader:
-            assert [finding.kind for finding in reader.verify().findings] == kinds
-            assert (reader.last_index, reader.identity_lost) == (59, kinds == ["CORRUPT"])
-    assert content(store.path) == before
+    damage(store)
+    before = store.content()
+    with pytest.raises(StoreMismatchError) as caught:
+        store.open()
+    assert (caught.value.where, caught.value.exit_code) == (str(where), 3)
+    assert store.content() == before
+    assert [finding.kind for finding in store.findings()] == kinds
+    with open_store(STORE, files=store.files) as reader:
+        assert (reader.last_index, reader.identity_lost) == (59, kinds == ["CORRUPT"])
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("data", "word"),
     [
-        ("format_version", None),
-        ("format_version", "1"),
-        ("profile", "Z"),
-        ("group", 5),
-        ("node_id", None),
-        ("data_segment_bytes", 0),
-        ("data_segment_bytes", True),
-        ("index_segment_bytes", 33),
-        ("first_position", -1),
-        ("first_index", 1.5),
-        ("log_uuid", 5),
-        ("previous_term", "x"),
+        (b'{"x', "malformed"),
+        (b"\xff\xfe\0", "malformed"),
+        (b"[1]", "malformed"),
+        (b"", "malformed"),
+        (b'{"format_version": 1}', "profile"),
+        (b'{"format_version": 9}', "version 9"),
+        ({"format_version": None}, "format_version"),
+        ({"format_version": "1"}, "format_version"),
+        ({"profile": "Z"}, "profile"),
+        ({"group": 5}, "group"),
+        ({"node_id": None}, "node_id"),
+        ({"data_segment_bytes": 0}, "data_segment_bytes"),
+        ({"data_segment_bytes": True}, "data_segment_bytes"),
+        ({"index_segment_bytes": 33}, "index_segment_bytes"),
+        ({"first_position": -1}, "first_position"),
+        ({"first_index": 1.5}, "first_index"),
+        ({"log_uuid": 5}, "log_uuid"),
+        ({"previous_term": "x"}, "previous_term"),
     ],
+    ids=str,
 )
-def test_identity_error_names_the_wrong_field(store: Store, name: str, value: object) -> None:
-    path = store.path / IDENTITY
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    for look in (start, open_store):
-        with pytest.raises(StoreMismatchError, match=f"malformed: {name}") as caught:
-            look(store.path)
-        assert caught.value.where == str(path)
+def test_store_with_a_malformed_identity_is_rejected(store: Sample, data: bytes | dict[str, object], word: str) -> None:
+    if isinstance(data, dict):
+        data = json.dumps(json.loads(store.files.content(IDENTITY)) | data).encode()
+    put(IDENTITY, data)(store)
+    before = store.content()
+    for look in (store.open, lambda: open_store(STORE, files=store.files)):
+        with pytest.raises(StoreMismatchError, match=word) as caught:
+            look()
+        assert (caught.value.where, caught.value.exit_code) == (str(IDENTITY), 3)
+        assert caught.value.remedy
+    assert store.content() == before
 
 
-def test_identity_rejects_every_damaged_byte(store: Store) -> None:
-    path = store.path / IDENTITY
-    whole = path.read_bytes()
-    for at in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[at] ^= 1
-        path.write_bytes(damaged)
-        if b"crc32" not in damaged:
-            assert open_store(store.path).last_index == 59
-            continue
-        with pytest.raises(StoreMismatchError) as caught:
-            open_store(store.path)
-        assert caught.value.where == str(path)
+def test_identity_rejects_every_damaged_byte(store: Sample) -> None:
+    content = store.files.content(IDENTITY)
+    for at in range(len(content)):
+        content[at] ^= 1
+        if b"crc32" not in content:
+            assert open_store(STORE, files=store.files).last_index == 59
+        else:
+            with pytest.raises(StoreMismatchError) as caught:
+                open_store(STORE, files=store.files)
+            assert caught.value.where == str(IDENTITY)
+        content[at] ^= 1
 
 
 @pytest.mark.parametrize(
@@ -255,95 +301,76 @@ def test_identity_rejects_every_damaged_byte(store: Store) -> None:
     [b"hello", b"\xff\0", b"", b"currTerm=", b"currTerm=-1", b"currTerm=1", b"currTerm=" + b"9" * 5000, None],
     ids=lambda text: "missing" if text is None else repr(text[:12]),
 )
-def test_start_rejects_an_unusable_currterm(store: Store, text: bytes | None) -> None:
-    path = store.path / "currterm"
-    path.unlink()
-    if text is not None:
-        path.write_bytes(text)
-    before = content(store.path)
-    with pytest.raises(CorruptRecordError, match="currterm") as caught:
-        start(store.path)
-    assert caught.value.where == str(path)
+def test_start_rejects_an_unusable_currterm(store: Sample, text: bytes | None) -> None:
+    (remove(CURRTERM) if text is None else put(CURRTERM, text))(store)
+    before = store.content()
+    with pytest.raises(CorruptRecordError) as caught:
+        store.open()
+    assert caught.value.where == str(CURRTERM)
     assert len(str(caught.value)) < 500
-    assert content(store.path) == before
-    with open_store(store.path) as reader:
-        assert [(finding.kind, finding.path) for finding in reader.verify().findings] == [("CORRUPT", str(path))]
+    assert store.content() == before
+    assert [(finding.kind, finding.path) for finding in store.findings()] == [("CORRUPT", str(CURRTERM))]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [flip(ROWS, 5 * 32 + 6), shorten(ROWS, 100), remove(ROWS), remove("index"), put("meta/tables", b"\xff" * 40)],
-    ids=["a row", "a short file", "a missing file", "all missing", "tables"],
-)
-def test_start_rebuilds_files_that_follow_from_the_data(store: Store, damage: Damage) -> None:
-    damage(store.path)
-    before = {name: data for name, data in content(store.path).items() if name.startswith("data/")}
-    with open_store(store.path) as reader:
-        assert {finding.severity for finding in reader.verify().findings} <= {"warning"}
-        assert count(lambda begin: reader.read(begin, 60).num_rows) == 60
-    log = start(store.path)
-    assert count(lambda begin: log.read(begin, 60, 1 << 20).count) == 60
+# --- directories ----------------------------------------------------------------------------------------------------
+
+
+def content(path: Path) -> dict[str, bytes | None]:
+    return {str(name.relative_to(path)): name.read_bytes() if name.is_file() else None for name in path.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["data", "meta", "meta/log.json", "currterm"])
+def test_start_rejects_a_file_in_the_place_of_a_directory_and_vice_versa(tmp_path: Path, name: str) -> None:
+    append(log := open_log(directory=tmp_path), [b"a"])
     log.close()
-    after = {name: data for name, data in content(store.path).items() if name.startswith("data/")}
-    assert after == before
-
-
-@pytest.mark.parametrize("row", range(10, 15))
-@pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
-def test_read_batches_returns_a_complete_batch_without_one_of_its_rows(store: Store, row: int, max_bytes: int) -> None:
-    wipe(ROWS, row * 32, row * 32 + 32)(store.path)
-    log = start(store.path)
-    for index in range(10, 15):
-        batch = log.read_batches(index, max_bytes)[0]
-        assert (batch.first_index, batch.count) == (10, 5)
-    log.close()
-
-
-@pytest.mark.parametrize("name", ["data", "meta", IDENTITY, "currterm"])
-def test_start_rejects_a_file_in_the_place_of_a_directory_and_vice_versa(store: Store, name: str) -> None:
-    path = store.path / name
+    path = tmp_path / name
     if path.is_dir():
         shutil.rmtree(path)
         path.write_bytes(b"")
     else:
         path.unlink()
         path.mkdir()
-    with pytest.raises((ConfigError, DLedgerError)) as caught:
-        start(store.path)
+    with pytest.raises(DLedgerError) as caught:
+        open_log(directory=tmp_path)
     assert (caught.value.exit_code, caught.value.where) == (3, str(path))
 
 
-def test_unreadable_file_is_not_reported_as_damaged(store: Store) -> None:
+def test_unreadable_file_is_not_reported_as_damaged(tmp_path: Path) -> None:
     class Locked(OsFiles):
         def open(self, path: Path, *, write: bool = False, create: bool = False) -> OsFile:
             if path.parent.name == "data":
                 raise PermissionError(errno.EACCES, "Permission denied", str(path))
             return super().open(path, write=write, create=create)
 
-    with pytest.raises(ConfigError, match="Permission denied") as caught:
-        open_log(Locked(), directory=store.path)
-    assert (caught.value.where, caught.value.exit_code) == (str(store.path / FIRST), 3)
+    append(log := open_log(directory=tmp_path), [b"a"])
+    log.close()
+    with pytest.raises(ConfigError) as caught:
+        open_log(Locked(), directory=tmp_path)
+    assert (caught.value.where, caught.value.exit_code) == (str(tmp_path / "data" / segment_name(0)), 3)
     with pytest.raises(PermissionError):
-        open_store(store.path, files=Locked())
+        open_store(tmp_path, files=Locked())
 
 
-FOREIGN = [
-    # files, name in the error
-    ({"notes.txt": b"x"}, "'notes.txt'"),
-    ({"data/notes.txt": b"x"}, "'data/notes.txt'"),
-    ({FIRST: bytes(4096), "data/notes.txt": b"x"}, "'data/notes.txt'"),
-    ({FIRST: b"PK\3\4" + bytes(4092)}, f"'{FIRST}'"),
-    ({"meta/something": b"x"}, "'meta/something'"),
-    ({"data/x": b"x", "meta/lock": b""}, "'meta/lock'"),
-    ({FIRST: bytes(4096), ROWS: bytes(1024), "currterm": b""}, "Java"),
-    ({FIRST: b"\0\0\0\1" + bytes(4092), "checkpoint": b""}, "Java"),
-    ({FIRST: b"\xff\xff\xff\xff" + bytes(4092)}, "Java"),
-    ({FIRST: b"\0\0\0\2" + bytes(36) + b"\1" * 4 + bytes(400)}, "log.json"),
-    ({"data/x": b"x", "meta/checkpoint": b""}, "log.json"),
-]
+DATA_0, INDEX_0 = f"data/{segment_name(0)}", f"index/{segment_name(0)}"
 
 
-@pytest.mark.parametrize(("files", "word"), FOREIGN, ids=[f"{at} {word[:20]}" for at, (_, word) in enumerate(FOREIGN)])
+@pytest.mark.parametrize(
+    ("files", "word"),
+    [
+        ({"notes.txt": b"x"}, "'notes.txt'"),
+        ({"data/notes.txt": b"x"}, "'data/notes.txt'"),
+        ({DATA_0: bytes(4096), "data/notes.txt": b"x"}, "'data/notes.txt'"),
+        ({DATA_0: b"PK\3\4" + bytes(4092)}, f"'{DATA_0}'"),
+        ({"meta/something": b"x"}, "'meta/something'"),
+        ({"data/x": b"x", "meta/lock": b""}, "'meta/lock'"),
+        ({DATA_0: bytes(4096), INDEX_0: bytes(1024), "currterm": b""}, "Java"),
+        ({DATA_0: b"\0\0\0\1" + bytes(4092), "checkpoint": b""}, "Java"),
+        ({DATA_0: b"\xff\xff\xff\xff" + bytes(4092)}, "Java"),
+        ({DATA_0: b"\0\0\0\2" + bytes(36) + b"\1" * 4 + bytes(400)}, "log.json"),
+        ({"data/x": b"x", "meta/checkpoint": b""}, "log.json"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_open_rejects_foreign_directory_and_leaves_it_unchanged(
     tmp_path: Path, files: dict[str, bytes], word: str
 ) -> None:
@@ -357,8 +384,11 @@ def test_open_rejects_foreign_directory_and_leaves_it_unchanged(
     assert content(tmp_path) == before
 
 
-def test_open_store_rejects_a_directory_of_other_files(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "notes.txt").write_bytes(b"x")
-    with pytest.raises(StoreMismatchError, match="notes"):
+@pytest.mark.parametrize("names", [[], ["index/x"], ["data.txt/x"], ["data/notes.txt"]], ids=str)
+def test_open_store_rejects_a_directory_without_data_files(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(StoreMismatchError) as caught:
         open_store(tmp_path)
+    assert (caught.value.where, caught.value.exit_code) == (str(tmp_path), 3)

@@ -7,58 +7,32 @@ record and changes nothing, or serves the same entries as before.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import HEADER, segment_name
+from dledger_core.record import HEADER, INDEX_RECORD_BYTES, segment_name
 from dledger_core.storage import CommitLog, open_store
-from tests.support.faulty_files import FaultyFiles
-from tests.support.logs import SMALL, STORE, append, bodies_of, open_log, read_all
+from tests.storage.sample import DATA, Sample
+from tests.support.logs import SMALL, STORE, bodies_of, read_all
 
-CONFIG = dataclasses.replace(SMALL, data_segment_bytes=1024, index_segment_bytes=256)
 FIELDS = ("magic", "size", "index", "term", "position", "crc", "length")
-ROW_BYTES = 32
-
-
-class Intact:
-    """A closed store over six data files and many index files, two terms, with control entries."""
-
-    def __init__(self) -> None:
-        self.files = FaultyFiles()
-        log = open_log(self.files, config=CONFIG)
-        for number in range(14):
-            control = b"\x80" if number % 5 == 0 else None
-            append(log, [bytes([65 + number]) * 60] * 3, term=1 + number // 7, control=control)
-        self.positions = [int(log.position_of(index)) for index in range(log.last_index() + 1)]
-        self.entries = read_all(log)
-        log.close(log.last_index())
-        firsts = [
-            self.positions.index(base) for base in range(1024, self.positions[-1], 1024) if base in self.positions
-        ]
-        self.places = {
-            "the first record, a control entry": 0,
-            "inside a batch": 2,
-            "the end of a batch": 3,
-            "the first of a segment": firsts[0],
-            "the first of the last full segment": firsts[-2],
-            "the first of the last segment": firsts[-1],
-            "the first of a term": next(i for i, (term, _) in enumerate(self.entries) if term == 2),
-            "the last record": len(self.positions) - 1,
-        }
-
-
-INTACT = Intact()
-
-
-def data_of(files: FaultyFiles) -> dict[Path, bytes]:
-    return {path: bytes(inode.content) for path, inode in files.names.items() if path.name != "lock"}
-
-
-def start(files: FaultyFiles) -> CommitLog:
-    """Open and check a store as a node does before it serves."""
-    return open_log(files, config=CONFIG).checked()
+INTACT = Sample.fill(
+    dataclasses.replace(SMALL, data_segment_bytes=1024, index_segment_bytes=256),
+    (([bytes([65 + n]) * 60] * 3, 1 + n // 7, b"\x80" if n % 5 == 0 else None) for n in range(14)),
+)
+"""Six data files and many index files, two terms, with control entries."""
+FIRSTS = [index for index in range(1, INTACT.last) if INTACT.positions[index] % 1024 == 0]
+PLACES = {
+    "the first record, a control entry": 0,
+    "inside a batch": 2,
+    "the end of a batch": 3,
+    "the first of a segment": FIRSTS[0],
+    "the first of the last full segment": FIRSTS[-2],
+    "the first of the last segment": FIRSTS[-1],
+    "the first of a term": next(i for i, (term, _) in enumerate(INTACT.entries) if term == 2),
+    "the last record": INTACT.last,
+}
 
 
 def entries(log: CommitLog) -> list[tuple[int, bytes]]:
@@ -70,87 +44,74 @@ def entries(log: CommitLog) -> list[tuple[int, bytes]]:
     return found
 
 
-def flip(files: FaultyFiles, path: Path, offset: int, bit: int) -> None:
-    files.content(path)[offset] ^= 1 << bit
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("place", INTACT.places)
+@pytest.mark.parametrize("place", PLACES)
 def test_flipped_bit_of_a_header_is_damage_with_its_place(place: str, field: str) -> None:
-    index = INTACT.places[place]
+    index = PLACES[place]
     position = INTACT.positions[index]
-    path, kind, begin = STORE / "data" / segment_name(position - position % 1024), *HEADER.fields[field][:2]
-    files = INTACT.files.clone()
+    kind, begin = HEADER.fields[field][:2]
+    store = INTACT.clone()
     for offset in range(begin, begin + kind.itemsize):
         for bit in range(8):
-            flip(files, path, position % 1024 + offset, bit)
-            before = data_of(files)
+            store.record(index)[offset] ^= 1 << bit
+            before = store.content()
             with pytest.raises(CorruptRecordError) as caught:
-                start(files)
+                store.open()
             found = (caught.value.where, caught.value.values)
+            path = DATA / segment_name(position - position % 1024)
             assert found == (str(path), {"index": index, "position": position}), (offset, bit)
-            assert data_of(files) == before, (offset, bit)
+            assert store.content() == before, (offset, bit)
             if bit == 0:
-                with open_store(STORE, files=files) as reader:
-                    findings = {(f.kind, f.start, f.end, f.position) for f in reader.verify().findings}
+                findings = {(f.kind, f.start, f.end, f.position) for f in store.findings()}
                 assert ("CORRUPT", index, index + 1, position) in findings, (offset, bit, findings)
-            flip(files, path, position % 1024 + offset, bit)
-    log = start(files)
-    assert read_all(log) == INTACT.entries
-    log.close()
+            store.record(index)[offset] ^= 1 << bit
+    assert read_all(store.open()) == INTACT.entries
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", INTACT.places)
+@pytest.mark.parametrize("place", PLACES)
 def test_flipped_bit_of_a_row_is_corrected_or_reported(place: str) -> None:
-    index = INTACT.places[place]
-    path, begin = STORE / "index" / segment_name(index * ROW_BYTES - index * ROW_BYTES % 256), index * ROW_BYTES % 256
-    files = INTACT.files.clone()
-    names = set(files.names)
-    for offset in range(ROW_BYTES):
+    index = PLACES[place]
+    store = INTACT.clone()
+    names, whole = set(store.files.names), bytes(store.row(index))
+    for offset in range(INDEX_RECORD_BYTES):
         for bit in range(8):
-            flip(files, path, begin + offset, bit)
+            store.row(index)[offset] ^= 1 << bit
             if offset < 4 or offset >= 24:  # magic or term: this store alone cannot decide which is right
                 with pytest.raises(CorruptRecordError) as caught:
-                    start(files)
+                    store.open()
                 assert caught.value.values == {"index": index, "position": INTACT.positions[index]}, (offset, bit)
-                flip(files, path, begin + offset, bit)
             else:
-                log = start(files)
+                log = store.open()
                 assert entries(log) == INTACT.entries
                 log.close()
-                files.content(path)[:] = INTACT.files.content(path)
-            assert set(files.names) == names
+            store.row(index)[:] = whole
+            assert set(store.files.names) == names
 
 
-def test_wrong_index_in_a_first_record_creates_no_index_files() -> None:
-    for place in ("the first record, a control entry", "the first of a segment", "the first of the last segment"):
-        index = INTACT.places[place]
-        files = INTACT.files.clone()
-        position = INTACT.positions[index]
-        flip(files, STORE / "data" / segment_name(position), 10, 0)  # 2 ** 40 more
-        for lost in ("none", "its row", "all rows"):
-            copy = files.clone()
-            rows = [path for path in copy.names if path.parent == STORE / "index"]
-            if lost == "its row":
-                at = index * ROW_BYTES
-                copy.content(STORE / "index" / segment_name(at - at % 256))[at % 256 : at % 256 + 32] = bytes(32)
-            for path in rows if lost == "all rows" else ():
-                copy.content(path)[:] = bytes(256)
-            before = data_of(copy)
-            with pytest.raises(CorruptRecordError) as caught:
-                start(copy)
-            assert caught.value.values == {"index": index, "position": position}
-            assert set(copy.names) == set(files.names)
-            if lost != "all rows":  # rows of records that are known to be good are rebuilt
-                assert data_of(copy) == before
+@pytest.mark.parametrize("lost", ["none", "its row", "all rows"])
+@pytest.mark.parametrize(
+    "place", ["the first record, a control entry", "the first of a segment", "the first of the last segment"]
+)
+def test_wrong_index_in_a_first_record_creates_no_index_files(place: str, lost: str) -> None:
+    index, store = PLACES[place], INTACT.clone()
+    store.record(index)[10] ^= 1  # 2 ** 40 more
+    rows = {"none": range(0), "its row": range(index, index + 1), "all rows": range(INTACT.last + 1)}[lost]
+    for row in rows:
+        store.row(row)[:] = bytes(INDEX_RECORD_BYTES)
+    before = store.content()
+    with pytest.raises(CorruptRecordError) as caught:
+        store.open()
+    assert caught.value.values == {"index": index, "position": INTACT.positions[index]}
+    assert set(store.files.names) == set(INTACT.files.names)
+    if lost != "all rows":  # rows of records that are known to be good are rebuilt
+        assert store.content() == before
 
 
 def test_reader_rejects_a_record_that_its_row_contradicts() -> None:
-    index = INTACT.places["inside a batch"]
-    files = INTACT.files.clone()
-    flip(files, STORE / "data" / segment_name(0), INTACT.positions[index] + 3, 1)  # data becomes membership
-    with open_store(STORE, files=files) as reader, pytest.raises(CorruptRecordError) as caught:
+    index, store = PLACES["inside a batch"], INTACT.clone()
+    store.record(index)[3] ^= 2  # data becomes membership
+    with open_store(STORE, files=store.files) as reader, pytest.raises(CorruptRecordError) as caught:
         reader.read(0, 10)
     assert caught.value.values == {"index": index, "position": INTACT.positions[index]}
