@@ -28,7 +28,6 @@ from dledger_core.client.routing.requests import Requests
 from dledger_core.client.routing.retry import Timeouts, with_retries
 from dledger_core.client.status import (
     RoleWatches,
-    agreed,
     bounds_of,
     bounds_reaching,
     groups_of,
@@ -235,7 +234,8 @@ class NodeClient:
 
     async def pin(self, name: str, start: int, seconds: float) -> tuple[str, ...]:
         request = messages.MetadataRequest(pin=[name, int(seconds * 1000)], start=int(start))
-        return agreed(await self._view.ask_all(messages.METADATA.encode(request)))
+        responses = await self._view.ask_all(messages.METADATA.encode(request))
+        return tuple(sorted(node for node, response in responses.items() if isinstance(response, Frame)))
 
     async def _ask_all(self, request: Mapping[str, Any]) -> Mapping[str, Frame | DLedgerError]:
         """Ask every node, in parallel and for at most a second each; retry if no node responds."""

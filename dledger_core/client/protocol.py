@@ -1,6 +1,7 @@
 """The operations on a group's log, as protocols that every client implements.
 
-Each method is documented here only. ``AsyncLogClient`` and ``SyncLogClient`` take signatures and docstrings from here.
+``AsyncLogClient`` and ``SyncLogClient`` take the signatures and docstrings of their coroutine methods from here; they
+add ``read``, ``read_at`` and ``tail``.
 """
 
 from __future__ import annotations

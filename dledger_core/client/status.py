@@ -20,7 +20,7 @@ from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.client.routing.retry import Deadline
 from dledger_core.config import Peer
 from dledger_core.control import Part, TransactionId
-from dledger_core.errors import DLedgerError, ProtocolError
+from dledger_core.errors import DLedgerError
 from dledger_core.net import messages
 from dledger_core.net.frame import Frame
 from dledger_core.record import Isolation
@@ -31,8 +31,6 @@ WATCH_WAIT_S: Final = 2.0
 """How long a node waits for a change; an unresponsive node is noticed after this and ``WATCH_RESPONSE_S``."""
 WATCH_RESPONSE_S: Final = 1.0
 WATCH_RETRY_S: Final = 0.1
-
-_STATUS_ROW = [str, str, int, int, int, int, int, int]
 
 
 def metadata_of(peers: Sequence[Peer], responses: Mapping[str, Frame | DLedgerError]) -> Metadata:
@@ -79,8 +77,6 @@ async def bounds_reaching(read_bounds: Callable[[], Awaitable[LogRange]], min_en
 def _node_status(peer: Peer, response: messages.MetadataResponse | None) -> NodeStatus:
     if response is None:
         return NodeStatus(str(peer.node_id), peer.address)
-    if list(map(type, response.node)) != _STATUS_ROW:
-        raise ProtocolError("field 'self' is malformed", peer.address)
     node_id, role, _, first, last, commit, visible_end, data_bytes = response.node
     status = NodeStatus(node_id, peer.address, role, first, last, commit, visible_end, data_bytes, reachable=True)
     status = replace(status, is_recovering=response.is_recovering)
@@ -99,18 +95,8 @@ def groups_of(responses: Mapping[str, Frame | DLedgerError]) -> dict[str, str | 
     for response in responses.values():
         if isinstance(response, Frame):
             logs = messages.GROUPS_OK.decode(response.header).logs
-            if not all(isinstance(uuid, (str, type(None))) for uuid in logs.values()):
-                raise ProtocolError("field 'logs' is malformed", "header")
-            found |= {str(group): uuid or found.get(group) for group, uuid in logs.items()}
+            found |= {group: uuid or found.get(group) for group, uuid in logs.items()}
     return dict(sorted(found.items()))
-
-
-def agreed(responses: Mapping[str, Frame | DLedgerError]) -> tuple[str, ...]:
-    """Return the nodes that responded, sorted; raise the last error if none did."""
-    nodes = tuple(sorted(node for node, response in responses.items() if isinstance(response, Frame)))
-    if not nodes:
-        raise next(response for response in reversed(list(responses.values())) if isinstance(response, DLedgerError))
-    return nodes
 
 
 def producer_of(frame: Frame) -> ProducerState:

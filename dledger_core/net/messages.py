@@ -23,10 +23,13 @@ _TRANSACTION: Final = "transaction: q query id, b batch id, r run id, a attempt 
 _RECORDS: Final = "sizes u32 x n, then the records as stored on disk"
 
 
-def _ints(width: int | None = None) -> Any:
-    return lambda rows: all(
-        type(row) is list and (width is None or len(row) == width) and all(type(v) is int for v in row) for row in rows
-    )
+def _row(*kinds: type) -> Any:
+    return lambda row: type(row) is list and tuple(map(type, row)) == kinds
+
+
+def _rows(*kinds: type) -> Any:
+    fits = _row(*kinds)
+    return lambda rows: all(map(fits, rows))
 
 
 def _is_transaction(value: dict[str, Any]) -> bool:
@@ -55,8 +58,7 @@ class MetadataResponse:
         "self",
         "list",
         "[id, role, term, first index, last index, commit index, visible end, data bytes]",
-        low=8,
-        high=8,
+        accepts=_row(str, str, int, int, int, int, int, int),
     )
     peers: str = wire("peers", "str", "peers string")
     groups: list[str] = wire("groups", "list", "groups of the node", low=0, accepts=all_of(str))
@@ -120,7 +122,7 @@ class ReadResponse:
     visible_end: int = wire("visible", "int", "end of the entries that read_committed shows", low=0)
     first_index: int = wire("first", "int", "first index of the log", low=0)
     skip: list[list[int]] = wire(
-        "skip", "list", "[start, end) of orphaned attempts in the range", low=0, accepts=_ints(2)
+        "skip", "list", "[start, end) of orphaned attempts in the range", low=0, accepts=_rows(int, int)
     )
 
 
@@ -165,8 +167,8 @@ class TransactionRequest:
     operation: str = wire("op", "str", "the operation", choices=("state", "commit", "abort"))
     transaction: dict[str, Any] = wire("x", "map", _TRANSACTION, low=3, high=4, accepts=_is_transaction)
     parts: list[list[int]] | None = wire(
-        "parts", "list", "[first, last, rows, crc] of each committed attempt", low=0, accepts=_ints(4), default=None,
-        optional=True,
+        "parts", "list", "[first, last, rows, crc] of each committed attempt", low=0, accepts=_rows(int, int, int, int),
+        default=None, optional=True,
     )  # fmt: skip
     input_id: str | None = wire("i", "str", "id of the transaction's input", default=None, optional=True)
 
@@ -177,7 +179,7 @@ class TransactionResponse:
 
     state: str = wire("state", "str", "its state", choices=("unknown", "open", "committed", "aborted"))
     parts: list[list[int]] = wire(
-        "parts", "list", "[first, last, rows, crc] of a committed one", low=0, accepts=_ints(4)
+        "parts", "list", "[first, last, rows, crc] of a committed one", low=0, accepts=_rows(int, int, int, int)
     )
     index: int = wire("index", "int", "index up to which the state holds")
     newest: int = wire("newest", "int", "newest batch id that the query has committed, -1 if none")
@@ -197,7 +199,10 @@ class DigestRequest:
 class DigestResponse:
     """Digests of ranges, computed from the node's files."""
 
-    ranges: list[list[Any]] = wire("ranges", "list", "[start, end, count, bytes, digest, layout digest]", low=0)
+    ranges: list[list[Any]] = wire(
+        "ranges", "list", "[start, end, count, bytes, digest, layout digest]", low=0,
+        accepts=_rows(int, int, int, int, bytes, bytes),
+    )  # fmt: skip
     next_index: int = wire("next", "int", "index to continue from", low=0)
     commit_index: int = wire("commit", "int", "last entry that is committed and durable on the node")
     damaged: list[int] = wire("damaged", "list", "indexes of damaged entries", low=0, accepts=all_of(int))
@@ -253,7 +258,10 @@ class GroupsRequest:
 class GroupsResponse:
     """The groups of a node."""
 
-    logs: dict[str, str | None] = wire("logs", "map", "uuid of each group's log, nil while it is not known", low=0)
+    logs: dict[str, str | None] = wire(
+        "logs", "map", "uuid of each group's log, nil while it is not known", low=0,
+        accepts=lambda logs: all(type(k) is str and (v is None or type(v) is str) for k, v in logs.items()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +278,10 @@ class DescribeRequest:
 class DescribeResponse:
     """Rows of a table."""
 
-    rows: list[list[Any]] = wire("rows", "list", "the rows after the key, of committed entries", low=0)
+    rows: list[list[Any]] = wire(
+        "rows", "list", "the rows after the key, of committed entries", low=0,
+        accepts=lambda rows: all(type(row) is list and row for row in rows),
+    )  # fmt: skip
     more: bool = wire("more", "bool", "whether there are more rows")
 
 
