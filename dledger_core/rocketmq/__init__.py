@@ -14,8 +14,7 @@ from dledger_core.rocketmq.message.layout import (
     PHYSICAL_OFFSET_DELTA,
     QUEUE_FIELDS_SCHEMA,
     SCHEDULE_TOPIC,
-    TRANSACTION_COMMIT,
-    TRANSACTION_MASK,
+    in_queue,
 )
 from dledger_core.rocketmq.message.properties import java_hash, tags_code
 from dledger_core.rocketmq.message.records import field_at
@@ -45,8 +44,6 @@ __all__ = [
     "PREFILL",
     "QUEUE_FIELDS_SCHEMA",
     "SCHEDULE_TOPIC",
-    "TRANSACTION_COMMIT",
-    "TRANSACTION_MASK",
     "UNIT",
     "UNIT_BYTES",
     "BrokerConf",
@@ -69,6 +66,7 @@ __all__ = [
     "encode_units",
     "end_of",
     "field_at",
+    "in_queue",
     "java_hash",
     "locate",
     "open_log_directory",

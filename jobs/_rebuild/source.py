@@ -88,11 +88,11 @@ def reader(
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                file, open_end = files[number], number == len(files) - 1 and not closed
+                file, is_open = files[number], number == len(files) - 1 and not closed
                 for found in file.scan():
                     if isinstance(found, pa.RecordBatch):
                         yield from decoded([_entries(found, group)], rules)
-                    elif found.kind == "damaged" or (found.kind == "end" and not open_end and file.size):
+                    elif not file.ends_at(found, is_open=is_open):
                         yield damage(group, found.position)
 
     return read

@@ -29,10 +29,9 @@ from dledger_core.rocketmq import (
     DELAY_LEVELS_MS,
     PHYSICAL_OFFSET_DELTA,
     SCHEDULE_TOPIC,
-    TRANSACTION_COMMIT,
-    TRANSACTION_MASK,
     UNIT,
     consume_queue_columns,
+    in_queue,
 )
 from spark_connector import ddl_of
 
@@ -335,8 +334,7 @@ def _true_or_null(known: _Bools) -> pa.Array:
 def _skip_reasons(columns: pa.RecordBatch) -> pa.Array:
     """Return the reason of each entry without a unit, by its message; null for units."""
     errors = columns.column("error")
-    transaction = _numbers(columns.column("sys_flag")) & TRANSACTION_MASK
-    pending = (transaction != 0) & (transaction != TRANSACTION_COMMIT)
+    pending = ~in_queue(_numbers(columns.column("sys_flag")))
     if errors.null_count == len(errors) and not pending.any():
         return pa.nulls(len(errors), pa.string())
     skipped = pc.if_else(pa.array(pending), PENDING, pa.scalar(None, pa.string()))

@@ -54,8 +54,7 @@ class QueueCounters:
                 rollback messages are in no queue and get 0, as in a broker.
         """
         offsets: _I64 = located.number("queue_offset")
-        kinds = located.sys_flags & layout.TRANSACTION_MASK
-        queued = (kinds == 0) | (kinds == layout.TRANSACTION_COMMIT)
+        queued = layout.in_queue(located.sys_flags)
         offsets[~queued & ~kept] = 0
         rows = np.flatnonzero(queued)
         if not len(rows):

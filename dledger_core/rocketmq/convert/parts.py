@@ -226,8 +226,7 @@ class ClassicPart:
         )
 
     def _check_stop(self, file: CommitLogFile, stop: FileStop) -> None:
-        open_end = file is self.files[-1] and stop.kind == "end" and not self.closed
-        if stop.kind == "blank" or open_end or stop.position == file.end:
+        if file.ends_at(stop, is_open=file is self.files[-1] and not self.closed):
             return
         raise CorruptRecordError(
             "neither a message nor an end of file where a message must start",

@@ -182,7 +182,7 @@ def _checked(batch: pa.RecordBatch, file: CommitLogFile) -> memoryview:
 
 
 def _check_end(stop: FileStop, file: CommitLogFile, *, last: bool) -> None:
-    left = file.end - stop.position
+    left = file.end - stop.position  # unlike ``CommitLogFile.ends_at``: the last file must have room for a BLANK
     if stop.kind == "blank" or (last and stop.kind == "end" and left >= _BLANK.size):
         return
     raise CorruptRecordError(

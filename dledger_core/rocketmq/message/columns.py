@@ -110,7 +110,7 @@ def bitmap(present: BoolArray | None) -> pa.Buffer | None:
     return None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
 
 
-def binary_column(blob: Any, lengths: IntArray, present: BoolArray | None = None) -> pa.BinaryArray:
+def binary_column(blob: Any, lengths: npt.NDArray[np.integer[Any]], present: BoolArray | None = None) -> pa.BinaryArray:
     """Return the binary column whose rows are contiguous in ``blob``."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -165,6 +165,7 @@ class _Decoder:
         self.located = located
         self._opened_bytes_max = opened_bytes_max
         self._delay_levels_ms = delay_levels_ms
+        self._broken: dict[int, str] = {}
 
     def column(self, name: str) -> pa.Array:
         if name in _NUMBERS:
@@ -180,10 +181,6 @@ class _Decoder:
         for row, text in self._broken.items():
             texts[int(self.located.rows[row])] = text
         return pa.array(texts, pa.string())
-
-    @cached_property
-    def _broken(self) -> dict[int, str]:
-        return {}
 
     @cached_property
     def _pairs(self) -> Pairs:

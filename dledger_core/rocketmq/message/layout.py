@@ -14,9 +14,10 @@ A message record, all integers big-endian, hosts with 4 or 16 address bytes and 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dledger_core.record import HEADER_BYTES
@@ -29,8 +30,8 @@ V1_TOPIC_BYTES_MAX: Final = 127
 BODY_CRC_MASK: Final = 0x7FFFFFFF
 
 COMPRESSED: Final = 0x1
-TRANSACTION_MASK: Final = 0xC
-TRANSACTION_COMMIT: Final = 0x8
+_TRANSACTION_MASK: Final = 0xC
+_TRANSACTION_COMMIT: Final = 0x8
 BORN_IPV6: Final = 0x10
 STORE_IPV6: Final = 0x20
 COMPRESSION_MASK: Final = 0x700
@@ -73,6 +74,13 @@ BEFORE_BODY: Final = np.dtype(
 _IPV4_HOSTS: Final = [("born_host", "V8"), ("store_timestamp", ">i8"), ("store_host", "V8")]
 HEADER: Final = np.dtype([*BEFORE_HOSTS.descr, *_IPV4_HOSTS, *BEFORE_BODY.descr])
 """The fields before the body of a message with IPv4 hosts; only the lengths of the hosts vary."""
+
+
+def in_queue(sys_flags: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.bool_]:
+    """Return which messages are in a consume queue: prepared and rolled-back messages of transactions are not."""
+    kinds = sys_flags & _TRANSACTION_MASK
+    return np.asarray((kinds == 0) | (kinds == _TRANSACTION_COMMIT))
+
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 

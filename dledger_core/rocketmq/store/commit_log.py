@@ -79,6 +79,15 @@ class CommitLogFile:
         """Position after its last byte."""
         return self.position + self.size
 
+    def ends_at(self, stop: FileStop, *, is_open: bool) -> bool:
+        """Whether no message can be missing after ``stop``, the end of the file's messages.
+
+        Args:
+            stop: from ``scan``.
+            is_open: the last file of a CommitLog that may grow: only there zeros may follow.
+        """
+        return stop.kind == "blank" or stop.position == self.end or (is_open and stop.kind == "end")
+
     def is_unused(self) -> bool:
         """Whether nothing was written to the file so far."""
         with Path(self.path).open("rb") as opened:
@@ -127,7 +136,7 @@ class _Block:
         return self.offset + (self.ends[-1] if self.ends else 0)
 
     def batch(self, position: int) -> pa.RecordBatch:
-        return message_batch(self.data, 0, self.ends, position + self.offset)
+        return message_batch(self.data, self.ends, position + self.offset)
 
     def without_last(self) -> _Block:
         return _Block(self.data, self.offset, self.ends[:-1])
@@ -205,9 +214,9 @@ def commit_log_files(directory: Path | str) -> tuple[CommitLogFile, ...]:
     return files[:count]
 
 
-def scan_records(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield start and size of the records in ``data``, from ``at`` on, as long as sizes and magics are possible."""
-    end = len(data)
+def scan_records(data: Any) -> Iterator[tuple[int, int]]:
+    """Yield start and size of the records in ``data``, as long as sizes and magics are possible."""
+    at, end = 0, len(data)
     while at + _HEAD.size <= end:
         size, magic = _HEAD.unpack_from(data, at)
         if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > end:
@@ -216,18 +225,16 @@ def scan_records(data: Any, at: int = 0) -> Iterator[tuple[int, int]]:
         at += size
 
 
-def message_batch(data: bytes, first: int, ends: list[int], base: int) -> pa.RecordBatch:
+def message_batch(data: bytes, ends: list[int], base: int) -> pa.RecordBatch:
     """Return columns ``position`` and ``body`` of contiguous records, over the same memory.
 
     Args:
-        data: bytes of a file.
-        first: where the first record starts.
-        ends: where each of them ends.
+        data: bytes of a file, from the first record on.
+        ends: where each record ends.
         base: position of the first byte of ``data``.
     """
-    offsets = np.array([first, *ends], np.int64)
-    body = pa.py_buffer(memoryview(data)[first : ends[-1]])
-    buffers = [None, pa.py_buffer((offsets - first).astype(np.int32)), body]
+    offsets = np.array([0, *ends], np.int64)
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(memoryview(data)[: ends[-1]])]
     bodies = pa.Array.from_buffers(pa.binary(), len(ends), buffers)
     return pa.RecordBatch.from_pydict({"position": pa.array(offsets[:-1] + base), "body": bodies})
 
@@ -315,7 +322,7 @@ class ClassicCommitLog:
             if first < stop:
                 begin = int(index.starts[first])
                 data = file.read(file.position + begin, file.position + int(index.ends[stop - 1]))
-                yield message_batch(data, 0, (index.ends[first:stop] - begin).tolist(), file.position + begin)
+                yield message_batch(data, (index.ends[first:stop] - begin).tolist(), file.position + begin)
 
     def damage(self, start: int, end: int) -> list[tuple[int, int, str]]:
         """Return the damage in [start, end) as (from, to, reason): messages, or bytes where one should start."""

@@ -160,7 +160,7 @@ class CommitLogPrefix:
         ends = [begin + size for begin, size in scan_records(data)]
         good = len(ends)
         if good:
-            wrong = message_faults(message_batch(data, 0, ends, position)) != 0
+            wrong = message_faults(message_batch(data, ends, position)) != 0
             good = int(wrong.argmax()) if wrong.any() else good
         if not good:
             raise self._no_message(file, position, data)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from dledger_core.errors import ConfigError, CorruptRecordError
 from dledger_core.rocketmq.message.decode import decode_messages
-from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, TRANSACTION_COMMIT, TRANSACTION_MASK
+from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA, in_queue
 from dledger_core.storage.files.log_info import LogMeta
 from dledger_core.storage.read.store_reader import StoreReader
 
@@ -184,8 +184,7 @@ class _Counting:
         valid = found["topic"].is_valid()
         self._not_messages += found.num_rows - int(pc.sum(valid).as_py() or 0)
         found = found.filter(valid)
-        kinds = np.asarray(found["sys_flag"]) & TRANSACTION_MASK
-        queued = (kinds == 0) | (kinds == TRANSACTION_COMMIT)
+        queued = in_queue(np.asarray(found["sys_flag"]))
         self._in_no_queue += int((~queued).sum())
         found = found.filter(pa.array(queued))
         if not found.num_rows:

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import RECORD_SCHEMA, Records, to_arrow
+from dledger_core.record import RECORD_SCHEMA, to_arrow
+from dledger_core.rocketmq.message.columns import binary_column
 from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, commit_log_files
 from dledger_core.rocketmq.store.consume_queue import broker_end_of
 from dledger_core.rocketmq.store.directory import locate
@@ -105,7 +106,7 @@ class LogDirectory:
             found = self.log.records(at, end, _READ_BYTES)
             at += found.count
             batch = to_arrow(found, magic=True)
-            yield batch.append_column("record", _raw(found)) if records else batch
+            yield batch.append_column("record", binary_column(found.data, found.sizes)) if records else batch
 
     def _classic(self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool) -> Iterator[pa.RecordBatch]:
         for found in file.scan(_READ_BYTES):
@@ -123,9 +124,7 @@ class LogDirectory:
                 return
 
     def _note_stop(self, file: CommitLogFile, stop: FileStop) -> None:
-        if stop.kind == "blank" or stop.position == file.end:
-            return
-        if stop.kind == "end" and file is self.classic[-1] and self.log is None:
+        if file.ends_at(stop, is_open=file is self.classic[-1] and self.log is None):
             return
         problem = "neither a message nor the end of the file at a message's start"
         remedy = "the rest of this file is not shown; compare with a replica"
@@ -174,12 +173,6 @@ class LogDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _raw(found: Records) -> pa.Array:
-    offsets = np.zeros(found.count + 1, np.int32)
-    np.cumsum(found.sizes, out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), found.count, [None, pa.py_buffer(offsets), pa.py_buffer(found.data)])
 
 
 def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
