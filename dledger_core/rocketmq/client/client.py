@@ -33,7 +33,7 @@ from dledger_core.errors import (
 )
 from dledger_core.record import MAGIC_DATA, Fetch, Isolation
 from dledger_core.rocketmq.client.entries import PROBE_PREFIX, append_all, batch_of, read_entries
-from dledger_core.rocketmq.client.log_end import OBSERVE_S, JavaBounds, LogEnd
+from dledger_core.rocketmq.client.log_end import OBSERVE_S, JavaBounds, LogEnd, is_deleted
 from dledger_core.rocketmq.client.nodes import JavaNodes
 from dledger_core.rocketmq.remoting.codes import ResponseCode
 from dledger_core.rocketmq.remoting.messages import (
@@ -203,7 +203,7 @@ class JavaClient:
                     self._get, start, end, max_bytes=max_bytes, in_flight=self._reads_in_flight
                 )
             except IndexOutOfRangeError as error:
-                if error.values.get("code") == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
+                if is_deleted(error):
                     raise await self._deleted(start) from None
         next_index = start + len(entries)
         if entries:
@@ -226,7 +226,7 @@ class JavaClient:
         try:
             found: int | None = (await self._get(start - 1)).term
         except IndexOutOfRangeError as error:
-            if error.values.get("code") == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN:
+            if is_deleted(error):
                 return
             found = None
         if found != term:

@@ -249,13 +249,13 @@ class JavaBounds:
         try:
             return (await self._get(index)).term
         except IndexOutOfRangeError as error:
-            return -1 if _is_deleted(error) else None
+            return -1 if is_deleted(error) else None
 
     async def _is_deleted(self, index: int) -> bool:
         try:
             await self._get(index)
         except IndexOutOfRangeError as error:
-            return _is_deleted(error)
+            return is_deleted(error)
         return False
 
     async def _probe(self, end: int) -> None:
@@ -308,5 +308,6 @@ class JavaBounds:
         await asyncio.sleep(max(0.0, min(self._observe_s, deadline - asyncio.get_running_loop().time())))
 
 
-def _is_deleted(error: IndexOutOfRangeError) -> bool:
+def is_deleted(error: IndexOutOfRangeError) -> bool:
+    """Whether a node reported that retention has deleted the entry."""
     return error.values.get("code") == ResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cached_property
 from typing import Final, Literal
 
 from dledger_core.config import INDEX_SEGMENT_BYTES
@@ -235,7 +236,7 @@ class _Conversion:
             )
 
     def _check_space(self) -> None:
-        needed = self._source.data_bytes + _SPACE_LEFT
+        needed = self._source_bytes + _SPACE_LEFT
         where = next(path for path in (self._layout.root, *self._layout.root.absolute().parents) if path.exists())
         free = shutil.disk_usage(where).free
         if free < needed:
@@ -291,7 +292,7 @@ class _Conversion:
         )
 
     def _check_source(self) -> list[str]:
-        self._on_step(Step("check", 0, 0, self._source.data_bytes))
+        self._on_step(Step("check", 0, 0, self._source_bytes))
         return [*self._source.notes, *self._source.check(cut_tail=self._request.cut_tail)]
 
     def _fresh(self, plan: Plan, notes: list[str]) -> ConversionState:
@@ -318,7 +319,7 @@ class _Conversion:
                 if breaks_layout(positions, records.sizes.astype("i8"), state.position, plan.data_segment_bytes):
                     raise LayoutBreakError
                 state.position = int(positions[-1]) + int(records.sizes[-1])
-            self._step("copy", plan, state.next_index, state.body_bytes)
+            self._step("copy", state.next_index, state.body_bytes)
 
     def _open_target(self, plan: Plan) -> StoreWriter:
         return StoreWriter(self._files, self._layout, plan.data_segment_bytes, plan.index_segment_bytes)
@@ -347,7 +348,7 @@ class _Conversion:
             if records is not None:
                 state.position = target.write(records, state.position)
                 unsaved += records.nbytes
-            self._step("copy", plan, state.next_index, state.body_bytes)
+            self._step("copy", state.next_index, state.body_bytes)
             if unsaved > self._request.save_bytes or (unsaved and time.monotonic() - saved_at > _SAVE_S):
                 target.sync()
                 save_state(self._files, self._layout, state)
@@ -361,14 +362,18 @@ class _Conversion:
         target = self._open_target(plan)
         try:
             state.digest = compare_all(
-                plan, state, target, lambda entries, size: self._step("verify", plan, first + entries, size)
+                plan, state, target, lambda entries, size: self._step("verify", first + entries, size)
             )
         finally:
             target.close()
 
-    def _step(self, phase: Literal["copy", "verify"], plan: Plan, next_index: int, done: int) -> None:
-        total = max(self._source.data_bytes, done)
-        self._on_step(Step(phase, next_index - self._source.first_index, done, total))
+    @cached_property
+    def _source_bytes(self) -> int:
+        """Approximate number of bytes of the source; computed once, because that reads an entry."""
+        return self._source.data_bytes
+
+    def _step(self, phase: Literal["copy", "verify"], next_index: int, done: int) -> None:
+        self._on_step(Step(phase, next_index - self._source.first_index, done, max(self._source_bytes, done)))
 
     # --- after -----------------------------------------------------------------------------------------------
 
@@ -376,14 +381,11 @@ class _Conversion:
         again = open_source(self._request.source, self._request.commitlog)
         again.close()
         if again.stamp != state.stamp:
-            raise self._changed()
-
-    def _changed(self) -> CorruptRecordError:
-        return CorruptRecordError(
-            "the source has changed during the conversion",
-            str(self._source.path),
-            "stop the process that writes there, remove the destination, and convert again",
-        )
+            raise CorruptRecordError(
+                "the source has changed during the conversion",
+                str(self._source.path),
+                "stop the process that writes there, remove the destination, and convert again",
+            )
 
     def _report(self, plan: Plan, state: ConversionState) -> Report:
         ranges = state.index_map.ranges

@@ -250,7 +250,7 @@ def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Fil
     watched = [*sorted(layout.data.iterdir()), *(p for p in (layout.root / "currterm", layout.root / "checkpoint"))]
     if classic is not None:
         watched += [Path(file.path) for file in classic.files]
-        _check_joins(reader, classic, data_bytes)
+        _check_joins(reader, classic)
         classic = replace(classic, closed=reader.last_index >= reader.first_index)
     before, classic = (classic, None) if meta is not None else (None, classic)
     kind: Kind = "mixed" if classic is not None else _kind_of(reader, meta)
@@ -346,7 +346,7 @@ def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None
     return reader, meta, False
 
 
-def _check_joins(reader: StoreReader, classic: ClassicPart, data_bytes: int) -> None:
+def _check_joins(reader: StoreReader, classic: ClassicPart) -> None:
     """Raise StoreMismatchError unless the store of a mixed log starts at the end of the CommitLog, with index 0."""
     if reader.last_index < reader.first_index:
         return

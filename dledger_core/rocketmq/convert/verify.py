@@ -24,6 +24,7 @@ from dledger_core.rocketmq.convert.messages import (
 from dledger_core.rocketmq.convert.parts import Chunk, SourceCursor, queues_after
 from dledger_core.rocketmq.convert.plan import ConversionState, Plan
 from dledger_core.rocketmq.message.layout import PHYSICAL_OFFSET_DELTA
+from dledger_core.rocketmq.message.records import Located
 from dledger_core.storage.check.judge import Rules, ScanCursor
 from dledger_core.storage.check.scan import Scanner
 
@@ -147,7 +148,7 @@ class _Comparison:
         allowed[ends[:, None] - 1 - CRC_DIGITS + np.arange(CRC_DIGITS)] = True
         self._only(differing, chunk, allowed)
         self._odd += located.count - int(moved.sum())
-        self._compare_offsets(chunk, numbers, records, moved, signed)
+        self._compare_offsets(chunk, numbers, records, located, moved, signed)
 
     def _only(self, differing: npt.NDArray[np.int64], chunk: Chunk, allowed: npt.NDArray[np.bool_]) -> None:
         wrong = differing[~allowed[differing]] if len(allowed) else differing
@@ -160,6 +161,7 @@ class _Comparison:
         chunk: Chunk,
         numbers: npt.NDArray[np.int64],
         records: Records,
+        old: Located,
         moved: npt.NDArray[np.bool_],
         signed: npt.NDArray[np.int64],
     ) -> None:
@@ -168,7 +170,6 @@ class _Comparison:
         positions = records.headers["position"].astype(np.int64)[new.rows]
         same = ~moved | (new.number("physical_offset") == positions + PHYSICAL_OFFSET_DELTA)
         if self._plan.assigns_offsets:
-            old = located_in(chunk.bodies, chunk.starts, chunk.lengths)
             given = self._queues.assign(old, broker_numbered(self._plan, numbers, old))
             same &= new.number("queue_offset") == given
         if not bool(same.all()):

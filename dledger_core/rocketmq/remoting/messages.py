@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dledger_core.config import RECORD_BYTES_MAX
 from dledger_core.errors import BadRequestError, DLedgerError, ProtocolError
@@ -43,8 +44,6 @@ def _numbers_to_base64(found: re.Match[bytes]) -> bytes:
         return b'"body":""'
     if found[1].count(b",") >= RECORD_BYTES_MAX:  # Java's limit on an entry
         return found[0]  # rejected for its number of elements
-    import pyarrow.compute as pc  # few nodes need it, and its import takes time
-
     try:  # columns: a list would take many times the body's size
         numbers = pc.cast(pc.split_pattern(pa.scalar(found[1].decode()), ",").values, pa.int8())
     except pa.ArrowInvalid:
@@ -224,7 +223,7 @@ class PeerRequest(Request):
     kind: RequestCode = RequestCode.PUSH
 
 
-def encode_request(request: Request, opaque: int, *, language: str = "PYTHON") -> RemotingFrame:
+def encode_request(request: Request, opaque: int) -> RemotingFrame:
     """Return the frame of a request; for a peer request only the common fields."""
     base = {
         "code": 200,
@@ -235,7 +234,7 @@ def encode_request(request: Request, opaque: int, *, language: str = "PYTHON") -
         "term": request.term,
     }
     code = request.kind if isinstance(request, PeerRequest) else request.code
-    return RemotingFrame(code=code, opaque=opaque, body=dump(base | request.own_fields()), language=language)
+    return RemotingFrame(code=code, opaque=opaque, body=dump(base | request.own_fields()), language="PYTHON")
 
 
 def decode_request(frame: RemotingFrame) -> Request | None:
