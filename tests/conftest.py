@@ -5,6 +5,8 @@ A run on several workers (``--dist loadfile``) gives a worker complete files, so
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
+import uvloop
 
 RETRIED = ("integration", "spark", "notebook")
 """Marks of tests of real processes or real Spark: a machine that stalls for seconds fails them."""
@@ -86,6 +89,17 @@ def signal_handlers_restored() -> Iterator[None]:
     for number, handler in before.items():
         if handler is not None and signal.getsignal(number) != handler:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine: on uvloop, as the server runs, or on the loop of the fixture ``new_loop``."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("new_loop", uvloop.new_event_loop)) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 def children() -> set[psutil.Process]:

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 
 import pytest
 import uvloop
@@ -76,79 +75,63 @@ class Echo:
             writer.close()
 
 
-@pytest.fixture(params=["uvloop", "asyncio"])
-def run(request):
-    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-
-    def run_with(main):
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(main)
-
-    return run_with
+@pytest.fixture(autouse=True, params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def new_loop(request):
+    return request.param
 
 
-def test_hello_is_negotiated_and_frames_flow(run):
-    async def main():
-        async with Echo() as node:
-            theirs = Hello("client", None, versions=(1, 7), features=frozenset({"b", "c"}))
-            connection, handler = await node.connect(theirs)
-            assert connection.version == 1
-            assert connection.features == {"b"}
-            assert connection.peer_hello.node_id == "n0"
-            assert connection.peer_hello.logs == {"default": "uuid-1"}
-            payloads = [b"", b"small", b"x" * 70_000, b"y" * 3_000_000]
-            for number, payload in enumerate(payloads):
-                connection.send({"t": 12, "r": number}, payload)
-            await handler.until(lambda: len(handler.frames) == 4)
-            assert [bytes(f.payload) for f in handler.frames] == payloads
-            (served,) = node.server.connections
-            assert served.peer_hello.role == "client"
-            connection.close()
-            assert await connection.closed is None
-            await node.handlers[0].until(lambda: node.handlers[0].closed)
-            assert node.handlers[0].closed == [None]
-            assert handler.closed == [None]
-            assert not node.server.connections
-            connection.send({"t": 1})  # no effect, no error
-
-    run(main())
+async def test_hello_is_negotiated_and_frames_flow():
+    async with Echo() as node:
+        theirs = Hello("client", None, versions=(1, 7), features=frozenset({"b", "c"}))
+        connection, handler = await node.connect(theirs)
+        assert connection.version == 1
+        assert connection.features == {"b"}
+        assert connection.peer_hello.node_id == "n0"
+        assert connection.peer_hello.logs == {"default": "uuid-1"}
+        payloads = [b"", b"small", b"x" * 70_000, b"y" * 3_000_000]
+        for number, payload in enumerate(payloads):
+            connection.send({"t": 12, "r": number}, payload)
+        await handler.until(lambda: len(handler.frames) == 4)
+        assert [bytes(f.payload) for f in handler.frames] == payloads
+        (served,) = node.server.connections
+        assert served.peer_hello.role == "client"
+        connection.close()
+        assert await connection.closed is None
+        await node.handlers[0].until(lambda: node.handlers[0].closed)
+        assert node.handlers[0].closed == [None]
+        assert handler.closed == [None]
+        assert not node.server.connections
+        connection.send({"t": 1})  # no effect, no error
 
 
-def test_hello_of_many_groups_is_accepted_both_ways(run):
+async def test_hello_of_many_groups_is_accepted_both_ways():
     logs = {f"{number:0127d}": f"{number:032x}" for number in range(200)}
-
-    async def main():
-        async with Echo(lambda _: Hello("peer", "n0", logs)) as node:
-            connection, _ = await node.connect(Hello("peer", "n1", logs))
-            assert connection.peer_hello.logs == logs
-            (served,) = node.server.connections
-            assert served.peer_hello.logs == logs
-
-    run(main())
+    async with Echo(lambda _: Hello("peer", "n0", logs)) as node:
+        connection, _ = await node.connect(Hello("peer", "n1", logs))
+        assert connection.peer_hello.logs == logs
+        (served,) = node.server.connections
+        assert served.peer_hello.logs == logs
 
 
-def test_frames_of_one_read_are_delivered_in_one_iteration(run):
-    async def main():
-        async with Echo() as node:
-            connection, _ = await node.connect()
-            turns = []
-            handler = node.handlers[0]
-            loop = asyncio.get_running_loop()
-            counter = 0
+async def test_frames_of_one_read_are_delivered_in_one_iteration():
+    async with Echo() as node:
+        connection, _ = await node.connect()
+        turns = []
+        handler = node.handlers[0]
+        loop = asyncio.get_running_loop()
+        counter = 0
 
-            def tick():
-                nonlocal counter
-                counter += 1
-                loop.call_soon(tick)
+        def tick():
+            nonlocal counter
+            counter += 1
+            loop.call_soon(tick)
 
-            original = handler.on_frame
-            handler.on_frame = lambda c, f: (turns.append(counter), original(c, f))
-            tick()
-            connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(50))])
-            await handler.until(lambda: len(handler.frames) == 50)
-            assert len(set(turns)) == 1
-
-    run(main())
+        original = handler.on_frame
+        handler.on_frame = lambda c, f: (turns.append(counter), original(c, f))
+        tick()
+        connection.send_buffers([b"".join(b"".join(encode_frame({"t": 12, "r": n})) for n in range(50))])
+        await handler.until(lambda: len(handler.frames) == 50)
+        assert len(set(turns)) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,153 +150,124 @@ def test_frames_of_one_read_are_delivered_in_one_iteration(run):
     ],
     ids=lambda v: repr(v[:12]),
 )
-def test_garbage_closes_that_connection_only(run, data, message, caplog):
-    async def main():
-        async with Echo() as node:
-            good, handler = await node.connect()
-            assert await node.raw(data) == b""
-            good.send({"t": 12, "r": 1}, b"still here")
-            await handler.until(lambda: handler.frames)
-            good.close()
-
-    with caplog.at_level(logging.WARNING):
-        run(main())
+async def test_garbage_closes_that_connection_only(data, message, caplog):
+    async with Echo() as node:
+        good, handler = await node.connect()
+        assert await node.raw(data) == b""
+        good.send({"t": 12, "r": 1}, b"still here")
+        await handler.until(lambda: handler.frames)
+        good.close()
     assert message in caplog.text
 
 
 @pytest.mark.parametrize("eof", [True, False], ids=["client disconnects", "hello is late"])
-def test_incomplete_hello_leaves_no_connection(run, eof):
-    async def main():
-        async with Echo(hello_timeout_s=60 if eof else 0.05) as node:
-            assert await node.raw(PREFACE[:3], eof=eof) == b""
-            assert not node.server.connections
-            assert not node.handlers
-
-    run(main())
+async def test_incomplete_hello_leaves_no_connection(eof):
+    async with Echo(hello_timeout_s=60 if eof else 0.05) as node:
+        assert await node.raw(PREFACE[:3], eof=eof) == b""
+        assert not node.server.connections
+        assert not node.handlers
 
 
-def test_refused_hello_raises_servers_error(run):
+async def test_refused_hello_raises_servers_error():
     def accept(hello):
         raise BadRequestError("no such role", "hello", "", {"role": hello.role})
 
-    async def main():
-        async with Echo(accept) as node:
-            with pytest.raises(BadRequestError, match=r"no such role at hello, 127") as caught:
-                await node.connect()
-            assert caught.value.values == {"role": "client"}
-
-    run(main())
+    async with Echo(accept) as node:
+        with pytest.raises(BadRequestError, match=r"no such role at hello, 127") as caught:
+            await node.connect()
+        assert caught.value.values == {"role": "client"}
 
 
-def test_connect_fails_without_common_version(run):
-    async def main():
-        async with Echo() as node:
-            with pytest.raises(ProtocolError, match="no protocol version in common"):
-                await node.connect(Hello(versions=(2,)))
-
-    run(main())
+async def test_connect_fails_without_common_version():
+    async with Echo() as node:
+        with pytest.raises(ProtocolError, match="no protocol version in common"):
+            await node.connect(Hello(versions=(2,)))
 
 
-def test_malformed_input_after_hello_closes_with_error(run):
-    async def main():
-        async with Echo() as node:
-            connection, handler = await node.connect()
-            connection.send({"t": 12, "r": 1, "refuse": True})
-            connection.send({"t": 12, "r": 2})
-            await handler.until(lambda: handler.closed)
-            assert not node.handlers[0].frames
-            assert isinstance(node.handlers[0].closed[0], ProtocolError)
-
-    run(main())
+async def test_malformed_input_after_hello_closes_with_error():
+    async with Echo() as node:
+        connection, handler = await node.connect()
+        connection.send({"t": 12, "r": 1, "refuse": True})
+        connection.send({"t": 12, "r": 2})
+        await handler.until(lambda: handler.closed)
+        assert not node.handlers[0].frames
+        assert isinstance(node.handlers[0].closed[0], ProtocolError)
 
 
 @pytest.mark.parametrize(
     ("server", "error"),
     [("closed", UnreachableError), ("unresponsive", UnreachableError), ("another protocol", ProtocolError)],
 )
-def test_connect_to_wrong_server_names_its_address(run, server, error):
-    async def main():
-        done = asyncio.Event()
+async def test_connect_to_wrong_server_names_its_address(server, error):
+    done = asyncio.Event()
 
-        async def serve_wrongly(reader, writer):
-            if server == "unresponsive":
-                await done.wait()
-            else:
-                writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
+    async def serve_wrongly(reader, writer):
+        if server == "unresponsive":
+            await done.wait()
+        else:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
 
-        listener = await asyncio.start_server(serve_wrongly, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        if server == "closed":
-            listener.close()
-        with pytest.raises(error) as caught:
-            await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=0.1 if server == "unresponsive" else 30)
-        assert f"127.0.0.1:{port}" in caught.value.where
-        done.set()
+    listener = await asyncio.start_server(serve_wrongly, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    if server == "closed":
         listener.close()
-        await listener.wait_closed()
+    with pytest.raises(error) as caught:
+        await connect("127.0.0.1", port, Hello(), Recorder(), timeout_s=0.1 if server == "unresponsive" else 30)
+    assert f"127.0.0.1:{port}" in caught.value.where
+    done.set()
+    listener.close()
+    await listener.wait_closed()
 
-    run(main())
 
-
-def test_serve_names_port_in_use(run):
-    async def main():
-        async with Echo() as node:
-            with pytest.raises(ConfigError, match=f"127.0.0.1:{node.server.port}"):
-                await serve("127.0.0.1", node.server.port, accept=lambda h: NODE, handler_for=node.handler_for)
-
-    run(main())
+async def test_serve_names_port_in_use():
+    async with Echo() as node:
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{node.server.port}"):
+            await serve("127.0.0.1", node.server.port, accept=lambda h: NODE, handler_for=node.handler_for)
 
 
 @pytest.mark.parametrize("end", ["read", "abort"])
-def test_drained_waits_until_bytes_are_read_or_connection_breaks(run, end):
-    async def main():
-        async with Echo() as node:
-            connection, recorder = await node.connect()
-            (served,) = node.server.connections
-            handler = node.handlers[0]
-            handler.echo = False
-            served.pause_reading()
-            for number in range(32):
-                connection.send({"t": 12, "r": number}, bytes(1 << 20))
-            assert connection.write_buffer_bytes > 4 << 20
-            waiting = asyncio.ensure_future(connection.drained())
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            if end == "read":
-                served.resume_reading()
-                await asyncio.wait_for(waiting, 5)
-                await handler.until(lambda: len(handler.frames) == 32)
-            else:
-                served.abort()
-                await asyncio.wait_for(waiting, 5)
-                await recorder.until(lambda: recorder.closed)
-                assert connection.write_buffer_bytes == 0
-            await connection.drained()
-            connection.close()
-
-    run(main())
+async def test_drained_waits_until_bytes_are_read_or_connection_breaks(end):
+    async with Echo() as node:
+        connection, recorder = await node.connect()
+        (served,) = node.server.connections
+        handler = node.handlers[0]
+        handler.echo = False
+        served.pause_reading()
+        for number in range(32):
+            connection.send({"t": 12, "r": number}, bytes(1 << 20))
+        assert connection.write_buffer_bytes > 4 << 20
+        waiting = asyncio.ensure_future(connection.drained())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        if end == "read":
+            served.resume_reading()
+            await asyncio.wait_for(waiting, 5)
+            await handler.until(lambda: len(handler.frames) == 32)
+        else:
+            served.abort()
+            await asyncio.wait_for(waiting, 5)
+            await recorder.until(lambda: recorder.closed)
+            assert connection.write_buffer_bytes == 0
+        await connection.drained()
+        connection.close()
 
 
-def test_connect_cancelled_at_hello_leaves_no_connection(run, monkeypatch):
+async def test_connect_cancelled_at_hello_leaves_no_connection(monkeypatch):
     """No other code has that connection: it would stay open and prevent the loop from closing."""
+    async with Echo() as node:
+        given_up = []
+        shield = asyncio.shield
 
-    async def main():
-        async with Echo() as node:
-            given_up = []
-            shield = asyncio.shield
+        def shield_and_give_up(accepted):
+            accepted.add_done_callback(lambda _: given_up.append(task.cancel()))  # before the task continues
+            return shield(accepted)
 
-            def shield_and_give_up(accepted):
-                accepted.add_done_callback(lambda _: given_up.append(task.cancel()))  # before the task continues
-                return shield(accepted)
-
-            monkeypatch.setattr(asyncio, "shield", shield_and_give_up)
-            task = asyncio.ensure_future(node.connect())
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            monkeypatch.setattr(asyncio, "shield", shield)
-            assert given_up == [True]
-            await node.handlers[0].until(lambda: node.handlers[0].closed)
-            assert node.server.connections == set()
-
-    run(main())
+        monkeypatch.setattr(asyncio, "shield", shield_and_give_up)
+        task = asyncio.ensure_future(node.connect())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        monkeypatch.setattr(asyncio, "shield", shield)
+        assert given_up == [True]
+        await node.handlers[0].until(lambda: node.handlers[0].closed)
+        assert node.server.connections == set()

@@ -18,7 +18,7 @@ from dledger_core.record import Columns, ProposedBatch
 from dledger_core.server.replica.group_commit import DiskWriter, persist
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
-from tests.support.server_group import eventually, run
+from tests.support.server_group import eventually
 
 STORE = Path("/store")
 STORAGE = StorageConfig(data_segment_bytes=1 << 20, index_segment_bytes=1 << 16, preallocate_bytes=0)
@@ -95,40 +95,34 @@ class Writing(Readys):
         await eventually(lambda: not self.disk.busy)
 
 
-def test_readys_queued_during_write_share_one_sync():
-    async def work():
-        async with Writing() as w:
-            w.disk.submit(w.make(b"makes the first segment"))
-            await w.idle()
-            free = w.stall()
-            before = len(w.data_syncs)
-            for i in range(20):
-                w.disk.submit(w.make(b"%d" % i))
-            assert w.disk.busy
-            free.set()
-            await w.idle()
-            assert w.persisted == list(range(1, 22))
-            assert len(w.data_syncs) - before == 1
-            assert w.content()[1].endswith(b"".join(b"%d" % i for i in range(20)))
-
-    run(work())
+async def test_readys_queued_during_write_share_one_sync():
+    async with Writing() as w:
+        w.disk.submit(w.make(b"makes the first segment"))
+        await w.idle()
+        free = w.stall()
+        before = len(w.data_syncs)
+        for i in range(20):
+            w.disk.submit(w.make(b"%d" % i))
+        assert w.disk.busy
+        free.set()
+        await w.idle()
+        assert w.persisted == list(range(1, 22))
+        assert len(w.data_syncs) - before == 1
+        assert w.content()[1].endswith(b"".join(b"%d" % i for i in range(20)))
 
 
-def test_truncation_starts_new_write():
-    async def work():
-        async with Writing() as w:
-            free = w.stall()
-            w.disk.submit(w.make(b"a", b"b", b"c", term=1, hard_term=1))
-            w.disk.submit(w.make(b"B", b"C", term=2, truncate_from=1, hard_term=2))
-            w.disk.submit(w.make(b"D", term=2))
-            w.disk.submit(w.make(hard_term=3))
-            free.set()
-            await w.idle()
-            assert w.content() == ([(0, 1), (1, 2), (2, 2), (3, 2)], b"aBCD")
-            assert w.log.hard_state == HardState(Term(3), NodeId("n1"))
-            assert w.persisted == [1, 2, 3, 4]
-
-    run(work())
+async def test_truncation_starts_new_write():
+    async with Writing() as w:
+        free = w.stall()
+        w.disk.submit(w.make(b"a", b"b", b"c", term=1, hard_term=1))
+        w.disk.submit(w.make(b"B", b"C", term=2, truncate_from=1, hard_term=2))
+        w.disk.submit(w.make(b"D", term=2))
+        w.disk.submit(w.make(hard_term=3))
+        free.set()
+        await w.idle()
+        assert w.content() == ([(0, 1), (1, 2), (2, 2), (3, 2)], b"aBCD")
+        assert w.log.hard_state == HardState(Term(3), NodeId("n1"))
+        assert w.persisted == [1, 2, 3, 4]
 
 
 _STEP = st.one_of(
@@ -173,70 +167,61 @@ def test_joined_writes_equal_single_writes(steps):
         again.close()
 
 
-def test_other_work_runs_in_order_with_queue():
-    async def work():
-        async with Writing() as w:
-            seen = []
-            free = w.stall()
-            for i in range(5):
-                w.disk.submit(w.make(b"%d" % i))
-                w.disk.run(lambda i=i: seen.append((i, w.log.last_index() >= i)))
-            free.set()
-            await eventually(lambda: len(seen) == 5)
-            assert seen == [(i, True) for i in range(5)]
-
-    run(work())
-
-
-def test_close_finishes_queue():
-    async def work():
-        w = Writing()
-        free = w.stall()
-        w.disk.submit(w.make(b"last"))
+async def test_other_work_runs_in_order_with_queue():
+    async with Writing() as w:
         seen = []
-        w.disk.run(lambda: seen.append(w.log.last_index()))
+        free = w.stall()
+        for i in range(5):
+            w.disk.submit(w.make(b"%d" % i))
+            w.disk.run(lambda i=i: seen.append((i, w.log.last_index() >= i)))
         free.set()
-        await asyncio.to_thread(w.disk.close)
-        assert w.content()[1] == b"last"
-        assert seen == [0]
-        w.log.close()
+        await eventually(lambda: len(seen) == 5)
+        assert seen == [(i, True) for i in range(5)]
 
-    run(work())
+
+async def test_close_finishes_queue():
+    w = Writing()
+    free = w.stall()
+    w.disk.submit(w.make(b"last"))
+    seen = []
+    w.disk.run(lambda: seen.append(w.log.last_index()))
+    free.set()
+    await asyncio.to_thread(w.disk.close)
+    assert w.content()[1] == b"last"
+    assert seen == [0]
+    w.log.close()
 
 
 @pytest.mark.parametrize("kind", ["sync-fails", "job-fails", "invariant"])
-def test_disk_writer_writes_nothing_after_error(kind):
-    async def work():
-        async with Writing() as w:
-            w.disk.submit(w.make(b"fine"))
-            await w.idle()
-            free = w.stall()
-            if kind == "sync-fails":
-                w.files.fail_at = w.files.operations + 2
-                w.disk.submit(w.make(b"fails"))
-                expected = DiskFailedError
-            elif kind == "job-fails":
-                w.disk.run(lambda: 1 // 0)
-                expected = ZeroDivisionError
-            else:
-                w.make(b"never submitted: what follows leaves a gap")
-                w.disk.submit(w.make(b"gap"))
-                expected = InvariantViolationError
-            free.set()
-            await eventually(lambda: w.failures)
-            operations, hard_state = w.files.operations, w.log.hard_state
-            w.disk.submit(w.make(b"later", hard_term=9))
-            w.disk.run(lambda: w.log.save_checkpoint(0))
-            await asyncio.to_thread(w.disk.close)
-            await asyncio.sleep(0)
-            assert [type(error) for error in w.failures] == [expected]
-            assert w.persisted == [1]
-            assert w.disk.busy, "what was never durable is never reported"
-            assert (w.files.operations, w.log.hard_state) == (operations, hard_state)
-            with pytest.raises(DiskFailedError):
-                w.log.save_checkpoint(0)
-
-    run(work())
+async def test_disk_writer_writes_nothing_after_error(kind):
+    async with Writing() as w:
+        w.disk.submit(w.make(b"fine"))
+        await w.idle()
+        free = w.stall()
+        if kind == "sync-fails":
+            w.files.fail_at = w.files.operations + 2
+            w.disk.submit(w.make(b"fails"))
+            expected = DiskFailedError
+        elif kind == "job-fails":
+            w.disk.run(lambda: 1 // 0)
+            expected = ZeroDivisionError
+        else:
+            w.make(b"never submitted: what follows leaves a gap")
+            w.disk.submit(w.make(b"gap"))
+            expected = InvariantViolationError
+        free.set()
+        await eventually(lambda: w.failures)
+        operations, hard_state = w.files.operations, w.log.hard_state
+        w.disk.submit(w.make(b"later", hard_term=9))
+        w.disk.run(lambda: w.log.save_checkpoint(0))
+        await asyncio.to_thread(w.disk.close)
+        await asyncio.sleep(0)
+        assert [type(error) for error in w.failures] == [expected]
+        assert w.persisted == [1]
+        assert w.disk.busy, "what was never durable is never reported"
+        assert (w.files.operations, w.log.hard_state) == (operations, hard_state)
+        with pytest.raises(DiskFailedError):
+            w.log.save_checkpoint(0)
 
 
 def test_closed_event_loop_gets_no_report():

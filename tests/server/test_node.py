@@ -50,48 +50,42 @@ class Silent:
 # --- timers -------------------------------------------------------------------------------------------------------
 
 
-def test_error_in_timer_ends_node(tmp_path, caplog):
-    async def main():
-        node = NodeServer(config_of(tmp_path, limits=Limits(space_s=0.01)))
+async def test_error_in_timer_ends_node(tmp_path, caplog):
+    node = NodeServer(config_of(tmp_path, limits=Limits(space_s=0.01)))
 
-        def broken():
-            raise RuntimeError("broken on purpose")
+    def broken():
+        raise RuntimeError("broken on purpose")
 
-        node.disk_rounds.start_look = broken
-        await node.start()
-        try:
-            with pytest.raises(RuntimeError, match="broken on purpose"):
-                await node.wait()
-        finally:
-            await node.close()
-
-    run(main())
+    node.disk_rounds.start_look = broken
+    await node.start()
+    try:
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            await node.wait()
+    finally:
+        await node.close()
     assert any("timer=space" in record.getMessage() and record.exc_info for record in caplog.records)
 
 
 # --- start and close ----------------------------------------------------------------------------------------------
 
 
-def test_close_continues_after_failure(tmp_path):
-    async def main():
-        config = config_of(tmp_path, groups=("a", "b", "c"))
-        node = NodeServer(config)
-        await node.start()
+async def test_close_continues_after_failure(tmp_path):
+    config = config_of(tmp_path, groups=("a", "b", "c"))
+    node = NodeServer(config)
+    await node.start()
 
-        async def broken():
-            raise RuntimeError("cannot close")
+    async def broken():
+        raise RuntimeError("cannot close")
 
-        real = node.service.close
-        node.service.close = broken
-        with pytest.raises(RuntimeError, match="cannot close"):
-            await node.close()
-        await real()
-        for group in config.groups:  # each can be opened again, so each was closed
-            CommitLog.open(config.store_path(group), group=group, node_id="n0", config=STORAGE).close()
-        with pytest.raises(UnreachableError):
-            await connect(config.me.host, config.me.port, Hello(), Silent(), timeout_s=1)
-
-    run(main())
+    real = node.service.close
+    node.service.close = broken
+    with pytest.raises(RuntimeError, match="cannot close"):
+        await node.close()
+    await real()
+    for group in config.groups:  # each can be opened again, so each was closed
+        CommitLog.open(config.store_path(group), group=group, node_id="n0", config=STORAGE).close()
+    with pytest.raises(UnreachableError):
+        await connect(config.me.host, config.me.port, Hello(), Silent(), timeout_s=1)
 
 
 def test_error_after_start_closes_stores(tmp_path):
@@ -106,29 +100,23 @@ def test_error_after_start_closes_stores(tmp_path):
     log.close()
 
 
-def test_node_in_library_does_not_freeze_garbage_collector(tmp_path):
-    async def main():
-        before = gc.get_freeze_count()
-        async with ServerGroup(tmp_path, nodes=1) as group:
-            await group.leader()
-            assert gc.get_freeze_count() <= before  # fewer: what an earlier test froze has died
-
-    run(main())
+async def test_node_in_library_does_not_freeze_garbage_collector(tmp_path):
+    before = gc.get_freeze_count()
+    async with ServerGroup(tmp_path, nodes=1) as group:
+        await group.leader()
+        assert gc.get_freeze_count() <= before  # fewer: what an earlier test froze has died
 
 
-def test_stop_during_start_ends_it(tmp_path):
-    async def main():
-        config = config_of(tmp_path, groups=("a", "b"))
-        node = NodeServer(config)
-        node.stop()
-        await node.start()
-        await node.wait()
-        assert not node.is_started
-        await node.close()
-        assert config.store_path("a").exists()
-        assert not config.store_path("b").exists()
-
-    run(main())
+async def test_stop_during_start_ends_it(tmp_path):
+    config = config_of(tmp_path, groups=("a", "b"))
+    node = NodeServer(config)
+    node.stop()
+    await node.start()
+    await node.wait()
+    assert not node.is_started
+    await node.close()
+    assert config.store_path("a").exists()
+    assert not config.store_path("b").exists()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
@@ -173,17 +161,13 @@ def test_hello_of_most_groups_is_within_its_limit(tmp_path, name_length):
 
 
 @pytest.mark.integration
-def test_nodes_with_many_long_group_names_connect(tmp_path):
+async def test_nodes_with_many_long_group_names_connect(tmp_path):
     names = tuple(f"{number:0120d}" for number in range(100))
-
-    async def main():
-        async with ServerGroup(tmp_path, nodes=2, groups=names) as cluster:
-            await eventually(lambda: all(len(node.links.connected()) == 1 for node in cluster.nodes.values()))
-            await cluster.leader(names[-1])
-            channel = await cluster.channel("n1")  # a client gets that hello too
-            assert channel.is_open
-
-    run(main())
+    async with ServerGroup(tmp_path, nodes=2, groups=names) as cluster:
+        await eventually(lambda: all(len(node.links.connected()) == 1 for node in cluster.nodes.values()))
+        await cluster.leader(names[-1])
+        channel = await cluster.channel("n1")  # a client gets that hello too
+        assert channel.is_open
 
 
 # --- real processes -----------------------------------------------------------------------------------------------

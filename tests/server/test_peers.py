@@ -15,7 +15,7 @@ from dledger_core.net.transport import connect, serve
 from dledger_core.raft import Heartbeat, RequestVote, Role
 from dledger_core.server.members import Members
 from dledger_core.server.replica.peers import PeerLinks
-from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers, run
+from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers
 
 IDLE_TICKS = 40
 TICK_S = 0.005
@@ -119,70 +119,58 @@ async def both_connected(one, other):
     await eventually(lambda: one.links.connected() and other.links.connected())
 
 
-def test_idle_link_stays_open():
-    async def main():
-        peers = free_peers(2)
-        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+async def test_idle_link_stays_open():
+    peers = free_peers(2)
+    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+        await both_connected(n0, n1)
+        await asyncio.sleep(4 * IDLE_TICKS * TICK_S)
+        assert (n0.lost, n1.lost, n1.opened) == ([], [], 1)
+        n0.links.send("g", beat("n0", "n1"))
+        n1.links.send("g", beat("n1", "n0"))
+        await eventually(lambda: n0.got and n1.got)
+        assert (n0.got, n1.got) == ([("g", beat("n1", "n0"))], [("g", beat("n0", "n1"))])
+
+
+async def test_half_open_link_is_closed_and_connected_again():
+    peers = free_peers(2)
+    async with Node(peers[1], peers) as n1, Proxy(peers[1]) as proxy:
+        around = (peers[0], Peer(NodeId("n1"), "127.0.0.1", proxy.port))
+        async with Node(peers[0], around) as n0:
             await both_connected(n0, n1)
-            await asyncio.sleep(4 * IDLE_TICKS * TICK_S)
-            assert (n0.lost, n1.lost, n1.opened) == ([], [], 1)
-            n0.links.send("g", beat("n0", "n1"))
-            n1.links.send("g", beat("n1", "n0"))
-            await eventually(lambda: n0.got and n1.got)
-            assert (n0.got, n1.got) == ([("g", beat("n1", "n0"))], [("g", beat("n0", "n1"))])
-
-    run(main())
-
-
-def test_half_open_link_is_closed_and_connected_again():
-    async def main():
-        peers = free_peers(2)
-        async with Node(peers[1], peers) as n1, Proxy(peers[1]) as proxy:
-            around = (peers[0], Peer(NodeId("n1"), "127.0.0.1", proxy.port))
-            async with Node(peers[0], around) as n0:
-                await both_connected(n0, n1)
-                proxy.swallow()
-                await eventually(lambda: n0.lost and n1.lost)
-                await both_connected(n0, n1)
-                n0.links.send("g", beat("n0", "n1", 7))
-                await eventually(lambda: n1.got)
-                assert n1.got == [("g", beat("n0", "n1", 7))]
-                assert len(proxy.pairs) == n1.opened == 2
-
-    run(main())
-
-
-def test_many_heartbeats_in_one_iteration_arrive_in_order():
-    async def main():
-        peers = free_peers(2)
-        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+            proxy.swallow()
+            await eventually(lambda: n0.lost and n1.lost)
             await both_connected(n0, n1)
-            groups = [f"g{number}" for number in range(20_000)]
-            for group in groups:
-                n0.links.send(group, beat("n0", "n1"))
-            await eventually(lambda: len(n1.got) == len(groups))
-            assert [group for group, _ in n1.got] == groups
-            assert n1.lost == []
-
-    run(main())
+            n0.links.send("g", beat("n0", "n1", 7))
+            await eventually(lambda: n1.got)
+            assert n1.got == [("g", beat("n0", "n1", 7))]
+            assert len(proxy.pairs) == n1.opened == 2
 
 
-def test_pause_grows_while_link_breaks_at_once():
-    async def main():
-        peers = free_peers(2)
-        async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
-            await both_connected(n0, n1)
-            for number in range(5):
-                await eventually(n1.links.connected)
-                for connection in list(n1.server.connections):
-                    connection.abort()
-                await eventually(lambda number=number: len(n0.lost) > number)
-            await eventually(lambda: len(n0.dialled_at) == 6)
-            pauses = [b - a for a, b in zip(n0.dialled_at, n0.dialled_at[1:], strict=False)]
-            least = [LIMITS.link_pause_s * 1.5**n * 0.75 for n in range(5)]
-            assert all(pause > bound - 0.005 for pause, bound in zip(pauses, least, strict=True)), pauses
+async def test_many_heartbeats_in_one_iteration_arrive_in_order():
+    peers = free_peers(2)
+    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+        await both_connected(n0, n1)
+        groups = [f"g{number}" for number in range(20_000)]
+        for group in groups:
+            n0.links.send(group, beat("n0", "n1"))
+        await eventually(lambda: len(n1.got) == len(groups))
+        assert [group for group, _ in n1.got] == groups
+        assert n1.lost == []
 
-    run(main())
+
+async def test_pause_grows_while_link_breaks_at_once():
+    peers = free_peers(2)
+    async with Node(peers[0], peers) as n0, Node(peers[1], peers) as n1:
+        await both_connected(n0, n1)
+        for number in range(5):
+            await eventually(n1.links.connected)
+            for connection in list(n1.server.connections):
+                connection.abort()
+            await eventually(lambda number=number: len(n0.lost) > number)
+        await eventually(lambda: len(n0.dialled_at) == 6)
+        pauses = [b - a for a, b in zip(n0.dialled_at, n0.dialled_at[1:], strict=False)]
+        least = [LIMITS.link_pause_s * 1.5**n * 0.75 for n in range(5)]
+        assert all(pause > bound - 0.005 for pause, bound in zip(pauses, least, strict=True)), pauses
 
 
 INVALID_NAMES = {
@@ -194,107 +182,91 @@ INVALID_NAMES = {
 
 
 @pytest.mark.parametrize("host", INVALID_NAMES.values(), ids=INVALID_NAMES)
-def test_invalid_host_name_does_not_stop_reconnecting(host, caplog, monkeypatch):
+async def test_invalid_host_name_does_not_stop_reconnecting(host, caplog, monkeypatch):
     # A worker cannot send pytest's report of a log that holds half a surrogate pair, so pytest gets none.
     logger = logging.getLogger("dledger_core.server.replica.peers")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
-
-    async def main():
-        peers = free_peers(2)
-        wrong = (peers[0], Peer(NodeId("n1"), host, peers[1].port))
-        with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
-            async with Node(peers[0], wrong) as n0:
-                await eventually(lambda: len(n0.dialled_at) >= 3)
-        assert any("peer=n1" in record.getMessage() for record in caplog.records)
-
-    run(main())
+    peers = free_peers(2)
+    wrong = (peers[0], Peer(NodeId("n1"), host, peers[1].port))
+    with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
+        async with Node(peers[0], wrong) as n0:
+            await eventually(lambda: len(n0.dialled_at) >= 3)
+    assert any("peer=n1" in record.getMessage() for record in caplog.records)
 
 
-def test_links_reconnect_after_unexpected_error(caplog):
-    async def main():
-        peers = free_peers(2)
-        errors = [RuntimeError("broken on purpose"), RuntimeError("again")]
+async def test_links_reconnect_after_unexpected_error(caplog):
+    peers = free_peers(2)
+    errors = [RuntimeError("broken on purpose"), RuntimeError("again")]
 
-        def check(_):
-            if errors:
-                raise errors.pop()
+    def check(_):
+        if errors:
+            raise errors.pop()
 
-        async with Node(peers[1], peers) as n1, Node(peers[0], peers, check_hello=check) as n0:
-            await both_connected(n0, n1)
-        assert not errors
-        assert any("broken on purpose" in str(record.exc_info) for record in caplog.records)
-
-    run(main())
+    async with Node(peers[1], peers) as n1, Node(peers[0], peers, check_hello=check) as n0:
+        await both_connected(n0, n1)
+    assert not errors
+    assert any("broken on purpose" in str(record.exc_info) for record in caplog.records)
 
 
-def test_messages_for_unhosted_groups_are_dropped(tmp_path, caplog):
-    async def main():
-        cluster = ServerGroup(tmp_path, groups=("shared",))
-        async with cluster:
-            await cluster.stop("n0")
-            with caplog.at_level(logging.WARNING, "dledger_core.server.node"):
-                await cluster.start("n0", groups=("shared", "mine", "alone"))
-                extra = [cluster.hosted("n0", name).replica for name in ("mine", "alone")]
-                await cluster.leader("shared")
-                links = cluster.nodes["n0"].links
-                await eventually(lambda: len(links.connected()) == 2)
-                # Their vote requests get no response: nodes that do not host them drop these.
-                await eventually(lambda: all(replica.soft_state.role is Role.PRE_CANDIDATE for replica in extra))
-                await asyncio.sleep(0.5)
-                client = RawClient(await cluster.channel(await cluster.leader("shared")), "shared")
-                await client.append([b"the others continue"])
-                assert len(links.connected()) == 2
-                assert all(replica.soft_state.role is not Role.LEADER for replica in extra)
-        lines = [record.getMessage() for record in caplog.records if "not hosted here" in record.getMessage()]
-        assert {sum(f"'{name}'" in line for line in lines) for name in ("mine", "alone")} == {2}, lines
-
-    run(main())
+async def test_messages_for_unhosted_groups_are_dropped(tmp_path, caplog):
+    cluster = ServerGroup(tmp_path, groups=("shared",))
+    async with cluster:
+        await cluster.stop("n0")
+        with caplog.at_level(logging.WARNING, "dledger_core.server.node"):
+            await cluster.start("n0", groups=("shared", "mine", "alone"))
+            extra = [cluster.hosted("n0", name).replica for name in ("mine", "alone")]
+            await cluster.leader("shared")
+            links = cluster.nodes["n0"].links
+            await eventually(lambda: len(links.connected()) == 2)
+            # Their vote requests get no response: nodes that do not host them drop these.
+            await eventually(lambda: all(replica.soft_state.role is Role.PRE_CANDIDATE for replica in extra))
+            await asyncio.sleep(0.5)
+            client = RawClient(await cluster.channel(await cluster.leader("shared")), "shared")
+            await client.append([b"the others continue"])
+            assert len(links.connected()) == 2
+            assert all(replica.soft_state.role is not Role.LEADER for replica in extra)
+    lines = [record.getMessage() for record in caplog.records if "not hosted here" in record.getMessage()]
+    assert {sum(f"'{name}'" in line for line in lines) for name in ("mine", "alone")} == {2}, lines
 
 
-def test_message_from_another_node_closes_link():
-    async def main():
-        peers = free_peers(2)
-        async with Node(peers[1], peers) as n1:
-            connection = await connect(
-                peers[1].host, peers[1].port, Hello(role="peer", node_id="n0"), n1.links, timeout_s=60
-            )
-            stranger = RequestVote(
-                sender=NodeId("n7"),
-                target=NodeId("n1"),
-                term=Term(1),
-                last_index=Index(-1),
-                last_term=Term(-1),
-                pre=True,
-            )
-            connection.send_buffers(codec.message_to_frame("g", stranger))
-            await connection.closed
-            assert n1.got == []
-
-    run(main())
+async def test_message_from_another_node_closes_link():
+    peers = free_peers(2)
+    async with Node(peers[1], peers) as n1:
+        connection = await connect(
+            peers[1].host, peers[1].port, Hello(role="peer", node_id="n0"), n1.links, timeout_s=60
+        )
+        stranger = RequestVote(
+            sender=NodeId("n7"),
+            target=NodeId("n1"),
+            term=Term(1),
+            last_index=Index(-1),
+            last_term=Term(-1),
+            pre=True,
+        )
+        connection.send_buffers(codec.message_to_frame("g", stranger))
+        await connection.closed
+        assert n1.got == []
 
 
 @pytest.mark.parametrize(
     ("kind", "reported"), [("swapped", "the node at this address is"), ("stranger", "a0 is not a peer of n1")]
 )
-def test_node_with_another_peers_string_is_reported_and_left_alone(tmp_path, caplog, kind, reported):
-    async def main():
-        async with ServerGroup(tmp_path) as cluster:
-            await cluster.leader()
-            await cluster.stop("n0")
-            n0, n1, n2 = cluster.peers
-            if kind == "swapped":
-                wrong = (n0, Peer(n1.node_id, n2.host, n2.port), Peer(n2.node_id, n1.host, n1.port))
-            else:
-                wrong = (Peer(NodeId("a0"), n0.host, n0.port), n1, n2)
-            with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
-                await cluster.start(wrong[0].node_id, peers=wrong)
-                alone = cluster.nodes.pop(wrong[0].node_id)
-                await eventually(lambda: reported in caplog.text)
-                client = await cluster.client()
-                await client.append([b"the others continue"])
-                assert alone.links.connected() == []
-                assert not alone.hosted["default"].replica.is_leader
-                await alone.close()
-
-    run(main())
+async def test_node_with_another_peers_string_is_reported_and_left_alone(tmp_path, caplog, kind, reported):
+    async with ServerGroup(tmp_path) as cluster:
+        await cluster.leader()
+        await cluster.stop("n0")
+        n0, n1, n2 = cluster.peers
+        if kind == "swapped":
+            wrong = (n0, Peer(n1.node_id, n2.host, n2.port), Peer(n2.node_id, n1.host, n1.port))
+        else:
+            wrong = (Peer(NodeId("a0"), n0.host, n0.port), n1, n2)
+        with caplog.at_level(logging.INFO, "dledger_core.server.replica.peers"):
+            await cluster.start(wrong[0].node_id, peers=wrong)
+            alone = cluster.nodes.pop(wrong[0].node_id)
+            await eventually(lambda: reported in caplog.text)
+            client = await cluster.client()
+            await client.append([b"the others continue"])
+            assert alone.links.connected() == []
+            assert not alone.hosted["default"].replica.is_leader
+            await alone.close()

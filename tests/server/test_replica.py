@@ -17,7 +17,7 @@ from dledger_core.server.services.reads import Reads
 from dledger_core.storage import CommitLog
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import HandDriven
-from tests.support.server_group import RAFT, STORAGE, eventually, run
+from tests.support.server_group import RAFT, STORAGE, eventually
 
 
 class Follower:
@@ -99,26 +99,22 @@ def _bodies(records):
         at += int(length)
 
 
-def test_entries_to_truncate_are_never_served_as_committed(tmp_path):
+async def test_entries_to_truncate_are_never_served_as_committed(tmp_path):
     """The new leader's entries are committed, but the disk still holds the old leader's at the same indexes."""
-
-    async def work():
-        async with Follower(tmp_path / "s") as n0:
-            n0.append("n1", 1, (-1, -1), [n0.entries(0, [b"old"] * 10, 1, 0)])
-            await n0.durable(9)
-            free = n0.stall()
-            try:
-                n0.append("n2", 2, (-1, -1), [n0.entries(0, [b"new"] * 10, 2, 0)], commit=9)
-                await eventually(lambda: n0.replica.commit_index == 9)
-                assert n0.log.last_index() == 9, "the old entries are still on disk"
-                assert await read_all(n0.replica) == []
-                assert n0.replica.readable_end == 0
-            finally:
-                free.set()
-            await eventually(lambda: n0.replica.readable_end == 10)
-            assert await read_all(n0.replica) == [b"new"] * 10
-
-    run(work())
+    async with Follower(tmp_path / "s") as n0:
+        n0.append("n1", 1, (-1, -1), [n0.entries(0, [b"old"] * 10, 1, 0)])
+        await n0.durable(9)
+        free = n0.stall()
+        try:
+            n0.append("n2", 2, (-1, -1), [n0.entries(0, [b"new"] * 10, 2, 0)], commit=9)
+            await eventually(lambda: n0.replica.commit_index == 9)
+            assert n0.log.last_index() == 9, "the old entries are still on disk"
+            assert await read_all(n0.replica) == []
+            assert n0.replica.readable_end == 0
+        finally:
+            free.set()
+        await eventually(lambda: n0.replica.readable_end == 10)
+        assert await read_all(n0.replica) == [b"new"] * 10
 
 
 def test_replica_runs_without_event_loop_thread_and_clock(tmp_path):

@@ -21,7 +21,7 @@ from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
-from tests.support.server_group import ServerGroup, run
+from tests.support.server_group import ServerGroup
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
@@ -304,28 +304,25 @@ def test_pins_are_limited_in_number_until_some_expire() -> None:
     assert len(pins.starts(10)) == 2
 
 
-def test_client_pins_on_all_nodes_and_as_it_reads(tmp_path) -> None:
-    async def work() -> None:
-        async with ServerGroup(tmp_path) as group:
-            client = await group.client()
-            await client.append([b"x"] * 5)
-            peers = format_peers(group.peers)
-            async with AsyncClient(peers) as asking:
-                assert await asking.pin("tail", 3, 60) == ("n0", "n1", "n2")
-                assert [starts(group, node) for node in group.nodes] == [[3], [3], [3]]
-                assert await asking.pin("tail", 3, 0) == ("n0", "n1", "n2")
-                assert [starts(group, node) for node in group.nodes] == [[], [], []]
-                with pytest.raises(BadRequestError):
-                    await asking.pin("", 3, 60)
-            leader = await group.leader()
-            await client.read(2, 5, pin=["stream", 60_000])
-            assert starts(group, leader) == [2]
-            await client.read(4, 5, pin=["stream", 60_000])
-            assert starts(group, leader) == [4]
+async def test_client_pins_on_all_nodes_and_as_it_reads(tmp_path) -> None:
+    async with ServerGroup(tmp_path) as group:
+        client = await group.client()
+        await client.append([b"x"] * 5)
+        peers = format_peers(group.peers)
+        async with AsyncClient(peers) as asking:
+            assert await asking.pin("tail", 3, 60) == ("n0", "n1", "n2")
+            assert [starts(group, node) for node in group.nodes] == [[3], [3], [3]]
+            assert await asking.pin("tail", 3, 0) == ("n0", "n1", "n2")
+            assert [starts(group, node) for node in group.nodes] == [[], [], []]
             with pytest.raises(BadRequestError):
-                await client.read(4, 5, pin=["stream"])
-
-    run(work())
+                await asking.pin("", 3, 60)
+        leader = await group.leader()
+        await client.read(2, 5, pin=["stream", 60_000])
+        assert starts(group, leader) == [2]
+        await client.read(4, 5, pin=["stream", 60_000])
+        assert starts(group, leader) == [4]
+        with pytest.raises(BadRequestError):
+            await client.read(4, 5, pin=["stream"])
 
 
 def starts(group: ServerGroup, node_id: str) -> list[int]:

@@ -82,74 +82,61 @@ def test_listener_gets_every_change_and_leader_once_it_serves(tmp_path):
         assert [each.term for each in events] == sorted(each.term for each in events)
 
 
-def test_leader_without_commit_is_not_reported_as_master(tmp_path):
+async def test_leader_without_commit_is_not_reported_as_master(tmp_path):
     reported = []
-
-    async def main():
-        async with WatchedGroup(tmp_path, nodes=1, on_role=reported.append) as cluster:
-            replica = cluster.hosted("n0").replica
-            replica.raft.advance = lambda _: None  # its disk never reports
-            await eventually(lambda: replica.soft_state.role is Role.CANDIDATE)
-
-    run(main())
+    async with WatchedGroup(tmp_path, nodes=1, on_role=reported.append) as cluster:
+        replica = cluster.hosted("n0").replica
+        replica.raft.advance = lambda _: None  # its disk never reports
+        await eventually(lambda: replica.soft_state.role is Role.CANDIDATE)
     assert "master" not in {each.broker_role for each in reported}
 
 
-def test_listener_that_raises_does_not_stop_node(tmp_path, caplog):
+async def test_listener_that_raises_does_not_stop_node(tmp_path, caplog):
     def mistaken(each):
         raise ZeroDivisionError("broken on purpose")
 
-    async def main():
-        async with WatchedGroup(tmp_path, on_role=mistaken) as cluster:
-            assert (await (await cluster.client()).append([b"x"]))[0] == 1
-
-    run(main())
+    async with WatchedGroup(tmp_path, on_role=mistaken) as cluster:
+        assert (await (await cluster.client()).append([b"x"]))[0] == 1
     assert "broken on purpose" in caplog.text
 
 
 # --- WATCH --------------------------------------------------------------------------------------
 
 
-def test_watch_returns_at_next_change(tmp_path):
-    async def main():
-        async with ServerGroup(tmp_path) as cluster:
-            leader = await cluster.leader()
-            target = next(node for node in cluster.nodes if node != leader)
-            client = RawClient(await cluster.channel(target))
-            await eventually(lambda: cluster.hosted(target).roles.current.leader_id == leader)
-            now = (await client.ask(Type.WATCH, wait=0)).header
-            assert (now["role"], now["broker"], now["leader"]) == ("follower", "slave", leader)
-            seen = [now["role"], now["leader"], now["term"]]
-            assert (await client.ask(Type.WATCH, wait=60_000, seen=["follower", None, 0])).header["term"] == now["term"]
-            still = (await client.ask(Type.WATCH, wait=20, seen=seen)).header
-            assert {**still, "r": 0} == {**now, "r": 0}, "the wait timed out"
-            waiting = asyncio.ensure_future(client.ask(Type.WATCH, wait=60_000, seen=seen))
-            await RawClient(await cluster.channel(leader)).ask(Type.TRANSFER, node=target)
-            changed = (await waiting).header
-            while changed["role"] != "leader":
-                seen = [changed["role"], changed["leader"], changed["term"]]
-                changed = (await client.ask(Type.WATCH, wait=60_000, seen=seen)).header
-            assert (changed["broker"], changed["leader"]) == ("master", target)
-            assert changed["term"] > now["term"]
-
-    run(main())
+async def test_watch_returns_at_next_change(tmp_path):
+    async with ServerGroup(tmp_path) as cluster:
+        leader = await cluster.leader()
+        target = next(node for node in cluster.nodes if node != leader)
+        client = RawClient(await cluster.channel(target))
+        await eventually(lambda: cluster.hosted(target).roles.current.leader_id == leader)
+        now = (await client.ask(Type.WATCH, wait=0)).header
+        assert (now["role"], now["broker"], now["leader"]) == ("follower", "slave", leader)
+        seen = [now["role"], now["leader"], now["term"]]
+        assert (await client.ask(Type.WATCH, wait=60_000, seen=["follower", None, 0])).header["term"] == now["term"]
+        still = (await client.ask(Type.WATCH, wait=20, seen=seen)).header
+        assert {**still, "r": 0} == {**now, "r": 0}, "the wait timed out"
+        waiting = asyncio.ensure_future(client.ask(Type.WATCH, wait=60_000, seen=seen))
+        await RawClient(await cluster.channel(leader)).ask(Type.TRANSFER, node=target)
+        changed = (await waiting).header
+        while changed["role"] != "leader":
+            seen = [changed["role"], changed["leader"], changed["term"]]
+            changed = (await client.ask(Type.WATCH, wait=60_000, seen=seen)).header
+        assert (changed["broker"], changed["leader"]) == ("master", target)
+        assert changed["term"] > now["term"]
 
 
-def test_watch_ends_when_client_disconnects(tmp_path):
-    async def main():
-        async with ServerGroup(tmp_path, nodes=1) as cluster:
-            await cluster.leader()
-            feed = cluster.hosted("n0").roles
-            channel = await cluster.channel("n0")
-            asking = RawClient(channel).ask(Type.WATCH, wait=60_000, seen=feed.current.state)
-            waiting = asyncio.ensure_future(asking)
-            await eventually(lambda: len(feed.changes) == 1)
-            await channel.close()
-            with pytest.raises(ConnectionLostError):
-                await waiting
-            await eventually(lambda: len(feed.changes) == 0)
-
-    run(main())
+async def test_watch_ends_when_client_disconnects(tmp_path):
+    async with ServerGroup(tmp_path, nodes=1) as cluster:
+        await cluster.leader()
+        feed = cluster.hosted("n0").roles
+        channel = await cluster.channel("n0")
+        asking = RawClient(channel).ask(Type.WATCH, wait=60_000, seen=feed.current.state)
+        waiting = asyncio.ensure_future(asking)
+        await eventually(lambda: len(feed.changes) == 1)
+        await channel.close()
+        with pytest.raises(ConnectionLostError):
+            await waiting
+        await eventually(lambda: len(feed.changes) == 0)
 
 
 # --- the command --------------------------------------------------------------------------------------------------

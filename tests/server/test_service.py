@@ -1,39 +1,50 @@
-"""One client connection to one real node: responses, errors, and limits on memory and work."""
+"""Requests of clients to real nodes over the wire: responses, errors, waits, and limits on memory and work."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 
-from dledger_core.config import Limits
+from dledger_core.client.routing.channel import ConnectionLostError
+from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers
+from dledger_core.connect import AsyncClient
 from dledger_core.control import PARTS_MAX, Part
 from dledger_core.errors import (
     BadRequestError,
+    BehindError,
     BusyError,
+    DLedgerError,
     FencedError,
+    NoLeaderError,
     TransactionError,
     UnknownGroupError,
 )
+from dledger_core.net import codec
 from dledger_core.net.frame import Frame
 from dledger_core.net.hello import Hello
+from dledger_core.net.messages import TABLES
 from dledger_core.net.protocol import Type
 from dledger_core.net.transport import connect
-from tests.support.server_group import RawClient, ServerGroup, eventually, run
+from dledger_core.record import Columns
+from dledger_core.storage import open_store
+from tests.support.field_values import MISSING, wrong_values
+from tests.support.server_group import TIMEOUT_S, RawClient, ServerGroup, eventually
 
 KEY = {"q": "query", "b": 1, "r": "run"}
+NEWER = KEY | {"r": "run2"}
+TOP = (1 << 63) - 1
+SMALL = StorageConfig(data_segment_bytes=1 << 16, index_segment_bytes=1 << 12, preallocate_bytes=0)
 
 
-def serve_one(tmp_path, work, **options):
-    """Runs ``work(group, client)`` against a group of one node."""
-
-    async def all_of_it():
-        async with ServerGroup(tmp_path, 1, **options) as group:
-            await work(group, await group.client())
-
-    run(all_of_it())
+@asynccontextmanager
+async def one_node(tmp_path, **options):
+    """Start a group of one node; yield it and a client."""
+    async with ServerGroup(tmp_path, 1, **options) as group:
+        yield group, await group.client()
 
 
 def stall(hosted):
@@ -75,108 +86,342 @@ def server_side(group, known=()):
     return next((connection, flow) for connection, flow in flows.items() if connection not in known)
 
 
-# --- answers -----------------------------------------------------------------------------------------------------
+# --- wrong requests -------------------------------------------------------------------------------------------------
+
+BODIES = codec.columns_payload(Columns.from_bodies([b"one", b"two"]))
+GOOD: dict[int, dict] = {
+    Type.METADATA: {},
+    Type.APPEND: {"n": 2},
+    Type.READ: {"start": 0, "end": 1},
+    Type.TIME: {"ms": 0, "min_commit": -1},
+    Type.PRODUCER: {"p": "producer"},
+    Type.TRANSACTION: {"op": "state", "x": KEY},
+    Type.DIGEST: {"start": 0, "end": 1, "span": 1024},
+    Type.TRANSFER: {"node": "n0"},
+    Type.WATCH: {"wait": 0},
+    Type.GROUPS: {},
+    Type.DESCRIBE: {"table": "terms"},
+    Type.AWAIT: {"seen": {"default": 0}, "wait": 0},
+    Type.AT: {"position": 0, "max": 1},
+}
+BEYOND_THE_TABLE = [
+    (Type.APPEND, {"n": 1}),
+    (Type.APPEND, {"n": 1 << 40}),
+    (Type.APPEND, {"p": "producer", "pe": 0}),
+    (Type.APPEND, {"p": "x" * 600, "pe": 0, "ps": 0}),
+    (Type.APPEND, {"x": KEY}),
+    (Type.APPEND, {"x": KEY | {"a": 1}}),
+    (Type.DIGEST, {"span": 3}),
+    (Type.DIGEST, {"span": 2 * LIMITS.digest_entries}),
+    (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}}),
+    (Type.TRANSACTION, {"op": "commit", "x": KEY | {"b": 7}, "parts": [list(Part(-2, -1, 1, 1))]}),
+    (Type.TRANSFER, {"node": "n7"}),
+    (Type.DESCRIBE, {"table": "groups"}),
+    (Type.DESCRIBE, {"table": "producers", "after": [1, 2]}),
+    (Type.DESCRIBE, {"table": "terms", "after": {}}),
+    (Type.METADATA, {"pin": ["reader"]}),
+    (Type.AWAIT, {"seen": dict.fromkeys(map(str, range(5000)), 0)}),
+    (Type.AWAIT, {"seen": {"other": 0}}),
+]
 
 
-def test_metadata_has_time_of_last_entry(tmp_path):
-    async def work(_, client):
-        before = int(time.time() * 1000)
-        await client.append([b"a"])
-        header = (await client.ask(Type.METADATA)).header
-        assert before - 1000 <= header["time"] <= int(time.time() * 1000) + 1000
-
-    serve_one(tmp_path, work)
-
-
-def test_transaction_parts_are_limited_both_ways(tmp_path):
-    async def work(_, client):
-        parts = [await client.attempt([b"a"], KEY), await client.attempt([b"b"], KEY)]
-        state = (await client.ask(Type.TRANSACTION, op="state", x=KEY)).header
-        assert (state["state"], state["parts"]) == ("open", []), "an open one may have any number of parts"
-        too_many = [list(Part(1, 1, 1, 1))] * (PARTS_MAX + 1)
-        with pytest.raises(BadRequestError):
-            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=too_many)
-        with pytest.raises(TransactionError):
-            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=too_many[1:])
-        await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(part) for part in parts])
-        state = (await client.ask(Type.TRANSACTION, op="state", x=KEY)).header
-        assert (state["state"], state["parts"]) == ("committed", [list(part) for part in parts])
-
-    serve_one(tmp_path, work)
+def wrong_requests():
+    """Every request with every value that its table rejects, and values that only the service can reject."""
+    found = [
+        (table.number, {field.key: value})
+        for table in TABLES
+        if table.number in GOOD
+        for field in table.fields
+        for value in wrong_values(field)
+    ]
+    of_groups = [kind for kind in GOOD if kind not in (Type.GROUPS, Type.AWAIT)]
+    return found + BEYOND_THE_TABLE + [(kind, {"g": value}) for kind in of_groups for value in (1, None, "", "other")]
 
 
-def test_error_too_long_for_frame_is_shortened(tmp_path):
-    async def work(group, client):
-        stranger = RawClient(client.channel, "g" * ((1 << 20) - 100))
+async def result_of(channel, kind, fields):
+    """Return "ok", the error's name, or "closed"."""
+    fields = {key: value for key, value in ({"g": "default"} | GOOD[kind] | fields).items() if value is not MISSING}
+    try:
+        await channel.request({"t": kind} | fields, *(BODIES if kind == Type.APPEND else ()), timeout_s=TIMEOUT_S)
+    except ConnectionLostError:
+        return "closed"
+    except DLedgerError as error:
+        return error.name
+    return "ok"
+
+
+async def test_wrong_request_is_refused_and_node_continues(tmp_path, caplog):
+    async with one_node(tmp_path) as (cluster, _):
+        channel = await cluster.channel("n0")
+        for kind, fields in wrong_requests():
+            got = await result_of(channel, kind, fields)
+            expected = ("BAD_REQUEST", "PROTOCOL", "UNKNOWN_GROUP", "TRANSACTION", "closed")
+            assert got in expected, (kind, fields, got)
+            if not channel.is_open:
+                channel = await cluster.channel("n0")
+        for kind in GOOD:
+            assert await result_of(channel, kind, {}) == "ok"
+    assert "request failed" not in caplog.text
+
+
+async def test_error_too_long_for_frame_is_shortened(tmp_path):
+    async with one_node(tmp_path) as (_, client):
         with pytest.raises(UnknownGroupError):
-            await stranger.ask(Type.METADATA)
+            await RawClient(client.channel, "g" * ((1 << 20) - 100)).ask(Type.METADATA)
         await client.append([b"continues"])
 
-    serve_one(tmp_path, work)
+
+# --- reads and digests ----------------------------------------------------------------------------------------------
 
 
-def test_digest_lists_damaged_entries_up_to_limit(tmp_path):
-    async def work(group, client):
+async def test_reads_and_digests_at_edges(tmp_path):
+    async with one_node(tmp_path, limits=Limits(read_wait_ms=1)) as (_, client):
+        _, last, _ = await client.append([b"a", b"b"])
+        header, rows = await client.read(TOP, TOP, max=TOP, wait=TOP)
+        assert (rows, header["next"]) == ([], TOP)
+        assert len((await client.read(0, TOP, max=0))[1]) >= 1
+        assert (await client.read(last + 1, last))[1] == []
+        assert (await client.read(last + 1, TOP, wait=TOP))[1] == [], "the wait is limited"
+        digest = (await client.ask(Type.DIGEST, start=0, end=TOP, span=LIMITS.digest_entries)).header
+        assert digest["next"] == last + 1
+        assert (await client.ask(Type.DIGEST, start=TOP, end=TOP, span=1)).header["ranges"] == []
+        assert (await client.ask(Type.TIME, ms=TOP, min_commit=-1)).header["index"] == last + 1
+        with pytest.raises(BehindError):
+            await client.read(0, 1, min_commit=TOP)
+
+
+@pytest.mark.slow
+async def test_read_waits_once_for_commit_index_and_entries_together(tmp_path):
+    """The commit index arrives after half of the wait; the requested entry never does."""
+    async with one_node(tmp_path) as (cluster, client):
+        _, last, _ = await client.append([b"first"])
+        asked = asyncio.create_task(client.read(last + 2, last + 3, min_commit=last + 1, wait=1600))
+        await asyncio.sleep(1.0)
+        assert not asked.done()
+        await RawClient(await cluster.channel("n0")).append([b"second"])
+        async with asyncio.timeout(1.3):  # a wait that starts again takes longer
+            assert (await asked)[0]["next"] == last + 2
+
+
+async def test_waiting_read_returns_new_entry(tmp_path):
+    async with one_node(tmp_path) as (cluster, client):
+        _, last, _ = await client.append([b"first"])
+        waiting = asyncio.create_task(client.read(last + 1, last + 9, wait=20_000))
+        await eventually(lambda: client.channel.in_flight)
+        await RawClient(await cluster.channel("n0")).append([b"second"])
+        assert [body for _, _, body in (await waiting)[1]] == [b"second"]
+
+
+async def test_digest_lists_damaged_entries_up_to_limit(tmp_path):
+    async with one_node(tmp_path) as (_, client):
         first, last, _ = await client.append([b"body"] * 20_000)
         path = next((tmp_path / "default" / "dledger-n0" / "data").iterdir())
-        data = bytearray(path.read_bytes())
+        data = path.read_bytes()
         assert data.count(b"body") == 20_000
         path.write_bytes(data.replace(b"body", b"BODY"))
-        fine = (await client.ask(Type.DIGEST, start=0, end=last + 1, span=1024)).header
-        assert (fine["next"], len(fine["ranges"]), fine["cut"]) == (1024, 1, False)
-        assert fine["damaged"] == list(range(first, 1024))
-        coarse = (await client.ask(Type.DIGEST, start=0, end=last + 1, span=16384)).header
-        assert (coarse["next"], coarse["cut"]) == (16384, True)
-        assert coarse["damaged"] == list(range(first, first + 8192))
-
-    serve_one(tmp_path, work)
+        for span, damaged in ((1024, range(first, 1024)), (16384, range(first, first + 8192))):
+            found = (await client.ask(Type.DIGEST, start=0, end=last + 1, span=span)).header
+            assert (found["next"], len(found["ranges"]), found["damaged"]) == (span, 1, list(damaged))
+            assert found["cut"] is (span == 16384)
 
 
-# --- bounds ------------------------------------------------------------------------------------------------------
+# --- AWAIT: one request that waits for new entries of many groups -----------------------------------------------------
 
 
-def test_waiting_requests_end_with_their_connection(tmp_path):
-    async def work(group, client):
+def ends(cluster, node_id="n0"):
+    """Return the visible end of each group of a node."""
+    return {group: hosted.replica.visible_end for group, hosted in cluster.nodes[node_id].hosted.items()}
+
+
+async def grown(client, seen, wait=30_000, **fields):
+    return (await client.ask(Type.AWAIT, seen=seen, wait=wait, **fields)).header["grown"]
+
+
+async def test_await_returns_grown_groups_of_many(tmp_path):
+    groups = tuple(f"g{number:03}" for number in range(70))
+    async with ServerGroup(tmp_path, 1, groups=groups) as cluster:
+        for group in groups:
+            await cluster.leader(group)
+        client = RawClient(await cluster.channel("n0"), "no such group")
+        seen = ends(cluster)
+        assert await grown(client, seen | {"g005": seen["g005"] - 1, "g006": 0}) == ["g005", "g006"]
+        assert await grown(client, seen, wait=20) == [], "the wait timed out"
+        waiting = asyncio.ensure_future(grown(client, seen))
+        await eventually(lambda: len(cluster.hosted("n0", "g069").replica.changes) == 1)
+        await RawClient(client.channel, "g042").append([b"new"])
+        assert await waiting == ["g042"]
+        await eventually(lambda: not any(len(h.replica.changes) for h in cluster.nodes["n0"].hosted.values()))
+
+
+async def test_await_counts_open_attempts_only_without_isolation(tmp_path):
+    async with one_node(tmp_path) as (cluster, client):
+        seen = ends(cluster)
+        part = await client.attempt([b"open"], KEY)
+        assert await grown(client, seen, wait=20) == []
+        assert await grown(client, seen, iso="uncommitted") == ["default"]
+        waiting = asyncio.ensure_future(grown(client, seen))
+        await client.transact("commit", KEY, [part])
+        assert await waiting == ["default"]
+
+
+async def test_await_fails_at_once_when_node_knows_no_leader(tmp_path):
+    async with ServerGroup(tmp_path) as cluster:
+        leader, (left, other) = await cluster.leader(), await cluster.followers()
+        await eventually(lambda: cluster.hosted(left).replica.visible_end)
+        client = RawClient(await cluster.channel(left))
+        waiting = asyncio.ensure_future(grown(client, {"default": ends(cluster, left)["default"] + 1}))
+        await eventually(lambda: len(cluster.hosted(left).replica.changes) == 1)
+        for node in (leader, other):
+            await cluster.stop(node)
+        with pytest.raises(NoLeaderError):
+            await waiting
+        assert await grown(client, {"default": 0}) == ["default"], "present entries need no leader"
+
+
+# --- DESCRIBE, GROUPS, METADATA: about the logs of a node -------------------------------------------------------------
+
+
+async def test_describe_returns_terms_segments_and_producers(tmp_path):
+    async with one_node(tmp_path, storage=SMALL) as (group, raw), AsyncClient(format_peers(group.peers)) as client:
+        for number in range(5):
+            await raw.append([bytes(15_000)] * 2, p="orders", pe=3, ps=number)
+        part = await raw.attempt([b"row"], KEY)
+        assert (await client.describe("producers")).num_rows == 1, "an open transaction is none of a query's"
+        await raw.transact("commit", KEY, [part])
+        end = (await client.metadata()).nodes[0].last_index + 1
+        found = {table: (await client.describe(table)).to_pylist() for table in ("terms", "segments")}
+        producers = (await client.describe("producers", "n0")).to_pylist()
+    assert found["terms"] == [{"first_index": 0, "end": end, "term": 1}]
+    firsts = [row["first_index"] for row in found["segments"]]
+    assert [row["end"] for row in found["segments"]] == [*firsts[1:], end]
+    assert [row["position"] for row in found["segments"]] == [0, 1 << 16, 2 << 16]
+    assert all(row["bytes"] == 1 << 16 for row in found["segments"][:-1])
+    assert all(row["last_timestamp"].year >= 2024 for row in found["segments"])
+    assert [row.pop("last_timestamp") is not None for row in producers] == [True, False]
+    assert producers == [
+        {
+            "producer_id": "orders", "kind": "producer", "epoch": 3, "run_id": None, "next_sequence": 5,
+            "first_index": 14, "last_index": 15,
+        },
+        {
+            "producer_id": "query", "kind": "query", "epoch": None, "run_id": "run", "next_sequence": 2,
+            "first_index": part.first, "last_index": part.last,
+        },
+    ]  # fmt: skip
+    with open_store(tmp_path / "default" / "dledger-n0") as store:
+        for table, rows in found.items():
+            assert store.describe(table).to_pylist() == rows
+        stored = store.describe("producers").drop_columns("last_timestamp").to_pylist()
+        assert [row["producer_id"] for row in stored] == ["orders", "query"]
+        assert stored[0] == producers[0]
+
+
+async def test_describe_leaves_out_uncommitted_entries(tmp_path):
+    async with ServerGroup(tmp_path) as group, AsyncClient(format_peers(group.peers)) as client:
+        await client.append([b"a"])
+        await group.stop(await group.leader())
+        index = (await client.append([b"b"])).first_index
+        leader = await group.leader()
+        rows = (await client.describe("terms", leader)).to_pylist()
+        assert [(row["first_index"], row["end"]) for row in rows] == [(0, index - 1), (index - 1, index + 1)]
+        assert rows[0]["term"] < rows[1]["term"]
+        await group.stop((await group.followers())[0])
+        log = group.hosted(leader).replica.log
+        asked = asyncio.create_task(RawClient(await group.channel(leader)).append([b"never"]))
+        await eventually(lambda: log.last_index() > index)
+        for table in ("terms", "segments"):
+            assert (await client.describe(table, leader)).to_pylist()[-1]["end"] == index + 1
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+async def test_describe_returns_long_tables_in_pages(tmp_path):
+    limits = Limits(describe_rows=3)
+    async with (
+        one_node(tmp_path, storage=SMALL, limits=limits) as (group, raw),
+        AsyncClient(format_peers(group.peers)) as client,
+    ):
+        names = [f"p{number}" for number in range(7)]
+        for name in reversed(names):
+            await raw.append([bytes(30_000)], p=name, pe=0, ps=0)
+        assert (await client.describe("producers")).column("producer_id").to_pylist() == names
+        segments = (await client.describe("segments")).to_pylist()
+        assert [row["position"] for row in segments] == [number << 16 for number in range(4)]
+
+
+async def test_groups_are_listed_to_client_of_unknown_group(tmp_path):
+    async with ServerGroup(tmp_path, 1, groups=("a", "b")) as group:
+        await group.leader("a")
+        await group.leader("b")
+        async with AsyncClient(format_peers(group.peers), "unknown") as client:
+            uuids = {name: group.hosted("n0", name).replica.log_uuid for name in "ab"}
+            assert await client.groups() == uuids
+            assert len(set(uuids.values())) == 2
+
+
+async def test_metadata_has_time_of_last_entry_and_orphaned_space_on_request(tmp_path):
+    async with one_node(tmp_path) as (_, client):
+
+        async def orphaned():
+            return (await client.ask(Type.METADATA, space=True)).header["orphaned"]
+
+        before = int(time.time() * 1000)
+        assert await orphaned() == [0, 0]
+        won = await client.attempt([b"won"], KEY)
+        await client.attempt([b"lost", b"too"], KEY, "b")
+        assert await orphaned() == [0, 0]
+        await client.transact("commit", KEY, [won])
+        assert await orphaned() == [2, 2 * 48 + 7]
+        header = (await client.ask(Type.METADATA)).header
+        assert "orphaned" not in header
+        assert before - 1000 <= header["time"] <= int(time.time() * 1000) + 1000
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["read", "await"])
+async def test_waiting_requests_end_with_their_connection(tmp_path, kind):
+    async with one_node(tmp_path) as (group, _):
         replica = group.hosted("n0").replica
         other = RawClient(await group.channel("n0"))
-        asked = [asyncio.create_task(other.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(50)]
+        ask = {
+            "read": lambda: other.read(1 << 30, 1 << 31, wait=30_000),
+            "await": lambda: grown(other, ends(group)),
+        }[kind]
+        asked = [asyncio.create_task(ask()) for _ in range(50)]
         await eventually(lambda: len(replica.changes) == 50)
         _, flow = server_side(group)
         await other.channel.close()
         await eventually(lambda: not flow.tasks)
         assert len(replica.changes) == 0
         assert not group.nodes["n0"].service.flows
-        await asyncio.gather(*asked, return_exceptions=True)
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(error) for error in errors} == {ConnectionLostError}
 
-    serve_one(tmp_path, work)
 
-
-def test_requests_of_one_connection_are_limited_in_number(tmp_path):
-    async def work(group, client):
+async def test_requests_of_one_connection_are_limited_in_number(tmp_path):
+    async with one_node(tmp_path, limits=Limits(connection_requests=8)) as (group, client):
         asked = [asyncio.create_task(client.read(1 << 30, 1 << 31, wait=30_000)) for _ in range(8)]
         await eventually(lambda: len(group.hosted("n0").replica.changes) == 8)
         with pytest.raises(BusyError) as refused:
             await client.read(0, 1)
         assert refused.value.values["retry_after_ms"] == 50
-        other = RawClient(await group.channel("n0"))
-        assert (await other.read(0, 1))[0]["n"] == 1
+        assert (await RawClient(await group.channel("n0")).read(0, 1))[0]["n"] == 1
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
 
-    serve_one(tmp_path, work, limits=Limits(connection_requests=8))
-
 
 @pytest.mark.parametrize("large", [False, True], ids=["small responses", "large responses"])
-def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, large):
+async def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, large):
     """The node stops reading its requests; others are served meanwhile, and later it gets every response."""
     limits = Limits(connection_unsent_bytes=1 << 20, large_responses_max=2)
     count, body = (40, bytes(1 << 20)) if large else (2000, b"")
     request = {"t": Type.READ, "g": "default", "start": 1, "end": 3, "max": 4 << 20}
     if not large:  # the error repeats the name of the group twice: 80 MB in all
         request = {"t": Type.METADATA, "g": "g" * 20_000}
-
-    async def work(group, client):
+    async with one_node(tmp_path, limits=limits) as (group, client):
         await client.append([body])
         await client.append([body])
         known = server_side(group)[0]
@@ -196,11 +441,9 @@ def test_client_that_reads_no_responses_occupies_little_memory(tmp_path, large):
         assert {frame.header["t"] for frame in stuck.frames} <= {Type.READ_OK, Type.FAILURE}
         stuck.connection.abort()
 
-    serve_one(tmp_path, work, limits=limits)
 
-
-def test_cancelled_append_gives_its_bytes_back(tmp_path):
-    async def work(group, client):
+async def test_cancelled_append_gives_its_bytes_back(tmp_path):
+    async with one_node(tmp_path) as (group, client):
         node, hosted = group.nodes["n0"], group.hosted("n0")
         free = stall(hosted)
         other = RawClient(await group.channel("n0"))
@@ -214,11 +457,9 @@ def test_cancelled_append_gives_its_bytes_back(tmp_path):
         assert (await client.append([b"abandoned"], p="p", pe=0, ps=0))[:2] == (2, 2)
         assert len(hosted.appends._producers) == 0
 
-    serve_one(tmp_path, work)
 
-
-def test_busy_reaches_client_and_ends(tmp_path):
-    async def work(group, client):
+async def test_busy_reaches_client_and_ends(tmp_path):
+    async with one_node(tmp_path, inflight_bytes_max=1 << 20) as (group, client):
         free = stall(group.hosted("n0"))
         first = asyncio.create_task(client.append([bytes(700 << 10)]))
         await eventually(lambda: group.nodes["n0"].budget.taken_bytes > 0)
@@ -230,41 +471,50 @@ def test_busy_reaches_client_and_ends(tmp_path):
         await first
         await client.append([bytes(700 << 10)])
 
-    serve_one(tmp_path, work, inflight_bytes_max=1 << 20)
+
+# --- transactions ---------------------------------------------------------------------------------------------------
 
 
-# --- transactions --------------------------------------------------------------------------------------------------
+async def test_transaction_parts_are_limited_both_ways(tmp_path):
+    async with one_node(tmp_path) as (_, client):
+        parts = [await client.attempt([b"a"], KEY), await client.attempt([b"b"], KEY)]
+        state = await client.transact("state", KEY)
+        assert (state["state"], state["parts"]) == ("open", []), "an open one may have any number of parts"
+        too_many = [Part(1, 1, 1, 1)] * (PARTS_MAX + 1)
+        with pytest.raises(BadRequestError):
+            await client.transact("commit", KEY, too_many)
+        with pytest.raises(TransactionError):
+            await client.transact("commit", KEY, too_many[1:])
+        await client.transact("commit", KEY, parts)
+        state = await client.transact("state", KEY)
+        assert (state["state"], state["parts"]) == ("committed", [list(part) for part in parts])
 
 
-def test_transaction_state_has_its_input_and_fences_old_runs(tmp_path):
-    async def work(_, client):
+async def test_transaction_state_has_its_input_and_fences_old_runs(tmp_path):
+    async with one_node(tmp_path) as (_, client):
         lost = await client.attempt([b"old"], KEY)
-        newer = KEY | {"r": "run2"}
-        won = await client.attempt([b"new"], newer)
-        parts = [list(won)]
+        won = await client.attempt([b"new"], NEWER)
         with pytest.raises(FencedError):
-            await client.ask(Type.TRANSACTION, op="state", x=KEY)
+            await client.transact("state", KEY)
         with pytest.raises(FencedError):
-            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(lost)])
-        await client.ask(Type.TRANSACTION, op="commit", x=newer, parts=parts, i="digest of its offsets")
-        header = (await client.ask(Type.TRANSACTION, op="state", x=newer)).header
-        assert (header["state"], header["parts"]) == ("committed", parts)
+            await client.transact("commit", KEY, [lost])
+        await client.transact("commit", NEWER, [won], i="digest of its offsets")
+        header = await client.transact("state", NEWER)
+        assert (header["state"], header["parts"]) == ("committed", [list(won)])
         assert (header["i"], header["newest"]) == ("digest of its offsets", 1)
         with pytest.raises(FencedError):
-            await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(lost)])
+            await client.transact("commit", KEY, [lost])
         with pytest.raises(FencedError):
             await client.attempt([b"another query"], {"q": "query", "b": 0, "r": "copy"})
 
-    serve_one(tmp_path, work)
 
-
-def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):
-    async def work(group, client):
+async def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):
+    async with one_node(tmp_path) as (group, client):
         part = await client.attempt([b"old"], KEY)
-        free, replica = stall(group.hosted("n0")), group.hosted("n0").replica
-        last = replica.raft.last_index
-        newer = asyncio.create_task(client.attempt([b"new"], KEY | {"r": "run2"}))
-        commit = asyncio.create_task(client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(part)]))
+        replica = group.hosted("n0").replica
+        free, last = stall(group.hosted("n0")), replica.raft.last_index
+        newer = asyncio.create_task(client.attempt([b"new"], NEWER))
+        commit = asyncio.create_task(client.transact("commit", KEY, [part]))
         try:
             await eventually(lambda: replica.raft.last_index == last + 3)
         finally:
@@ -272,18 +522,3 @@ def test_commit_overtaken_by_newer_run_is_fenced(tmp_path):
         await newer
         with pytest.raises(FencedError):
             await commit
-
-    serve_one(tmp_path, work)
-
-
-def test_metadata_has_orphaned_space_on_request(tmp_path):
-    async def work(_, client):
-        assert "orphaned" not in (await client.ask(Type.METADATA)).header
-        assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [0, 0]
-        won = await client.attempt([b"won"], KEY)
-        await client.attempt([b"lost", b"too"], KEY, "b")
-        assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [0, 0]
-        await client.ask(Type.TRANSACTION, op="commit", x=KEY, parts=[list(won)])
-        assert (await client.ask(Type.METADATA, space=True)).header["orphaned"] == [2, 2 * 48 + 7]
-
-    serve_one(tmp_path, work)

@@ -130,6 +130,14 @@ class RawClient:
         first, last, _ = await self.append(bodies, x=key | {"a": attempt})
         return Part(first, last, len(bodies), column_crc(Columns.from_bodies(bodies).crcs))
 
+    async def transact(
+        self, operation: str, key: dict[str, Any], parts: list[Part] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Ask for, commit or abort a transaction; return the response's header."""
+        if parts is not None:
+            fields["parts"] = [list(part) for part in parts]
+        return (await self.ask(Type.TRANSACTION, op=operation, x=key, **fields)).header
+
     async def read(self, start: int, end: int, timeout_s: float = TIMEOUT_S, **fields: Any) -> tuple[dict, list]:
         """Returns the answer's header and its (index, magic, body) rows."""
         frame = await self.ask(Type.READ, start=start, end=end, timeout_s=timeout_s, **fields)
