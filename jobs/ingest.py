@@ -40,10 +40,10 @@ from jobs._cli import (
 from jobs._directories import check_apart, check_checkpoint, check_file, check_table
 from jobs._session import AVAILABLE_NOW, check_resume, check_versions, follow, parse_trigger, spark_session
 from spark_connector import LagReport, lag_reports, register
-from spark_connector.monitoring.prometheus import parse_target
+from spark_connector.columns import schema_for
+from spark_connector.monitoring.outputs import parse_target
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.tracking import Tracker
-from spark_connector.schema import schema_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

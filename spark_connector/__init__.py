@@ -15,11 +15,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spark_connector.columns import ddl_of
+from spark_connector.errors import check_spark
 from spark_connector.monitoring.lag import LagReport, lag_reports
-from spark_connector.offsets import LatestOffset, StreamOffset
-from spark_connector.schema import ddl_of
-from spark_connector.spark_checkpoint import SparkCheckpoint, local_path, planned_offset, read_checkpoint
-from spark_connector.spark_version import check_spark
+from spark_connector.offsets import (
+    LatestOffset,
+    SparkCheckpoint,
+    StreamOffset,
+    local_path,
+    planned_offset,
+    read_checkpoint,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

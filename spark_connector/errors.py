@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dledger_core import ConfigError, DLedgerError, EntryCheck, Loss, LossKind
+from dledger_core import SPARK_VERSION, ConfigError, DLedgerError, EntryCheck, Loss, LossKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = [
     "CheckpointError",
@@ -35,6 +38,7 @@ __all__ = [
     "SchemaError",
     "SparkVersionError",
     "TermMismatchError",
+    "check_spark",
     "loss_error",
 ]
 
@@ -57,6 +61,23 @@ class SparkVersionError(ConfigError):
     """The PySpark in use is not the one this connector supports."""
 
     name = "DLEDGER_SPARK_VERSION"
+
+
+def check_spark(spark: SparkSession) -> None:
+    """Check the versions of the installed PySpark and of the Spark that runs the session.
+
+    Raises:
+        SparkVersionError: this connector does not support one of them.
+    """
+    import pyspark
+
+    remedy = f"pip install 'pyspark~={SPARK_VERSION}.0'"
+    if not pyspark.__version__.startswith(f"{SPARK_VERSION}."):
+        what = f"PySpark {pyspark.__version__} is installed, this connector needs {SPARK_VERSION}"
+        raise SparkVersionError(what, "", remedy)
+    if not spark.version.startswith(f"{SPARK_VERSION}."):  # a Spark Connect server has a version of its own
+        what = f"the session runs on Spark {spark.version}, this connector needs {SPARK_VERSION}"
+        raise SparkVersionError(what, "", f"start the server with Spark {SPARK_VERSION}")
 
 
 class CheckpointError(DLedgerError):

@@ -1,25 +1,184 @@
 """Options of ``format("dledger")``: names, defaults and checks, as one model.
 
 Spark passes a flat map of strings with lower-case names. An unknown option is an error that names the nearest known
-one: a misspelled limit must not be ignored silently.
+one: a misspelled limit must not be ignored silently. A validator parses the text of a value and passes a value of the
+right type on; a wrong text is a ValueError that describes the valid values.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dledger_core import ConfigError, parse_peers
-from spark_connector import option_values as values
-from spark_connector.errors import OptionError
-from spark_connector.option_values import EARLIEST, LATEST, StartSpec, TimeSpec
+from dledger_core import ConfigError, check_group_name, parse_duration, parse_groups, parse_peers
+from spark_connector.errors import CheckpointError, OptionError
+from spark_connector.offsets import StreamOffset, read_offsets
 
 __all__ = ["EARLIEST", "LATEST", "DLedgerOptions", "StartSpec", "TimeSpec"]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+_INT64_END: Final = 1 << 63
+_MILLIS: Final = re.compile(r"\d{1,15}", re.ASCII)
+
+StartSpec = Literal["earliest", "latest"] | Mapping[str, int]
+"""Start or end: the same for all groups, or per group an index, EARLIEST or LATEST."""
+
+TimeSpec = int | Mapping[str, int]
+"""Milliseconds since the epoch: one for all groups, or per group."""
+
+
+def _of_text(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Return a validator that parses a text and passes every other value on."""
+    return BeforeValidator(lambda value: parse(value.strip()) if isinstance(value, str) else value)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("it is empty")
+    return text
+
+
+def _peers(text: str) -> str:
+    parse_peers(text)
+    return text
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(_not_empty(text))
+    except re.error as error:
+        raise ValueError(f"it must be a regular expression, and {error}") from None
+    return text
+
+
+def _replica(text: str) -> str:
+    if text.lower() in ("any", "leader", "follower"):
+        return text.lower()
+    if text.startswith("node:") and text != "node:":
+        return text
+    raise ValueError("it must be any, leader, follower or node:ID")
+
+
+def _listed(text: str, separator: str, item: str) -> tuple[str, ...]:
+    if text.startswith("["):
+        try:
+            parts = json.loads(text)
+        except ValueError:
+            parts = None
+        if not isinstance(parts, list) or not all(isinstance(part, str) and part for part in parts):
+            raise ValueError(f"it must be {item}s, or a JSON list of them")
+    else:
+        parts = [part.strip() for part in re.split(separator, text) if part.strip()]
+    if not parts:
+        raise ValueError(f"it names no {item}")
+    return tuple(dict.fromkeys(parts))
+
+
+def _tags(text: str) -> tuple[str, ...]:
+    found = _listed(text, r"\|\||,", "tag")
+    return () if found == ("*",) else found  # no filter, as in RocketMQ
+
+
+def _offsets(text: str) -> StartSpec:
+    if text.startswith("@"):
+        text = _file(text[1:])
+    if text.lower() in ("earliest", "latest"):
+        return "earliest" if text.lower() == "earliest" else "latest"
+    try:
+        parsed = json.loads(text)
+        stored = StreamOffset.from_text(parsed)
+    except ValueError:
+        raise ValueError(
+            'it must be earliest, latest or JSON like {"default": 1200}, or @FILE with that content'
+        ) from None
+    except CheckpointError as error:
+        raise ValueError(error.what) from None
+    parsed = parsed if stored is None else stored.next_indexes
+    if not isinstance(parsed, dict) or not parsed:
+        raise ValueError('it must be JSON like {"default": 1200}')
+    return {check_group_name(group): _index(group, index) for group, index in sorted(parsed.items())}
+
+
+def _file(path: str) -> str:
+    """Return the content of a file; of a micro-batch file in a Spark checkpoint the offset of this source."""
+    try:
+        content = Path(path).read_text(encoding="utf-8").strip()
+        offsets = [ends for ends in read_offsets(Path(path)) if ends is not None] if content.startswith("v1\n") else []
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"cannot read the file: {error}") from None
+    except CheckpointError as error:
+        raise ValueError(error.what) from None
+    if len(offsets) > 1:
+        raise ValueError("the file contains offsets of several sources: give one of them as JSON")
+    return json.dumps(offsets[0].to_json()) if offsets else content
+
+
+def _index(group: str, value: object) -> int:
+    names = {"earliest": EARLIEST, "latest": LATEST}
+    if isinstance(value, str) and value.lower() in names:
+        return names[value.lower()]
+    if not isinstance(value, int) or isinstance(value, bool) or not EARLIEST <= value < _INT64_END:
+        raise ValueError(f"group {group!r} must have an index, -2 (earliest) or -1 (latest)")
+    return value
+
+
+def _times(text: str) -> TimeSpec:
+    if not text.startswith("{"):
+        return _time(text)
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict) or not parsed or any(isinstance(moment, bool) for moment in parsed.values()):
+        raise ValueError('per group it must be JSON like {"default": "2026-03-01T12:00:00Z"}')
+    return {check_group_name(group): _time(str(moment)) for group, moment in sorted(parsed.items())}
+
+
+def _time(text: str) -> int:
+    """Return milliseconds since the epoch, from that number or an ISO-8601 time.
+
+    A time without a zone is in UTC: the session's time zone is unknown here, and a table must not depend on it.
+    """
+    if _MILLIS.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("it must be milliseconds since the epoch, or a time like 2026-03-01T12:00:00Z") from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    millis = round((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
+    if millis < 0:
+        raise ValueError("it is before 1970")
+    return millis
+
+
+Text = Annotated[str, _of_text(_not_empty)]
+Peers = Annotated[str, _of_text(_peers)]
+Group = Annotated[str, _of_text(check_group_name)]
+Groups = Annotated[tuple[str, ...], _of_text(parse_groups)]
+Pattern = Annotated[str, _of_text(_pattern)]
+Replica = Annotated[str, _of_text(_replica)]
+Topics = Annotated[tuple[str, ...], _of_text(lambda text: _listed(text, ",", "topic"))]
+Tags = Annotated[tuple[str, ...], _of_text(_tags)]
+OffsetsOption = Annotated[StartSpec, _of_text(_offsets)]
+TimeOption = Annotated[TimeSpec, _of_text(_times)]
+Duration = Annotated[int, _of_text(lambda text: max(1, round(parse_duration(text) * 1000)))]
+"""Milliseconds above 0."""
+Delay = Annotated[int, _of_text(lambda text: round(parse_duration(text, allow_zero=True) * 1000))]
+"""Milliseconds, or 0."""
+Count = Annotated[int, Field(gt=0, lt=_INT64_END)]
+Lowered = _of_text(str.lower)
+"""For words that may be written in capitals."""
+
 
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 _WRITTEN: Final = frozenset({"peers", "group", "fetch_timeout_ms", "fetch_retry_ms", "append_max_bytes", "protocol"})
@@ -96,45 +255,45 @@ class DLedgerOptions(BaseModel):
         frozen=True, alias_generator=to_camel, validate_by_name=True, hide_input_in_errors=True, extra="forbid"
     )
 
-    peers: values.Peers = Field("", examples=["n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"])
-    path: values.Text = Field("", examples=["dledger-data/default/dledger-n0"])
-    groups: values.Groups = Field(("default",), examples=["orders,payments"])
-    groups_pattern: values.Pattern | None = Field(None, examples=["orders.*"])
-    discovery_ms: values.Duration = Field(10_000, validation_alias="discoveryInterval", examples=["10s"])
-    table: Annotated[Literal["groups", "nodes", "terms", "segments", "producers"], values.Lowered] | None = Field(
+    peers: Peers = Field("", examples=["n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913"])
+    path: Text = Field("", examples=["dledger-data/default/dledger-n0"])
+    groups: Groups = Field(("default",), examples=["orders,payments"])
+    groups_pattern: Pattern | None = Field(None, examples=["orders.*"])
+    discovery_ms: Duration = Field(10_000, validation_alias="discoveryInterval", examples=["10s"])
+    table: Annotated[Literal["groups", "nodes", "terms", "segments", "producers"], Lowered] | None = Field(
         None, examples=["groups"]
     )
-    group: values.Group | None = Field(None, examples=["orders"])
-    starting_offsets: values.OffsetsOption | None = Field(None, examples=_OFFSETS)
-    starting_timestamp: values.TimeOption | None = Field(None, examples=_TIME)
-    starting_strategy: Annotated[Literal["error", "latest"], values.Lowered] = Field(
+    group: Group | None = Field(None, examples=["orders"])
+    starting_offsets: OffsetsOption | None = Field(None, examples=_OFFSETS)
+    starting_timestamp: TimeOption | None = Field(None, examples=_TIME)
+    starting_strategy: Annotated[Literal["error", "latest"], Lowered] = Field(
         "error", validation_alias="startingOffsetsByTimestampStrategy", examples=["latest"]
     )
-    ending_offsets: values.OffsetsOption | None = Field(None, examples=_OFFSETS)
-    ending_timestamp: values.TimeOption | None = Field(None, examples=_TIME)
-    max_offsets_per_trigger: values.Count | None = Field(None, examples=["1000000"])
-    max_bytes_per_trigger: values.Count | None = Field(None, examples=["268435456"])
-    min_offsets_per_trigger: values.Count | None = Field(None, examples=["10000"])
-    max_trigger_delay: values.Duration = Field(15 * 60_000, examples=["15m"])
-    min_partitions: values.Count | None = Field(None, le=100_000, examples=["8"])
-    max_records_per_partition: values.Count | None = Field(None, examples=["1000000"])
+    ending_offsets: OffsetsOption | None = Field(None, examples=_OFFSETS)
+    ending_timestamp: TimeOption | None = Field(None, examples=_TIME)
+    max_offsets_per_trigger: Count | None = Field(None, examples=["1000000"])
+    max_bytes_per_trigger: Count | None = Field(None, examples=["268435456"])
+    min_offsets_per_trigger: Count | None = Field(None, examples=["10000"])
+    max_trigger_delay: Duration = Field(15 * 60_000, examples=["15m"])
+    min_partitions: Count | None = Field(None, le=100_000, examples=["8"])
+    max_records_per_partition: Count | None = Field(None, examples=["1000000"])
     fail_on_data_loss: bool = Field(True, examples=["true"])
-    pin_ms: values.Delay | None = Field(None, validation_alias="pinFor", examples=["10m"])
-    read_from: values.Replica = Field("any", examples=["follower"])
-    decode: Annotated[Literal["none", "message"], values.Lowered] = Field("none", examples=["message"])
-    topics: values.Topics = Field((), examples=["orders,payments"])
-    tags: values.Tags = Field((), examples=["created || paid"])
-    on_decode_error: Annotated[Literal["column", "fail"], values.Lowered] = Field("column", examples=["fail"])
-    isolation: Annotated[Literal["read_committed", "read_uncommitted"], values.Lowered] = Field(
+    pin_ms: Delay | None = Field(None, validation_alias="pinFor", examples=["10m"])
+    read_from: Replica = Field("any", examples=["follower"])
+    decode: Annotated[Literal["none", "message"], Lowered] = Field("none", examples=["message"])
+    topics: Topics = Field((), examples=["orders,payments"])
+    tags: Tags = Field((), examples=["created || paid"])
+    on_decode_error: Annotated[Literal["column", "fail"], Lowered] = Field("column", examples=["fail"])
+    isolation: Annotated[Literal["read_committed", "read_uncommitted"], Lowered] = Field(
         "read_committed", examples=["read_committed"]
     )
-    fetch_max_bytes: values.Count | None = Field(None, le=16 << 20, examples=["4194304"])
-    fetch_timeout_ms: values.Count = Field(10_000, examples=["10000"])
-    fetch_retry_ms: values.Count = Field(60_000, examples=["60000"])
-    poll_ms: values.Count = Field(500, examples=["500"])
-    append_max_bytes: values.Count = Field(2 << 20, le=7 << 20, examples=["2097152"])
-    protocol: Annotated[Literal["dledger", "dledger-java"], values.Lowered] = Field("dledger", examples=["dledger"])
-    safety_lag_ms: values.Delay = Field(10_000, validation_alias="safetyLag", examples=["10s"])
+    fetch_max_bytes: Count | None = Field(None, le=16 << 20, examples=["4194304"])
+    fetch_timeout_ms: Count = Field(10_000, examples=["10000"])
+    fetch_retry_ms: Count = Field(60_000, examples=["60000"])
+    poll_ms: Count = Field(500, examples=["500"])
+    append_max_bytes: Count = Field(2 << 20, le=7 << 20, examples=["2097152"])
+    protocol: Annotated[Literal["dledger", "dledger-java"], Lowered] = Field("dledger", examples=["dledger"])
+    safety_lag_ms: Delay = Field(10_000, validation_alias="safetyLag", examples=["10s"])
     commit_probe: bool = Field(False, examples=["true"])
     columns: tuple[str, ...] | None = None
 

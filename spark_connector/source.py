@@ -12,9 +12,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_connector.columns import chosen_columns, ddl_of, schema_for
 from spark_connector.errors import OptionError
 from spark_connector.options import DLedgerOptions
-from spark_connector.schema import chosen_columns, ddl_of, schema_for
+from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
+from spark_connector.reading.tables import TABLES, TableReader
+from spark_connector.writing.writers import DLedgerBatchWriter, DLedgerStreamWriter
 
 __all__ = ["DLedgerDataSource"]
 
@@ -35,33 +38,23 @@ class DLedgerDataSource(DataSource):
         """Make the batch reader, or that of a metadata table."""
         options = self._read_options(schema)
         if options.table is not None:
-            from spark_connector.reading.tables import TableReader
-
             return TableReader(options)
-        from spark_connector.reading.readers import DLedgerBatchReader
-
         return DLedgerBatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make the stream reader."""
         if "table" in {name.lower() for name in self.options}:
             raise OptionError("table: a metadata table cannot be streamed", "", "use spark.read, not spark.readStream")
-        from spark_connector.reading.readers import DLedgerStreamReader
-
         return DLedgerStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make the batch writer: one transaction for each group."""
         options = DLedgerOptions.for_writing(self.options)
-        from spark_connector.writing.writers import DLedgerBatchWriter
-
         return DLedgerBatchWriter(options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Make the stream writer: one transaction for each micro-batch and group."""
         options = DLedgerOptions.for_writing(self.options)
-        from spark_connector.writing.writers import DLedgerStreamWriter
-
         return DLedgerStreamWriter(options, schema, overwrite, self.options.get("checkpointlocation", ""))
 
     def _read_options(self, schema: StructType) -> DLedgerOptions:
@@ -70,8 +63,4 @@ class DLedgerDataSource(DataSource):
 
 
 def _columns_of(options: DLedgerOptions) -> pa.Schema:
-    if options.table is None:
-        return schema_for(options.decode, options.protocol)
-    from spark_connector.reading.tables import TABLES
-
-    return TABLES[options.table]
+    return schema_for(options.decode, options.protocol) if options.table is None else TABLES[options.table]

@@ -4,11 +4,11 @@ PySpark imports every ``pyspark_*`` module to look for a ``DefaultSource``. One 
 missing dependency is only logged here.
 """
 
+import logging
+
 try:
     from spark_connector.source import DLedgerDataSource as DefaultSource
 except ImportError:
-    import logging
-
     logging.getLogger(__name__).warning("loading the dledger data source failed", exc_info=True)
 else:
     __all__ = ["DefaultSource"]

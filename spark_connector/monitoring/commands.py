@@ -34,10 +34,9 @@ from dledger_core.cli import (
 )
 from spark_connector.errors import DataLossError, LogRecreatedError, loss_error
 from spark_connector.monitoring.lag import LagReport, lag_from
-from spark_connector.offsets import GroupOffset, StreamOffset
+from spark_connector.offsets import GroupOffset, MicroBatch, SparkCheckpoint, StreamOffset, local_path, read_checkpoint
 from spark_connector.options import DLedgerOptions
 from spark_connector.reading.logs import open_log
-from spark_connector.spark_checkpoint import MicroBatch, SparkCheckpoint, local_path, read_checkpoint
 
 
 def _check_directory(_context: click.Context, _parameter: click.Parameter, value: str) -> Path:

@@ -21,10 +21,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_connector.errors import OptionError
+from spark_connector.errors import OptionError, check_spark
 from spark_connector.monitoring.lag import LagReport, lag_reports
-from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, TableOutput
-from spark_connector.spark_version import check_spark
+from spark_connector.monitoring.outputs import JsonOutput, LogOutput, Output, PrometheusOutput, TableOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,8 +179,6 @@ def monitor(
         if json is not None:
             outputs.append(JsonOutput(json))
         if prometheus is not None:
-            from spark_connector.monitoring.prometheus import PrometheusOutput  # executors import this module too
-
             outputs.append(PrometheusOutput(prometheus))
         if table is not None:
             outputs.append(TableOutput(spark, table, table_seconds))

@@ -2,6 +2,10 @@
 
 All three implement ``Log``: the bounds of the log, one record, and the entries of a range in chunks. The client and
 ``StoreReader`` do the work; the client chooses replicas, retries and keeps the timeouts.
+
+Pins protect planned entries against retention until they are read. Every running node keeps a pin for a limited time,
+in memory. A node that restarts has lost it, so retention can still delete planned entries, which readers detect as data
+loss. Readers renew their pins; a pin that is not renewed expires.
 """
 
 from __future__ import annotations
@@ -36,7 +40,10 @@ if TYPE_CHECKING:
 
     from dledger_core import ReadFrom
 
-__all__ = ["Chunk", "JavaLog", "Log", "RecordInfo", "ServerLog", "StoreLog", "open_log"]
+import uuid
+from collections.abc import Callable
+
+__all__ = ["Chunk", "JavaLog", "Log", "Pin", "RecordInfo", "ServerLog", "StoreLog", "open_log"]
 
 _log = logging.getLogger("spark_connector")
 
@@ -47,6 +54,8 @@ _FAILED_WAIT_S: Final = 0.5
 _JAVA_POLL_S: Final = 0.5
 _SAFETY_LAG_SILENT_MS: Final = 2_000
 _STORE_POLL_S: Final = 0.1
+_RENEWALS: Final = 3
+"""Number of renewals within the duration of a pin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,3 +310,48 @@ def _info_of(batch: pa.RecordBatch, index: int, group: str) -> RecordInfo:
     row = record_at(batch, index, f"group {group!r}")
     check = EntryCheck(row["term"], check_of(index, row["term"], row["position"], row["body"]))
     return RecordInfo(check, row["position"], row["end_position"], row["timestamp"])
+
+
+class Pin:
+    """The pins of one reader, one per log. Not thread-safe.
+
+    Args:
+        duration_ms: duration of a pin; 0 = make no pins.
+        pinned_at: epoch seconds at which the driver pinned the entries of this reader, with the same duration.
+        clock: epoch seconds.
+    """
+
+    def __init__(self, duration_ms: int, pinned_at: float = 0.0, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._duration_ms = duration_ms
+        self._name = f"spark-{uuid.uuid4().hex}"
+        self._pinned_at = pinned_at
+        self._renewed: dict[str, float] = {}
+
+    def set(self, log: Log, start: int) -> None:
+        """Pin entries from ``start`` on, and no longer those before it."""
+        if not self._duration_ms:
+            return
+        self._renewed[log.group] = self._clock()
+        self._send(log, start, self._duration_ms / 1000)
+
+    def renew(self, log: Log, start: int) -> None:
+        """Pin entries from ``start`` on if a renewal is due."""
+        if not self._duration_ms:
+            return
+        pinned_at = self._renewed.get(log.group, self._pinned_at)
+        if self._clock() - pinned_at >= self._duration_ms / 1000 / _RENEWALS:
+            self.set(log, start)
+
+    def release(self, log: Log) -> None:
+        """Release the pin of a log, if there is one."""
+        if self._renewed.pop(log.group, None) is not None:
+            self._send(log, 0, 0.0)
+
+    def _send(self, log: Log, start: int, seconds: float) -> None:
+        try:
+            log.pin(self._name, start, seconds)
+        except DLedgerError as error:
+            _log.warning(
+                "pin failed, retention may delete entries before they are read: group=%s error=%s", log.group, error
+            )

@@ -16,13 +16,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from dledger_core import READ_SCHEMA, empty_batch
-from spark_connector.decoding import rows_of
+from spark_connector.columns import rows_of, schema_for
 from spark_connector.errors import LossPolicy, RetentionError
 from spark_connector.options import DLedgerOptions
 from spark_connector.planning import Range
-from spark_connector.reading.logs import Chunk, Log, open_log
-from spark_connector.reading.pinning import Pin
-from spark_connector.schema import schema_for
+from spark_connector.reading.logs import Chunk, Log, Pin, open_log
 
 __all__ = ["RangesPartition", "read_partition"]
 

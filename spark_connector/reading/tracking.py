@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from dledger_core import LogRange, find_loss
 from spark_connector.connections import client_for
@@ -25,8 +25,8 @@ from spark_connector.errors import (
 from spark_connector.offsets import GroupOffset, StreamOffset
 from spark_connector.options import EARLIEST, LATEST, DLedgerOptions, StartSpec, TimeSpec
 from spark_connector.planning import Extent, Range, core_count, ends_within_bytes, partition_count, split
-from spark_connector.reading.logs import Log, RecordInfo, ServerLog, open_log
-from spark_connector.reading.pinning import Pin
+from spark_connector.reading.logs import Log, Pin, RecordInfo, ServerLog, open_log
+from spark_connector.reading.partitions import RangesPartition
 
 
 class GroupFinder:
@@ -62,9 +62,6 @@ class GroupFinder:
             f"the nodes host: {', '.join(self._hosted) or 'none'}; it must match a complete name",
         )
 
-
-if TYPE_CHECKING:
-    from spark_connector.reading.partitions import RangesPartition
 
 _WAIT_THREADS_MAX: Final = 256
 _WAIT_MS_MAX: Final = 30_000
@@ -322,8 +319,6 @@ class Tracker:
         self, starts: Mapping[str, int], ends: Mapping[str, int], bounds: Mapping[str, LogRange]
     ) -> list[RangesPartition]:
         """Plan the partitions for [start, end) of each group, without the entries that retention deleted."""
-        from spark_connector.reading.partitions import RangesPartition  # needs PySpark, which a check does without
-
         extents = []
         for group in self.groups:
             start, end, view = starts[group], ends[group], bounds[group]

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 )
 
 from dledger_core import HEADER_BYTES, RECORD_BYTES_MAX, BadRequestError, ConfigError, check_group_name
+from dledger_core.rocketmq import encode_messages
 from spark_connector.errors import SchemaError
 from spark_connector.options import DLedgerOptions
 
@@ -183,8 +184,6 @@ def _messages(batch: pa.RecordBatch, numbers: Any, partition: int) -> pa.Array:
 
 
 def _encoded(batch: pa.RecordBatch) -> pa.Array:
-    from dledger_core.rocketmq import encode_messages
-
     columns: dict[str, Any] = {name: batch.column(name) for name in batch.schema.names if name != "group"}
     return encode_messages(**{"queue_id": 0, **columns})
 

@@ -12,11 +12,10 @@ from pyspark.taskcontext import TaskContext
 
 from dledger_core import TransactionId
 from spark_connector.errors import OptionError
+from spark_connector.offsets import has_committed, input_of
 from spark_connector.options import DLedgerOptions
-from spark_connector.spark_checkpoint import has_committed, input_of
-from spark_connector.writing.attempts import write_attempt
-from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
 from spark_connector.writing.rows import sink_shape
+from spark_connector.writing.transactions import abort_attempts, check_target, commit_attempts, write_attempt
 
 
 class DLedgerBatchWriter(DataSourceArrowWriter):

@@ -11,6 +11,7 @@ import pytest
 
 from dledger_core import Client
 from dledger_core.rocketmq import encode_messages
+from spark_connector.columns import schema_for
 from spark_connector.errors import OptionError, TermMismatchError
 from spark_connector.offsets import StreamOffset
 from spark_connector.options import DLedgerOptions
@@ -18,7 +19,6 @@ from spark_connector.planning import Range
 from spark_connector.reading.logs import open_log
 from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tracking import Tracker
-from spark_connector.schema import schema_for
 from tests.interop.java_group import JavaGroup
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

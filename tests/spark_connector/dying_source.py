@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from spark_connector.source import DLedgerDataSource
-from spark_connector.writing.attempts import AttemptMessage
+from spark_connector.writing.transactions import AttemptMessage
 
 __all__ = ["FOLDER", "POINTS", "DyingSource", "newest", "stand"]
 

@@ -19,9 +19,14 @@ from dledger_core.control import TransactionId
 from dledger_core.errors import DLedgerError, FencedError
 from spark_connector.errors import OptionError, SchemaError
 from spark_connector.options import DLedgerOptions
-from spark_connector.writing.attempts import AttemptMessage, write_attempt
-from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
 from spark_connector.writing.rows import SinkShape
+from spark_connector.writing.transactions import (
+    AttemptMessage,
+    abort_attempts,
+    check_target,
+    commit_attempts,
+    write_attempt,
+)
 from tests.support.slow_elections import SLOW_ELECTIONS
 from tests.support.soon import soon
 

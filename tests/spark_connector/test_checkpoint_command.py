@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dledger_core.cli import main
-from spark_connector.offsets import GroupOffset, StreamOffset
+from spark_connector.offsets import GroupOffset, StreamOffset, read_checkpoint
 from spark_connector.options import DLedgerOptions
-from spark_connector.spark_checkpoint import read_checkpoint
 from tests.spark_connector.spark_directory import QUERY_ID, offset, tree, write_checkpoint
 
 

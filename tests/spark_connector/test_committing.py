@@ -10,8 +10,13 @@ import pytest
 from dledger_core.control import TransactionId
 from dledger_core.errors import FencedError, UnreachableError
 from spark_connector.options import DLedgerOptions
-from spark_connector.writing.attempts import AttemptMessage, CommittedBefore
-from spark_connector.writing.committing import abort_attempts, check_target, commit_attempts
+from spark_connector.writing.transactions import (
+    AttemptMessage,
+    CommittedBefore,
+    abort_attempts,
+    check_target,
+    commit_attempts,
+)
 
 UNREACHABLE = DLedgerOptions.for_writing({"peers": "n0-127.0.0.1:1", "fetchRetryMs": "1", "fetchTimeoutMs": "500"})
 KEY = TransactionId("query", 5, "run")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dledger_core.rocketmq import encode_messages
-from spark_connector.decoding import decoded
+from spark_connector.columns import decoded
 from spark_connector.errors import DecodeError
 from tests.spark_connector.engine import make_batch_reader
 from tests.spark_connector.store_writer import StoreWriter

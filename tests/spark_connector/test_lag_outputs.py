@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark_connector import DLedgerListener, LagReport, lag_reports
 from spark_connector.errors import OptionError
 from spark_connector.monitoring.lag import REPORT_SCHEMA
-from spark_connector.monitoring.outputs import JsonOutput, LogOutput
-from spark_connector.monitoring.prometheus import PrometheusOutput
+from spark_connector.monitoring.outputs import JsonOutput, LogOutput, PrometheusOutput
 from tests.spark_connector.progress_reports import QUERY_ID, RUN_ID, latest, offset, progress, source
 
 

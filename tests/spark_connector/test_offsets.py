@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from dledger_core import EntryCheck
 from spark_connector.errors import CheckpointError
-from spark_connector.offsets import GroupOffset, StreamOffset
-from spark_connector.spark_checkpoint import has_committed, input_of, local_path, planned_offset, read_offsets
+from spark_connector.offsets import (
+    GroupOffset,
+    StreamOffset,
+    has_committed,
+    input_of,
+    local_path,
+    planned_offset,
+    read_offsets,
+)
 from tests.spark_connector.spark_directory import offset, write_checkpoint
 
 group_offsets = st.builds(

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from dledger_core import Client, LocalCluster
 from dledger_core.errors import UnreachableError
 from spark_connector.options import DLedgerOptions
-from spark_connector.reading.pinning import Pin
+from spark_connector.reading.logs import Pin
 from spark_connector.reading.readers import DLedgerBatchReader, DLedgerStreamReader
 from tests.spark_connector.reading_as_executor import indexes
 

@@ -11,10 +11,10 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, MapTy
 
 from dledger_core.rocketmq import encode_messages
 from spark_connector import ddl_of
+from spark_connector.columns import MESSAGE_SCHEMA, chosen_columns, schema_for
 from spark_connector.errors import DecodeError, SchemaError
 from spark_connector.reading.readers import DLedgerBatchReader
 from spark_connector.reading.tables import TABLES
-from spark_connector.schema import MESSAGE_SCHEMA, chosen_columns, schema_for
 from tests.spark_connector.engine import options_of
 from tests.spark_connector.store_writer import StoreWriter
 

@@ -22,8 +22,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
-from spark_connector.decoding import decoded
-from spark_connector.schema import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of
+from spark_connector.columns import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of, decoded
 from tests.benchmarks.spark_table.bodies import random_messages
 
 BATCH_BYTES = 4 << 20
