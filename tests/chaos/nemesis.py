@@ -21,7 +21,7 @@ from dledger_core import Client, open_store
 from dledger_core.errors import DLedgerError
 from tests.chaos.cluster import CLIENTS, ChaosCluster, SmallDisk
 from tests.chaos.damage import KINDS, Damage, Spot
-from tests.chaos.history import Recorder
+from tests.chaos.recorder import Recorder
 
 Fault = Generator[None, None, None]
 

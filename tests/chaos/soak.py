@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 import sys
@@ -10,21 +11,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
-
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from typing import Any, Final
 
 from dledger_core import open_store
 from dledger_core.errors import DLedgerError
-from dledger_core.record import MAGIC_DATA
-from tests.chaos.checker import ReplicaLog, Verdict, check
 from tests.chaos.cluster import ChaosCluster, SmallDisk
-from tests.chaos.history import Append, Operation, Recorder, hash_of
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.proxy import LoopThread, Network
+from tests.chaos.recorder import Recorder
 from tests.chaos.workload import Workload
+from tests.support.checker import Verdict, check
+from tests.support.history import Append, Operation, ReplicaLog, hash_of
+from tests.support.logs import Row, rows_of
 from tests.support.soak_record import SoakRecord
 
 RECORD: Final = Path(__file__).with_name("SOAK.jsonl")
@@ -49,21 +47,50 @@ class Round:
     directory: Path
     verdict: Verdict = field(default_factory=Verdict)
     faults: Counter[str] = field(default_factory=Counter)
-    skipped: list[str] = field(default_factory=list)
+    skipped: str = ""
     longest_gap_s: float = 0.0
     slowest_recovery_s: float = 0.0
     elections: int = 0
-    replay: str = ""
 
     @property
     def ok(self) -> bool:
         return self.verdict.ok
 
+    def row(self) -> dict[str, Any]:
+        """Return the line of the record."""
+        return {
+            "seed": self.seed,
+            "minutes": self.minutes,
+            "operations": dict(sorted(self.verdict.counts.items())),
+            "faults": dict(sorted(self.faults.items())),
+            "elections": self.elections,
+            "longest_gap_s": round(self.longest_gap_s, 2),
+            "slowest_recovery_s": round(self.slowest_recovery_s, 2),
+            "violations": len(self.verdict.violations),
+            "verdict": "ok" if self.ok else "violated",
+        }
+
+    def show(self) -> None:
+        """Print the line; after a violation also the first ones of each kind, and where the rest is kept."""
+        sys.stdout.write(json.dumps(self.row()) + "\n")
+        if self.skipped:
+            sys.stdout.write(f"skipped: disk-full: {self.skipped}\n")
+        if self.ok:
+            return
+        every = [f"{violation.kind}: {violation.detail}" for violation in self.verdict.violations]
+        (self.directory / "violations.txt").write_text("\n".join(every) + "\n")
+        shown = [
+            list(some)[:SHOWN_MAX] for _, some in itertools.groupby(sorted(every), lambda line: line.split(":")[0])
+        ]
+        sys.stdout.writelines(f"VIOLATION {line}\n" for some in shown for line in some)
+        sys.stdout.write(f"kept: {self.directory}\n")
+        sys.stdout.write(f"replay: python -m tests.chaos --minutes {self.minutes:g} --seed {self.seed}\n")
+
 
 def run_round(seed: int, minutes: float, directory: Path) -> Round:
     """Run one round in a new directory, which stays; no process and no mount is left."""
     directory.mkdir(parents=True)
-    found = Round(seed, minutes, directory, replay=f"python -m tests.chaos --minutes {minutes:g} --seed {seed}")
+    found = Round(seed, minutes, directory)
     chance = random.Random(seed)
     network, clients = Network(), LoopThread("clients")
     recorder = Recorder(directory / "history.jsonl")
@@ -104,7 +131,7 @@ def _small_disk(cluster: ChaosCluster, chance: random.Random, found: Round) -> t
         refusal = disk.mount()
         if refusal is None:
             return node, disk
-    found.skipped.append(f"disk-full: {refusal}")
+    found.skipped = refusal
     return None
 
 
@@ -156,76 +183,18 @@ def _internal_errors(log: Path) -> list[str]:
 
 def load_replica(store: Path, upto: int | None) -> ReplicaLog:
     """Read a stopped node's store, up to an index."""
-    terms, data, hashes, records = [], [], [], []
+    rows: list[Row] = []
+    records: list[int] = []
     with open_store(store) as reader:
         at = first = int(reader.first_index)
         end = 1 + (int(reader.last_index) if upto is None else min(upto, int(reader.last_index)))
         while at < end:
             chunk = reader.records(at, end)
-            terms.append(chunk.headers["term"].astype(np.int64))
-            data.append(chunk.headers["magic"] == MAGIC_DATA)
-            raw, bodies = memoryview(chunk.data), chunk.bodies
-            starts, sizes = chunk.starts.tolist(), chunk.sizes.tolist()
-            body_at = 0
-            for start, size in zip(starts, sizes, strict=True):
-                records.append(hash_of(bytes(raw[start : start + size])))
-                hashes.append(hash_of(bytes(bodies[body_at : body_at + size - 48])))
-                body_at += size - 48
+            rows += rows_of(chunk)
+            data, ends = memoryview(chunk.data), (chunk.starts + chunk.sizes).tolist()
+            records += [hash_of(data[a:b]) for a, b in zip(chunk.starts.tolist(), ends, strict=True)]
             at += chunk.count
-    return ReplicaLog(
-        first,
-        np.concatenate(terms) if terms else np.empty(0, np.int64),
-        np.concatenate(data) if data else np.empty(0, np.bool_),
-        np.array(hashes, np.uint64),
-        np.array(records, np.uint64),
-    )
-
-
-def show(found: Round, console: Console) -> None:
-    """Print the table of a round."""
-    table = Table("event", "count", title=f"seed {found.seed}, {found.minutes:g} min")
-    table.columns[1].justify = "right"
-    for name, count in sorted(found.verdict.counts.items()):
-        table.add_row(name, f"{count:,}")
-    table.add_section()
-    for name, count in sorted(found.faults.items()):
-        table.add_row(f"fault {name}", f"{count:,}")
-    table.add_section()
-    table.add_row("elections (final term)", f"{found.elections:,}")
-    table.add_row("longest time without an ack", f"{found.longest_gap_s:.2f} s")
-    table.add_row("longest time from healing to an ack", f"{found.slowest_recovery_s:.2f} s")
-    table.add_row("verdict", "ok" if found.ok else f"{len(found.verdict.violations)} violations")
-    console.print(table)
-    for reason in found.skipped:
-        console.print(f"skipped: {reason}", markup=False)
-    lines = Counter[str]()
-    for violation in found.verdict.violations:
-        lines[violation.kind] += 1
-        if lines[violation.kind] <= SHOWN_MAX:
-            console.print(f"VIOLATION {violation.kind}: {violation.detail}", style="red", markup=False, soft_wrap=True)
-    if not found.ok:
-        every = "\n".join(f"{violation.kind}: {violation.detail}" for violation in found.verdict.violations)
-        (found.directory / "violations.txt").write_text(every + "\n")
-        console.print(f"kept: {found.directory}", markup=False, soft_wrap=True)
-        console.print(f"replay: {found.replay}", markup=False, soft_wrap=True)
-
-
-# --- soak runs --------------------------------------------------------------------------------------------------------
-
-
-def record(found: Round, record: SoakRecord) -> None:
-    """Append a round's line."""
-    record.add(
-        seed=found.seed,
-        minutes=found.minutes,
-        operations=dict(sorted(found.verdict.counts.items())),
-        faults=dict(sorted(found.faults.items())),
-        elections=found.elections,
-        longest_gap_s=round(found.longest_gap_s, 2),
-        slowest_recovery_s=round(found.slowest_recovery_s, 2),
-        violations=len(found.verdict.violations),
-        verdict="ok" if found.ok else "violated",
-    )
+        return ReplicaLog.of(first, rows, reader.visibility("end"), records)
 
 
 def run_soak(minutes: float, seed: int | None, out: Path, *, to_record: bool) -> int:
@@ -234,7 +203,6 @@ def run_soak(minutes: float, seed: int | None, out: Path, *, to_record: bool) ->
     Returns:
         The process's exit code.
     """
-    console = Console(width=110, highlight=False)
     rows = SoakRecord(RECORD)
     if to_record and (changed := rows.uncommitted()):
         sys.stderr.write(f"commit first, because the record names a commit:\n{changed}\n")
@@ -242,15 +210,17 @@ def run_soak(minutes: float, seed: int | None, out: Path, *, to_record: bool) ->
     done = rows.rows() if to_record and seed is None else []
     left = minutes - sum(row["minutes"] for row in done if row["verdict"] == "ok")
     if done:
-        console.print(f"{len(done)} rounds of this code are recorded; {max(left, 0):g} of {minutes:g} minutes are left")
+        sys.stderr.write(
+            f"{len(done)} rounds of this code are recorded; {max(left, 0):g} of {minutes:g} minutes are left\n"
+        )
     first = seed if seed is not None else 1 + max((row["seed"] for row in done), default=random.randrange(1 << 30))
     for number in itertools.count(first):
         if left <= 1e-9:
             break
         found = run_round(number, min(left, ROUND_MINUTES_MAX), out / f"seed-{number}")
-        show(found, console)
+        found.show()
         if to_record:
-            record(found, rows)
+            rows.add(**found.row())
         if not found.ok:
             return 1
         shutil.rmtree(found.directory)

@@ -13,18 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.checker import ReplicaLog, check
-from tests.chaos.history import Append, Decision, Operation, Read, Recorder
+from tests.chaos.recorder import Recorder
+from tests.support.checker import check
+from tests.support.history import Append, Decision, Operation, Read, ReplicaLog
 
 CONTROL = -1
 
 
-def log_of(*bodies: int, terms: list[int] | None = None, first: int = 0) -> ReplicaLog:
-    """A replica whose entries have these hashes; CONTROL is a control entry."""
+def log_of(*bodies: int, terms: list[int] | None = None, first: int = 0, hidden: tuple[int, ...] = ()) -> ReplicaLog:
+    """A replica whose entries have these hashes; CONTROL is a control entry, ``hidden`` are indexes of orphans."""
     values = np.array([0 if body == CONTROL else body for body in bodies], np.uint64)
     known_terms = np.array(terms or [1] * len(bodies), np.int64)
     data = np.array([body != CONTROL for body in bodies], np.bool_)
-    return ReplicaLog(first, known_terms, data, values, values * np.uint64(7) + known_terms.astype(np.uint64))
+    visible = data & ~np.isin(np.arange(first, first + len(bodies)), hidden)
+    return ReplicaLog(first, known_terms, data, visible, values, values * np.uint64(7) + known_terms.astype(np.uint64))
 
 
 def ok(start: float, first: int, *hashes: int, client: str = "p", **fields: Any) -> Append:
@@ -172,8 +174,9 @@ def test_checker_finds_idempotent_append_in_log_twice() -> None:
         log_of(CONTROL, 11, 12, 14),
         log_of(CONTROL, 11, 12, 13, terms=[1, 1, 1, 2]),
         log_of(12, 13, 14, first=2),
+        log_of(CONTROL, 11, 12, 13, hidden=(2,)),
     ],
-    ids=["shorter", "other body", "other term", "other part"],
+    ids=["shorter", "other body", "other term", "other part", "other orphans"],
 )
 def test_checker_finds_replica_that_differs(other: ReplicaLog) -> None:
     assert "diverged" in kinds([ALL], LOG, LOG, other)
@@ -188,9 +191,8 @@ def test_checker_finds_term_that_falls() -> None:
     assert "terms" in kinds([ok(0, 1, 11)], log)
 
 
-def attempt(name: str, *hashes: int, first: int = -1, status: Any = "ok") -> Append:
-    made = ok(0, first, *hashes, attempt=name, client="t")
-    return made if status == "ok" else lost(0, status, *hashes, attempt=name, client="t")
+def attempt(name: str, *hashes: int, first: int) -> Append:
+    return ok(0, first, *hashes, attempt=name, client="t")
 
 
 def decision(commit: bool, *attempts: str, status: Any = "ok") -> Decision:
@@ -202,38 +204,43 @@ def decision(commit: bool, *attempts: str, status: Any = "ok") -> Decision:
 ATTEMPTS = [attempt("t/1/a", 11, 12, first=1), attempt("t/1/b", 13, first=3)]
 
 
-def test_checker_expects_only_attempts_that_commit_lists() -> None:
-    history = [*ATTEMPTS, decision(True, "t/1/b")]
-    assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == set()
-    assert kinds([*history, read(8, 0, {1: 11, 2: 12, 3: 13}, 4, uncommitted=True)], LOG) == set()
-    assert kinds([*history, read(8, 0, {1: 11, 2: 12, 3: 13}, 4)], LOG) == {"aborted-read"}
-    assert kinds([*history, read(8, 0, {}, 4)], LOG) == {"skipped"}
+COMMIT_B, ABORT = decision(True, "t/1/b"), decision(False)
+UNKNOWN_B = decision(True, "t/1/b", status="unknown")
+REFUSED = lost(0, "fail", 13, attempt="t/1/b", client="t", error="TRANSACTION")
 
 
-def test_checker_allows_invisible_attempt_of_ended_transaction() -> None:
-    refused = lost(0, "fail", 13, attempt="t/1/b", client="t", error="TRANSACTION")
-    history: list[Operation] = [ATTEMPTS[0], refused, decision(False)]
-    assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
-    assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == {"aborted-read"}
-    other = lost(0, "fail", 13, attempt="t/1/b", client="t", error="NO_LEADER")
-    assert "failed-append-appears" in kinds([ATTEMPTS[0], other, decision(False)], LOG)
-
-
-def test_checker_expects_no_rows_of_aborted_transaction() -> None:
-    history = [*ATTEMPTS, decision(False)]
-    assert kinds([*history, read(8, 0, {}, 4)], LOG) == set()
-    assert kinds([*history, read(8, 0, {3: 13}, 4)], LOG) == {"aborted-read"}
+@pytest.mark.parametrize(
+    ("history", "hidden", "found"),
+    [
+        ([*ATTEMPTS, COMMIT_B], (1, 2), set()),
+        ([*ATTEMPTS, COMMIT_B, read(8, 0, {3: 13}, 4)], (1, 2), set()),
+        ([*ATTEMPTS, COMMIT_B, read(8, 0, {1: 11, 2: 12, 3: 13}, 4, uncommitted=True)], (1, 2), set()),
+        ([*ATTEMPTS, COMMIT_B, read(8, 0, {1: 11, 2: 12, 3: 13}, 4)], (1, 2), {"aborted-read"}),
+        ([*ATTEMPTS, COMMIT_B, read(8, 0, {}, 4)], (1, 2), {"skipped"}),
+        ([*ATTEMPTS, COMMIT_B], (1, 2, 3), {"transaction"}),
+        ([*ATTEMPTS, COMMIT_B], (1,), {"transaction"}),
+        ([*ATTEMPTS, UNKNOWN_B], (1, 2), set()),
+        ([*ATTEMPTS, UNKNOWN_B], (1, 2, 3), set()),
+        ([*ATTEMPTS, UNKNOWN_B], (3,), {"transaction"}),
+        ([*ATTEMPTS, ABORT, read(8, 0, {}, 4)], (1, 2, 3), set()),
+        ([*ATTEMPTS, ABORT, read(8, 0, {3: 13}, 4)], (1, 2, 3), {"aborted-read"}),
+        ([*ATTEMPTS, ABORT], (1, 2), {"transaction"}),
+        ([*ATTEMPTS], (1, 2), {"transaction"}),
+        ([*ATTEMPTS, COMMIT_B, ABORT], (1, 2), {"transaction"}),
+        ([ATTEMPTS[0], REFUSED, ABORT], (1, 2, 3), set()),
+        ([ATTEMPTS[0], replace(REFUSED, error="NO_LEADER"), ABORT], (1, 2, 3), {"failed-append-appears"}),
+    ],
+)
+def test_checker_expects_exactly_rows_of_one_commit(
+    history: list[Operation], hidden: tuple[int, ...], found: set[str]
+) -> None:
+    assert kinds(history, log_of(CONTROL, 11, 12, 13, hidden=hidden)) == found
 
 
 def test_checker_allows_orphaned_attempt_twice() -> None:
-    log = log_of(CONTROL, 11, 12, 11, 12)
+    log = log_of(CONTROL, 11, 12, 11, 12, hidden=(1, 2))
     history = [attempt("t/1/a", 11, 12, first=3), decision(True, "t/1/a"), read(8, 0, {3: 11, 4: 12}, 5)]
     assert kinds(history, log) == set()
-
-
-def test_checker_finds_transaction_with_two_ends() -> None:
-    assert kinds([*ATTEMPTS, decision(True, "t/1/a"), decision(False)], LOG) == {"transaction"}
-    assert kinds([*ATTEMPTS, decision(True, "t/1/a", status="unknown")], LOG) == {"unresolved"}
 
 
 def single_copy(chance: random.Random) -> tuple[list[Operation], ReplicaLog]:

@@ -20,7 +20,8 @@ from dledger_core.client.protocol import END_OF_LOG
 from dledger_core.client.routing.retry import is_unknown
 from dledger_core.control import Part, TransactionId
 from dledger_core.errors import DLedgerError, ProtocolError
-from tests.chaos.history import Append, Decision, Operation, Read, Recorder, hash_of
+from tests.chaos.recorder import Recorder
+from tests.support.history import Append, Decision, Operation, Read, hash_of
 
 TIMEOUT_MS: Final = 3000
 READ_BYTES: Final = 4 << 20
@@ -255,7 +256,9 @@ async def _transactions(process: _Process) -> None:
         if process.chance.random() < 0.2:
             parts, winners = [], []
         until = time.monotonic() + RESOLVE_S
-        while not await process.decide(transaction, parts, tuple(winners)) and time.monotonic() < until:
+        while not await process.decide(transaction, parts, tuple(winners)):
+            if time.monotonic() > until:
+                raise TimeoutError(f"no response says how {transaction} ended")
             await process.pause(0.1)
         batch += 1
         await process.pause(0.1)

@@ -4,7 +4,6 @@ python -m tests.sim --seeds 0..99                     complete replicas, their s
 python -m tests.sim --seeds 0..99 --core              the Raft core alone, faster
 python -m tests.sim --seeds 7..7 --faults 3,17        a part of a seed's schedule, as a shrunk failure names it
 python -m tests.sim --soak 10000000                   run on until the record has this many events of the committed code
-python -m tests.sim --mutations                       remove guards one by one: does a seed or a test fail?
 
 The first seed that fails is shrunk to a small schedule of faults.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
-import statistics
 import sys
 import time
 from collections import Counter
@@ -31,18 +29,14 @@ from tests.sim.simulator import Simulator, replay_command, run_seed
 from tests.support.soak_record import SoakRecord
 
 RECORD = Path(__file__).with_name("SOAK.jsonl")
-FAULTS = (
-    *("crashes", "crashes in a write", "disk errors", "disk stalls", "partitions", "stalls", "clock jumps"),
-    *("bits flipped", "sectors lost", "sectors misdirected", "rows flipped", "rows lost", "marks refused"),
-    *("ends lost", "lost", "duplicated", "isolated", "requests twice", "runs replaced", "transfers"),
-)
 SEEDS_PER_LINE = 500
+KINDS: dict[bool, type[Any]] = {True: CoreMember, False: ReplicaMember}
 
 
 def run_one(core: bool, numbers: list[int] | None, seed: int) -> tuple[int, Counter[str], str]:
     """Run one seed; the text is the failure, or empty."""
     logging.disable(logging.CRITICAL)
-    kind: type[Any] = CoreMember if core else ReplicaMember
+    kind = KINDS[core]
     faults = None if numbers is None else [Simulator(seed, kind).faults[number] for number in numbers]
     try:
         return seed, run_seed(seed, kind, faults), ""
@@ -66,7 +60,7 @@ def run_seeds(
 
 
 def show_shrunk(seed: int, *, core: bool) -> None:
-    kind: type[Any] = CoreMember if core else ReplicaMember
+    kind = KINDS[core]
     faults = Simulator(seed, kind).faults
     numbers = shrink(seed, kind)
     sys.stderr.write(f"minimal schedule: {len(numbers)} of {len(faults)} faults\n")
@@ -75,24 +69,10 @@ def show_shrunk(seed: int, *, core: bool) -> None:
     sys.stderr.write(f"replay: {replay_command(seed, kind)} --faults {','.join(map(str, numbers)) or 'none'}\n")
 
 
-def summary(runs: list[Counter[str]], seconds: float) -> dict[str, float]:
-    """Return medians per seed and the time."""
-    return {
-        "events (median)": statistics.median(run["events"] for run in runs),
-        "elections (median)": statistics.median(run["elections"] for run in runs),
-        "faults (median)": statistics.median(sum(run[fault] for fault in FAULTS) for run in runs),
-        "seconds": round(seconds, 1),
-    }
-
-
 def show(runs: list[Counter[str]], seconds: float) -> None:
-    totals: Counter[str] = sum(runs, Counter())
-    totals["seeds"] = len(runs)
+    totals = sum(runs, Counter(seeds=len(runs), seconds=round(seconds)))
     for name, count in sorted(totals.items()):
         sys.stdout.write(f"{name:>24} {count:>14,}\n")
-    for name, value in summary(runs, seconds).items():
-        sys.stdout.write(f"{name:>24} {value:>14,.1f}\n")
-    sys.stdout.write(f"{'events per second':>24} {totals['events'] / seconds:>14,.0f}\n")
 
 
 def soak(events: int, jobs: int) -> None:
@@ -111,8 +91,7 @@ def soak(events: int, jobs: int) -> None:
             first_seed=first,
             last_seed=last,
             events=counts["events"],
-            violations=0,
-            **summary(runs, time.perf_counter() - started),
+            seconds=round(time.perf_counter() - started, 1),
             counts=dict(sorted(counts.items())),
         )
         sys.stderr.write(f"seeds {first}..{last}: {total:,} of {events:,} events, no violation\n")
@@ -139,19 +118,14 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="print a hash of all events of each seed")
     parser.add_argument("--no-shrink", action="store_true", help="do not shrink a seed that fails")
     parser.add_argument("--soak", type=int, metavar="EVENTS", help="record runs until the record has this many events")
-    parser.add_argument("--mutations", action="store_true", help="remove each guard in turn and report which show")
     options = parser.parse_args()
-    if options.mutations:
-        from tests.sim import mutations
-
-        sys.exit(mutations.main(options.jobs))
     if options.soak:
         soak(options.soak, options.jobs)
         return
     first, _, last = options.seeds.partition("..")
     seeds = range(int(first), int(last or first) + 1)
     if options.trace:
-        show_traces(seeds, CoreMember if options.core else ReplicaMember)
+        show_traces(seeds, KINDS[options.core])
         return
     started = time.perf_counter()
     chosen = options.faults and options.faults.replace("none", "").split(",")

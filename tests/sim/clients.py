@@ -1,25 +1,29 @@
 """Clients of complete replicas, and the check of their history against the log.
 
-They append, retry, give up and repeat requests late. Every body contains the number of its operation, so that the log
-itself shows in the end what happened to each.
+They append, retry, give up and repeat requests late. Every body is unique, so that the log itself shows in the end what
+happened to each call: ``tests.support.checker`` judges the history, as it judges one of real processes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import DLedgerError
 from dledger_core.ids import Index
-from dledger_core.record import MAGIC_DATA, Columns
+from dledger_core.record import Columns
 from dledger_core.server.services.in_flight import AppendedRange, ProducerKey
 from dledger_core.storage.read.visibility import Visibility
 from tests.sim.safety import check
-from tests.support.logs import rows_between
+from tests.support.checker import check as check_calls
+from tests.support.history import Append, Decision, Operation, ReplicaLog, hash_of
+from tests.support.logs import Row, rows_between
 
 if TYPE_CHECKING:
     from tests.sim.replica_member import ReplicaMember
@@ -32,39 +36,49 @@ Request = Callable[["ReplicaMember", Reply], None]
 CLIENT_TIMEOUT = 400
 
 
-@dataclass(slots=True)
-class Operation:
-    """One append; ``outcome`` is None while it is unknown."""
-
-    number: int
-    columns: Columns
-    producer: ProducerKey | None = None
-    transaction: TransactionId | None = None
-    outcome: Outcome | None = None
-    retried: bool = False
-
-
-@dataclass(slots=True)
-class Commit:
-    """A commit that was sent for a transaction, and whether its client received the success."""
-
-    parts: frozenset[Part]
-    acknowledged: bool = False
-
-
-@dataclass(slots=True)
 class History:
-    """All operations and commits of all clients."""
+    """The calls of all clients, each from its start on; its outcome is unknown until it has ended."""
 
-    operations: list[Operation] = field(default_factory=list)
-    commits: dict[tuple[str, int], list[Commit]] = field(default_factory=dict)
+    def __init__(self, sim: Simulator) -> None:
+        self.calls: list[Operation] = []
+        self._sim = sim
 
-    def operation(self, sim: Simulator) -> Operation:
-        """Add an operation with bodies of its own."""
-        number, padding = len(self.operations), b"." * sim.source.choice((0, 20, 90, 400))
-        bodies = [b"%d/%d/" % (number, row) + padding for row in range(sim.source.choice((1, 1, 2, 5)))]
-        self.operations.append(Operation(number, Columns.from_bodies(bodies)))
-        return self.operations[-1]
+    def bodies(self) -> Columns:
+        """Return a few bodies that no other call has."""
+        source, padding = self._sim.source, b"." * self._sim.source.choice((0, 20, 90, 400))
+        return Columns.from_bodies([b"%d/" % self._sim.number() + padding for _ in range(source.choice((1, 1, 2, 5)))])
+
+    def append(self, client: str, columns: Columns, **fields: str) -> int:
+        """Add an append; return its number."""
+        ends = np.cumsum(columns.lengths).tolist()
+        data = bytes(columns.bodies)
+        hashes = tuple(hash_of(data[start:stop]) for start, stop in pairwise([0, *ends]))
+        return self._add(Append(client=client, hashes=hashes, **self._unknown, **fields))
+
+    def commit(self, client: str, transaction: str, attempts: tuple[str, ...]) -> int:
+        """Add a commit; return its number."""
+        decision = Decision(client=client, transaction=transaction, commit=True, attempts=attempts, **self._unknown)
+        return self._add(decision)
+
+    def end(self, number: int, outcome: Outcome | None) -> None:
+        """Record the outcome of a call; None is unknown."""
+        call, result = self.calls[number], dict[str, Any]()
+        if isinstance(outcome, AppendedRange):
+            result["status"] = "ok"
+            if isinstance(call, Append):
+                place = {"first": outcome.first_index, "last": outcome.last_index, "term": outcome.term}
+                result |= place
+        elif outcome is not None:
+            result = {"status": "unknown" if outcome.outcome_unknown else "fail", "error": outcome.name}
+        self.calls[number] = replace(call, end=float(self._sim.time.now), **result)
+
+    @property
+    def _unknown(self) -> dict[str, Any]:
+        return {"start": float(self._sim.time.now), "end": math.inf, "status": "unknown"}
+
+    def _add(self, call: Operation) -> int:
+        self.calls.append(call)
+        return len(self.calls) - 1
 
 
 class SimClient:
@@ -128,13 +142,14 @@ class PlainClient(SimClient):
     """Appends without a producer id; never retries an append of unknown outcome."""
 
     def work(self) -> None:
-        operation = self.history.operation(self.sim)
+        columns = self.history.bodies()
+        number = self.history.append(self.name, columns)
 
         def done(outcome: Outcome | None) -> None:
-            operation.outcome = outcome
+            self.history.end(number, outcome)
             self.start()
 
-        self.call(lambda member, reply: member.appends.append(operation.columns, reply), done)
+        self.call(lambda member, reply: member.appends.append(columns, reply), done)
 
 
 class ProducerClient(SimClient):
@@ -146,34 +161,31 @@ class ProducerClient(SimClient):
     def work(self) -> None:
         if self.sim.chance(0.03):
             self.epoch, self.sequence = self.epoch + 1, 0
-        operation = self.history.operation(self.sim)
-        operation.producer = ProducerKey(self.name, self.epoch, self.sequence)
+        columns, key = self.history.bodies(), ProducerKey(self.name, self.epoch, self.sequence)
         self.sequence += 1
-        self._send(operation)
+        self._send(
+            columns, key, self.history.append(self.name, columns, producer=f"{self.name}/{key.epoch}/{key.sequence}")
+        )
 
-    def _send(self, operation: Operation) -> None:
-        key = operation.producer
-        assert key is not None
-
+    def _send(self, columns: Columns, key: ProducerKey, number: int) -> None:
         def request(member: ReplicaMember, reply: Reply) -> None:
-            member.appends.append_produced(operation.columns, key, reply)
+            member.appends.append_produced(columns, key, reply)
+
+        def done(outcome: Outcome | None) -> None:
+            if isinstance(outcome, AppendedRange):
+                self.history.end(number, outcome)
+                self.start()
+                return
+            if outcome is not None:
+                retriable = outcome.retriable or outcome.outcome_unknown
+                check(retriable, "a correct producer is rejected", self.name, key, outcome)
+            self.sim.counters["appends repeated"] += 1
+            self.retry(lambda: self._send(columns, key, number))
 
         if self.sim.chance(0.1):
             self.sim.counters["requests twice"] += 1
             self.sim.time.after(self.sim.source.choice((1, 50, 2000)), lambda: self.deliver(request))
-        self.call(request, lambda outcome: self._done(operation, outcome))
-
-    def _done(self, operation: Operation, outcome: Outcome | None) -> None:
-        if isinstance(outcome, AppendedRange):
-            operation.outcome = outcome
-            self.start()
-            return
-        if outcome is not None:
-            retriable = outcome.retriable or outcome.outcome_unknown
-            check(retriable, "a correct producer is rejected", self.name, operation.producer, outcome)
-        operation.retried = True
-        self.sim.counters["appends repeated"] += 1
-        self.retry(lambda: self._send(operation))
+        self.call(request, done)
 
 
 class QueryClient(SimClient):
@@ -206,7 +218,7 @@ class QueryClient(SimClient):
             elif found[0] == "committed":
                 self._next()
             else:
-                self._task(self.sim.source.randrange(1, 4), [])
+                self._task(self.sim.source.randrange(1, 4), {})
 
         self.call(request, done)
 
@@ -222,19 +234,20 @@ class QueryClient(SimClient):
         self.batch += 1
         self.start()
 
-    def _task(self, tasks_left: int, parts: list[Part]) -> None:
+    def _task(self, tasks_left: int, parts: dict[str, Part]) -> None:
         """Make one attempt of a task; when it fails, another one, as Spark does."""
         if not tasks_left:
             self._commit(parts)
             return
-        operation = self.history.operation(self.sim)
-        operation.transaction = key = self.key
+        columns, key = self.history.bodies(), self.key
+        attempt = f"{self.name}/{self.batch}/{self.sim.number()}"
+        number = self.history.append(self.name, columns, attempt=attempt)
 
         def request(member: ReplicaMember, reply: Reply) -> None:
-            member.appends.append_attempt(operation.columns, key, f"a{operation.number}", reply)
+            member.appends.append_attempt(columns, key, attempt, reply)
 
         def done(outcome: Outcome | None) -> None:
-            operation.outcome = outcome
+            self.history.end(number, outcome)
             if self.sim.chance(0.05):
                 self._restart()
             elif not isinstance(outcome, AppendedRange):
@@ -243,9 +256,8 @@ class QueryClient(SimClient):
                 self.sim.counters["attempts orphaned"] += 1  # a speculative one: its twin wins
                 self._task(tasks_left, parts)
             else:
-                columns = operation.columns
                 part = Part(outcome.first_index, outcome.last_index, columns.count, column_crc(columns.crcs))
-                self._task(tasks_left - 1, [*parts, part])
+                self._task(tasks_left - 1, parts | {attempt: part})
 
         self.call(request, done)
 
@@ -256,16 +268,16 @@ class QueryClient(SimClient):
         else:
             self._restart()
 
-    def _commit(self, parts: list[Part]) -> None:
-        key, commit = self.key, Commit(frozenset(parts))
-        self.history.commits.setdefault((key.query_id, key.batch_id), []).append(commit)
+    def _commit(self, parts: dict[str, Part]) -> None:
+        key, transaction = self.key, f"{self.name}/{self.batch}"
+        number = self.history.commit(self.name, transaction, tuple(parts))
 
         def request(member: ReplicaMember, reply: Reply) -> None:
-            member.appends.commit(key, parts, reply)
+            member.appends.commit(key, list(parts.values()), reply)
 
         def done(outcome: Outcome | None) -> None:
+            self.history.end(number, outcome)
             if isinstance(outcome, AppendedRange):
-                commit.acknowledged = True
                 self.sim.counters["transactions committed"] += 1
                 self._next()
             elif self.sim.chance(0.2):
@@ -274,6 +286,7 @@ class QueryClient(SimClient):
                 self._failed(outcome, lambda: self._commit(parts))
 
         if self.sim.chance(0.05):
+            self.history.commit(self.name, transaction, tuple(parts))  # nobody hears of its outcome
             self.sim.time.after(1000, lambda: self.deliver(request))
         self.call(request, done)
 
@@ -300,98 +313,21 @@ def all_clients(sim: Simulator, history: History) -> list[SimClient]:
     return [kind(sim, history, f"{kind.__name__}{at}") for at, kind in enumerate(kinds)]
 
 
-Deleted = Mapping[int, tuple[int, bytes]]
-"""Trimmed entries: index → (magic, body)."""
-
-
-def check_history(history: History, member: ReplicaMember, deleted: Deleted) -> None:
-    """Check all operations against one member's committed log and the entries that were trimmed from its start."""
-    found = _ranges(member, deleted)
-    for operation in history.operations:
-        _check_operation(operation, found.get(operation.number, []))
-    unexpected = found.keys() - {operation.number for operation in history.operations}
-    check(not unexpected, "the log contains entries that no client appended", unexpected)
-    _check_order(history.operations)
-    _check_transactions(history, member, found)
-
-
-def _entries(member: ReplicaMember, deleted: Deleted) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (index, magic, body) of every entry that was ever committed."""
-    log = member.log
-    at, end = log.first_index(), member.replica.readable_end
-    for index in range(at):
-        check(index in deleted, "an entry is missing that no member trimmed", index, at)
-        yield index, *deleted[index]
-    for row in rows_between(log, at, end):
-        yield row.index, row.magic, row.body
-
-
-def _ranges(member: ReplicaMember, deleted: Deleted) -> dict[int, list[tuple[int, int]]]:
-    """Return the ranges [first, last] of each operation's bodies; a body out of order ends its range."""
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    expected = (-1, 0)
-    for index, magic, body in _entries(member, deleted):
-        if magic != MAGIC_DATA:
-            expected = (-1, 0)
-            continue
-        number, row = map(int, body.split(b"/", 2)[:2])
-        if (number, row) == expected and found[number]:
-            found[number][-1] = (found[number][-1][0], index)
-        else:
-            found[number].append((index, index))
-        expected = (number, row + 1)
-    return found
-
-
-def _check_operation(operation: Operation, ranges: list[tuple[int, int]]) -> None:
-    check(len(ranges) <= 1, "an append is in the log twice, or split", operation, ranges)
-    for first, last in ranges:
-        check(last - first + 1 == operation.columns.count, "an append is in the log in part", operation, ranges)
-    outcome = operation.outcome
-    if isinstance(outcome, AppendedRange):
-        reported = [(outcome.first_index, outcome.last_index)]
-        check(ranges == reported, "an acknowledged append is lost or elsewhere", operation, ranges)
-    elif isinstance(outcome, DLedgerError) and not outcome.outcome_unknown and not operation.retried:
-        check(not ranges, "a rejected append is in the log", operation, ranges)
-
-
-def _check_order(operations: list[Operation]) -> None:
-    """Check that no two appends overlap, and that the sequences of a producer's epoch are in order."""
-    appended = [
-        (o.outcome.first_index, o.outcome.last_index, o) for o in operations if isinstance(o.outcome, AppendedRange)
-    ]
-    appended.sort(key=lambda row: row[:2])
-    newest: dict[tuple[str, int], int] = {}
-    for (_, last, _), (first, _, _) in pairwise(appended):
-        check(first > last, "two appends have the same index", last, first)
-    for _, _, operation in appended:
-        if operation.producer is not None:
-            key = (operation.producer.producer_id, operation.producer.epoch)
-            in_order = newest.get(key, -1) < operation.producer.sequence
-            check(in_order, "a producer's appends are out of order", key, operation)
-            newest[key] = operation.producer.sequence
-
-
-def _check_transactions(history: History, member: ReplicaMember, found: dict[int, list[tuple[int, int]]]) -> None:
-    """Check that ``read_committed`` shows of each transaction exactly the rows that one commit listed."""
+def check_history(history: History, member: ReplicaMember, deleted: Mapping[int, Row]) -> None:
+    """Check all calls against one member's committed log and the entries that were trimmed from its start."""
+    first, end = member.log.first_index(), member.replica.readable_end
+    check(all(index in deleted for index in range(first)), "an entry is missing that no member trimmed", first)
+    rows = [*(deleted[index] for index in range(first)), *rows_between(member.log, first, end)]
     tables = member.replica.tables.transactions
-    end = member.replica.readable_end
-    hidden = Visibility.of(tables, end).orphaned(0, end)
-    visible: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
-    open_keys = set(tables.open)
-    for operation in history.operations:
-        key = operation.transaction
-        if key is not None and (key.query_id, key.batch_id) not in open_keys:
-            for first, last in found.get(operation.number, []):
-                if not any(start <= first and last < stop for start, stop in hidden):
-                    visible[key.query_id, key.batch_id].add((first, last))
-    for commit_key, commits in history.commits.items():
-        listed = [{(part.first, part.last) for part in commit.parts} for commit in commits]
-        rows = visible.get(commit_key)
-        check(rows is None or rows in listed, "a transaction shows rows that no commit listed", commit_key, rows)
-        for commit, ranges in zip(commits, listed, strict=True):
-            if commit.acknowledged:
-                check(commit_key not in open_keys, "a committed transaction is open again", commit_key)
-                check(rows == ranges, "a committed transaction shows other rows", commit_key, rows, ranges)
-    unexpected = set(visible) - set(history.commits)
-    check(not unexpected, "rows are visible without a commit", unexpected)
+    log = ReplicaLog.of(0, rows, Visibility(end, None, tables.orphaned_ranges))
+    undecided = {f"{query}/{batch}" for query, batch in tables.open}
+    hidden = [
+        value
+        for call in history.calls
+        if isinstance(call, Append)
+        for value in call.hashes
+        if call.attempt.rpartition("/")[0] in undecided
+    ]
+    log.visible[np.isin(log.hashes, np.array(hidden, np.uint64))] = False
+    for violation in check_calls(history.calls, {member.node_id: log}).violations:
+        check(False, violation.kind, violation.detail)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -122,16 +121,3 @@ def attempt(name: str) -> str:
         if mutation.found_by in ("core", "whole"):
             return failing_seed(Path(directory), mutation)
         return failing_test(Path(directory), mutation)
-
-
-def main(jobs: int) -> int:
-    """Try all mutations and print which were noticed; return how many were not."""
-    missed = 0
-    with ThreadPoolExecutor(jobs) as pool:
-        for name, failure in zip(NAMED, pool.map(attempt, NAMED), strict=True):
-            missed += not failure
-            first = failure.splitlines()[0][:70] if failure else ""
-            sys.stdout.write(f"{'noticed' if failure else 'MISSED':>8}  {name}: {first}\n")
-            sys.stdout.flush()
-    sys.stdout.write(f"{len(NAMED) - missed} of {len(NAMED)} noticed\n")
-    return missed

@@ -45,7 +45,6 @@ from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
 from dledger_core.server.services.appends import Appends
 from dledger_core.server.services.flow import Budget
-from dledger_core.server.services.in_flight import AppendedRange
 from dledger_core.storage import CommitLog
 from dledger_core.storage.tables.tables import TablesSnapshot
 from dledger_core.storage.write.trim import LogStart
@@ -56,7 +55,7 @@ from tests.sim.repairs import MemberRepairs, check_intact
 from tests.sim.safety import check
 from tests.support.faulty_files import Crash, FaultyFiles
 from tests.support.frames import receive
-from tests.support.logs import rows_between
+from tests.support.logs import Row, rows_between
 from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -507,9 +506,8 @@ class ReplicaMember(Member):
         check(self.log.failure is None, "a store is damaged", self.node_id, self.log.failure)
         if self is self.sim.shared.longest():
             check_history(self.sim.shared.history, self, self.sim.shared.deleted)
-            outcomes = [operation.outcome for operation in self.sim.shared.history.operations]
-            self.sim.counters["operations"] = len(outcomes)
-            self.sim.counters["acknowledged"] = sum(isinstance(outcome, AppendedRange) for outcome in outcomes)
+            calls = self.sim.shared.history.calls
+            self.sim.counters["acknowledged"] = sum(call.status == "ok" for call in calls)
 
 
 class Shared:
@@ -518,10 +516,10 @@ class Shared:
     def __init__(self, sim: Simulator) -> None:
         self._sim = sim
         self.damages = Damages(sim)
-        self.history = History()
+        self.history = History(sim)
         self.decoder = FrameDecoder(FRAME_BYTES_MAX)
-        self.deleted: dict[int, tuple[int, bytes]] = {}
-        """Trimmed entries: index → (magic, body)."""
+        self.deleted: dict[int, Row] = {}
+        """Trimmed entries by index."""
         # One delay for all iterations of a run, so that they keep their order.
         self.iteration_delay = sim.source.choice((0, 0, 1, 5))
         self._tables: dict[Index, int] = {}
@@ -537,8 +535,8 @@ class Shared:
         """Record the entries that a member is about to delete."""
         self._sim.counters["deletions"] += 1
         for row in rows_between(log, log.first_index(), end):
-            known = self.deleted.setdefault(row.index, (row.magic, row.body))
-            check(known == (row.magic, row.body), "two members delete different entries", row.index, known)
+            known = self.deleted.setdefault(row.index, row)
+            check(known == row, "two members delete different entries", row, known)
 
     def isolate_leader(self) -> None:
         """Perhaps isolate the leader, so that a member that lost the end of its log would have to elect another."""

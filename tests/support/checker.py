@@ -1,4 +1,4 @@
-"""Check a history against the logs that the replicas have in the end. Pure: no clock, no files, no processes.
+"""Check a history of chaos or of the simulation against the logs that the replicas have in the end. Pure.
 
 A log is easy to check, because every append names its indexes. It behaved as one copy if indexes are unique, their
 order never contradicts real time, every read equals the final log in its range, and no acknowledged entry is missing.
@@ -8,15 +8,14 @@ The names of the anomalies follow Jepsen's workloads for queues and for Kafka. O
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from tests.chaos.history import Append, Decision, Hashes, Indexes, Operation, Read
+from tests.support.history import Append, Decision, Hashes, Indexes, Operation, Read, ReplicaLog
 
 SHOWN_MAX: Final = 20
 """Violations of one kind that are described; the rest is counted."""
@@ -28,28 +27,6 @@ NEVER_CORRECT: Final = frozenset({
 """Errors that a correct group never returns to the clients of this test, whatever the faults."""
 Locations = dict[int, list[int]]
 """The hash of a body → its indexes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLog:
-    """The log of a stopped replica.
-
-    Attributes:
-        first_index: index of the first row.
-        terms, data: term of each entry, and whether it is a client's (not a control entry).
-        hashes: of the bodies.
-        records: of the records' bytes on disk.
-    """
-
-    first_index: int
-    terms: Indexes
-    data: npt.NDArray[np.bool_]
-    hashes: Hashes
-    records: Hashes
-
-    @property
-    def end(self) -> int:
-        return self.first_index + len(self.terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +71,12 @@ def check(history: Sequence[Operation], replicas: dict[str, ReplicaLog]) -> Verd
     _check_ranges(appends, verdict)
     _check_appends(appends, log, locations, verdict)
     _check_order(appends, reads, log, locations, verdict)
-    visible = _visible_rows(appends, decisions, log, verdict)
+    _check_transactions(appends, decisions, log, locations, verdict)
+    indexes = log.first_index + np.arange(len(log.terms), dtype=np.int64)
+    shown = {True: _Rows(indexes[log.data], log.hashes[log.data])}
+    shown[False] = _Rows(indexes[log.visible], log.hashes[log.visible])
     for read in reads:
-        _check_read(read, log, visible[read.uncommitted], verdict)
+        _check_read(read, log, shown[read.uncommitted], verdict)
     _check_monotonic(reads, appends, verdict)
     _check_linearizable(reads, appends, verdict)
     return verdict
@@ -109,11 +89,13 @@ def _agreed_log(replicas: dict[str, ReplicaLog], verdict: Verdict) -> ReplicaLog
         if each.end != longest.end:
             verdict.add("diverged", f"{name} ends at {each.end - 1}, another at {longest.end - 1}")
         start = max(each.first_index, longest.first_index)
-        mine, theirs = (side.records[start - side.first_index :] for side in (each, longest))
-        both = min(len(mine), len(theirs))
-        unequal = np.flatnonzero(mine[:both] != theirs[:both])
+        count = max(min(each.end, longest.end) - start, 0)
+        mine, theirs = (slice(start - side.first_index, start - side.first_index + count) for side in (each, longest))
+        unequal = np.flatnonzero(
+            (each.records[mine] != longest.records[theirs]) | (each.visible[mine] != longest.visible[theirs])
+        )
         if len(unequal):
-            verdict.add("diverged", f"{name} has other bytes at {len(unequal)} indexes, first {start + unequal[0]}")
+            verdict.add("diverged", f"{name} differs at {len(unequal)} indexes, first {start + unequal[0]}")
     steps = np.diff(longest.terms)
     if (steps < 0).any():
         verdict.add("terms", f"the term falls after index {longest.first_index + np.flatnonzero(steps < 0)[0]}")
@@ -174,7 +156,7 @@ def _check_acknowledged(each: Append, log: ReplicaLog, locations: Locations, ver
     if found != each.hashes or not log.data[start:stop].all():
         elsewhere = [locations.get(value, []) for value in each.hashes]
         verdict.add("moved" if all(elsewhere) else "lost", f"{each} was acknowledged; its bodies are at {elsewhere}")
-    elif (log.terms[start:stop] != each.term).any():
+    elif each.term != -1 and (log.terms[start:stop] != each.term).any():
         verdict.add("term", f"{each} is in term {int(log.terms[start])}")
 
 
@@ -233,33 +215,32 @@ class _Rows:
         return self.indexes[a:b], self.hashes[a:b]
 
 
-def _visible_rows(
-    appends: list[Append], decisions: list[Decision], log: ReplicaLog, verdict: Verdict
-) -> dict[bool, _Rows]:
-    """Return the rows that reads must show: without (False) and with (True) orphaned attempts."""
-    of_attempts = {value for each in appends if each.attempt for value in each.hashes}
-    committed = _committed_attempts(appends, decisions, verdict)
-    indexes = log.first_index + np.arange(len(log.terms), dtype=np.int64)
-    every = _Rows(indexes[log.data], log.hashes[log.data])
-    rows = zip(every.indexes.tolist(), every.hashes.tolist(), strict=True)
-    mask = np.array([value not in of_attempts or index in committed for index, value in rows], np.bool_)
-    return {True: every, False: _Rows(every.indexes[mask], every.hashes[mask])}
-
-
-def _committed_attempts(appends: list[Append], decisions: list[Decision], verdict: Verdict) -> set[int]:
-    """Return the indexes of the entries of committed transactions."""
-    commits = {each.transaction: each for each in decisions if each.status == "ok" and each.commit}
-    # TRANSACTION is the response after the leader has aborted it.
-    ended = [each for each in decisions if (each.status == "ok" and not each.commit) or each.error == "TRANSACTION"]
-    aborts = {each.transaction for each in ended}
-    unresolved = {each.transaction for each in decisions if each.status == "unknown"}
-    for transaction in commits.keys() & aborts:
-        verdict.add("transaction", f"{transaction} was reported as committed and as aborted")
-    for transaction in unresolved - commits.keys() - aborts:
-        verdict.add("unresolved", f"no client could find out how {transaction} ended")
-    ranges = {each.attempt: each for each in appends if each.attempt and each.status == "ok"}
-    listed = [ranges[name] for commit in commits.values() for name in commit.attempts]
-    return {index for each in listed for index in range(each.first, each.last + 1)}
+def _check_transactions(
+    appends: list[Append], decisions: list[Decision], log: ReplicaLog, locations: Locations, verdict: Verdict
+) -> None:
+    """Check that of each transaction exactly the rows are visible that one commit listed."""
+    visible: dict[str, set[int]] = defaultdict(set)
+    ranges: dict[str, range] = {}
+    for each in appends:
+        if each.attempt:
+            found = {index for value in each.hashes for index in locations.get(value, ())}
+            visible[each.attempt.rpartition("/")[0]] |= {at for at in found if log.visible[at - log.first_index]}
+            if each.status == "ok":
+                ranges[each.attempt] = range(each.first, each.last + 1)
+    commits: dict[str, list[tuple[bool, set[int]]]] = defaultdict(list)
+    for end in decisions:
+        if end.commit and end.status != "fail":
+            listed = {index for name in end.attempts for index in ranges[name] if index >= log.first_index}
+            commits[end.transaction].append((end.status == "ok", listed))
+    for name in sorted(visible.keys() | commits.keys()):
+        known = [listed for certain, listed in commits[name] if certain]
+        maybe = [set[int](), *(listed for certain, listed in commits[name] if not certain)]
+        right = all(rows == visible[name] for rows in known) if known else visible[name] in maybe
+        if not right:
+            verdict.add("transaction", f"{name} shows {sorted(visible[name])}; its commits listed {known or maybe}")
+    for name in sorted({end.transaction for end in decisions if end.status == "ok" and not end.commit}):
+        if visible[name] or any(certain for certain, _ in commits[name]):
+            verdict.add("transaction", f"{name} was reported as aborted and shows {sorted(visible[name])}")
 
 
 def _check_read(read: Read, log: ReplicaLog, truth: _Rows, verdict: Verdict) -> None:

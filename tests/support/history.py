@@ -1,4 +1,4 @@
-"""The calls of all clients and their results, one record per call: for the checker, and as a JSON lines file.
+"""The calls of all clients and their results, one record per call, for ``checker``.
 
 `ok` = the response says it happened, `fail` = the response says it did not, `unknown` = no client can say; times are
 of one monotonic clock. An entry is identified by the hash of its body; bodies are unique in a run.
@@ -7,26 +7,26 @@ of one monotonic clock. An entry is identified by the hash of its body; bodies a
 from __future__ import annotations
 
 import hashlib
-import json
-import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from dledger_core.record import MAGIC_DATA
+from dledger_core.storage.read.visibility import Visibility
+from tests.support.logs import Row
 
 Status = Literal["ok", "fail", "unknown"]
 Hashes = npt.NDArray[np.uint64]
 Indexes = npt.NDArray[np.int64]
 
-_ALWAYS: Final = {"from_index", "start", "end"}
-"""Fields without a default; 0 == False would leave them out."""
 NO_HASHES: Final[Hashes] = np.empty(0, np.uint64)
 NO_INDEXES: Final[Indexes] = np.empty(0, np.int64)
 
 
-def hash_of(data: bytes) -> int:
+def hash_of(data: bytes | memoryview) -> int:
     """Return the 64 bits that identify an entry's body."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -49,7 +49,7 @@ class Append(Operation):
     Attributes:
         hashes: of the bodies, in order.
         producer: ``id/sequence`` of an idempotent append; a retry has the same.
-        attempt: ``transaction/attempt`` if it is part of a transaction.
+        attempt: ``transaction/name`` if it is an attempt of a transaction.
     """
 
     hashes: tuple[int, ...]
@@ -109,40 +109,37 @@ def _call(each: Operation, name: str) -> str:
     return f"{each.client} [{each.start:.4f}, {each.end:.4f}] {name}"
 
 
-class Recorder:
-    """Collects operations from any thread."""
+@dataclass(frozen=True, slots=True)
+class ReplicaLog:
+    """The log of a replica in the end.
 
-    def __init__(self, path: Path) -> None:
-        self.operations: list[Operation] = []
-        self.last_ack = 0.0
-        self._file = path.open("w", encoding="utf-8")
-        self._lock = threading.Lock()
+    Attributes:
+        first_index: index of the first row.
+        terms, data: term of each entry, and whether it is a client's (not a control entry).
+        visible: the entries that ``read_committed`` shows.
+        hashes: of the bodies.
+        records: what must be equal on all replicas.
+    """
 
-    def add(self, operation: Operation) -> None:
-        line = json.dumps(as_row(operation), separators=(",", ":"))
-        with self._lock:
-            self.operations.append(operation)
-            if isinstance(operation, Append) and operation.status == "ok":
-                self.last_ack = max(self.last_ack, operation.end)
-            self._file.write(line + "\n")
+    first_index: int
+    terms: Indexes
+    data: npt.NDArray[np.bool_]
+    visible: npt.NDArray[np.bool_]
+    hashes: Hashes
+    records: Hashes
 
-    def note(self, event: str, at: float, **values: Any) -> None:
-        """Write a line for an event that is not a call, such as a fault."""
-        with self._lock:
-            self._file.write(json.dumps({"note": event, "at": at, **values}) + "\n")
-            self._file.flush()
+    @property
+    def end(self) -> int:
+        return self.first_index + len(self.terms)
 
-    def close(self) -> None:
-        self._file.close()
-
-
-def as_row(operation: Operation) -> dict[str, Any]:
-    """Return the operation as it is written to the file, without the fields that have their default."""
-    row: dict[str, Any] = {"op": type(operation).__name__.lower()}
-    for name in operation.__dataclass_fields__:
-        value = getattr(operation, name)
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if name in _ALWAYS or value not in (-1, "", False, [], ()):
-            row[name] = value
-    return row
+    @classmethod
+    def of(cls, first: int, rows: Iterable[Row], visibility: Visibility, records: Sequence[int] = ()) -> ReplicaLog:
+        """Return the log that begins at ``first`` and has these entries; ``records``: see the class, default hashes."""
+        kept = list(rows)
+        data = np.array([row.magic == MAGIC_DATA for row in kept], np.bool_)
+        visible = data & (np.arange(first, first + len(kept)) < visibility.end)
+        for start, stop in visibility.orphaned(first, first + len(kept)):
+            visible[max(start - first, 0) : stop - first] = False
+        terms = np.array([row.term for row in kept], np.int64)
+        hashes = np.array([hash_of(row.body) for row in kept], np.uint64)
+        return cls(first, terms, data, visible, hashes, np.array([*records], np.uint64) if records else hashes)
