@@ -3,7 +3,6 @@
 python -m tests.chaos --minutes 5                 rounds of at most five minutes, each with a new seed
 python -m tests.chaos --minutes 60 --record       the same, resumable, each round a line of SOAK.jsonl
 python -m tests.chaos failover --kills 50         how long appends wait when the leader is killed
-python -m tests.chaos saturated --minutes 10      whether there are elections while other work takes both cores
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.measure import run_failover, run_saturated
+from tests.chaos.failover import run_failover
 from tests.chaos.soak import run_soak
 
 
@@ -22,8 +21,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", nargs="?", choices=("run", "failover", "saturated"), default="run")
-    parser.add_argument("--minutes", type=float, default=1.0, help="total time of faults, or of other work")
+    parser.add_argument("command", nargs="?", choices=("run", "failover"), default="run")
+    parser.add_argument("--minutes", type=float, default=1.0, help="total time of faults")
     parser.add_argument("--seed", type=int, help="the first round's seed; the next rounds count on from it")
     parser.add_argument("--out", type=Path, help="directory of a failed round [default: a new temporary one]")
     parser.add_argument("--record", action="store_true", help="append to SOAK.jsonl and continue its seeds")
@@ -36,8 +35,6 @@ def main() -> int:
     try:
         if options.command == "failover":
             return run_failover(options.kills, options.limit_ms, out / "failover")
-        if options.command == "saturated":
-            return run_saturated(options.minutes, out / "saturated")
         return run_soak(options.minutes, options.seed, out, to_record=options.record)
     finally:
         if not any(out.iterdir()) and options.out is None:
