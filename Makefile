@@ -58,13 +58,12 @@ bench: $(READY)
 
 # Every run continues its record (SOAK.jsonl), or starts from seeds that no earlier run had.
 MINUTES := 60
-FUZZ_TARGETS = $(notdir $(wildcard tests/fuzz/corpus/*))
 soak: $(READY)
 	@$(BIN)/python -m pytest -q --soak -m soak
 	@$(BIN)/python -m tests.sim --soak 10000000 --jobs 2
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --record
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { echo 'fuzzing is left out: it needs $(BIN)/pip install atheris' >&2; exit 0; }; \
-		for target in $(FUZZ_TARGETS); do $(BIN)/python -m tests.fuzz $$target --seconds $(MINUTES) || exit 1; done
+		for target in $$($(BIN)/python -m tests.fuzz); do $(BIN)/python -m tests.fuzz $$target --seconds $(MINUTES) || exit 1; done
 
 clean:
 	@rm -rf build dist dledger.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \

@@ -56,7 +56,7 @@ OWN: Final = ("dledger_core", "spark_connector", "jobs", "tests", "notebooks", "
 def files() -> list[Path]:
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "--", *PLACES]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    found = [ROOT / name for name in listed if "/testdata/" not in name and "/corpus/" not in name]
+    found = [ROOT / name for name in listed if "/testdata/" not in name and "/regressions/" not in name]
     return [path for path in found if path.suffix in TEXT and path.is_file() and path != Path(__file__).resolve()]
 
 

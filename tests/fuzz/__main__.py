@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing of one target, with atheris (libFuzzer): ``python -m tests.fuzz TARGET --seconds 300``.
 
-Inputs that reach new code are kept in the corpus directory; the committed corpus is read and never written. An input
-that fails is written to ``crash-…`` there, and its path, the traceback and the command to run it again are printed.
+Inputs that reach new code are kept in the corpus directory. An input that fails is written to ``crash-…`` there, and
+its path, the traceback and the command to run it again are printed. Without a target: the names of all.
 """
 
 from __future__ import annotations
@@ -9,33 +9,22 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import shutil
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 
 PREFIX = "dledger_core"
-CORPUS = Path(__file__).parent / "corpus"
 INPUT_BYTES_MAX = 16 << 10
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("target", help="name of the target; any other word prints the names")
-    parser.add_argument("--seconds", type=int, default=60, help="seconds to run [default: 60]")
-    parser.add_argument("--corpus", type=Path, help="directory of new inputs [default: a new temporary one]")
-    parser.add_argument("--run", type=Path, nargs="+", help="run these inputs once, without atheris")
-    return parser.parse_args()
 
 
 def run_once(target: str, paths: list[Path]) -> None:
     """Run single inputs, to reproduce an error."""
-    from tests.fuzz.catalog import TARGETS, warm_up
+    from tests.fuzz.catalog import TARGETS, inputs_of
 
-    warm_up(target)
+    inputs_of(target)
     for path in paths:
-        TARGETS[target](path.read_bytes())
+        TARGETS[target].run(path.read_bytes())
         sys.stdout.write(f"{path}: passed\n")
 
 
@@ -46,9 +35,8 @@ def fuzz(target: str, seconds: int, corpus: Path) -> None:
     except ImportError:
         sys.exit("coverage-guided fuzzing needs atheris: pip install atheris")
     with atheris.instrument_imports(include=[PREFIX]):
-        from tests.fuzz.catalog import FAILING, TARGETS, corpus_of, warm_up
-    run = TARGETS[target]
-    warm_up(target)
+        from tests.fuzz.catalog import TARGETS, inputs_of
+    run = TARGETS[target].run
 
     def once(data: bytes) -> None:
         try:
@@ -60,26 +48,31 @@ def fuzz(target: str, seconds: int, corpus: Path) -> None:
     options = [f"-max_total_time={seconds}", f"-max_len={INPUT_BYTES_MAX}", f"-artifact_prefix={corpus}/"]
     options += ["-timeout=60", "-rss_limit_mb=4096", "-print_final_stats=1", "-reload=0"]
     sys.stderr.write(f"again: python -m tests.fuzz {target} --run {corpus}/crash-...\n")
-    with tempfile.TemporaryDirectory() as known:  # without known findings: libFuzzer ends at the first
-        for path in corpus_of(target):
-            if f"{target}/{path.name}" not in FAILING:
-                shutil.copy(path, known)
+    with tempfile.TemporaryDirectory() as known:
+        for name, data in inputs_of(target).items():
+            (Path(known) / name).write_bytes(data)
         atheris.Setup([sys.argv[0], *options, str(corpus), known], once)
         atheris.Fuzz()
 
 
 def main() -> None:
-    asked = arguments()
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("target", nargs="?", help="name of the target [default: print the names]")
+    parser.add_argument("--seconds", type=int, default=60, help="seconds to run [default: 60]")
+    parser.add_argument("--corpus", type=Path, help="directory of new inputs [default: a new temporary one]")
+    parser.add_argument("--run", type=Path, nargs="+", help="run these inputs once, without atheris")
+    asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    if asked.run:
+    if asked.target is None:
+        from tests.fuzz.catalog import TARGETS
+
+        sys.stdout.write("\n".join(TARGETS) + "\n")
+    elif asked.run:
         run_once(asked.target, asked.run)
-        return
-    names = sorted(path.name for path in CORPUS.iterdir())  # the targets' own modules are imported under atheris
-    if asked.target not in names:
-        sys.exit(f"no such target; there are {', '.join(names)}")
-    corpus = asked.corpus or Path(tempfile.mkdtemp(prefix=f"fuzz-{asked.target}-"))
-    corpus.mkdir(parents=True, exist_ok=True)
-    fuzz(asked.target, asked.seconds, corpus)
+    else:
+        corpus = asked.corpus or Path(tempfile.mkdtemp(prefix=f"fuzz-{asked.target}-"))
+        corpus.mkdir(parents=True, exist_ok=True)
+        fuzz(asked.target, asked.seconds, corpus)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The targets by name, and the corpus of each."""
+"""The targets by name, each with the inputs that it starts from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from tests.fuzz import seeds
 from tests.fuzz.finding import unmeasured
 from tests.fuzz.targets.frames import run_connection, run_frame
 from tests.fuzz.targets.messages import run_message, run_records, run_request
@@ -17,41 +19,47 @@ from tests.fuzz.targets.settings import run_config, run_peers
 from tests.fuzz.targets.small_files import run_checkpoint, run_control, run_currterm, run_log_json, run_tables
 from tests.fuzz.targets.stores import run_store
 
-CORPUS = Path(__file__).parent / "corpus"
+REGRESSIONS = Path(__file__).parent / "regressions"
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
-    "frame": run_frame,
-    "connection": run_connection,
-    "message": run_message,
-    "request": run_request,
-    "records": run_records,
-    "remoting": run_remoting,
-    "scan": run_scan,
-    "store": run_store,
-    "currterm": run_currterm,
-    "log_json": run_log_json,
-    "checkpoint": run_checkpoint,
-    "tables": run_tables,
-    "control": run_control,
-    "config": run_config,
-    "peers": run_peers,
-    "rocketmq": run_rocketmq,
-    "properties": run_properties,
+
+class Target(NamedTuple):
+    """A function of one input, and the generator of its seeds."""
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], seeds.Seeds]
+
+
+TARGETS = {
+    "frame": Target(run_frame, seeds.frame),
+    "connection": Target(run_connection, seeds.connection),
+    "message": Target(run_message, seeds.message),
+    "request": Target(run_request, seeds.request),
+    "records": Target(run_records, seeds.records),
+    "remoting": Target(run_remoting, seeds.remoting),
+    "scan": Target(run_scan, seeds.scan),
+    "store": Target(run_store, seeds.store),
+    "currterm": Target(run_currterm, seeds.currterm),
+    "log_json": Target(run_log_json, seeds.log_json),
+    "checkpoint": Target(run_checkpoint, seeds.checkpoint),
+    "tables": Target(run_tables, seeds.tables),
+    "control": Target(run_control, seeds.control),
+    "config": Target(run_config, seeds.config),
+    "peers": Target(run_peers, seeds.peers),
+    "rocketmq": Target(run_rocketmq, seeds.rocketmq),
+    "properties": Target(run_properties, seeds.properties),
 }
-
-FAILING: dict[str, str] = {}
-"""An input of the corpus (``target/name``) whose bug is not fixed yet → the reason. Its test must fail until it is."""
-
-
-def corpus_of(target: str, directory: Path = CORPUS) -> list[Path]:
-    """Return the files of a target's corpus, sorted."""
-    return sorted(path for path in (directory / target).glob("*") if path.is_file())
 
 
 @functools.cache
-def warm_up(target: str) -> None:
-    """Run the target's seeds once, so that the first use of libraries is not counted against an input."""
+def inputs_of(name: str) -> dict[str, bytes]:
+    """Return the seeds and the regressions of a target by name, after a first run that no limit measures.
+
+    The first use of a library takes memory that must not be counted against an input.
+    """
+    target = TARGETS[name]
+    found = dict(target.seeds()) | {path.name: path.read_bytes() for path in sorted(REGRESSIONS.glob(f"{name}/*"))}
     with unmeasured():
-        for path in corpus_of(target):
+        for data in found.values():
             with contextlib.suppress(Exception):
-                TARGETS[target](path.read_bytes())
+                target.run(data)
+    return found

@@ -1,12 +1,8 @@
-"""Make the committed corpus: ``python -m tests.fuzz.seeds`` rewrites it, without the regressions.
-
-The inputs come from our own encoders and from stores that Java wrote; it is the same each time.
-"""
+"""The seeds of each target, by name: from our own encoders and from stores that Java wrote."""
 
 from __future__ import annotations
 
 import struct
-import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -15,7 +11,7 @@ from pathlib import Path
 import msgpack
 import pyarrow as pa
 
-from dledger_core import control
+from dledger_core.control import pack
 from dledger_core.errors import NotLeaderError
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.net import codec
@@ -25,18 +21,18 @@ from dledger_core.net.messages import TABLES
 from dledger_core.net.protocol import PREFACE, Type
 from dledger_core.raft import messages as raft
 from dledger_core.raft.batch import Batch
-from dledger_core.record import Columns, Records, encode
+from dledger_core.record import Columns, Records, encode, index_records
 from dledger_core.rocketmq.message.layout import RECORD_BYTES_MIN
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.files.segments import Segments
 from dledger_core.storage.tables.tables import LogTables
-from tests.fuzz.catalog import CORPUS, TARGETS
 from tests.fuzz.targets.messages import packed
 from tests.fuzz.targets.scanning import SEGMENT_BYTES
 from tests.rocketmq.golden import NAMES as GOLDEN_MESSAGES
 from tests.rocketmq.golden import messages
+from tests.rocketmq.remoting.record_frames import recorded
 from tests.support.faulty_files import FaultyFiles
 from tests.support.field_values import header_of
 
@@ -136,8 +132,6 @@ def request() -> Seeds:
 
 
 def remoting() -> Seeds:
-    from tests.rocketmq.remoting.record_frames import recorded
-
     frames = recorded("0.3.1.2")
     for name in ("append", "append-batch", "get", "metadata", "push", "transfer", "user-define", "vote"):
         yield name, frames[f"request/{name}"]
@@ -153,8 +147,6 @@ def records() -> Seeds:
 
 
 def _rows(batches: list[Records]) -> bytes:
-    from dledger_core.record import index_records
-
     files = FaultyFiles()
     path = Path("/disk/index")
     files.mkdir(path)
@@ -237,7 +229,7 @@ def _bodies() -> list[bytes]:
         {"k": "abort"} | transaction | {"b": 2},
         {"k": "attempt", "a": "u4", "n": 2, "c": 8} | transaction | {"b": 3, "r": "run2"},
     ]
-    return [control.pack(fields) for fields in kinds]
+    return [pack(fields) for fields in kinds]
 
 
 def tables() -> Seeds:
@@ -253,7 +245,7 @@ def _framed(rows: list[bytes]) -> bytes:
     return b"".join(struct.pack(">H", len(row)) + row for row in rows)
 
 
-def control_entries() -> Seeds:
+def control() -> Seeds:
     yield "all", _framed(_bodies())
     for number, body in enumerate(_bodies()):
         yield f"kind-{number}", _framed([body])
@@ -309,24 +301,3 @@ def rocketmq() -> Seeds:
 def properties() -> Seeds:
     yield "two", _framed([b"KEYS\1k\2TAGS\1t\2", b"", b"a\1b\2a\1c"])
     yield "odd", _framed([b"\1x\2y\1\2\2TAGS\1\1\2", b"\2\2", b"\xff\1\xfe\2TAGS\1\xc3"])
-
-
-MAKERS = {name: globals()[name if name != "control" else "control_entries"] for name in TARGETS}
-
-
-def main() -> None:
-    """Writes the corpus."""
-    total = 0
-    for target, make in MAKERS.items():
-        directory = CORPUS / target
-        directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob("seed-*"):
-            old.unlink()
-        for name, data in make():
-            (directory / f"seed-{name}").write_bytes(data)
-            total += len(data)
-    sys.stdout.write(f"{total:,} bytes\n")
-
-
-if __name__ == "__main__":
-    main()

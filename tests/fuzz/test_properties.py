@@ -1,4 +1,4 @@
-"""Every target over its corpus, and over inputs that Hypothesis makes from it."""
+"""Every target over its seeds and regressions, and over inputs that Hypothesis makes from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dledger_core.net.codec import PEER_TABLES
 from dledger_core.net.messages import TABLES
-from tests.fuzz.catalog import FAILING, TARGETS, corpus_of, warm_up
+from tests.fuzz.catalog import REGRESSIONS, TARGETS, inputs_of
 from tests.fuzz.targets.messages import packed
 from tests.support.field_values import MISSING, good_value, wrong_values
 
@@ -28,30 +28,16 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def inputs() -> list[object]:
-    found = []
-    for target in TARGETS:
-        for path in corpus_of(target):
-            name = f"{target}/{path.name}"
-            marks = [pytest.mark.xfail(strict=True, reason=FAILING[name])] if name in FAILING else []
-            found.append(pytest.param(target, path, id=name, marks=marks))
-    return found
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "path"), inputs())
-def test_target_accepts_corpus_input(target: str, path: Path) -> None:
-    warm_up(target)
-    TARGETS[target](path.read_bytes())
-
-
-def test_every_target_has_corpus() -> None:
-    assert [target for target in TARGETS if not corpus_of(target)] == []
+@pytest.mark.parametrize("path", sorted(REGRESSIONS.glob("*/*")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_target_accepts_input_of_earlier_finding(path: Path) -> None:
+    inputs_of(path.parent.name)
+    TARGETS[path.parent.name].run(path.read_bytes())
 
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
-    """An input of the corpus with up to six changes."""
+    """An input with up to six changes."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(0, 6))):
         at = draw(st.integers(0, len(data)))
@@ -99,15 +85,15 @@ def headers(draw: st.DrawFn) -> bytes:
 @given(headers())
 @settings(max_examples=300, derandomize=True, database=None)
 def test_target_accepts_any_values_in_fields_of_tables(target: str, data: bytes) -> None:
-    TARGETS[target](data)
+    TARGETS[target].run(data)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
-def test_target_accepts_mutated_corpus_and_any_bytes(target: str) -> None:
-    warm_up(target)
-    run = TARGETS[target]
-    seeds = [path.read_bytes() for path in corpus_of(target) if f"{target}/{path.name}" not in FAILING]
+def test_target_accepts_seeds_mutated_inputs_and_any_bytes(target: str) -> None:
+    seeds, run = list(inputs_of(target).values()), TARGETS[target].run
+    for data in seeds:
+        run(data)
 
     @settings(
         max_examples=FEWER.get(target, EXAMPLES),

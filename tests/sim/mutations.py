@@ -54,11 +54,11 @@ MUTATIONS: Final = load()
 NAMED: Final = {mutation.name: mutation for mutation in MUTATIONS}
 LIKELY_SEEDS: Final = {
     "a read is answered by old echoes": 24,
-    "a recovering voter votes at once": 10,
+    "a recovering voter votes at once": 83,
     "a recovering voter trusts a leader of the same term": 23,
     "the page cache after a failed sync is trusted": 64,
     "a batch ends where a row is lost": 14,
-    "a snapshot install keeps the old tables": 11,
+    "a snapshot install keeps the old tables": 33,
     "recovered records are not synced": 37,
     "a replaced leader rejects a producer permanently": 7,
 }

@@ -166,7 +166,8 @@ def _slow_check(data: bytes, sizes: list[int], first: int) -> int | None:
     at, term, bad_body = 0, None, None
     for place, size in enumerate(sizes):
         magic, own, index, own_term, position, mark, crc, length = struct.unpack_from(">iiqqqQIi", data, at)
-        whole = own == size and length == size - 48 and 1 <= magic <= 3 and index == first + place and position >= 0
+        whole = own == size and length == size - 48 and 1 <= magic <= 3 and index == first + place
+        whole = whole and min(index, own_term, position) >= 0
         if not whole or (term is not None and own_term < term):
             return place
         foreign = mark == 0 and crc == 0

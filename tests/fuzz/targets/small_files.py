@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from dledger_core import control
@@ -135,16 +134,3 @@ def run_control(data: bytes) -> None:
         expect(restored.applied_index == tables.applied_index, "a snapshot does not restore", it=fields)
         expect(restored.snapshot() == snapshot, "a snapshot restores to something else", it=fields)
         _ask(tables)
-
-
-def identity(**changes: object) -> bytes:
-    """A log.json."""
-    fields = {
-        "profile": "B",
-        "group": "g",
-        "node_id": "n0",
-        "data_segment_bytes": 4096,
-        "index_segment_bytes": 1024,
-        "format_version": 1,
-    }
-    return (json.dumps(fields | changes, indent=2) + "\n").encode()
