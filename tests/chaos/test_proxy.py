@@ -52,7 +52,7 @@ def ends(network: Network) -> Iterator[Ends]:
 
 
 def state(sock: socket.socket, timeout_s: float = 10) -> str:
-    """What happens next: ``drop``, ``reset``, ``data``, or ``silence`` for so long."""
+    """Return the next event: ``drop``, ``reset``, ``data``, or ``silence`` until the timeout."""
     sock.settimeout(timeout_s)
     try:
         return "data" if sock.recv(1) else "drop"

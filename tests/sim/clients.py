@@ -286,7 +286,7 @@ class QueryClient(SimClient):
                 self._failed(outcome, lambda: self._commit(parts))
 
         if self.sim.chance(0.05):
-            self.history.commit(self.name, transaction, tuple(parts))  # nobody hears of its outcome
+            self.history.commit(self.name, transaction, tuple(parts))  # no client gets its response
             self.sim.time.after(1000, lambda: self.deliver(request))
         self.call(request, done)
 
