@@ -33,7 +33,7 @@ from dledger_core.client import (
 )
 from dledger_core.cluster import LocalCluster
 from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format_peers, parse_groups, parse_peers
-from dledger_core.connect import AsyncClient, Client, JavaOptions, connect
+from dledger_core.connect import AsyncClient, Client, JavaOptions, connect, open_store
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.digest import RangeDigest, RangeHasher
 from dledger_core.durations import parse_duration
@@ -88,7 +88,7 @@ from dledger_core.record import (
     merge_ranges,
     segment_name,
 )
-from dledger_core.storage import Finding, StoreReader, StoreReport, Until, Visibility, open_store
+from dledger_core.storage import Finding, StoreReader, StoreReport, Until, Visibility
 
 __all__ = [
     "DELTA_VERSION",

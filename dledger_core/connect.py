@@ -1,13 +1,14 @@
-"""connect(), AsyncClient and Client: each makes the log client for the protocol that a group speaks.
+"""connect(), AsyncClient and Client make the log client for a group's protocol; open_store reads a store's files.
 
-This is the composition root of clients: the modules below do not know the RocketMQ part, and it is loaded only for a
-group that needs it.
+This is the composition root of clients and readers: the modules below do not know the RocketMQ part, and it is loaded
+only where it is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from dledger_core.client.routing.retry import Timeouts
 from dledger_core.client.sync_client import SyncLogClient
 from dledger_core.config import Peer, check_group_name, parse_peers
 from dledger_core.errors import ConfigError
+from dledger_core.storage import StoreReader
+from dledger_core.storage import open_store as open_any_store
 
 PROTOCOLS: Final = ("dledger", "dledger-java")
 
@@ -155,3 +158,21 @@ class Client(SyncLogClient):
             java=java,
         )
         super().__init__(client)
+
+
+def open_store(path: Path | str, *, opaque: bool = False, since: StoreReader | None = None) -> StoreReader:
+    """Open a node's store for reading, native or Java's; see ``StoreReader``.
+
+    Args:
+        path: the directory that contains ``data/`` and ``index/``.
+        opaque: take all bodies as bytes. Otherwise a body that is a RocketMQ message is checked by its own CRC.
+        since: an earlier view of the same store, whose tail need not be scanned again. It does not change.
+
+    Raises:
+        StoreMismatchError: there is no store.
+        StoreIncompleteError: a conversion into it, or a snapshot install, is not finished.
+        CorruptRecordError: a data file is missing between others.
+    """
+    from dledger_core.rocketmq.message.bodies import MESSAGES
+
+    return open_any_store(path, bodies=None if opaque else MESSAGES, since=since)

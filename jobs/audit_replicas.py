@@ -105,6 +105,7 @@ _EXAMPLES = """Examples:
     help="Limit of the bytes read from one node, all tasks together  [default: no limit].",
 )
 @click.option("--report", metavar="FILE.html", help="Write a report as one HTML page.")
+@click.option("--opaque", is_flag=True, help="Take bodies as bytes: do not check the RocketMQ messages in them.")
 @verbose_option
 @dry_run_option
 def command(**given: Any) -> Outcome:

@@ -73,15 +73,21 @@ def client_for(options: DLedgerOptions, group: str, *, planning: bool = False) -
     return client
 
 
-def store_for(path: str) -> StoreReader:
+def store_for(path: str, *, opaque: bool = False) -> StoreReader:
     """Return a view of the current store; only entries added since the pooled view are scanned.
+
+    Args:
+        path: the store's directory.
+        opaque: do not check the messages in bodies.
 
     Raises:
         OptionError: the directory is not a store.
     """
     try:
         # An older view is not closed here, because another thread may read from it; its files close with it.
-        view: StoreReader = _pool.use(("store", path), lambda since: open_store(path, since=since))
+        view: StoreReader = _pool.use(
+            ("store", path, opaque), lambda since: open_store(path, opaque=opaque, since=since)
+        )
     except StoreMismatchError as error:
         raise OptionError(f"path {path!r}: {error.what}", "", _remedy(path, error)) from None
     return view

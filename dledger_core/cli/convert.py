@@ -108,7 +108,11 @@ def _print_fingerprint(context: click.Context, _parameter: click.Parameter, valu
     metavar="BYTES",
     help="Size of an index file, such as 64MiB [default: that of SOURCE].",
 )
-@option("--opaque", is_flag=True, help="Do not adjust RocketMQ messages in relocated bodies.")
+@option(
+    "--opaque",
+    is_flag=True,
+    help="Take bodies as bytes: do not check RocketMQ messages, and do not adjust them where they move.",
+)
 @option(
     "--cut-tail",
     is_flag=True,

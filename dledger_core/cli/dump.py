@@ -12,7 +12,7 @@ import click
 from dledger_core.cli.entries import SEEK_HELP, EntryView, Filters, SeekTarget, SeekType, filter_options
 from dledger_core.cli.formats import EntryFormat, decodes, entry_format_options, escapes_help
 from dledger_core.cli.help import command, examples, option
-from dledger_core.cli.options import EXISTING_DIRECTORY
+from dledger_core.cli.options import EXISTING_DIRECTORY, opaque_option
 from dledger_core.cli.output import Progress, say
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq import LogDirectory, Span, open_log_directory
@@ -43,6 +43,7 @@ _END: Final = (1 << 63) - 1
     metavar="DIR",
     help="Classic CommitLog that precedes the store SOURCE (a mixed log).",
 )
+@opaque_option
 @click.argument("source", type=EXISTING_DIRECTORY)
 def dump(
     output: EntryFormat,
@@ -52,6 +53,7 @@ def dump(
     filters: Filters,
     count: int | None,
     commitlog: Path | None,
+    opaque: bool,
     source: Path,
 ) -> None:
     """Print the entries of a directory, or the messages in them.
@@ -62,7 +64,7 @@ def dump(
     message. Entries without an append time are found by the store time of their message.
     """
     _check_order(start, end)
-    with open_log_directory(source, commitlog) as opened, Progress("searching", bar=False) as progress:
+    with open_log_directory(source, commitlog, opaque=opaque) as opened, Progress("searching", bar=False) as progress:
         for line in opened.summary():
             say(line)
         filters = replace(filters, since=start.time if start else None, until=end.time if end else None)

@@ -228,3 +228,11 @@ def format_option(command: _F) -> _F:
         help="Format of the result on stdout.",
     )
     return formatted(command)
+
+
+def opaque_option(command: _F) -> _F:
+    """Add ``--opaque``."""
+    flagged: Callable[[_F], _F] = option(
+        "--opaque", is_flag=True, help="Take bodies as bytes: do not check the RocketMQ messages in them."
+    )
+    return flagged(command)

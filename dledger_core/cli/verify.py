@@ -10,11 +10,11 @@ import click
 
 from dledger_core.cli.exits import EXIT_FINDING, EXIT_OK
 from dledger_core.cli.help import command, examples
-from dledger_core.cli.options import EXISTING_DIRECTORY, format_option
+from dledger_core.cli.options import EXISTING_DIRECTORY, format_option, opaque_option
 from dledger_core.cli.output import Format, say, show_rows
+from dledger_core.connect import open_store
 from dledger_core.errors import StorageError
 from dledger_core.rocketmq import locate
-from dledger_core.storage import open_store
 
 
 @command(
@@ -23,9 +23,10 @@ from dledger_core.storage import open_store
     )
 )
 @format_option
+@opaque_option
 @click.argument("stores", nargs=-1, required=True, type=EXISTING_DIRECTORY)
-def verify(output: Format, stores: tuple[Path, ...]) -> int:
-    """Check every record of store directories.
+def verify(output: Format, opaque: bool, stores: tuple[Path, ...]) -> int:
+    """Check every record of store directories, and the RocketMQ messages in them.
 
     Exit 1 if damage is found, 4 or 3 if a store cannot be read at all. Changes nothing.
     """
@@ -34,7 +35,7 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
     for store in stores:
         say(f"verifying {store} ...")
         try:
-            with open_store(locate(store).one_store()) as reader:
+            with open_store(locate(store).one_store(), opaque=opaque) as reader:
                 report = reader.verify()
         except StorageError as error:
             unreadable.append(error)
@@ -52,10 +53,19 @@ def verify(output: Format, stores: tuple[Path, ...]) -> int:
     else:
         show_rows([row | {"findings": len(row["findings"])} for row in rows], output)
         show_rows(
-            [{"store": row["store"], **finding} for row in rows for finding in row["findings"]], output, "findings"
+            [{"store": row["store"], **_named(finding)} for row in rows for finding in row["findings"]],
+            output,
+            "findings",
         )
     if unreadable:
         for other in unreadable[:-1]:
             say(f"error: {other}")
         raise unreadable[-1]
     return EXIT_FINDING if any(row["findings"] for row in rows) else EXIT_OK
+
+
+def _named(finding: dict[str, Any]) -> dict[str, Any]:
+    """Return a finding for the table: topic and key are part of its message."""
+    shown = dict(finding)
+    names = [f"{name} {value}" for name in ("topic", "key") if (value := shown.pop(name)) is not None]
+    return shown | {"message": "; ".join([shown["message"], *names])}

@@ -79,6 +79,7 @@ class Options(JobOptions):
         resume: the run to resume.
         max_bytes_per_second: limit of the bytes read from one node; None = no limit.
         report: path of the HTML report.
+        opaque: do not check the messages in bodies.
     """
 
     peers: str | None = None
@@ -92,6 +93,7 @@ class Options(JobOptions):
     resume: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
     max_bytes_per_second: int | None = Field(None, ge=1)
     report: str | None = None
+    opaque: bool = False
     verbose: bool = False
     dry_run: bool = False
 
@@ -229,6 +231,7 @@ class AuditedReplica:
         block_bytes: of a classic CommitLog: bytes per index; else 0.
         end_position: of a classic CommitLog: end of its last message.
         damaged: entries [start, end) after the last one of a Java store: damage that looks like its end.
+        opaque: the messages in its bodies are not checked.
     """
 
     group: str
@@ -247,6 +250,7 @@ class AuditedReplica:
     block_bytes: int = 0
     end_position: int = 0
     damaged: tuple[int, int] | None = None
+    opaque: bool = False
 
     @property
     def node(self) -> str:

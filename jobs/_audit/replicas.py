@@ -71,6 +71,8 @@ def take_snapshot(options: Options) -> Snapshot:
         if options.groups is not None:
             raise ConfigError("--groups has no effect with --replica: a store contains one group", "", "leave it out")
         found = stored_logs(parse_replicas(options.replicas))
+    if options.opaque:
+        found = {group: tuple(replace(each, opaque=True) for each in replicas) for group, replicas in found.items()}
     if against is None:
         return found
     if peers is None and {STORE_GROUP, CLASSIC_GROUP} & set(found):
@@ -427,7 +429,7 @@ def open_source(
     elif replica.block_bytes:
         yield _ClassicSource(replica, limiter)
     else:
-        yield _StoreSource(store_for(replica.path), limiter, read_bytes)
+        yield _StoreSource(store_for(replica.path, opaque=replica.opaque), limiter, read_bytes)
 
 
 class _NodeSource(Source):

@@ -242,7 +242,7 @@ class StoreLog:
     def __init__(self, options: DLedgerOptions) -> None:
         self._options = options
         self._uncommitted = options.isolation == "read_uncommitted"
-        self._view = store_for(options.path)
+        self._view = store_for(options.path, opaque=True)
         # A Java store does not record its group; the directory above usually has its name.
         recorded = self._view.group or Path(options.path).resolve().parent.name
         self.group = options.groups[0] if options.groups_given else recorded
@@ -251,7 +251,7 @@ class StoreLog:
         """Open the store again, which shows the new entries of a live one."""
         deadline = time.monotonic() + min(wait_ms, self._options.fetch_retry_ms) / 1000
         while True:
-            self._view = view = store_for(self._options.path)
+            self._view = view = store_for(self._options.path, opaque=True)
             end = view.committed_end("end") if self._uncommitted else view.visible_end
             if end >= min_end or time.monotonic() >= deadline:
                 return LogRange(max(0, view.first_index), end, -1, view.log_uuid)
@@ -291,7 +291,7 @@ class StoreLog:
         except (IndexOutOfRangeError, CorruptRecordError):
             found = None
         if found is None or found.next_index == start:  # a live store may have grown or been trimmed meanwhile
-            self._view = store_for(self._options.path)
+            self._view = store_for(self._options.path, opaque=True)
             try:
                 found = self._fetch(part, start, most)
             except IndexOutOfRangeError as error:

@@ -154,7 +154,7 @@ def _named(batch: pa.RecordBatch, **columns: str | None) -> list[dict[str, Any]]
 
 
 def _rows_of_store(options: DLedgerOptions, table: str) -> list[dict[str, Any]]:
-    store = store_for(options.path)
+    store = store_for(options.path, opaque=True)
     recorded = store.group or Path(options.path).resolve().parent.name
     if options.groups_given and store.group is not None and store.group != options.groups[0]:
         raise OptionError(f"groups: the store belongs to group {store.group!r}", "", "leave the option out")

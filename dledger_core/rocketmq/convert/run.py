@@ -26,6 +26,7 @@ from dledger_core.rocketmq.convert.plan import (
 )
 from dledger_core.rocketmq.convert.source import ConversionSource, open_source
 from dledger_core.rocketmq.convert.verify import compare_all, read_source
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.layout import Layout, lock_store
 from dledger_core.storage.files.log_info import LogMeta, save_log_meta
@@ -133,11 +134,15 @@ def convert(
         ConfigError: the request is impossible.
         StorageError: source or destination is damaged, busy or not a store, or the disk is full.
     """
-    source = open_source(request.source, request.commitlog)
+    source = _open(request)
     try:
         return _Conversion(request, source, files or OsFiles(), on_step or (lambda _step: None)).run()
     finally:
         source.close()
+
+
+def _open(request: ConvertRequest) -> ConversionSource:
+    return open_source(request.source, request.commitlog, bodies=MESSAGES if request.messages else None)
 
 
 class _Conversion:
@@ -378,7 +383,7 @@ class _Conversion:
     # --- after -----------------------------------------------------------------------------------------------
 
     def _check_unchanged(self, state: ConversionState) -> None:
-        again = open_source(self._request.source, self._request.commitlog)
+        again = _open(self._request)
         again.close()
         if again.stamp != state.stamp:
             raise CorruptRecordError(

@@ -19,7 +19,9 @@ from dledger_core.ids import NO_INDEX, NodeId, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.rocketmq import broker_end_of, end_of, locate
 from dledger_core.rocketmq.convert.parts import ClassicPart, LogPart, SourcePart
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.store.commit_log import commit_log_files
+from dledger_core.storage.check.judge import BodyFormat
 from dledger_core.storage.files.file_system import Files, OsFiles
 from dledger_core.storage.files.index_file import IndexFile
 from dledger_core.storage.files.layout import Layout
@@ -209,13 +211,16 @@ class ConversionSource:
 _TAIL_ROWS: Final = 1024
 
 
-def open_source(path: Path, commitlog: Path | None = None, files: Files | None = None) -> ConversionSource:
+def open_source(
+    path: Path, commitlog: Path | None = None, files: Files | None = None, *, bodies: BodyFormat | None = MESSAGES
+) -> ConversionSource:
     """Open a source.
 
     Args:
         path: a node's store, a classic CommitLog directory, or the broker's directory that holds one or both.
         commitlog: the classic CommitLog that precedes the store at ``path``.
         files: the file system for stores.
+        bodies: the format of bodies that are checked; None = all are opaque.
 
     Raises:
         ConfigError: the directory contains no log, or the two do not belong together.
@@ -239,13 +244,15 @@ def open_source(path: Path, commitlog: Path | None = None, files: Files | None =
         stamp = _stamp([Path(file.path) for file in part.files])
         state = HardState(Term(0), None)
         return ConversionSource("classic", path, (part,), state, NO_INDEX, None, max(sizes), None, None, stamp)
-    return _open_store(path, store, part, files)
+    return _open_store(path, store, part, files, bodies)
 
 
-def _open_store(path: Path, store: Path, classic: ClassicPart | None, files: Files) -> ConversionSource:
+def _open_store(
+    path: Path, store: Path, classic: ClassicPart | None, files: Files, bodies: BodyFormat | None
+) -> ConversionSource:
     layout = Layout(store)
     check_node_idle(layout)
-    reader, meta, continued = _open_reader(store, files)
+    reader, meta, continued = _open_reader(store, files, bodies)
     data_bytes, index_bytes = reader.segment_bytes
     watched = [*sorted(layout.data.iterdir()), *(p for p in (layout.root / "currterm", layout.root / "checkpoint"))]
     if classic is not None:
@@ -328,16 +335,16 @@ class _WithoutMeta(OsFiles):
         return None if path.parent.name == "meta" else super().read(path)
 
 
-def _open_reader(store: Path, files: Files) -> tuple[StoreReader, LogMeta | None, bool]:
+def _open_reader(store: Path, files: Files, bodies: BodyFormat | None) -> tuple[StoreReader, LogMeta | None, bool]:
     """Return the store's reader, its identity, and whether Java has appended to a native store.
 
     Java's records carry no append time and no CRC, so after native records they count as damage until converted.
     """
-    reader = open_store(store, files=files)
+    reader = open_store(store, bodies=bodies, files=files)
     meta = reader.meta
     if meta is None or meta.profile == "A":
         return reader, meta, False
-    java = open_store(store, files=_WithoutMeta())
+    java = open_store(store, bodies=bodies, files=_WithoutMeta())
     end = int(reader.last_index) + 1
     if java.last_index >= end and int(java.records(end, end + 1, 1).headers["flags"][0]) == 0:
         reader.close()

@@ -1,7 +1,7 @@
 """Message records to Arrow columns, whole batches at a time.
 
 A body that is not a message record never raises: its row is null except for the column ``error``. A message whose body
-cannot be decompressed keeps its other columns and has the reason in ``error`` too.
+does not match its CRC, or cannot be decompressed, has no body and the reason in ``error``; its other columns are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dledger_core.rocketmq.message.columns import IntArray, binary_column, join_
 from dledger_core.rocketmq.message.hosts import message_ids, read_hosts
 from dledger_core.rocketmq.message.layout import CONSUME_QUEUE_SCHEMA, MESSAGE_SCHEMA, QUEUE_FIELDS_SCHEMA
 from dledger_core.rocketmq.message.properties import Pairs, delivery_times, java_hash, parse_properties
-from dledger_core.rocketmq.message.records import Located, locate
+from dledger_core.rocketmq.message.records import Located, locate, wrong_bodies
 
 BODY_BYTES_MAX: Final = 64 << 20
 """Larger bodies are not decompressed: a few compressed bytes can claim gigabytes."""
@@ -261,8 +261,11 @@ class _Decoder:
 
     def _body(self) -> pa.Array:
         located = self.located
-        packed = np.flatnonzero(located.sys_flags & layout.COMPRESSED)
-        if not len(packed):
+        wrong = wrong_bodies(located)
+        for row in np.flatnonzero(wrong).tolist():
+            self._broken[row] = "its body does not match its CRC"
+        packed = np.flatnonzero(((located.sys_flags & layout.COMPRESSED) != 0) & ~wrong)
+        if not len(packed) and not self._broken:
             return binary_column(join_chunks(located.data, located.body, located.body_bytes), located.body_bytes)
         opened = self._decompress(packed)
         lengths, starts = located.body_bytes.copy(), located.body.copy()
@@ -270,6 +273,7 @@ class _Decoder:
         which[packed] = 1
         lengths[packed] = [len(body) for body in opened]
         starts[packed] = np.cumsum(lengths[packed]) - lengths[packed]
+        lengths[wrong] = 0
         present = np.ones(located.count, np.bool_)
         present[list(self._broken)] = False
         return binary_column(slices_of([located.data, b"".join(opened)], lengths, which, starts), lengths, present)

@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dledger_core.checksum import crc32_column
 from dledger_core.rocketmq.message import layout
-from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, chunks_at, field
+from dledger_core.rocketmq.message.columns import BoolArray, Bytes, IntArray, Rows, chunks_at, field, join_chunks
 
 _BORN_HOST: Final = layout.BEFORE_HOSTS.itemsize
 _STORE_TIMESTAMP: Final = _BORN_HOST + 8
@@ -29,6 +30,8 @@ _REASONS: Final = (
     "its topic length does not fit",
     "its properties length does not fit",
 )
+BROKEN_FROM: Final = 5
+"""From this reason on, magic and size are those of a message: the body is a damaged message."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,14 @@ def reason_text(reason: int) -> str:
     return _REASONS[reason]
 
 
+def wrong_bodies(located: Located) -> BoolArray:
+    """Return which bodies do not match the CRC in their message, shape (m,). The CRC covers a body as it is stored."""
+    bodies = join_chunks(located.data, located.body, located.body_bytes)
+    crcs = crc32_column(bodies, located.body_bytes) & np.uint32(layout.BODY_CRC_MASK)
+    wrong: BoolArray = crcs != located.number("body_crc").astype(np.uint32)
+    return wrong
+
+
 class _Sieve:
     """Rows without a fault so far, with the columns computed for them."""
 
@@ -144,7 +155,7 @@ def _locate_hosts(data: Bytes, sieve: _Sieve) -> None:
     sieve.columns["store_host"] = sieve.starts + born + _STORE_TIMESTAMP + 8
     sieve.columns["body"] = sieve.starts + both + layout.HEADER.itemsize
     sieve.columns["end"] = sieve.starts + sieve.sizes
-    sieve.drop(sieve.body + 3 > sieve.end, 2)
+    sieve.drop(sieve.body + 3 > sieve.end, BROKEN_FROM)
     shifted = np.flatnonzero(sieve.body - sieve.starts != layout.HEADER.itemsize)
     if len(shifted):
         headers = sieve.headers.view(np.uint8).reshape(-1, layout.HEADER.itemsize)

@@ -28,12 +28,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dledger_core.checksum import crc32_column
 from dledger_core.errors import ConfigError
 from dledger_core.record import is_segment_name
-from dledger_core.rocketmq.message.columns import Rows, join_chunks, rows_of
-from dledger_core.rocketmq.message.layout import BODY_CRC_MASK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
-from dledger_core.rocketmq.message.records import locate, reason_text
+from dledger_core.rocketmq.message.columns import Rows, rows_of
+from dledger_core.rocketmq.message.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from dledger_core.rocketmq.message.records import locate, reason_text, wrong_bodies
 
 BLANK_MAGIC: Final = -875286124
 """0xCBD43194; after the length, unlike in a DLedger file."""
@@ -247,11 +246,9 @@ def message_faults(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
     """
     located = locate(rows_of(batch.column("body")))
     faults = located.reasons.copy()
-    bodies = join_chunks(located.data, located.body, located.body_bytes)
-    crcs = crc32_column(bodies, located.body_bytes) & np.uint32(BODY_CRC_MASK)
     positions = np.asarray(batch.column("position"))[located.rows]
     faults[located.rows[located.number("physical_offset") != positions]] = _WRONG_POSITION
-    faults[located.rows[crcs != located.number("body_crc").astype(np.uint32)]] = _WRONG_CRC
+    faults[located.rows[wrong_bodies(located)]] = _WRONG_CRC
     return faults
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import RECORD_SCHEMA, to_arrow
+from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.message.columns import binary_column
 from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, commit_log_files
 from dledger_core.rocketmq.store.consume_queue import broker_end_of
@@ -31,12 +32,13 @@ class Span:
     log: tuple[int, int]
 
 
-def open_log_directory(path: Path, commitlog: Path | None = None) -> LogDirectory:
+def open_log_directory(path: Path, commitlog: Path | None = None, *, opaque: bool = False) -> LogDirectory:
     """Open a directory that contains a log, to read it in batches.
 
     Args:
         path: a store, a CommitLog directory, or a broker's directory with one or both.
         commitlog: the CommitLog that precedes the store.
+        opaque: do not check the messages in bodies.
 
     Raises:
         StoreMismatchError: the directory is neither.
@@ -45,7 +47,7 @@ def open_log_directory(path: Path, commitlog: Path | None = None) -> LogDirector
     location = locate(path).after(commitlog)
     store, classic = location.store, location.commitlog
     files = commit_log_files(classic) if classic is not None else ()
-    return LogDirectory(path, open_store(store) if store is not None else None, files)
+    return LogDirectory(path, None if store is None else open_store(store, bodies=None if opaque else MESSAGES), files)
 
 
 class LogDirectory:

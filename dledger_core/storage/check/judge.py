@@ -13,6 +13,7 @@ its term is not below the previous one                 TERM            terms in 
 its body matches its CRC                               BODY            also if the file ends inside the body
 the file has all of it, or its CRC covers the rest     PARTIAL         zeros after a short file are invented
 its index row has the same term and magic              ROW             no CRC covers term and magic
+a message in its body is whole (``BodyFormat``)        MESSAGE         Java's records have no CRC of their own
 =====================================================  ==============  =======================================
 
 A record with a fault is torn or damaged (``verdict``), by where it is:
@@ -24,6 +25,8 @@ more than the unsynced bytes before the last byte      damaged         it was sy
 otherwise                                              torn            a crash interrupted its write
 =====================================================  ==============  =======================================
 
+A damaged message is in a complete record: it is reported, and the log does not end there.
+
 A damaged record is reported and repaired from a peer, and nothing is truncated: entries after it may be committed. A
 torn record and all data after it are truncated: it was never acknowledged. The log ends after the last complete batch
 of good records (``complete_end``), because a batch is acknowledged only as a whole.
@@ -31,12 +34,14 @@ of good records (``complete_end``), because a batch is acknowledged only as a wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError
 from dledger_core.record import HEADER_BYTES, Records, append_times, ends_batch, index_records
@@ -85,6 +90,20 @@ class Fault(Enum):
     INDEX = "the index does not continue the previous one"
     PARTIAL = "the file ends within the record"
     ROW = "the record and its index row differ in term or magic"
+    MESSAGE = "the message is damaged: its body does not match its CRC, or its lengths do not fit"
+
+
+class BodyFormat(Protocol):
+    """Knows the bodies of one format, and which of them contradict themselves; other bodies pass."""
+
+    def damaged(self, records: Records) -> npt.NDArray[np.int64]:
+        """Return the rows of good records whose body is of this format and damaged."""
+
+    def describe(self, records: Records, row: int) -> dict[str, Any]:
+        """Return the values that identify a body in a report."""
+
+    def decode(self, bodies: Any, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Return the columns in a binary column of bodies."""
 
 
 class Verdict(Enum):
@@ -226,12 +245,14 @@ def complete_end(records: Records) -> int | None:
     return int(complete[-1]) if len(complete) else None
 
 
-def corrupt(data: Segments, stop: ScanStop, index: int | None = None) -> CorruptRecordError:
-    """Return the error for a damaged record."""
+def corrupt(
+    data: Segments, stop: ScanStop, index: int | None = None, named: Mapping[str, Any] | None = None
+) -> CorruptRecordError:
+    """Return the error for a damaged record; ``named`` adds values."""
     at = stop.cursor.index if index is None else index
     return CorruptRecordError(
         stop.damage.value,
         str(data.path(stop.cursor.position)),
         "repair the store from a peer, or restore it",
-        ({} if at is None else {"index": at}) | {"position": stop.cursor.position},
+        ({} if at is None else {"index": at}) | {"position": stop.cursor.position} | dict(named or {}),
     )

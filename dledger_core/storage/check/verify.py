@@ -48,6 +48,8 @@ class Finding:
         path: the file.
         position: position in the data.
         message: the fault, human-readable.
+        topic: of a damaged message, if it can be read.
+        key: of a damaged message, if it has one.
     """
 
     kind: FindingKind
@@ -57,6 +59,8 @@ class Finding:
     path: str
     position: Position
     message: str
+    topic: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ class _Verifier:
             if at is not None:
                 self.complete_end = block.first_index + at + 1
                 self.complete_position = int(block.positions[at]) + int(block.records.sizes[at])
+        self._check_bodies(block)
         expected = index_records(block.records)
         expected["position"] = block.positions
         rows = self.index.read(block.first_index, block.end_index)
@@ -161,6 +166,15 @@ class _Verifier:
                 index = block.first_index + at
                 self._report("CORRUPT", index, index + 1, int(block.positions[at]), Fault.ROW.value)
             self._index_mismatch(block, np.flatnonzero(wrong & ~contradicted))
+
+    def _check_bodies(self, block: RecordBlock) -> None:
+        """Report damaged messages in good records."""
+        if self.reader.bodies is None:
+            return
+        for row in self.reader.bodies.damaged(block.records).tolist():
+            index, position = block.first_index + row, int(block.positions[row])
+            named = self.reader.bodies.describe(block.records, row)
+            self._report("CORRUPT", index, index + 1, position, Fault.MESSAGE.value, **named)
 
     def _recheck(self) -> None:
         """Report records of a lower term after which the log continues: they belong to it, and are wrong."""
@@ -177,14 +191,16 @@ class _Verifier:
             position = int(block.positions[int(part[0])])
             self._report("INDEX_MISMATCH", start, end, position, "index rows differ from their records")
 
-    def _report(self, kind: FindingKind, start: int, end: int, position: int, message: str) -> None:
+    def _report(self, kind: FindingKind, start: int, end: int, position: int, message: str, **named: str) -> None:
         last = next((f for f in reversed(self.findings) if f.kind == kind), None)
-        if last is not None and last.end == start and last.message == message:
+        if last is not None and last.end == start and last.message == message and not named:
             self.findings[self.findings.index(last)] = replace(last, end=Index(end))
             return
         severity: Literal["error", "warning"] = "warning" if kind in ("INDEX_MISMATCH", "TORN_TAIL") else "error"
         path = self._index_path(start) if kind == "INDEX_MISMATCH" else self.data.path(position)
-        self.findings.append(Finding(kind, severity, Index(start), Index(end), str(path), Position(position), message))
+        self.findings.append(
+            Finding(kind, severity, Index(start), Index(end), str(path), Position(position), message, **named)
+        )
 
     def _index_path(self, start: int) -> Path:
         return self.index.segments.path(start * INDEX_RECORD_BYTES)

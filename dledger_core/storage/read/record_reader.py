@@ -22,7 +22,7 @@ from dledger_core.record import (
     contiguous,
     index_records,
 )
-from dledger_core.storage.check.judge import Fault, Rules, ScanCursor, ScanStop, corrupt, first_fault
+from dledger_core.storage.check.judge import BodyFormat, Fault, Rules, ScanCursor, ScanStop, corrupt, first_fault
 from dledger_core.storage.check.scan import RecordBlock, Scanner
 from dledger_core.storage.files.index_file import IndexSource, contradiction
 from dledger_core.storage.files.segments import Segments
@@ -43,12 +43,20 @@ def out_of_range(root: Path, start: int, end: int, first_index: int, last_index:
 
 
 class RecordReader:
-    """Reads of one store. Any thread may call; the caller has checked that the range is in the log."""
+    """Reads of one store. Any thread may call; the caller has checked that the range is in the log.
 
-    def __init__(self, data: Segments, index: IndexSource, rules: Rules) -> None:
+    Args:
+        data: the data files.
+        index: the index.
+        rules: evidence that the log has.
+        bodies: checks the bodies of its format too; None = all bodies are opaque.
+    """
+
+    def __init__(self, data: Segments, index: IndexSource, rules: Rules, bodies: BodyFormat | None = None) -> None:
         self.data = data
         self.index = index
         self.rules = rules
+        self.bodies = bodies
         self._mean_bytes = _MEAN_BYTES_FIRST
 
     def read(self, start: int, end: int, max_bytes: int, *, body_crc: bool = True) -> Records:
@@ -57,6 +65,24 @@ class RecordReader:
         Raises:
             CorruptRecordError: one of them is damaged.
         """
+        records = self._records(start, end, max_bytes, body_crc=body_crc)
+        if body_crc and self.bodies is not None:
+            damaged = self.bodies.damaged(records)
+            if len(damaged):
+                row = int(damaged[0])
+                position = int(self._position_of(records, row))
+                stop = ScanStop(Fault.MESSAGE, ScanCursor(position, start + row))
+                raise corrupt(self.data, stop, named=self.bodies.describe(records, row))
+        return records
+
+    def _position_of(self, records: Records, row: int) -> int:
+        """Return where a record is; Java's generation B records no position."""
+        header = records.headers[row]
+        if self.rules.position_checked:
+            return int(header["position"])
+        return int(self.index.read(int(header["index"]), int(header["index"]) + 1)[0]["position"])
+
+    def _records(self, start: int, end: int, max_bytes: int, *, body_crc: bool) -> Records:
         rows = self._rows(start, end, max_bytes)
         if len(rows):
             sizes = rows["size"].astype(np.uint32)

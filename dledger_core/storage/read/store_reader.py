@@ -35,7 +35,7 @@ from dledger_core.record import (
     to_arrow,
 )
 from dledger_core.storage.check.damage import next_record
-from dledger_core.storage.check.judge import JAVA_A, JAVA_B, Rules, ScanCursor, complete_end, native_rules
+from dledger_core.storage.check.judge import JAVA_A, JAVA_B, BodyFormat, Rules, ScanCursor, complete_end, native_rules
 from dledger_core.storage.check.scan import Scanner
 from dledger_core.storage.check.verify import StoreReport, start_findings, verify_store
 from dledger_core.storage.files.file_system import Files, OsFiles
@@ -108,11 +108,18 @@ def _check_directory(files: Files, layout: Layout) -> None:
         )
 
 
-def open_store(path: Path | str, *, files: Files | None = None, since: StoreReader | None = None) -> StoreReader:
+def open_store(
+    path: Path | str,
+    *,
+    bodies: BodyFormat | None = None,
+    files: Files | None = None,
+    since: StoreReader | None = None,
+) -> StoreReader:
     """Open a node's store for reading.
 
     Args:
         path: the directory that contains ``data/`` and ``index/``.
+        bodies: the format of bodies that are checked and decoded; None = all are opaque.
         files: the file system.
         since: an earlier view of the same store, whose tail need not be scanned again. It does not change.
 
@@ -137,7 +144,7 @@ def open_store(path: Path | str, *, files: Files | None = None, since: StoreRead
     index_bytes = _segment_bytes(files, layout.index, meta.index_segment_bytes if meta else None, INDEX_SEGMENT_BYTES)
     data = Segments.load(files, layout.data, data_bytes)
     index = Segments.load(files, layout.index, index_bytes, gaps=True)
-    return StoreReader(files, layout, origin, data, IndexFile(index), since)
+    return StoreReader(files, layout, origin, data, IndexFile(index), bodies, since)
 
 
 class StoreReader:
@@ -150,6 +157,7 @@ class StoreReader:
         origin: _Origin,
         data: Segments,
         index: IndexFile,
+        bodies: BodyFormat | None = None,
         since: StoreReader | None = None,
     ) -> None:
         self._files = files
@@ -157,7 +165,7 @@ class StoreReader:
         self._origin = origin
         self._disk_index = index
         self._index = OverlaidIndex(index)
-        self._reader = RecordReader(data, self._index, origin.rules)
+        self._reader = RecordReader(data, self._index, origin.rules, bodies)
         self.first_index: Final = Index(self._find_first(origin.meta))
         continued = since if since is not None and self._continues(since) else None
         self._outcomes: Outcomes | None = None if continued is None else continued._outcomes

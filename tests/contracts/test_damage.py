@@ -1,0 +1,96 @@
+"""Damage of every kind, in every kind of store, is shown by every way to look at it: none is silent.
+
+A case is a store, what happens to its files, and a way to look. Each way must end with the exit code of damage, name
+the file, and never print the damaged bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dledger_core import open_store
+from dledger_core.rocketmq import decode_messages
+from tests.cli import command
+from tests.jobs.auditing import audit
+from tests.rocketmq.golden import MIXED, REUSED, THREE, extract
+
+STORES = {"three": (THREE, "n0"), "reused": (REUSED, "n0"), "mixed": (MIXED, "n0")}
+CONVERT = ("--group", "g", "--self-id", "n0", "--peers", "n0-127.0.0.1:1", "--dry-run")
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A store, and the entry in it whose message has a flipped bit in its body."""
+
+    path: Path
+    index: int
+    position: int
+    topic: str
+    body: bytes
+
+
+@pytest.fixture(params=STORES)
+def flipped(request: pytest.FixtureRequest, tmp_path: Path) -> Damaged:
+    name, node = STORES[request.param]
+    path = extract(name, f"{node}/dledger-{node}", tmp_path)
+    with open_store(path) as reader:
+        index = int(reader.last_index) // 2
+        row = reader.read(index, index + 1).to_pylist()[0]
+        file = next(
+            file for file in sorted((path / "data").iterdir(), reverse=True) if int(file.name) <= row["position"]
+        )
+    message = decode_messages(pa.array([row["body"]], pa.binary())).to_pylist()[0]
+    at = row["body"].index(message["body"])
+    content = bytearray(file.read_bytes())
+    content[row["position"] - int(file.name) + 48 + at] ^= 1
+    file.write_bytes(content)
+    wrong = bytes([message["body"][0] ^ 1]) + message["body"][1:]
+    return Damaged(path, index, row["position"], message["topic"], wrong)
+
+
+def test_verify_names_a_message_with_a_flipped_bit(flipped: Damaged) -> None:
+    (store,) = json.loads(command.run("verify", flipped.path, "--format", "json", code=1).stdout)
+    (found,) = store["findings"]
+    assert (found["kind"], found["start"], found["end"]) == ("CORRUPT", flipped.index, flipped.index + 1)
+    assert (found["position"], found["topic"]) == (flipped.position, flipped.topic)
+    assert Path(found["path"]).parent == flipped.path / "data"
+    assert json.loads(command.run("verify", flipped.path, "--opaque", "--format", "json").stdout)[0]["findings"] == []
+
+
+@pytest.mark.parametrize("decode", [(), ("--decode", "message"), ("--format", "json"), ("--format", "hex")])
+def test_dump_ends_with_code_4_at_a_message_with_a_flipped_bit(flipped: Damaged, decode: tuple[str, ...]) -> None:
+    result = command.run("dump", flipped.path, "--from", flipped.index - 1, *decode, code=4)
+    assert flipped.body not in result.stdout_bytes
+    assert str(flipped.index) in result.stderr
+    command.run("dump", flipped.path, "--opaque", *decode)
+
+
+def test_convert_refuses_a_message_with_a_flipped_bit(flipped: Damaged, tmp_path: Path) -> None:
+    result = command.run("convert", flipped.path, tmp_path / "copy", *CONVERT, code=4)
+    assert str(flipped.index) in result.stderr
+    command.run("convert", flipped.path, tmp_path / "copy", *CONVERT, "--opaque")
+
+
+def test_audit_names_every_replica_with_a_flipped_message(flipped: Damaged, tmp_path: Path) -> None:
+    archive, node = next(each for each in STORES.values() if each[0] in str(flipped.path))
+    intact = extract(archive, f"{node}/dledger-{node}", tmp_path / "intact")
+    twin = shutil.copytree(flipped.path, tmp_path / "twin")
+    wrong = (flipped.index, flipped.index + 1)
+    for stores, replicas in (({"intact": intact}, ["damaged"]), ({"twin": twin}, ["damaged", "twin"])):
+        found = audit({"damaged": flipped.path, **stores})
+        assert [(f.kind.value, f.replica, (f.start, f.end)) for f in found] == [("CORRUPT", n, wrong) for n in replicas]
+
+
+def test_decoded_message_with_a_flipped_bit_has_an_error_and_no_body(flipped: Damaged) -> None:
+    with open_store(flipped.path, opaque=True) as reader:
+        bodies = reader.read(flipped.index - 1, flipped.index + 2).column("body")
+    found = decode_messages(bodies).to_pylist()
+    assert [row["error"] is None for row in found] == [True, False, True]
+    assert found[1]["body"] is None
+    assert found[1]["topic"] == flipped.topic
