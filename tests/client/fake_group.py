@@ -21,7 +21,7 @@ from dledger_core.net import codec, messages
 from dledger_core.net.hello import Hello
 from dledger_core.net.protocol import Type
 from dledger_core.net.transport import serve
-from dledger_core.record import Columns, Records, encode
+from dledger_core.record import Columns, encode
 
 SHORT_MS = 500
 """For calls that are to run out of time: soon over, yet long enough to find a leader on a stalled machine."""
@@ -48,6 +48,11 @@ class FakeFormat:
     def faults(self, batch):
         rows = zip(batch.column("position").to_pylist(), batch.column("body").to_pylist(), strict=True)
         return np.array([body != self.message(position, body[12:]) for position, body in rows], np.uint8)
+
+
+def answering(payload=b"", **fields):
+    """Return a step that responds with these fields."""
+    return lambda node, connection, frame: ({"t": frame.header["t"] + 1, **fields}, [payload])
 
 
 def filled(group):
@@ -172,19 +177,17 @@ class FakeNode:
         step = steps.pop(0) if steps else None
         if step == "ignore":
             return
-        if step == "drop":
+        answer = None
+        if step != "drop":
+            try:
+                if isinstance(step, DLedgerError):
+                    raise step
+                answer = step(self, connection, frame) if callable(step) else self.answer(frame)
+            except DLedgerError as error:
+                answer = {"t": Type.FAILURE, "e": error.to_wire()}, []
+        if step in ("drop", "apply and drop"):
             connection.abort()
-            return
-        try:
-            if isinstance(step, DLedgerError):
-                raise step
-            answer = step(self, connection, frame) if callable(step) else self.answer(frame)
-        except DLedgerError as error:
-            answer = {"t": Type.FAILURE, "e": error.to_wire()}, []
-        if step == "apply and drop":
-            connection.abort()
-            return
-        if answer is not None:
+        elif answer is not None:
             header, payload = answer
             connection.send({"r": frame.header["r"], **header}, *payload)
 
@@ -192,17 +195,11 @@ class FakeNode:
 
     def answer(self, frame):
         header, kind = frame.header, frame.header["t"]
-        if (
-            kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER)
-            or header.get("cons") == "linearizable"
-        ):
-            self.check_leads()
+        of_leader = kind in (Type.APPEND, Type.PRODUCER, Type.TRANSACTION, Type.TRANSFER)
+        if (of_leader or header.get("cons") == "linearizable") and self.leader != self.node_id:
+            raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
         defaults = {field.key: field.default for field in TABLES[kind].fields}
         return getattr(self, f"on_{Type(kind).name.lower()}")(defaults | header, frame.payload)
-
-    def check_leads(self):
-        if self.leader != self.node_id:
-            raise NotLeaderError(f"{self.node_id} does not lead", "", "", {"leader_id": self.leader})
 
     def on_metadata(self, header, payload):
         log = self.group.log
@@ -268,14 +265,8 @@ class FakeNode:
 
     def on_digest(self, header, payload):
         rows = [[header["start"], header["end"], 4, 100, b"c" * 32, b"l" * 32]]
-        return {
-            "t": Type.DIGEST_OK,
-            "ranges": rows,
-            "next": header["end"],
-            "commit": 9,
-            "damaged": [3],
-            "cut": False,
-        }, []
+        response = {"ranges": rows, "next": header["end"], "commit": 9, "damaged": [3], "cut": False}
+        return {"t": Type.DIGEST_OK, **response}, []
 
     def on_groups(self, header, payload):
         return {"t": Type.GROUPS_OK, "logs": {"default": "uuid"}}, []
@@ -322,6 +313,15 @@ class FakeGroup:
         """Return a client with these limits; ``async with``."""
         return AsyncLogClient(node_client(self.peers, **options))
 
+    def always(self, kind, step, nodes="n0 n1 n2"):
+        """Make the nodes take this step for all requests of a kind."""
+        for node in nodes.split():
+            getattr(self.nodes, node).script[kind] = [step] * 1000
+
+    def asked_by_node(self, kind):
+        """The number of requests of a kind at each node."""
+        return [len(node.asked(kind)) for node in self]
+
     @property
     def peers(self):
         return format_peers(tuple(Peer(node.node_id, "127.0.0.1", node.port) for node in self))
@@ -330,16 +330,9 @@ class FakeGroup:
         return [header for node in self for header in node.asked(kind)]
 
 
-def one_record(body=b"x"):
-    columns = Columns.from_bodies([body])
-    found = encode(columns, first_index=0, term=1, position=0, timestamp_ms=1, segment_bytes=1 << 30)
-    assert isinstance(found, Records)
-    return found
-
-
 @contextlib.contextmanager
 def running_group():
-    """A group whose nodes run on a thread of their own, for blocking clients."""
+    """Run a group whose nodes have a thread of their own, for blocking clients."""
     loop, made = uvloop.new_event_loop(), FakeGroup()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -1,3 +1,5 @@
+"""Appends, producers and transactions of a client against scripted nodes."""
+
 import asyncio
 import time
 
@@ -6,7 +8,6 @@ import pytest
 
 from dledger_core.client import AsyncProducer
 from dledger_core.config import BATCH_BYTES_MAX, RECORD_BYTES_MAX
-from dledger_core.connect import AsyncClient
 from dledger_core.control import Part, TransactionId, column_crc
 from dledger_core.errors import (
     BadRequestError,
@@ -23,9 +24,10 @@ from dledger_core.errors import (
 )
 from dledger_core.net.protocol import Type
 from dledger_core.record import Columns
-from tests.client.fake_group import SHORT_MS, FakeGroup, on_group, run
+from tests.client.fake_group import SHORT_MS, answering, on_group
 
 BODIES = [b"one", b"", b"three" * 10]
+KEY = TransactionId("query", 3, "run")
 
 
 @pytest.mark.parametrize(
@@ -39,60 +41,54 @@ BODIES = [b"one", b"", b"three" * 10]
         pa.chunked_array([BODIES[:1], BODIES[1:]], pa.binary()),
         pa.array([b"before", *BODIES, b"after"], pa.binary())[1:4],
         pa.array([b.decode() for b in BODIES], pa.string()),
+        [bytes(RECORD_BYTES_MAX - 48)],
     ],
-    ids=["list", "tuple", "buffers", "binary", "large binary", "chunked", "sliced", "string"],
+    ids=["list", "tuple", "buffers", "binary", "large binary", "chunked", "sliced", "string", "largest"],
 )
 @on_group()
 async def test_append_accepts_every_kind_of_bodies(group, client, bodies):
     group.log.append_bodies(b"earlier")
     result = await client.append(bodies)
-    assert (result.first_index, result.last_index, result.term) == (1, 3, 1)
-    assert (await client.read(1, 4)).column("body").to_pylist() == BODIES
+    assert (result.first_index, result.last_index, result.term) == (1, len(bodies), 1)
+    assert (await client.read(1, 4)).column("body").to_pylist() == (BODIES if len(bodies) == 3 else bodies)
 
 
 @pytest.mark.parametrize(
-    ("bodies", "names"),
+    ("bodies", "where", "limit"),
     [
-        ([], "BAD_REQUEST"),
-        (b"one", "BAD_REQUEST"),
-        ("one", "BAD_REQUEST"),
-        ([b"x", "y"], "BAD_REQUEST"),
-        ([b"x", None], "BAD_REQUEST"),
-        (pa.array([b"x", None]), "row 1"),
-        (pa.array([1]), "BAD_REQUEST"),
-        ([b"x", bytes(RECORD_BYTES_MAX - 47)], f"row 1 .*limit={RECORD_BYTES_MAX}"),
-        ([bytes(1 << 20)] * 8, f"row 7 .*limit={BATCH_BYTES_MAX}"),
+        ("one", "bodies", None),
+        ([b"x", "y"], None, None),
+        (pa.array([b"x", None]), "row 1", None),
+        (pa.array([1]), None, None),
+        ([b"x", bytes(RECORD_BYTES_MAX - 47)], "row 1", RECORD_BYTES_MAX),
+        ([bytes(1 << 20)] * 8, "row 7", BATCH_BYTES_MAX),
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=["text", "text in list", "null", "numbers", "record", "batch"],
 )
 @on_group()
-async def test_append_rejects_bad_bodies_before_sending(group, client, bodies, names):
-    with pytest.raises(BadRequestError, match=names):
+async def test_append_rejects_bad_bodies_before_sending(group, client, bodies, where, limit):
+    with pytest.raises(BadRequestError) as caught:
         await client.append(bodies)
+    assert caught.value.where == where or where is None
+    assert caught.value.values.get("limit") == limit
     assert not group.asked(Type.APPEND)
 
 
+# --- the leader -------------------------------------------------------------------------------------------------------
+
+
 @on_group()
-async def test_append_accepts_largest_record(group, client):
-    body = bytes(RECORD_BYTES_MAX - 48)
-    await client.append([body])
-    assert (await client.get(0)).body == body
-
-
-@on_group(leader="n1")
 async def test_append_follows_leader_hint_at_once(group, client):
     await client.append([b"x"])
     group.leader = "n2"
     await client.append([b"y"])
-    assert len(group.nodes.n1.asked(Type.APPEND)) == 2
-    assert len(group.nodes.n2.asked(Type.APPEND)) == 1
-    asked = len(group.asked(Type.METADATA))
+    asked = group.asked_by_node(Type.METADATA)
     await client.append([b"z"])
-    assert len(group.nodes.n2.asked(Type.APPEND)) == 2
-    assert len(group.asked(Type.METADATA)) == asked
+    assert group.asked_by_node(Type.APPEND) == [0, 2, 2]
+    assert group.asked_by_node(Type.METADATA) == asked
 
 
-@on_group(leader="n1")
+@on_group()
 async def test_append_waits_for_election(group, client):
     await client.append([b"x"])
     group.leader = None
@@ -103,7 +99,7 @@ async def test_append_waits_for_election(group, client):
     assert (await appending).first_index == 1
 
 
-@on_group(leader="n1")
+@on_group()
 async def test_append_finds_new_leader_after_crash(group, client):
     await client.append([b"x"])
     await group.nodes.n1.stop()
@@ -136,63 +132,45 @@ async def test_append_pauses_between_circular_hints(group, client):
     assert len(group.asked(Type.APPEND)) < SHORT_MS / 5
 
 
-@pytest.mark.parametrize(
-    "step", [BusyError("full", "", "", {"retry_after_ms": 5}), ProposalDroppedError("dropped"), NotLeaderError("no")]
-)
-@on_group()
-async def test_append_is_retried_after_retriable_error(group, client, step):
-    group.nodes.n1.script[Type.APPEND] = [step, step, step]
-    assert (await client.append([b"x"])).first_index == 0
-    assert len(group.nodes.n1.asked(Type.APPEND)) == 4
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+RETRIABLE = (BusyError("x", "", "", {"retry_after_ms": 5}), ProposalDroppedError("x"), NotLeaderError("x"))
+FINAL = (FencedError("x"), BadRequestError("x"), SequenceGapError("x"), DLedgerError("x"))
+LOST = LeadershipLostError("x")
+PRODUCER = {"producer_id": "p", "sequence": 0}
 
 
 @pytest.mark.parametrize(
-    "step", [FencedError("old"), BadRequestError("bad"), SequenceGapError("gap"), DLedgerError("?")]
-)
-@on_group()
-async def test_append_raises_final_error_at_once(group, client, step):
-    group.nodes.n1.script[Type.APPEND] = [step]
-    with pytest.raises(type(step)):
-        await client.append([b"x"])
-    assert len(group.asked(Type.APPEND)) == 1
-
-
-@pytest.mark.parametrize(
-    ("step", "error"),
+    ("given", "steps", "error", "requests"),
     [
-        ("drop", RequestTimedOutError),
-        ("apply and drop", RequestTimedOutError),
-        (LeadershipLostError("lost"), LeadershipLostError),
-        (RequestTimedOutError("slow"), RequestTimedOutError),
+        *(({}, [step] * 3, None, 4) for step in RETRIABLE),
+        *(({}, [step], type(step), 1) for step in FINAL),
+        *(({}, [step], RequestTimedOutError, 1) for step in ("drop", "apply and drop", RequestTimedOutError("x"))),
+        ({}, [LOST], LeadershipLostError, 1),
+        *((PRODUCER, [step], None, 2) for step in ("drop", "apply and drop", "ignore", LOST)),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
-@on_group()
-async def test_plain_append_raises_unknown_outcome_at_once(group, client, step, error):
-    await client.append([b"first"])
-    group.nodes.n1.script[Type.APPEND] = [step]
-    with pytest.raises(error) as caught:
-        await client.append([b"x"])
-    assert caught.value.outcome_unknown
-    assert len(group.asked(Type.APPEND)) == 2
-
-
-@pytest.mark.parametrize("step", ["drop", "apply and drop", LeadershipLostError("lost"), "ignore"], ids=str)
-@on_group(timeout_ms=4000)
-async def test_producer_append_resolves_unknown_outcome(group, client, step):
-    group.nodes.n1.script[Type.APPEND] = [step]
-    result = await client.append([b"x"], producer_id="p", sequence=0)
-    assert len(group.asked(Type.APPEND)) == 2
-    assert group.log.end == 2  # the producer's control entry and one data entry
-    assert (result.first_index, result.last_index) == (1, 1)
+@on_group(timeout_ms=4000, retry_timeout_ms=30_000)
+async def test_append_is_retried_only_without_harm(group, client, given, steps, error, requests):
+    group.nodes.n1.script[Type.APPEND] = list(steps)
+    if error is None:
+        result = await client.append([b"x"], **given)
+        # One copy in the log, after the control entry of a producer.
+        assert (result.first_index, group.log.end) == ((1, 2) if given else (0, 1))
+    else:
+        with pytest.raises(error) as caught:
+            await client.append([b"x"], **given)
+        assert type(caught.value) is error
+        assert caught.value.outcome_unknown is (error in (RequestTimedOutError, LeadershipLostError))
+    assert len(group.asked(Type.APPEND)) == requests
 
 
 @on_group(timeout_ms=SHORT_MS)
 async def test_unknown_outcome_stays_unknown_after_timeout(group, client):
-    dropped = ProposalDroppedError("dropped")
-    group.nodes.n1.script[Type.APPEND] = ["drop", *[dropped] * 1000]
+    group.nodes.n1.script[Type.APPEND] = ["drop", *[ProposalDroppedError("dropped")] * 1000]
     with pytest.raises(RequestTimedOutError) as caught:
-        await client.append([b"x"], producer_id="p", sequence=0)
+        await client.append([b"x"], **PRODUCER)
     assert caught.value.outcome_unknown
 
 
@@ -209,25 +187,10 @@ async def test_late_response_after_timeout_is_dropped(group, client):
     assert (await client.append([b"y"])).first_index == 0
 
 
-def test_close_cancels_append_in_flight():
-    async def main():
-        async with FakeGroup() as group:
-            client = AsyncClient(group.peers)
-            group.nodes.n1.script[Type.APPEND] = ["ignore"] * 2
-            appending = asyncio.ensure_future(client.append([b"x"]))
-            await group.until(lambda: group.asked(Type.APPEND))
-            await client.close()
-            with pytest.raises(asyncio.CancelledError):
-                await appending
-
-    run(main())
-
-
 @on_group()
 async def test_append_response_of_other_size_or_type_is_rejected(group, client):
-    wrong_count = {"t": Type.APPEND_OK, "first": 0, "last": 5, "term": 1}, []
-    wrong_kind = {"t": Type.READ_OK}, []
-    group.nodes.n1.script[Type.APPEND] = [lambda *_: wrong_count, lambda *_: wrong_kind]
+    wrong_type = {"t": Type.READ_OK}, []
+    group.nodes.n1.script[Type.APPEND] = [answering(first=0, last=5, term=1), lambda *_: wrong_type]
     for _ in range(2):
         with pytest.raises(ProtocolError):
             await client.append([b"x"])
@@ -241,11 +204,11 @@ async def test_append_response_of_other_size_or_type_is_rejected(group, client):
 async def test_concurrent_appends_share_a_request(group, client):
     results = await asyncio.gather(*(client.append([bytes([i])] * (i % 3 + 1)) for i in range(100)))
     assert len(group.asked(Type.APPEND)) == 1
-    batch = await client.read(0, 1000)
-    bodies = batch.column("body").to_pylist()
+    bodies = (await client.read(0, 1000)).column("body").to_pylist()
     for i, result in enumerate(results):
-        assert result.last_index - result.first_index == i % 3
         assert bodies[result.first_index : result.last_index + 1] == [bytes([i])] * (i % 3 + 1)
+    await asyncio.gather(*(client.append([b"x"], producer_id=f"p{i}", sequence=0) for i in range(5)))
+    assert len(group.asked(Type.APPEND)) == 6, "those of producers do not"
 
 
 @on_group()
@@ -254,45 +217,34 @@ async def test_shared_request_has_size_limit(group, client):
     results = await asyncio.gather(*(client.append([bytes(size)]) for size in sizes))
     assert sorted(r.first_index for r in results) == list(range(12))
     assert [header["n"] for header in group.asked(Type.APPEND)].count(3) == 3
-    for i, size in enumerate(sizes):
-        assert len((await client.get(results[i].first_index)).body) == size
-
-
-@on_group()
-async def test_producer_appends_share_no_request(group, client):
-    await asyncio.gather(*(client.append([b"x"], producer_id=f"p{i}", sequence=0) for i in range(5)))
-    assert len(group.asked(Type.APPEND)) == 5
+    for result, size in zip(results, sizes, strict=True):
+        assert len((await client.get(result.first_index)).body) == size
 
 
 @on_group()
 async def test_failed_shared_request_fails_all_callers(group, client):
-    group.nodes.n1.script[Type.APPEND] = [LeadershipLostError("lost")]
+    group.nodes.n1.script[Type.APPEND] = [LOST]
     results = await asyncio.gather(*(client.append([b"x"]) for _ in range(3)), return_exceptions=True)
     assert [type(r) for r in results] == [LeadershipLostError] * 3
     assert len(group.asked(Type.APPEND)) == 1
 
 
+@pytest.mark.parametrize("fault", [BadRequestError, asyncio.CancelledError])
 @on_group()
-async def test_bad_append_does_not_fail_shared_others(group, client):
+async def test_bad_or_cancelled_append_does_not_fail_shared_others(group, client, fault):
     def refuse_long(node, connection, frame):
         if len(frame.payload) > 1000:
             raise BadRequestError("too large for this server")
         return node.answer(frame)
 
-    group.nodes.n1.script[Type.APPEND] = [refuse_long] * 4
-    bodies = [b"a", b"b" * 2000, b"c"]
-    results = await asyncio.gather(*(client.append([body]) for body in bodies), return_exceptions=True)
-    assert isinstance(results[1], BadRequestError)
-    assert {results[0].first_index, results[2].first_index} == {0, 1}
-
-
-@on_group()
-async def test_cancelled_append_does_not_cancel_shared_others(group, client):
-    tasks = [asyncio.ensure_future(client.append([bytes([i])])) for i in range(3)]
-    await asyncio.sleep(0)
-    tasks[1].cancel()
+    tasks = [asyncio.ensure_future(client.append([body])) for body in (b"a", b"b" * 2000, b"c")]
+    if fault is BadRequestError:
+        group.always(Type.APPEND, refuse_long)
+    else:
+        await asyncio.sleep(0)
+        tasks[1].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(results[1], asyncio.CancelledError)
+    assert isinstance(results[1], fault)
     assert results[0].first_index != results[2].first_index
 
 
@@ -304,39 +256,33 @@ async def test_producer_continues_at_sequence_in_log(group, client):
     producer = AsyncProducer(client, "p")
     results = await asyncio.gather(*(producer.append([b"x", bytes([i])]) for i in range(3)))
     assert [r.first_index for r in results] == [1, 4, 7]
-    again = AsyncProducer(client, "p")
-    await again.append([b"y"])
+    await AsyncProducer(client, "p").append([b"y"])
     assert [header["ps"] for header in group.asked(Type.APPEND)] == [0, 1, 2, 3]
     state = await client.producer("p")
     assert (state.known, state.next_sequence, state.last_range) == (True, 4, (10, 10))
 
 
+@pytest.mark.parametrize(
+    ("step", "body", "sequences", "found"),
+    [
+        ("apply and drop", b"a", [0, 0, 1], [b"a", b"c"]),  # the same bodies: a retry
+        ("drop", b"a", [0, 0, 1], [b"a", b"c"]),
+        ("apply and drop", b"b", [0, 1, 2], [b"a", b"b", b"c"]),  # others: the log has the next sequence
+        ("drop", b"b", [0, 0, 1], [b"b", b"c"]),
+    ],
+)
 @on_group(timeout_ms=SHORT_MS)
-async def test_producer_retry_completes_unknown_append(group, client):
-    producer = AsyncProducer(client, "p")
-    await producer.append([b"a"])
-    group.nodes.n1.script[Type.APPEND] = ["apply and drop", *["ignore"] * 100]
-    with pytest.raises(RequestTimedOutError):
-        await producer.append([b"b"])
-    group.nodes.n1.script.clear()
-    result = await producer.append([b"b"])
-    assert (result.first_index, group.log.end) == (3, 4)
-    assert (await producer.append([b"c"])).first_index == 5
-
-
-@pytest.mark.parametrize(("step", "expected"), [("apply and drop", [0, 1]), ("drop", [0, 0])])
-@on_group(timeout_ms=SHORT_MS)
-async def test_producer_reads_sequence_after_unknown_append(group, client, step, expected):
+async def test_producer_continues_after_unknown_append(group, client, step, body, sequences, found):
     producer = AsyncProducer(client, "p")
     group.nodes.n1.script[Type.APPEND] = [step, *["ignore"] * 100]
     with pytest.raises(RequestTimedOutError):
         await producer.append([b"a"])
     group.nodes.n1.script.clear()
-    await producer.append([b"b"])
-    sequences = [header["ps"] for header in group.asked(Type.APPEND)]
-    assert [sequences[0], sequences[-1]] == expected
-    found = (await client.read(0, 100)).column("body").to_pylist()
-    assert found == ([b"a", b"b"] if expected[1] else [b"b"])
+    await producer.append([body])
+    await producer.append([b"c"])
+    asked = [header["ps"] for header in group.asked(Type.APPEND)]
+    assert [asked[0], *asked[-2:]] == sequences
+    assert (await client.read(0, 100)).column("body").to_pylist() == found
 
 
 @on_group(epoch=3)
@@ -350,29 +296,30 @@ async def test_producer_with_old_epoch_is_fenced(group, client):
 
 
 @on_group()
-async def test_append_with_producer_id_requires_sequence(group, client):
-    with pytest.raises(BadRequestError):
-        await client.append([b"x"], producer_id="p")
-
-
-@on_group()
 async def test_transaction_attempt_commit_and_abort(group, client):
-    transaction = TransactionId("query", 3, "run")
     group.nodes.n1.script[Type.APPEND] = ["drop"]
-    result = await client.append_attempt([b"a", b"b"], transaction=transaction, attempt="uuid")
+    result = await client.append_attempt([b"a", b"b"], transaction=KEY, attempt="uuid")
     assert (result.first_index, result.last_index, result.rows) == (1, 2, 2)
     assert result.crc == column_crc(Columns.from_bodies([b"a", b"b"]).crcs)
     assert group.asked(Type.APPEND)[-1]["x"] == {"q": "query", "b": 3, "r": "run", "a": "uuid"}
-    assert (await client.transaction(transaction)).state == "open"
+    assert (await client.transaction(KEY)).state == "open"
     parts = [Part(1, 2, 2, result.crc)]
     group.nodes.n1.script[Type.TRANSACTION] = ["drop", NotLeaderError("no")]
-    committed = await client.commit_transaction(transaction, parts)
+    committed = await client.commit_transaction(KEY, parts)
     assert (committed.state, committed.parts) == ("committed", tuple(parts))
-    assert (await client.abort_transaction(transaction)).state == "aborted"
+    assert (await client.abort_transaction(KEY)).state == "aborted"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.append([b"x"], producer_id="p"),
+        lambda client: client.commit_transaction(KEY, [Part(1, 2, 2, 0)] * 16_001),
+    ],
+    ids=["producer without sequence", "too many parts"],
+)
 @on_group()
-async def test_commit_rejects_too_many_parts_before_sending(group, client):
-    with pytest.raises(BadRequestError, match="16001"):
-        await client.commit_transaction(TransactionId("query", 3, "run"), [Part(1, 2, 2, 0)] * 16_001)
-    assert not group.asked(Type.TRANSACTION)
+async def test_bad_request_is_rejected_before_sending(group, client, call):
+    with pytest.raises(BadRequestError):
+        await call(client)
+    assert not group.asked(Type.APPEND) + group.asked(Type.TRANSACTION)

@@ -1,108 +1,118 @@
+"""A client in tasks, threads and processes: no work leaks, no call hangs, wrong use is rejected."""
+
+from __future__ import annotations
+
+import asyncio
 import copy
+import multiprocessing
+import os
 import pickle
+import signal
 import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
-from dledger_core.client import Producer
+from dledger_core import errors
+from dledger_core.client import AsyncLogClient, AsyncProducer, Producer, SyncLogClient, sync_client
+from dledger_core.client.sync_client import LoopThread
 from dledger_core.config import parse_peers
 from dledger_core.connect import AsyncClient, Client
-from dledger_core.control import Part, TransactionId
-from dledger_core.errors import ConfigError, UnreachableError
-from tests.client.fake_group import run, running_group
+from dledger_core.control import TransactionId
+from dledger_core.errors import ConfigError, RequestTimedOutError, UnreachableError
+from dledger_core.net.protocol import Type
+from tests.client.fake_group import SHORT_MS, node_client, on_group, run, running_group
+from tests.support.server_group import eventually
+from tests.support.soon import soon
+
+KEY = TransactionId("query", 0, "run")
+CALLS = {
+    "append": lambda client: client.append([b"x"]),
+    "append of much": lambda client: client.append([b"x" * (1 << 20)]),
+    "append by a producer": lambda client: client.append([b"x"], producer_id="p", sequence=0),
+    "Producer.append": lambda client: AsyncProducer(client, "p").append([b"x"]),
+    "append_attempt": lambda client: client.append_attempt([b"x"], transaction=KEY, attempt="a"),
+    "commit_transaction": lambda client: client.commit_transaction(KEY, []),
+    "transaction": lambda client: client.transaction(KEY),
+    "read": lambda client: client.read(0, 10),
+    "a long poll": lambda client: client.fetch(0, 10, wait_ms=5_000),
+    "a linearizable read": lambda client: client.read(0, 10, consistency="linearizable"),
+    "a read of one node": lambda client: client.read(0, 10, node="n2"),
+    "get": lambda client: client.get(3),
+    "records": lambda client: client.records(0, 10),
+    "offset_for_time": lambda client: client.offset_for_time(1),
+    "digest": lambda client: client.digest(0, 8, span=8),
+    "producer": lambda client: client.producer("p"),
+    "metadata": lambda client: client.metadata(),
+    "transfer_leadership": lambda client: client.transfer_leadership("n0"),
+    "tail": lambda client: anext(client.tail(0)),
+    "role_changes": lambda client: anext(client.role_changes()),
+}
 
 
-def worker(client, before):
-    """The client's thread; clients of other tests in this process may have threads of the same name."""
-    (found,) = {each for each in threading.enumerate() if each.name == f"dledger-client-{client.group}"} - before
-    return found
+def hang(group, *kinds):
+    """Make the nodes ignore requests of these kinds, or of all."""
+    for kind in kinds or Type:
+        group.always(kind, "ignore")
 
 
-@pytest.fixture
-def group():
-    """A group whose nodes run on a thread of their own, for the blocking client."""
-    with running_group() as made:
-        yield made
+def tasks():
+    """Names of the tasks other than the test, its servers and its connections."""
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    return sorted(name for name in names if not name.startswith(("Server.", "Connection.", "_serve")))
 
 
-def test_sync_client_offers_all_operations(group):
-    with Client(group.peers) as client:
-        assert client.append([b"a", b"b"]).last_index == 1
-        assert client.append([b"c"], producer_id="p", sequence=0).first_index == 3
-        assert client.get(1).body == b"b"
-        assert client.read(0, 10).column("body").to_pylist() == [b"a", b"b", b"c"]
-        assert client.fetch(0, 10).next_index == 4
-        assert client.records(0, 10).batch.num_rows == 4
-        assert next(client.tail(1)).column("index").to_pylist() == [1, 3]
-        assert client.offset_for_time(99) == 99
-        assert client.metadata().leader_id == "n1"
-        assert client.producer("p").next_sequence == 1
-        assert client.digest(0, 4, span=4).next_index == 4
-        assert client.groups() == {"default": "uuid"}
-        assert client.describe("terms").to_pylist() == [{"first_index": 0, "end": 4, "term": 1}]
-        transaction = TransactionId("q", 0, "r")
-        attempt = client.append_attempt([b"d"], transaction=transaction, attempt="a")
-        part = Part(attempt.first_index, attempt.last_index, attempt.rows, attempt.crc)
-        assert client.transaction(transaction).state == "open"
-        assert client.commit_transaction(transaction, [part]).parts == (part,)
-        assert client.abort_transaction(transaction).state == "aborted"
-        client.transfer_leadership("n0")
-        producer = Producer(client, "p")
-        assert producer.append([b"e"]).first_index == 7
-        assert (producer.producer_id, producer.epoch) == ("p", 0)
-        assert client.peers == parse_peers(group.peers)
-        assert client.group == "default"
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["leader known", "leader unknown"])
+@pytest.mark.parametrize("name", CALLS)
+@on_group(timeout_ms=600000)
+async def test_cancelled_call_leaves_no_work(group, client, log, name, how):
+    if how == "leader known":
+        await client.append([b"first"])
+    before = len(group.asked(Type.METADATA))
+    hang(group)
+    idle = tasks()
+    asked = [len(node.requests) for node in group]
+    calling = asyncio.ensure_future(CALLS[name](client))
+    await group.until(lambda: [len(node.requests) for node in group] != asked)
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    # Other callers may wait for the leader too, so that query continues; it takes at most a second.
+    await eventually(lambda: log.in_flight == 0 and tasks() == idle)
+    assert len(group.asked(Type.METADATA)) - before <= 3
+    for node in group:
+        node.script.clear()
+    assert (await client.append([b"the client still works"])).term == 1
 
 
-def test_client_accepts_parsed_peers(group):
-    with Client(parse_peers(group.peers)) as client:
-        assert client.append([b"a"]).first_index == 0
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("a long poll", "tail", "role_changes")])
+@on_group(timeout_ms=SHORT_MS)
+async def test_timed_out_call_leaves_no_work(group, client, log, name):
+    await client.append([b"first"])
+    hang(group)
+    idle = tasks()
+    with pytest.raises(errors.DLedgerError):
+        await CALLS[name](client)
+    await eventually(lambda: log.in_flight == 0 and tasks() == idle)
 
 
-def test_close_stops_thread_and_is_idempotent(group):
-    before = set(threading.enumerate())
-    client = Client(group.peers)
-    client.append([b"x"])
-    thread = worker(client, before)
-    client.close()
-    client.close()
-    assert not thread.is_alive()
-    with pytest.raises(ConfigError):
-        client.append([b"y"])
-
-
-def test_unreferenced_client_stops_its_thread(group):
-    before = set(threading.enumerate())
-    client = Client(group.peers)
-    client.append([b"x"])
-    thread = worker(client, before)
-    del client
-    thread.join(5)
-    assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_client_cannot_be_copied(group, make_copy):
-    with Client(group.peers) as client, pytest.raises(ConfigError):
-        make_copy(client)
-    with pytest.raises(ConfigError):
-        make_copy(AsyncClient(group.peers))
-
-
-def test_async_client_belongs_to_one_loop():
-    client = AsyncClient("n0-127.0.0.1:1", timeout_ms=50)
-
-    async def use():
-        with pytest.raises(UnreachableError):
-            await client.append([b"x"])
-
-    run(use())
-
-    async def use_again():
-        with pytest.raises(ConfigError):
-            await client.append([b"x"])
-
-    run(use_again())
+@on_group(timeout_ms=600000)
+async def test_shared_append_is_cancelled_with_last_caller(group, client, log):
+    await client.append([b"first"])
+    hang(group, Type.APPEND)
+    appending = [asyncio.ensure_future(client.append([bytes([i])])) for i in range(3)]
+    await group.until(lambda: len(group.asked(Type.APPEND)) == 2)
+    for call in appending[:2]:
+        call.cancel()
+    await asyncio.sleep(0.01)
+    assert log.in_flight == 2, "one request of one batch: a caller still waits"
+    appending[2].cancel()
+    await asyncio.gather(*appending, return_exceptions=True)
+    await eventually(lambda: log.in_flight == 0)
 
 
 @pytest.mark.parametrize(
@@ -124,3 +134,222 @@ def test_client_rejects_wrong_settings(kind, arguments, name):
     with pytest.raises(ConfigError, match=name):
         kind(**({"peers": "n0-127.0.0.1:1"} | arguments))
     assert set(threading.enumerate()) <= before
+
+
+def test_async_client_belongs_to_one_loop():
+    client = AsyncClient("n0-127.0.0.1:1", timeout_ms=50)
+
+    async def use():
+        await client.append([b"x"])
+
+    for error in (UnreachableError, ConfigError):
+        with pytest.raises(error):
+            run(use())
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group():
+    """A group whose nodes run on a thread of their own."""
+    with running_group() as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_many_threads_share_one_client(group):
+    threads, rounds = 16, 25
+    begin = threading.Barrier(threads)
+
+    def hammer(client, number):
+        producer, found = Producer(client, f"p{number}", epoch=0), []
+        assert (producer.producer_id, producer.epoch) == (f"p{number}", 0)
+        begin.wait()
+        for step in range(rounds):
+            body = f"{number}/{step}".encode()
+            plain, produced = client.append([body, body]), producer.append([body])
+            assert plain.last_index == plain.first_index + 1
+            found += [(plain.first_index, body), (plain.last_index, body), (produced.last_index, body)]
+            assert client.get(plain.first_index).body == body
+            assert client.read(plain.first_index, plain.last_index + 1).column("body").to_pylist() == [body, body]
+            assert client.producer(f"p{number}").next_sequence == step + 1
+            assert client.metadata().leader_id == "n1"
+        return found
+
+    log = node_client(group.peers, timeout_ms=60_000)
+    with SyncLogClient(AsyncLogClient(log)) as client, ThreadPoolExecutor(threads) as pool:
+        found = [pair for part in pool.map(lambda n: hammer(client, n), range(threads)) for pair in part]
+        assert log.in_flight == 0
+    indexes = [index for index, _ in found]
+    assert len(indexes) == len(set(indexes)) == threads * rounds * 3, "every append has its own indexes"
+
+
+def test_close_ends_calls_of_all_threads(group):
+    client = Client(group.peers)
+    begun = threading.Semaphore(0)
+
+    def hammer():
+        while True:
+            begun.release()
+            client.append([b"x"])
+
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(hammer) for _ in range(8)]
+        for _ in range(40):
+            begun.acquire()
+        client.close()
+        ended = [call.exception(30) for call in calls]
+    assert {type(error) for error in ended} <= {ConfigError, CancelledError, asyncio.CancelledError}, ended
+
+
+def test_errors_stay_in_their_thread(group):
+    with Client(group.peers, timeout_ms=SHORT_MS) as client, ThreadPoolExecutor(4) as pool:
+        client.append([b"first"])
+        group.always(Type.PRODUCER, "ignore")
+        slow = [pool.submit(client.producer, "p") for _ in range(2)]
+        assert [pool.submit(client.append, [b"x"]).result(20).term for _ in range(10)] == [1] * 10
+        assert [type(call.exception(20)) for call in slow] == [RequestTimedOutError] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call", [lambda c: c.append([b"x"]), lambda c: next(c.role_changes())], ids=["append", "watch"]
+)
+def test_interrupted_call_leaves_no_work(group, call):
+    kinds = (Type.APPEND, Type.WATCH)
+    hang(group, *kinds)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def when_asked():
+        soon(lambda: any(group.asked(kind) for kind in kinds))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        log = node_client(group.peers, timeout_ms=600_000)
+        with SyncLogClient(AsyncLogClient(log)) as client:
+            interrupting = threading.Thread(target=when_asked)
+            interrupting.start()
+            with pytest.raises(KeyboardInterrupt):
+                call(client)
+            interrupting.join()
+            soon(lambda: not log.in_flight)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("how", ["closed", "unreferenced"])
+def test_client_stops_its_thread(group, how):
+    before = set(threading.enumerate())
+    client = Client(parse_peers(group.peers))
+    client.append([b"x"])
+    # Clients of other tests in this process may have threads of the same name.
+    (thread,) = {each for each in threading.enumerate() if each.name == "dledger-client-default"} - before
+    if how == "closed":
+        client.close()
+        assert not thread.is_alive()
+    del client
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+async def nothing():
+    pass
+
+
+def test_loop_thread_abandons_loop_that_does_not_stop(monkeypatch, caplog):
+    free = threading.Event()
+
+    class Stuck(asyncio.SelectorEventLoop):
+        """A loop whose ``close`` waits, as uvloop's was seen to do."""
+
+        def close(self):
+            free.wait(60)
+            super().close()
+
+    monkeypatch.setattr(sync_client.uvloop, "new_event_loop", Stuck)
+    before, began = set(threading.enumerate()), time.monotonic()
+    thread = LoopThread("stuck", end_s=0.05)
+    thread.close(nothing)
+    assert time.monotonic() - began < 30
+    assert "thread=stuck" in caplog.text
+    late = nothing()
+    assert thread.submit(late) is None
+    late.close()
+    free.set()
+    for left in set(threading.enumerate()) - before:
+        left.join(60)
+
+
+def test_loop_thread_runs_last_work_and_cancels_other(caplog):
+    ran = []
+
+    async def last():
+        ran.append(threading.current_thread().name)
+
+    thread = LoopThread("ends")
+    waiting = thread.submit(asyncio.sleep(600))
+    thread.close(last)
+    thread.close(last)
+    assert ran == ["ends"]
+    assert waiting.cancelled()
+    assert "ends" not in {each.name for each in threading.enumerate()}
+    assert caplog.text == ""
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def _use(client, peers, pipe):
+    """Use the parent's client in a child, then a client of its own."""
+    seen = []
+    for call in (lambda: client.append([b"x"]), lambda: next(client.tail(0)), lambda: Producer(client, "p").append([])):
+        try:
+            call()
+        except errors.DLedgerError as error:
+            seen.append((type(error), "fork" in str(error)))
+    client.close()
+    with Client(peers) as own:
+        pipe.send([*seen, own.append([b"of the child"]).term])
+
+
+@pytest.mark.slow
+def test_forked_child_needs_its_own_client(group):
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    with Client(group.peers) as client, ours, theirs:
+        first = client.append([b"before"]).first_index
+        child = fork.Process(target=_use, args=(client, group.peers, theirs))
+        child.start()  # it ends like any process, finalizers and all
+        assert ours.poll(30)
+        *refused, term = ours.recv()
+        child.join(120)
+        assert child.exitcode == 0
+        assert refused[:2] == [(ConfigError, True)] * 2
+        assert (len(refused), term) == (3, 1)
+        assert client.append([b"after"]).first_index == first + 2, "the parent's client is as before"
+
+
+@pytest.mark.parametrize("make_copy", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_clients_and_producers_cannot_be_copied(group, make_copy):
+    with Client(group.peers) as client:
+        for holder in (client, client.in_loop, Producer(client, "p"), AsyncProducer(client.in_loop, "p")):
+            if make_copy is not copy.copy or holder in (client, client.in_loop):
+                with pytest.raises(ConfigError):
+                    make_copy(holder)
+
+
+def test_results_and_errors_can_be_pickled(group):
+    with Client(group.peers) as client:
+        found = client.append([b"x"])
+        for value in (found, client.get(found.first_index), client.metadata(), client.producer("p")):
+            assert pickle.loads(pickle.dumps(value)) == value
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type) and issubclass(kind, errors.DLedgerError):
+            error = kind("what", "where", "remedy", {"index": 5})
+            again = pickle.loads(pickle.dumps(error))
+            assert (type(again), str(again), again.values) == (kind, str(error), error.values)

@@ -1,15 +1,63 @@
-"""Lag as plain arithmetic over a log of data and control entries."""
+"""Rules of a returning reader as plain functions: whether its position still fits its log, and how far it lags."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dledger_core import EntryCheck, LogPosition, LogRange, LossKind, check_of, find_loss
 from dledger_core.client import Lag, measure_lag
 from dledger_core.record import READ_SCHEMA
+
+KNOWN = EntryCheck(3, 0xAB)
+VIEW = LogRange(10, 100, 99, "log-a")
+JAVA = LogRange(10, 100, -1)
+
+
+@pytest.mark.parametrize(
+    ("position", "view", "kind"),
+    [
+        pytest.param(LogPosition(50, "log-a", 3, 0xAB), VIEW, None, id="fits"),
+        pytest.param(LogPosition(50, "log-a", 3, 0xAB), JAVA, None, id="log without uuid"),
+        pytest.param(LogPosition(100, "log-a", 3, 0xAB), VIEW, None, id="at end"),
+        pytest.param(LogPosition(10, "log-a", 9, 0xFF), VIEW, None, id="at first index, record before deleted"),
+        pytest.param(LogPosition(50, "log-a"), VIEW, None, id="no record known"),
+        pytest.param(LogPosition(50, None, 3, 0xAB), VIEW, None, id="no uuid known"),
+        pytest.param(LogPosition(50, "log-a", 3), VIEW, None, id="only term known"),
+        pytest.param(LogPosition(50, "log-b", 3, 0xAB), VIEW, LossKind.LOG_RECREATED, id="other log"),
+        pytest.param(LogPosition(101, "log-b", 3, 0xAB), VIEW, LossKind.LOG_RECREATED, id="other log, beyond its end"),
+        pytest.param(LogPosition(101, "log-a", 3, 0xAB), VIEW, LossKind.OFFSET_BEYOND_END, id="beyond end"),
+        pytest.param(LogPosition(9, "log-a", 3, 0xAB), VIEW, LossKind.RETENTION, id="deleted"),
+        pytest.param(LogPosition(50, "log-a", 4, 0xAB), VIEW, LossKind.TERM_MISMATCH, id="other term"),
+        pytest.param(LogPosition(50, "log-a", 4), VIEW, LossKind.TERM_MISMATCH, id="other term, no check"),
+        pytest.param(LogPosition(50, "log-a", 3, 0xAC), VIEW, LossKind.TERM_MISMATCH, id="other check"),
+        pytest.param(LogPosition(50, None, 3, 0xAC), VIEW, LossKind.TERM_MISMATCH, id="other check, no uuid"),
+    ],
+)
+def test_loss_of_position_is_named_or_none(position: LogPosition, view: LogRange, kind: LossKind | None) -> None:
+    read: list[int] = []
+
+    def record(index: int) -> EntryCheck:
+        read.append(index)
+        return KNOWN
+
+    loss = find_loss(position, view, record)
+    assert (loss and loss.kind) == kind
+    assert loss is None or (loss.position, loss.view) == (position, view)
+    assert loss is None or loss.found == (KNOWN if kind == LossKind.TERM_MISMATCH else None)
+    assert read in ([], [position.next_index - 1])
+    assert kind in (None, LossKind.TERM_MISMATCH) or not read, "the bounds decide"
+
+
+def test_check_changes_with_each_part_of_record() -> None:
+    record = (5, 2, 480, b"body")
+    others = [(6, 2, 480, b"body"), (5, 3, 480, b"body"), (5, 2, 481, b"body"), (5, 2, 480, b"Body")]
+    assert check_of(*record) not in [check_of(*other) for other in others]
+
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -22,11 +70,8 @@ class Log:
         self.at_most = at_most
         self.reads = 0
 
-    def position(self, index: int) -> int:
-        return sum(size for _, size in self.entries[:index])
-
     def end_position(self, index: int) -> int:
-        return self.position(index + 1)
+        return sum(size for _, size in self.entries[: index + 1])
 
     def rows(self, start: int, end: int) -> tuple[pa.RecordBatch, int]:
         self.reads += 1
@@ -35,7 +80,7 @@ class Log:
             {
                 "index": index,
                 "term": 1,
-                "position": self.position(index),
+                "position": self.end_position(index - 1),
                 "timestamp": BEGAN + timedelta(seconds=index),
                 "body": b"",
             }
@@ -43,6 +88,9 @@ class Log:
             if self.entries[index][0]
         ]
         return pa.RecordBatch.from_pylist(found, READ_SCHEMA), end
+
+    def lag_of(self, start: int) -> Lag:
+        return measure_lag(start, len(self.entries), self.rows, self.end_position)
 
 
 @given(
@@ -52,38 +100,28 @@ class Log:
 )
 def test_lag_starts_at_first_data_entry(entries: list[tuple[bool, int]], start: int, at_most: int) -> None:
     log, start, end = Log(entries, at_most + 20), min(start, len(entries)), len(entries)
-    behind = measure_lag(start, end, log.rows, log.end_position)
+    lag = log.lag_of(start)
     first = next((index for index in range(start, end) if entries[index][0]), None)
     if first is None:
-        assert behind == Lag(0, 0, None)
-        assert behind.seconds() == 0.0
+        assert lag == Lag(0, 0, None)
+        assert lag.seconds() == 0.0
         return
     size = sum(size for _, size in entries[first:])
-    assert behind == Lag(end - first, size, BEGAN + timedelta(seconds=first))
-    assert behind.seconds(BEGAN + timedelta(seconds=first + 2.5)) == 2.5
-    assert behind.seconds(BEGAN) == 0.0  # the leader's clock is ahead
+    assert lag == Lag(end - first, size, BEGAN + timedelta(seconds=first))
+    assert lag.seconds(BEGAN + timedelta(seconds=first + 2.5)) == 2.5
+    assert lag.seconds(BEGAN) == 0.0  # the leader's clock is ahead
 
 
-def test_lag_scans_control_entries_in_few_reads() -> None:
-    log = Log([(False, 48)] * 5000, 100_000)
-    assert measure_lag(0, 5000, log.rows, log.end_position) == Lag()
-    assert log.reads <= 13
-
-
-def test_lag_takes_one_read_before_data_entry() -> None:
-    log = Log([(True, 48)] * 50)
-    assert measure_lag(7, 50, log.rows, log.end_position).records == 43
-    assert log.reads == 1
-
-
-def test_unscanned_entries_count_as_lag() -> None:
-    log = Log([(False, 50)] * 100, 1)
-    behind = measure_lag(10, 100, log.rows, log.end_position)
-    assert (behind.records, behind.bytes, behind.seconds()) == (50, 2500, None)
-
-
-def test_entries_of_lagging_replica_count_as_lag() -> None:
-    log = Log([(True, 50)] * 10)
-    nothing = pa.RecordBatch.from_pylist([], READ_SCHEMA)
-    behind = measure_lag(4, 10, lambda start, _: (nothing, start), log.end_position)
-    assert (behind.records, behind.bytes, behind.oldest) == (6, 300, None)
+@pytest.mark.parametrize(
+    ("log", "start", "lag", "reads"),
+    [
+        pytest.param(Log([(False, 48)] * 5000, 100_000), 0, Lag(), 13, id="control entries"),
+        pytest.param(Log([(True, 48)] * 50), 7, Lag(43, 43 * 48, BEGAN + timedelta(seconds=7)), 1, id="data"),
+        pytest.param(Log([(False, 50)] * 100, 1), 10, Lag(50, 2500, None), 40, id="not scanned"),
+        pytest.param(Log([(True, 50)] * 10, 0), 4, Lag(6, 300, None), 1, id="lagging replica"),
+    ],
+)
+def test_lag_takes_few_reads(log: Log, start: int, lag: Lag, reads: int) -> None:
+    assert log.lag_of(start) == lag
+    assert log.reads <= reads
+    assert (lag.seconds() is None) is (lag.records > 0 and lag.oldest is None)

@@ -1,197 +1,59 @@
+"""Reads and queries of a client against scripted nodes: by index, by position, by time, and about the log."""
+
 import asyncio
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 
-from dledger_core.connect import AsyncClient
 from dledger_core.errors import (
     BadRequestError,
-    BehindError,
     CorruptRecordError,
     IndexOutOfRangeError,
     NoLeaderError,
     ProtocolError,
     UnknownGroupError,
-    UnreachableError,
 )
 from dledger_core.net.protocol import Type
 from dledger_core.record import READ_SCHEMA, RECORD_SCHEMA
-from tests.client.fake_group import SHORT_MS, on_group
+from tests.client.fake_group import SHORT_MS, FakeFormat, answering, on_group
 
 
 @on_group(is_filled=True)
 async def test_read_skips_control_entries_and_orphaned_attempts(group, client):
     batch = await client.read(0, 100)
-    assert batch.schema == READ_SCHEMA
     assert batch.column("index").to_pylist() == [1, 2, 3, 4, 8, 9]
     assert batch.column("body").to_pylist() == [f"body {i}".encode() for i in (1, 2, 3, 4, 8, 9)]
     assert batch.column("timestamp")[0].as_py() == datetime.fromtimestamp(1_700_000_000.001, UTC)
     uncommitted = await client.read(0, 100, isolation="read_uncommitted")
     assert uncommitted.column("index").to_pylist() == [1, 2, 3, 4, 6, 7, 8, 9]
-    records = await client.records(0, 100)
-    assert records.batch.schema == RECORD_SCHEMA
-    assert records.batch.column("index").to_pylist() == list(range(10))
-    assert records.batch.column("magic").to_pylist() == [2, 1, 1, 1, 1, 2, 1, 1, 1, 1]
-
-
-@on_group(is_filled=True)
-async def test_fetch_returns_next_index(group, client):
+    records = (await client.records(0, 100)).batch
+    assert records.schema == RECORD_SCHEMA
+    assert records.column("index").to_pylist() == list(range(10))
+    assert records.column("magic").to_pylist() == [2, 1, 1, 1, 1, 2, 1, 1, 1, 1]
     hidden = await client.fetch(5, 8)
-    assert hidden.batch.num_rows == 0
-    assert hidden.batch.schema == READ_SCHEMA
+    assert (hidden.batch.num_rows, hidden.batch.schema) == (0, READ_SCHEMA)
     assert (hidden.next_index, hidden.commit_index, hidden.visible_end, hidden.first_index) == (8, 9, 10, 0)
-    start, seen = 0, []
-    while start < 10:
-        found = await client.fetch(start, 10, max_bytes=120)
-        assert found.next_index > start
-        start, seen = found.next_index, seen + found.batch.column("index").to_pylist()
-    assert seen == [1, 2, 3, 4, 8, 9]
-    nothing = await client.fetch(10, 20)
-    assert (nothing.batch.num_rows, nothing.next_index) == (0, 10)
-
-
-FAILURES = {
-    "stopped": lambda node: node.stop(),
-    "drops": lambda node: node.script.update({Type.READ: ["drop"]}),
-    "hangs": lambda node: node.script.update({Type.READ: ["ignore"]}),
-    "behind": lambda node: node.script.update({Type.READ: [BehindError("behind")]}),
-    "damaged": lambda node: setattr(node, "damaged", True),
-    "refuses damage": lambda node: node.script.update({Type.READ: [CorruptRecordError("bad record")]}),
-    "deleted": lambda node: node.script.update({Type.READ: [IndexOutOfRangeError("deleted")]}),
-    "no such group": lambda node: node.script.update({Type.READ: [UnknownGroupError("none")]}),
-    "nonsense": lambda node: node.script.update({Type.READ: [lambda *_: ({"t": Type.READ_OK, "n": 7}, [])]}),
-    "other range": lambda node: node.script.update(
-        {Type.READ: [lambda n, c, f: (n.on_read(f.header | {"start": 0, "end": 2}, b"")[0], n.answer(f)[1])]}
-    ),
-}
-
-
-@pytest.mark.parametrize("failure", FAILURES)
-@on_group(is_filled=True, timeout_ms=4000)
-async def test_read_fails_over_to_another_replica(group, client, failure):
-    await client.fetch(0, 1)
-    (good,) = (node.node_id for node in group if node.asked(Type.READ))
-    done = FAILURES[failure](getattr(group.nodes, good))
-    if asyncio.iscoroutine(done):
-        await done
-    batch = await client.read(3, 100)
-    assert batch.column("index").to_pylist() == [3, 4, 8, 9]
-    asked = len(getattr(group.nodes, good).asked(Type.READ))
-    assert await client.read(3, 100) == batch
-    assert len(getattr(group.nodes, good).asked(Type.READ)) == asked
-
-
-@on_group(is_filled=True)
-async def test_read_prefers_last_good_replica(group, client):
-    for _ in range(10):
-        await client.fetch(0, 1)
-    assert sorted(len(node.asked(Type.READ)) for node in group) == [0, 0, 10]
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (IndexOutOfRangeError("too old", "", "", {"first_index": 5, "last_index": 9}), IndexOutOfRangeError),
-        (CorruptRecordError("bad"), CorruptRecordError),
-        (UnknownGroupError("none"), UnknownGroupError),
-        (BehindError("behind"), BehindError),
-        (BadRequestError("bad"), BadRequestError),
-    ],
-    ids=str,
-)
-@on_group(timeout_ms=SHORT_MS)
-async def test_read_raises_error_of_all_replicas(group, client, error, expected):
-    for node in group:
-        node.script[Type.READ] = [error] * 1000
-    with pytest.raises(expected) as caught:
-        await client.fetch(0, 1)
-    assert caught.value.values == error.values
-
-
-@on_group(is_filled=True)
-async def test_read_of_named_node_asks_no_other(group, client):
-    await client.fetch(0, 10, node="n2", min_commit=4)
-    await client.records(0, 10, node="n2")
-    assert [len(node.asked(Type.READ)) for node in group] == [0, 0, 2]
-    assert [header["min_commit"] for header in group.nodes.n2.asked(Type.READ)] == [4, -1]
-    group.nodes.n2.script[Type.READ] = [BehindError("behind")]
-    with pytest.raises(BehindError):
-        await client.fetch(0, 10, node="n2")
-    await group.nodes.n2.stop()
-    with pytest.raises(UnreachableError):
-        await client.fetch(0, 10, node="n2")
-
-
-@on_group()
-async def test_reads_are_monotonic(group, client):
-    await client.append([b"a", b"b", b"c"])
-    await client.fetch(0, 1, min_commit=1)
-    group.log.append_bodies(b"d")
-    await client.fetch(0, 1)
-    await client.records(0, 1)
-    assert [header["min_commit"] for header in group.asked(Type.READ)] == [2, 2, 3]
-
-
-@on_group(leader="n1", is_filled=True)
-async def test_linearizable_read_asks_leader(group, client):
-    await client.read(0, 10, consistency="linearizable")
-    group.leader = "n2"
-    assert (await client.read(0, 10, consistency="linearizable")).num_rows == 6
-    assert [len(node.asked(Type.READ)) for node in group] == [0, 2, 1]
-
-
-@on_group(is_filled=True, group="other")
-async def test_wait_for_entries_sends_one_request_for_groups(group, client):
-    assert await client.wait_for_entries({"a": 9, "b": 10, "c": 0}, wait_ms=50) == {"a", "c"}
-    [asked] = group.asked(Type.AWAIT)
-    assert (asked["seen"], asked["iso"], asked["wait"]) == ({"a": 9, "b": 10, "c": 0}, "committed", 50)
-    assert await client.wait_for_entries({"b": 10}, wait_ms=0, isolation="read_uncommitted") == frozenset()
-    for node, error in zip(group, (NoLeaderError("none is known"), UnknownGroupError("no b")), strict=False):
-        node.script[Type.AWAIT] = [error]
-    assert await client.wait_for_entries({"b": 9}, wait_ms=50) == {"b"}
-    with pytest.raises(BadRequestError):
-        await client.wait_for_entries({"b": 9}, wait_ms=50, isolation="all")
-
-
-@pytest.mark.parametrize("grown", [None, "b", [1], ["c"]])
-@on_group(timeout_ms=SHORT_MS)
-async def test_malformed_wait_response_is_rejected(group, client, grown):
-    for node in group:
-        node.script[Type.AWAIT] = [lambda *_: ({"t": Type.AWAIT_OK, "grown": grown}, [])] * 99
-    with pytest.raises(ProtocolError):
-        await client.wait_for_entries({"b": 9}, wait_ms=0)
-
-
-@on_group(is_filled=True)
-async def test_get_rejects_hidden_and_uncommitted_entries(group, client):
-    entry = await client.get(3)
-    assert (entry.index, entry.term, entry.body) == (3, 1, b"body 3")
-    assert entry.timestamp == datetime.fromtimestamp(1_700_000_000.001, UTC)
-    with pytest.raises(IndexOutOfRangeError) as caught:
-        await client.get(10)
-    assert caught.value.values == {"index": 10, "first_index": 0, "last_index": 9}
-    for hidden in (0, 5, 6):
+    for index in (0, 5, 6):
         with pytest.raises(IndexOutOfRangeError):
-            await client.get(hidden)
+            await client.get(index)
 
 
-@on_group(leader="n1", is_filled=True)
+@on_group(is_filled=True)
 async def test_get_asks_leader_after_lagging_follower(group, client):
-    behind = {"t": Type.READ_OK, "n": 0, "next": 3, "commit": 2, "visible": 3, "first": 0, "skip": []}, []
-    for node in group:
-        node.script[Type.READ] = [lambda n, c, f: n.answer(f) if f.header.get("cons") == "linearizable" else behind]
+    behind = answering(n=0, next=3, commit=2, visible=3, first=0, skip=[])
+    group.always(Type.READ, lambda n, c, f: n.answer(f) if f.header.get("cons") == "linearizable" else behind(n, c, f))
     assert (await client.get(3)).body == b"body 3"
     group.leader = None
     group.nodes.n0.script[Type.READ] = group.nodes.n2.script[Type.READ] = []
     with pytest.raises(IndexOutOfRangeError):
-        await AsyncClient.get(client, 99)
+        await client.get(99)
 
 
 @on_group(is_filled=True)
 async def test_tail_long_polls_for_new_entries(group, client):
     seen = []
     async for batch in client.tail(2, max_bytes=200):
-        assert batch.num_rows
         seen += batch.column("index").to_pylist()
         if seen[-1] == 9:
             group.log.append_bodies(b"late")
@@ -208,11 +70,43 @@ async def test_long_poll_extends_timeout(group, client):
         send = {"r": frame.header["r"], **header}
         asyncio.get_running_loop().call_later(2 * SHORT_MS / 1000, lambda: connection.send(send, *payload))
 
-    for node in group:
-        node.script[Type.READ] = [answer_later]
-    found = await client.fetch(0, 10, wait_ms=4 * SHORT_MS)
-    assert found.next_index == 0
+    group.always(Type.READ, answer_later)
+    assert (await client.fetch(0, 10, wait_ms=4 * SHORT_MS)).next_index == 0
     assert len(group.asked(Type.READ)) == 1
+
+
+@on_group()
+async def test_reads_are_monotonic(group, client):
+    await client.append([b"a", b"b", b"c"])
+    await client.fetch(0, 1, min_commit=1)
+    group.log.append_bodies(b"d")
+    await client.fetch(0, 1)
+    await client.records(0, 1)
+    assert [header["min_commit"] for header in group.asked(Type.READ)] == [2, 2, 3]
+
+
+@on_group(is_filled=True)
+async def test_linearizable_read_asks_leader(group, client):
+    await client.read(0, 10, consistency="linearizable")
+    group.leader = "n2"
+    assert (await client.read(0, 10, consistency="linearizable")).num_rows == 6
+    assert group.asked_by_node(Type.READ) == [0, 2, 1]
+
+
+# --- queries ----------------------------------------------------------------------------------------------------------
+
+
+@on_group(is_filled=True, group="other")
+async def test_wait_for_entries_sends_one_request_for_groups(group, client):
+    assert await client.wait_for_entries({"a": 9, "b": 10, "c": 0}, wait_ms=50) == {"a", "c"}
+    [asked] = group.asked(Type.AWAIT)
+    assert (asked["seen"], asked["iso"], asked["wait"]) == ({"a": 9, "b": 10, "c": 0}, "committed", 50)
+    assert await client.wait_for_entries({"b": 10}, wait_ms=0, isolation="read_uncommitted") == frozenset()
+    for node, error in zip(group, (NoLeaderError("none is known"), UnknownGroupError("no b")), strict=False):
+        node.script[Type.AWAIT] = [error]
+    assert await client.wait_for_entries({"b": 9}, wait_ms=50) == {"b"}
+    with pytest.raises(BadRequestError):
+        await client.wait_for_entries({"b": 9}, wait_ms=50, isolation="all")
 
 
 @on_group()
@@ -226,17 +120,55 @@ async def test_offset_for_time_converts_times(group, client):
 @on_group()
 async def test_digest_asks_named_node(group, client):
     report = await client.digest(0, 8, span=8, node="n2")
-    assert len(group.nodes.n2.asked(Type.DIGEST)) == 1
+    assert group.asked_by_node(Type.DIGEST) == [0, 0, 1]
     (found,) = report.ranges
     assert (found.start, found.end, found.nbytes, found.content) == (0, 8, 100, b"c" * 32)
     assert (report.next_index, report.commit_index, report.damaged) == (8, 9, (3,))
-    bad = {"t": Type.DIGEST_OK, "ranges": [[1, 2]], "next": 8, "commit": 9, "damaged": []}, []
-    group.nodes.n2.script[Type.DIGEST] = [lambda *_: bad]
+
+
+@on_group()
+async def test_groups_merges_nodes_and_prefers_known_uuid(group, client):
+    group.nodes.n0.script[Type.GROUPS] = [answering(logs={"b": "u", "a": None})]
+    group.nodes.n1.script[Type.GROUPS] = [answering(logs={"b": None, "c": "w"})]
+    await group.nodes.n2.stop()
+    assert list((await client.groups()).items()) == [("a", None), ("b", "u"), ("c", "w")]
+
+
+@on_group()
+async def test_describe_continues_after_last_key(group, client):
+    pages = [
+        ([["a", "producer", 1, None, 2, 0, 1, 5]], True),
+        ([["b", "query", None, "r", 2, 2, 3, None]], False),
+    ]
+    group.nodes.n0.script[Type.DESCRIBE] = [answering(rows=rows, more=more) for rows, more in pages]
+    found = (await client.describe("producers", "n0")).to_pylist()
+    assert [row["producer_id"] for row in found] == ["a", "b"]
+    assert [header["after"] for header in group.asked(Type.DESCRIBE)] == [None, ["a", "producer"]]
+    with pytest.raises(BadRequestError):
+        await client.describe("groups")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "call"),
+    [
+        (Type.AWAIT, {"grown": ["c"]}, lambda c: c.wait_for_entries({"b": 9}, wait_ms=0)),
+        (Type.DIGEST, {"ranges": [[1, 2]], "next": 8, "commit": 9, "damaged": []}, lambda c: c.digest(0, 8, span=8)),
+        (Type.GROUPS, {"logs": {"a": 1}}, lambda c: c.groups()),
+        (Type.DESCRIBE, {"rows": [[1, 2]], "more": False}, lambda c: c.describe("terms")),
+        (Type.DESCRIBE, {"rows": [["x", 2, 3]], "more": False}, lambda c: c.describe("terms")),
+        (Type.DESCRIBE, {"rows": [1], "more": False}, lambda c: c.describe("terms")),
+        (Type.DESCRIBE, {"rows": [], "more": True}, lambda c: c.describe("terms")),
+    ],
+    ids=["other group", "digest", "uuid", "short row", "text in row", "no row", "no rows, more"],
+)
+@on_group(timeout_ms=SHORT_MS)
+async def test_malformed_response_is_rejected(group, client, kind, fields, call):
+    group.always(kind, answering(**fields))
     with pytest.raises(ProtocolError):
-        await client.digest(0, 8, span=8, node="n2")
+        await call(client)
 
 
-@on_group(leader="n1", is_filled=True)
+@on_group(is_filled=True)
 async def test_metadata_merges_responses(group, client):
     group.nodes.n2.names = "n0"  # does not know of the election
     await group.nodes.n0.stop()
@@ -246,23 +178,12 @@ async def test_metadata_merges_responses(group, client):
     assert [node.role for node in found.nodes] == ["unreachable", "leader", "follower"]
     assert [node.reachable for node in found.nodes] == [False, True, True]
     assert found.nodes[1].address == f"127.0.0.1:{group.nodes.n1.port}"
-    assert (found.nodes[1].commit_index, found.nodes[1].visible_end) == (9, 10)
-    assert found.nodes[0].commit_index == -1
+    assert [(node.commit_index, node.visible_end) for node in found.nodes] == [(-1, -1), (9, 10), (9, 10)]
     await group.nodes.n0.start()
     assert (await client.metadata()).nodes[0].reachable
-
-
-@on_group()
-async def test_metadata_without_leader(group, client):
-    for node in group:
-        node.script[Type.METADATA] = [UnknownGroupError("no such group")]
+    group.always(Type.METADATA, UnknownGroupError("no such group"))
     with pytest.raises(UnknownGroupError):
         await client.metadata()
-    for node in group:
-        await node.stop()
-    with pytest.raises(UnreachableError) as caught:
-        await client.metadata()
-    assert all(f"127.0.0.1:{node.port}" in str(caught.value) for node in group)
 
 
 @on_group(is_filled=True)
@@ -280,3 +201,94 @@ async def test_client_follows_changed_members(group, client, log):
     assert len(group.nodes.n1.requests) == asked
     await log.set_members(nodes)
     assert (await client.read(0, 10, node="n1")).num_rows > 0
+
+
+# --- reads by position ------------------------------------------------------------------------------------------------
+
+SIZES = (200, 90, 300)
+OLD = [FakeFormat.message(at, bytes(size - 12)) for at, size in zip((0, 200, 290), SIZES, strict=True)]
+END = sum(SIZES)
+FLIPPED = OLD[0][:100] + bytes([OLD[0][100] ^ 1]) + OLD[0][101:]
+
+
+def at_ok(messages=OLD, **fields):
+    """A step that responds to AT; by default with the first messages of a CommitLog."""
+    payload = np.array([len(data) for data in messages], "<u4").tobytes() + b"".join(messages)
+    return answering(payload, **({"index": None, "n": len(messages), "next": END} | fields))
+
+
+@on_group()
+async def test_prefix_messages_have_position_and_body_only(group, client):
+    group.nodes.n0.script[Type.AT] = [at_ok()]
+    found = await client.fetch_at(0, node="n0")
+    assert (found.next_position, found.next_index) == (END, None)
+    assert found.batch.to_pylist() == [
+        {"index": None, "term": None, "position": at, "timestamp": None, "body": data}
+        for at, data in zip((0, 200, 290), OLD, strict=True)
+    ]
+    assert group.asked(Type.READ) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (at_ok([]), ProtocolError),
+        (at_ok(n=4), ProtocolError),
+        (at_ok(next=END - 1), ProtocolError),
+        (at_ok(index="1"), ProtocolError),
+        (at_ok(next=END + 1), CorruptRecordError),
+        (at_ok([FLIPPED], next=SIZES[0]), CorruptRecordError),
+    ],
+    ids=["no messages", "one more", "before position", "no index", "other place", "damaged"],
+)
+@on_group()
+async def test_wrong_position_response_fails_over(group, client, step, error):
+    group.always(Type.AT, step)
+    with pytest.raises(error):
+        await client.read_at(0, node="n0")
+    group.always(Type.AT, at_ok(), "n2")
+    assert (await client.read_at(0)).column("body").to_pylist() == OLD
+
+
+@on_group()
+async def test_fetch_at_continues_after_lagging_replica(group, client):
+    group.log.append_bodies(*(bytes([number]) * 100 for number in range(50)))
+    place = 148 * 40
+    for node in group:
+        node.script[Type.AT] = [at_ok([], index=3)] * 2
+    found = await client.fetch_at(place + 60, max_bytes=1000)
+    assert found.batch.column("index")[0].as_py() == 40
+    assert found.next_index > 40
+    assert (await client.read_at(place + 148)).column("index")[0].as_py() == 41
+    assert (await client.fetch_at(148 * 50)).batch.num_rows == 0
+
+
+@on_group()
+async def test_fetch_at_asks_leader_after_lagging_follower(group, client):
+    group.log.append_bodies(*(bytes([number]) * 100 for number in range(50)))
+
+    def nothing_yet(node, connection, frame):
+        if frame.header.get("cons") == "linearizable":
+            return node.answer(frame)
+        next_index = max(30, frame.header["start"])
+        response = answering(n=0, next=next_index, commit=29, visible=30, first=0, skip=[])
+        return response(node, connection, frame)
+
+    group.always(Type.READ, nothing_yet)
+    group.always(Type.AT, at_ok([], index=30), "n0 n2")
+    for _ in range(4):
+        found = await client.fetch_at(148 * 40)
+        assert (found.batch.column("index")[0].as_py(), found.next_index) == (40, 50)
+    assert (await client.fetch_at(148 * 40, node="n0")).batch.num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "max_bytes", "error"),
+    [(-1, 1, BadRequestError), (0, 0, BadRequestError), (7, 1, IndexOutOfRangeError)],
+)
+@on_group()
+async def test_fetch_at_rejects_bad_numbers_before_sending(group, client, position, max_bytes, error):
+    group.always(Type.AT, IndexOutOfRangeError("deleted"))
+    with pytest.raises(error):
+        await client.read_at(position, max_bytes=max_bytes)
+    assert (group.asked(Type.AT) == []) is (error is BadRequestError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,11 +11,12 @@ from dledger_core.client import AsyncLogClient, RoleChange, SyncLogClient
 from dledger_core.client.routing.channel import ChannelPool
 from dledger_core.client.status import RoleWatch
 from dledger_core.config import format_peers, parse_peers
-from dledger_core.connect import AsyncClient, Client
+from dledger_core.connect import AsyncClient
 from dledger_core.errors import ConfigError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, node_client, on_group, run, running_group
+from tests.client.fake_group import FakeGroup, answering, node_client, on_group, run, running_group
 from tests.support.server_group import ServerGroup
+from tests.support.soon import soon
 
 
 class Seen:
@@ -87,8 +87,7 @@ def test_slow_consumer_gets_latest_roles_only(tmp_path):
 def test_unresponsive_node_is_unreachable():
     async def main():
         async with FakeGroup() as group:
-            for node in group:
-                node.script[Type.WATCH] = ["ignore"] * 1000
+            group.always(Type.WATCH, "ignore")
             pool = ChannelPool(parse_peers(group.peers))
             seen = Seen(RoleWatch(pool, "default", wait_s=0.1, response_s=0.2).changes())
             await seen.until(lambda nodes: len(nodes) == 3)
@@ -100,64 +99,45 @@ def test_unresponsive_node_is_unreachable():
     run(main())
 
 
+@pytest.mark.parametrize("wrong", [{"leader": 5, "broker": "master"}, {"leader": None, "broker": "king"}], ids=str)
 @on_group()
-async def test_malformed_role_response_is_unreachable(group, client, monkeypatch):
-    wrong = {"t": Type.WATCH_OK, "role": "leader", "leader": 5, "term": 1, "broker": "master"}, []
-    odd = {"t": Type.WATCH_OK, "role": "leader", "leader": None, "term": 1, "broker": "king"}, []
-    for node in group:
-        node.script[Type.WATCH] = [lambda *_: wrong, lambda *_: odd] * 1000
+async def test_malformed_role_response_is_unreachable(group, client, wrong):
+    group.always(Type.WATCH, answering(role="leader", term=1, **wrong))
     seen = Seen(client.role_changes())
     await seen.until(lambda nodes: len(nodes) == 3)
     assert {change.role for change in seen.all} == {"unreachable"}
     await seen.changes.aclose()
 
 
-def test_close_cancels_role_watch():
-    async def main():
-        async with FakeGroup() as group:
-            client = AsyncClient(group.peers)
-            for node in group:
-                node.script[Type.WATCH] = ["ignore"] * 1000
-            waiting = asyncio.ensure_future(anext(client.role_changes()))
-            await group.until(lambda: len(group.asked(Type.WATCH)) == 3)
-            await client.close()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            with pytest.raises(ConfigError):
-                await anext(client.role_changes())
-
-    run(main())
-
-
-@contextlib.contextmanager
-def served():
-    """A group that responds once to each watcher, on a thread of its own."""
-    with running_group() as group:
-        for node in group:
-            response = {"t": Type.WATCH_OK, "role": "follower", "leader": "n1", "term": 1, "broker": "slave"}, []
-            node.script[Type.WATCH] = [lambda *_, response=response: response, *["ignore"] * 1000]
-        yield group
+@on_group()
+async def test_close_cancels_role_watch(group, client):
+    group.always(Type.WATCH, "ignore")
+    waiting = asyncio.ensure_future(anext(client.role_changes()))
+    await group.until(lambda: len(group.asked(Type.WATCH)) == 3)
+    await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(ConfigError):
+        await anext(client.role_changes())
 
 
 @pytest.mark.slow
-def test_sync_client_yields_role_changes():
-    with served() as group, SyncLogClient(AsyncLogClient(log := node_client(group.peers))) as client:
+def test_sync_client_yields_role_changes_until_closed():
+    with running_group() as group, ThreadPoolExecutor(1) as pool:
+        for node in group:
+            response = answering(role="follower", leader="n1", term=1, broker="slave")
+            node.script[Type.WATCH] = [response, *["ignore"] * 1000] * 2
+        client = SyncLogClient(AsyncLogClient(log := node_client(group.peers)))
         changes = client.role_changes()
         first = [next(changes) for _ in range(3)]
         assert {change.node_id for change in first} == {"n0", "n1", "n2"}
         assert RoleChange("n0", "follower", "slave", 1, "n1") in first
+        waiting = client.role_changes()
         changes.close()
         assert log.in_flight == 0
-        next(client.role_changes())  # never closed
-
-
-def test_sync_close_ends_role_watch():
-    with served() as group:
-        client = Client(group.peers)
-        changes = client.role_changes()
-        for _ in range(3):
-            next(changes)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(next, changes)
-            client.close()
-            assert waiting.exception(20) is not None
+        for node in group:
+            node.script[Type.WATCH] = ["ignore"] * 1000
+        call = pool.submit(next, waiting)
+        soon(lambda: len(group.asked(Type.WATCH)) >= 6)
+        client.close()
+        assert call.exception(20) is not None
