@@ -13,11 +13,12 @@ from typing import Any
 
 from dledger_core.config import LIMITS, Limits, RaftConfig, StorageConfig
 from dledger_core.control import TransactionId
-from dledger_core.errors import DLedgerError
+from dledger_core.errors import DLedgerError, invariant
 from dledger_core.ids import Index, NodeId, Term
 from dledger_core.raft import (
     AppendEntries,
     AppendEntriesResponse,
+    Batch,
     Configuration,
     Heartbeat,
     HeartbeatResponse,
@@ -26,8 +27,9 @@ from dledger_core.raft import (
     RequestVote,
     RequestVoteResponse,
     Role,
+    SoftState,
 )
-from dledger_core.record import MAGIC_DATA, Columns
+from dledger_core.record import MAGIC_DATA, Columns, encode
 from dledger_core.server.replica.environment import Environment
 from dledger_core.server.replica.group_commit import persist
 from dledger_core.server.replica.replica import Replica
@@ -41,6 +43,51 @@ from tests.support.logs import rows_between
 from tests.support.server_group import RAFT, STORAGE
 
 LEADER_TICKS_MAX = 400
+
+
+class BrokenObserver:
+    """Breaks an invariant at the next run of the Ready loop."""
+
+    def before_ready(self) -> None:
+        invariant(False, "broken on purpose")
+
+    def committed(self, commit_index: Index) -> None:
+        pass
+
+    def role_changed(self, soft_state: SoftState) -> None:
+        pass
+
+
+def entries(
+    *bodies: bytes,
+    first: int = 0,
+    term: int = 1,
+    prev_term: int = -1,
+    position: int = 0,
+    commit_index: int = -1,
+    sender: str = "n1",
+    batches: tuple[Batch, ...] = (),
+) -> AppendEntries:
+    """Return a leader's message to n0 with one batch of ``bodies``, if there are any, or with ``batches``."""
+    if bodies:
+        records = encode(
+            Columns.from_bodies(bodies),
+            first_index=first,
+            term=term,
+            position=position,
+            timestamp_ms=1000,
+            segment_bytes=STORAGE.data_segment_bytes,
+        )
+        batches = (Batch(Index(first), records.count, Term(term), records.nbytes, records),)
+    return AppendEntries(
+        sender=NodeId(sender),
+        target=NodeId("n0"),
+        term=Term(term),
+        prev_index=Index(first - 1),
+        prev_term=Term(prev_term),
+        commit_index=Index(commit_index),
+        batches=batches,
+    )
 
 
 class HandDisk:
