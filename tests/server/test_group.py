@@ -8,29 +8,17 @@ import pytest
 
 from dledger_core.config import format_peers
 from dledger_core.connect import AsyncClient
-from dledger_core.errors import DiskFailedError, InvariantViolationError, UnreachableError, invariant
+from dledger_core.errors import DiskFailedError, InvariantViolationError, UnreachableError
 from dledger_core.net.protocol import Type
 from dledger_core.server.group import GroupState
 from dledger_core.server.members import Members
 from dledger_core.storage.files.file_system import OsFiles
 from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import verification_reason
+from tests.support.replica_group import BrokenObserver
 from tests.support.server_group import RawClient, ServerGroup, eventually, free_peers
 
 GROUPS = ("a", "b")
-
-
-class BrokenObserver:
-    """Breaks an invariant at the next run of the Ready loop."""
-
-    def before_ready(self):
-        invariant(False, "broken on purpose")
-
-    def committed(self, commit_index):
-        pass
-
-    def role_changed(self, soft_state):
-        pass
 
 
 def break_invariant(cluster, node_id, group):

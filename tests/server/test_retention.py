@@ -1,8 +1,9 @@
-"""Retention: the rules of ``plan``, a node that trims its log, and readers' pins."""
+"""Retention: the rules of ``plan``, a node that trims its log, readers' pins, and groups with trimmed logs."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,15 +14,17 @@ from hypothesis import strategies as st
 from dledger_core.config import LIMITS, Limits, StorageConfig, format_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.control import TransactionId
-from dledger_core.errors import BadRequestError, BusyError, ConfigError, DiskFailedError
+from dledger_core.errors import BadRequestError, BusyError, ConfigError, DiskFailedError, IndexOutOfRangeError
 from dledger_core.ids import Index
+from dledger_core.net.protocol import Type
 from dledger_core.server.maintenance.disk_rounds import DiskRounds
 from dledger_core.server.maintenance.retention import ANY_HOUR, Pins, RetentionPolicy, parse_hours, plan
+from dledger_core.storage import open_store
 from dledger_core.storage.files.file_system import DiskSpace
 from dledger_core.storage.read.log_queries import SegmentSummary
 from tests.support.faulty_files import FaultyFiles
 from tests.support.replica_group import Asker, HandDriven
-from tests.support.server_group import ServerGroup
+from tests.support.server_group import RawClient, ServerGroup, eventually
 
 HOUR = 3_600_000
 NOW = 1_000 * HOUR
@@ -151,12 +154,16 @@ SEGMENT = 1 << 16
 STORAGE = StorageConfig(data_segment_bytes=SEGMENT, index_segment_bytes=3200, preallocate_bytes=0)
 
 
-def filled(n0: HandDriven, batches: int = 12) -> Asker:
-    n0.lead()
-    ask = Asker(n0)
+def append(n0: HandDriven, ask: Asker, batches: int) -> None:
     for _ in range(batches):
         ask.plain(bytes(30_000))
         n0.run()
+
+
+def filled(n0: HandDriven, batches: int = 12) -> Asker:
+    n0.lead()
+    ask = Asker(n0)
+    append(n0, ask, batches)
     return ask
 
 
@@ -190,33 +197,25 @@ def test_node_trims_its_log_and_starts_again(tmp_path) -> None:
         assert ask.ranges
 
 
-def test_plan_deletes_nothing_by_default(tmp_path) -> None:
-    with HandDriven(tmp_path, storage=STORAGE) as n0:
+@pytest.mark.parametrize(
+    ("policy", "voters"),
+    [(RetentionPolicy(), ("n0",)), (RetentionPolicy(retain_bytes=1), ("n0", "n1", "n2"))],
+    ids=["default", "uncommitted"],
+)
+def test_retention_deletes_nothing_by_default_and_nothing_uncommitted(tmp_path, policy, voters) -> None:
+    with HandDriven(tmp_path, storage=STORAGE, voters=voters) as n0:
         filled(n0)
-        retain(n0, RetentionPolicy())
-        assert n0.log.first_index() == 0
-
-
-def test_retention_keeps_uncommitted_entries(tmp_path) -> None:
-    with HandDriven(tmp_path, storage=STORAGE, voters=("n0", "n1", "n2")) as n0:
-        filled(n0)
-        assert n0.replica.commit_index == 0
-        retain(n0, SMALL)
+        assert len(n0.log.segment_summaries()) > 1
+        retain(n0, policy)
         assert n0.log.first_index() == 0
 
 
 def test_retention_keeps_rows_of_open_transaction(tmp_path) -> None:
     with HandDriven(tmp_path, storage=STORAGE) as n0:
-        n0.lead()
-        ask = Asker(n0)
-        ask.plain(bytes(60_000))
-        n0.run()
         transaction = TransactionId("q", 0, "run")
+        ask = filled(n0, 2)
         ask.attempt(transaction, "a", b"row")
-        n0.run()
-        for _ in range(12):
-            ask.plain(bytes(30_000))
-            n0.run()
+        append(n0, ask, 12)
         begin = n0.replica.tables.transactions.open["q", 0].first_index
         retain(n0, SMALL)
         assert n0.log.first_index() <= begin
@@ -264,10 +263,8 @@ def test_pin_expires_and_is_renewed() -> None:
 
 def test_pin_of_zero_ms_is_removed() -> None:
     pins = Pins()
-    pins.set(["a", 1000], 5, now_ms=0)
-    pins.set(["a", 0], 5, now_ms=0)
-    pins.set(["never there", 0], 5, now_ms=0)
-    pins.set(None, 5, now_ms=0)
+    for pin in (["a", 1000], ["a", 0], ["never there", 0], None):
+        pins.set(pin, 5, now_ms=0)
     assert pins.starts(0) == []
 
 
@@ -327,3 +324,84 @@ async def test_client_pins_on_all_nodes_and_as_it_reads(tmp_path) -> None:
 
 def starts(group: ServerGroup, node_id: str) -> list[int]:
     return group.hosted(node_id).replica.pins.starts(int(time.time() * 1000))
+
+
+# --- a group: each node trims its own log ---------------------------------------------------------------------------
+
+LARGER = StorageConfig(data_segment_bytes=4 * SEGMENT, index_segment_bytes=3200, preallocate_bytes=0)
+QUERY = {"q": "query", "b": 0, "r": "run"}
+
+
+def group_of(tmp_path) -> ServerGroup:
+    return ServerGroup(tmp_path, storage=LARGER, retention=RetentionPolicy(retain_bytes=8 * SEGMENT))
+
+
+async def delete(group: ServerGroup) -> int:
+    """Run retention on every node; return the lowest first index."""
+    for node_id, node in group.nodes.items():
+        log = group.hosted(node_id).replica.log
+        await node.disk_rounds.retain()
+        await eventually(lambda log=log: len(log.segment_summaries()) <= 4)
+    return min(group.hosted(node_id).replica.log.first_index() for node_id in group.nodes)
+
+
+async def fill(group: ServerGroup, batches: int = 60) -> None:
+    client = await group.client()
+    for _ in range(batches):
+        await client.append([bytes(3000)] * 10)
+
+
+async def everywhere(group: ServerGroup, index: int) -> None:
+    await eventually(lambda: all(group.hosted(n).replica.readable_end > index for n in group.nodes))
+
+
+@pytest.mark.parametrize("wiped", [False, True], ids=["a node that was away", "a node that lost its disk"])
+async def test_node_that_needs_trimmed_entries_gets_snapshot(tmp_path, wiped) -> None:
+    async with group_of(tmp_path) as group:
+        client = await group.client()
+        produced = await client.append([b"first"], p="producer", pe=0, ps=0)
+        last = (await client.append([b"second"], p="producer", pe=0, ps=1))[1]
+        await everywhere(group, last)
+        away = (await group.followers())[0]
+        path = group.config(away).store_path("default")
+        await group.stop(away)
+        if wiped:
+            shutil.rmtree(path)
+        await fill(group)
+        begin = await delete(group)
+        assert begin > last
+        last = (await client.append([b"last"]))[1]
+        await group.start(away)
+        await everywhere(group, last)
+        replica = group.hosted(away).replica
+        assert replica.log.first_index() >= begin
+        reader = RawClient(await group.channel(away))
+        first = replica.log.first_index()
+        with pytest.raises(IndexOutOfRangeError) as caught:
+            await reader.read(0, 10)
+        assert caught.value.values["first_index"] == first
+        (_, rows) = await reader.read(last, last + 1)
+        assert [body for _, _, body in rows] == [b"last"]
+        # A repeat of what is deleted is still known, also by the node that never saw it.
+        await group.stop(next(n for n in await group.followers() if n != away))
+        await (await group.client()).ask(Type.TRANSFER, node=away)
+        leader = await group.client()
+        assert (await leader.append([b"first"], p="producer", pe=0, ps=0))[:2] == produced[:2]
+    report = open_store(path).verify()
+    assert (report.findings, report.first_index) == ((), first)
+
+
+@pytest.mark.integration
+async def test_open_transaction_holds_back_retention_on_every_node(tmp_path) -> None:
+    async with group_of(tmp_path) as group:
+        client = await group.client()
+        part = await client.attempt([b"row"] * 3, QUERY)
+        await fill(group)
+        for node in group.nodes.values():
+            await node.disk_rounds.retain()
+        await asyncio.sleep(0)
+        assert all(group.hosted(n).replica.log.first_index() < part.first for n in group.nodes)
+        await client.transact("commit", QUERY, [part])
+        _, rows = await client.read(part.first, part.last + 1)
+        assert [body for _, _, body in rows] == [b"row"] * 3
+        assert await delete(group) > part.last
