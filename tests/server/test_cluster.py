@@ -1,8 +1,8 @@
-"""Three real processes on loopback: replication, failover, restart, what a node refuses."""
+"""Real processes on loopback: replication, failover, restart, how a node ends, and what it refuses."""
 
 from __future__ import annotations
 
-import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,10 +13,13 @@ import pytest
 
 from dledger_core.client import Producer
 from dledger_core.cluster import LocalCluster, free_ports
+from dledger_core.config import format_peers
 from dledger_core.connect import Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, DLedgerError, TransactionError
-from dledger_core.storage import open_store
+from dledger_core.storage import CommitLog, open_store
+from tests.support.server_group import free_peers
+from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 SMALL = {"data_segment_bytes": 1 << 20, "index_segment_bytes": 1 << 15}
@@ -32,16 +35,6 @@ def cluster():
 def client(cluster):
     with Client(cluster.peers) as connected:
         yield connected
-
-
-def eventually(condition, timeout_s=120.0):
-    """Waits for what other processes are about to do."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value or time.monotonic() > deadline:
-            return value
-        time.sleep(0.05)
 
 
 def bodies_of(client, start, end, **options):
@@ -100,27 +93,27 @@ def test_killed_leaders_lose_no_acknowledged_entry(cluster, client):
     ours = [body for body in found.values() if body.isdigit()]
     assert len(ours) == 30
     end = acknowledged[-1][0] + 1
-    assert eventually(lambda: all(n.commit_index >= end - 1 for n in client.metadata().nodes))
+    soon(lambda: all(n.commit_index >= end - 1 for n in client.metadata().nodes))
     digests = {
         tuple(r.content for r in client.digest(0, end, span=1024, node=node).ranges) for node in cluster.node_ids
     }
     assert len(digests) == 1
 
 
+def caught_up(client, node_id, index):
+    node = next(node for node in client.metadata().nodes if node.node_id == node_id)
+    return node.reachable and node.role == "follower" and node.commit_index >= index
+
+
 def test_frozen_leader_is_replaced_and_returns_as_follower(cluster, client):
     leader = cluster.leader()
     cluster.pause(leader)
     try:
-        assert eventually(lambda: client.metadata().leader_id not in (None, leader))
+        soon(lambda: client.metadata().leader_id not in (None, leader))
         result = Producer(client, "while-frozen").append([b"x"])
     finally:
         cluster.resume(leader)
-
-    def caught_up():
-        node = next(n for n in client.metadata().nodes if n.node_id == leader)
-        return node.role == "follower" and node.commit_index >= result.last_index
-
-    assert eventually(caught_up)
+    soon(lambda: caught_up(client, leader, result.last_index))
 
 
 def test_all_nodes_killed_at_once_keep_all_entries(cluster, client):
@@ -140,12 +133,7 @@ def test_node_without_its_disk_receives_all_entries_again(cluster, client, tmp_p
     cluster.store_path(victim).rename(tmp_path / "lost")
     cluster.restart(victim)
     last = client.append([b"after"]).last_index
-
-    def caught_up():
-        node = next(n for n in client.metadata().nodes if n.node_id == victim)
-        return node.reachable and node.commit_index >= last
-
-    assert eventually(caught_up)
+    soon(lambda: caught_up(client, victim, last))
     assert client.digest(0, last + 1, span=1024, node=victim).ranges == client.digest(0, last + 1, span=1024).ranges
 
 
@@ -155,73 +143,140 @@ def test_damage_below_durable_index_stops_single_node():
         cluster.stop("n0")
         store = cluster.store_path("n0")
         last = open_store(store).last_index
-        body = open_store(store).read(last - 5, last - 4)
-        position = body["position"][0].as_py()
+        position = open_store(store).read(last - 5, last - 4)["position"][0].as_py()
         segment = sorted((store / "data").iterdir())[-1]
-        offset = position - int(segment.name)
         original = segment.read_bytes()
         with segment.open("r+b") as file:
-            file.seek(offset)
+            file.seek(position - int(segment.name))
             file.write(b"\xff\xff\xff\xfe")
         cluster.restart("n0")
-        assert eventually(lambda: "CORRUPT" in cluster.log_path("n0").read_text())
-        assert str(segment) in cluster.log_path("n0").read_text()
-        assert eventually(lambda: _ended(cluster, "n0")) == 4
+        assert cluster._processes["n0"].wait(120) == 4
+        printed = cluster.log_path("n0").read_text()
+        assert "CORRUPT" in printed
+        assert str(segment) in printed
         segment.write_bytes(original)
         cluster.restart("n0")
         cluster.leader()
         assert client.get(last).body == b"to be damaged"
 
 
-def _ended(cluster, node):
-    return cluster._processes[node].poll()
-
-
-def test_two_groups_have_separate_logs():
-    with LocalCluster(3, groups=("orders", "events"), **SMALL) as cluster:
-        with Client(cluster.peers, "orders") as orders, Client(cluster.peers, "events") as events:
-            first = orders.append([b"o"]).first_index
-            last = events.append([b"e", b"e2"]).last_index
-            assert [body for _, body in bodies_of(orders, 0, first + 1)] == [b"o"]
-            assert [body for _, body in bodies_of(events, 0, last + 1)] == [b"e", b"e2"]
-        with Client(cluster.peers, "unknown") as unknown, pytest.raises(DLedgerError, match="orders"):
-            unknown.append([b"x"])
-
-
-def test_single_node_group_survives_kill():
-    with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers) as client:
-        result = client.append([b"alone"])
-        cluster.kill("n0")
-        cluster.restart("n0")
-        cluster.leader()
-        assert client.get(result.first_index).body == b"alone"
-
-
 def test_sigterm_stops_node_with_intact_store(cluster, client):
     victim = next(node for node in cluster.node_ids if node != cluster.leader())
-    pid = cluster.pid(victim)
-    os.kill(pid, signal.SIGTERM)
-    assert eventually(lambda: _ended(cluster, victim) is not None)
-    assert _ended(cluster, victim) == 0
+    process = cluster._processes[victim]
+    process.terminate()
+    assert process.wait(120) == 0
     assert open_store(cluster.store_path(victim)).verify().findings == ()
     cluster.restart(victim)
-    assert eventually(lambda: all(n.reachable for n in client.metadata().nodes))
+    soon(lambda: all(n.reachable for n in client.metadata().nodes))
 
 
-# --- what a node refuses: one line, an exit code, nothing written -------------------------------------------------
+def test_frozen_node_stops_cleanly():
+    with LocalCluster(1, **SMALL) as cluster:
+        process = cluster._processes["n0"]
+        cluster.pause("n0")
+        cluster.stop("n0")
+        assert process.returncode == 0
 
 
-def serve(*arguments, timeout=120):
-    command = [sys.executable, "-m", "dledger_core.cli", "serve", *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False
-    )
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
+def test_failed_write_ends_node_with_exit_code_4():
+    with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers, timeout_ms=2000) as client:
+        kept = client.append([b"kept"]).last_index
+        process, store = cluster._processes["n0"], cluster.store_path("n0")
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
+        with pytest.raises(DLedgerError):
+            client.append([b"x" * 100_000] * 4)
+        assert process.wait(120) == 4
+        printed = cluster.log_path("n0").read_text()
+        assert "DISK_FAILED" in printed
+        assert "Traceback" not in printed
+        cluster._reap("n0")
+        assert open_store(store).read(kept, kept + 1)["body"].to_pylist() == [b"kept"]
 
 
-def one_line(done):
-    lines = done.stderr.strip().splitlines()
-    assert len([line for line in lines if line.startswith("error:")]) == 1, done.stderr
-    assert "Traceback" not in done.stderr
+def test_store_of_another_log_does_not_join(tmp_path):
+    with LocalCluster(1, tmp_path / "other", **SMALL) as other, Client(other.peers) as client:
+        client.append([b"of another log"])
+    foreign = other.store_path("n0")
+    with LocalCluster(3, tmp_path / "ours", **SMALL) as cluster, Client(cluster.peers) as client:
+        before = client.append([b"ours"]).last_index
+        cluster.stop("n0")
+        cluster.store_path("n0").rename(tmp_path / "away")
+        foreign.rename(cluster.store_path("n0"))
+        identity = (cluster.store_path("n0") / "meta" / "log.json").read_text()
+        cluster.restart("n0")
+        soon(lambda: "STORE_MISMATCH" in cluster.log_path("n0").read_text())
+        cluster.leader()
+        assert client.append([b"without it"]).last_index > before
+        cluster.stop("n0")
+        assert (cluster.store_path("n0") / "meta" / "log.json").read_text() == identity
+        bodies = [row for row in open_store(cluster.store_path("n0")).read(0, 99)["body"].to_pylist() if row]
+        assert b"of another log" in bodies
+        assert b"ours" not in bodies
+
+
+# --- start and signals ------------------------------------------------------------------------------------------------
+
+
+def spawn(directory, peers, self_id="n0", groups=("default",)):
+    command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", self_id, "--dir", str(directory)]
+    command += ["--peers", peers, "--data-segment-bytes", "1MiB", "--index-segment-bytes", "32KiB"]
+    for group in groups:
+        command += ["--group", group]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+
+
+def ended(process):
+    """Returns exit code and stderr of a process that is about to end."""
+    try:
+        _, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()  # tests that follow are not to blame
+        process.communicate()
+        raise
+    return process.returncode, stderr.decode()
+
+
+def test_sigterm_during_start_damages_nothing(tmp_path):
+    groups = tuple(f"group-{number}" for number in range(60))
+    peers = format_peers(free_peers(1))
+    process = spawn(tmp_path, peers, groups=groups)
+    stores = [tmp_path / group / "dledger-n0" for group in groups]
+    soon(lambda: (stores[2] / "currterm").exists() or (stores[2] / "meta" / "log.json").exists(), every_s=0.002)
+    process.send_signal(signal.SIGTERM)
+    code, stderr = ended(process)
+    assert code == 0, stderr
+    assert "Traceback" not in stderr
+    assert not stores[-1].exists(), "it was not stopped during its start"
+    made = [store for store in stores if store.exists()]
+    assert made
+    for store in made:
+        CommitLog.open(store, group=store.parent.name, node_id="n0").close()
+
+
+def test_sigterm_right_after_spawn_leaves_usable_directory(tmp_path):
+    peers = format_peers(free_peers(1))
+    for delay_s in (0.0, 0.15, 0.3):
+        process = spawn(tmp_path, peers)
+        time.sleep(delay_s)  # wherever it has come to by then
+        process.send_signal(signal.SIGTERM)
+        code, stderr = ended(process)
+        # -15: the interpreter was not up yet; 130: interrupted before the node began; -2, which a shell calls 130
+        # too: interrupted within an exec() of an import, after which CPython ends so whatever was caught.
+        assert code in (0, 130, -signal.SIGINT, -signal.SIGTERM), stderr
+    process = spawn(tmp_path, peers)
+    assert b"listening" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+def refusal(*arguments, **options):
+    """Return the one line with which a node refuses to start; it exits with code 3."""
+    code, stderr = ended(spawn(*arguments, **options))
+    lines = stderr.strip().splitlines()
+    assert code == 3, stderr
+    assert [line.startswith("error:") for line in lines].count(True) == 1, stderr
+    assert "Traceback" not in stderr
     return lines[-1]
 
 
@@ -230,27 +285,13 @@ def test_start_with_port_in_use_writes_nothing(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = serve("--peers", f"n0-127.0.0.1:{port}", "--self-id", "n0", "--dir", tmp_path / "d")
-    assert done.returncode == 3
-    assert str(port) in one_line(done)
+        assert str(port) in refusal(tmp_path / "d", f"n0-127.0.0.1:{port}")
     assert not (tmp_path / "d").exists()
 
 
-def test_free_ports_are_distinct_and_not_ephemeral():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_ports(1)[0]))
-        found = free_ports(500)
-        assert len(set(found)) == 500
-        assert taken.getsockname()[1] not in found
-    assert max(found) < 32_768  # where Linux begins with outgoing connections
-
-
 def test_start_rejects_store_in_use(cluster):
-    peers = cluster.peers
-    moved = f"n0-127.0.0.1:{free_ports(1)[0]};{peers.split(';', 1)[1]}"
-    done = serve("--peers", moved, "--self-id", "n0", "--dir", cluster.directory)
-    assert done.returncode == 3
-    assert "another process" in one_line(done)
+    moved = f"n0-127.0.0.1:{free_ports(1)[0]};{cluster.peers.split(';', 1)[1]}"
+    assert "another process" in refusal(cluster.directory, moved)
 
 
 @pytest.mark.parametrize("case", ["foreign", "group", "node"])
@@ -272,10 +313,20 @@ def test_start_rejects_foreign_directory_and_leaves_it_unchanged(tmp_path, case)
         source.rename(store)
     before = sorted(str(path) for path in store.rglob("*"))
     group, self_id = store.parent.name, store.name.removeprefix("dledger-")
-    done = serve("--peers", peers, "--self-id", self_id, "--dir", tmp_path, "--group", group)
-    assert done.returncode == 3, done.stderr
-    assert str(store) in one_line(done)
+    assert str(store) in refusal(tmp_path, peers, self_id, groups=[group])
     assert sorted(str(path) for path in store.rglob("*")) == before
+
+
+# --- LocalCluster -----------------------------------------------------------------------------------------------------
+
+
+def test_free_ports_are_distinct_and_not_ephemeral():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_ports(1)[0]))
+        found = free_ports(500)
+        assert len(set(found)) == 500
+        assert taken.getsockname()[1] not in found
+    assert max(found) < 32_768  # where Linux begins with outgoing connections
 
 
 def test_cluster_start_reports_reason_of_failure():

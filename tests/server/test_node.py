@@ -1,34 +1,32 @@
-"""A node's life: start, signals, what ends it and how, in this process and as a real one."""
+"""A node in this process: start and close, its timers, its groups' lives, its members."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
-import resource
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from dledger_core.cluster import LocalCluster
 from dledger_core.config import Limits, format_peers
-from dledger_core.connect import Client
-from dledger_core.errors import ConfigError, DLedgerError, UnreachableError
+from dledger_core.connect import AsyncClient
+from dledger_core.errors import ConfigError, DiskFailedError, InvariantViolationError, UnreachableError
 from dledger_core.net.frame import encode_frame
 from dledger_core.net.hello import Hello
-from dledger_core.net.protocol import HELLO_BYTES_MAX
-from dledger_core.net.transport import connect
-from dledger_core.raft import even_group_warning
-from dledger_core.server import node as node_module
+from dledger_core.net.protocol import HELLO_BYTES_MAX, Type
 from dledger_core.server.config import ServerConfig
+from dledger_core.server.group import GroupState
+from dledger_core.server.members import Members
 from dledger_core.server.node import NodeServer
-from dledger_core.storage import CommitLog, open_store
-from tests.support.server_group import RAFT, STORAGE, ServerGroup, eventually, free_peers, run
-from tests.support.soon import soon
+from dledger_core.server.node import run as run_node
+from dledger_core.storage import CommitLog
+from dledger_core.storage.files.file_system import OsFiles
+from dledger_core.storage.files.layout import Layout
+from dledger_core.storage.files.meta_files import verification_reason
+from tests.support.replica_group import BrokenObserver
+from tests.support.server_group import RAFT, STORAGE, RawClient, ServerGroup, eventually, free_peers
 
-SMALL = {"data_segment_bytes": 1 << 20, "index_segment_bytes": 1 << 15}
+GROUPS = ("a", "b")
 
 
 def config_of(directory, nodes=1, **options):
@@ -37,26 +35,21 @@ def config_of(directory, nodes=1, **options):
     return ServerConfig(**(settings | options))
 
 
-class Silent:
-    """A handler for a connection on which the test only waits."""
+def fails(error):
+    """Return a function that raises ``error``."""
 
-    def on_frame(self, connection, frame):
-        pass
+    def broken(*_):
+        raise error
 
-    def on_close(self, connection, error):
-        pass
+    return broken
 
 
-# --- timers -------------------------------------------------------------------------------------------------------
+# --- start and close ------------------------------------------------------------------------------------------------
 
 
 async def test_error_in_timer_ends_node(tmp_path, caplog):
     node = NodeServer(config_of(tmp_path, limits=Limits(space_s=0.01)))
-
-    def broken():
-        raise RuntimeError("broken on purpose")
-
-    node.disk_rounds.start_look = broken
+    node.disk_rounds.start_look = fails(RuntimeError("broken on purpose"))
     await node.start()
     try:
         with pytest.raises(RuntimeError, match="broken on purpose"):
@@ -66,38 +59,25 @@ async def test_error_in_timer_ends_node(tmp_path, caplog):
     assert any("timer=space" in record.getMessage() and record.exc_info for record in caplog.records)
 
 
-# --- start and close ----------------------------------------------------------------------------------------------
-
-
 async def test_close_continues_after_failure(tmp_path):
     config = config_of(tmp_path, groups=("a", "b", "c"))
     node = NodeServer(config)
     await node.start()
-
-    async def broken():
-        raise RuntimeError("cannot close")
-
-    real = node.service.close
-    node.service.close = broken
+    real, node.service.close = node.service.close, fails(RuntimeError("cannot close"))
     with pytest.raises(RuntimeError, match="cannot close"):
         await node.close()
     await real()
     for group in config.groups:  # each can be opened again, so each was closed
         CommitLog.open(config.store_path(group), group=group, node_id="n0", config=STORAGE).close()
-    with pytest.raises(UnreachableError):
-        await connect(config.me.host, config.me.port, Hello(), Silent(), timeout_s=1)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(config.me.host, config.me.port)
 
 
 def test_error_after_start_closes_stores(tmp_path):
     config = config_of(tmp_path)
-
-    def broken(_node):
-        raise BrokenPipeError("stdout is closed")
-
     with pytest.raises(BrokenPipeError):
-        node_module.run(config, broken)
-    log = CommitLog.open(config.store_path("default"), group="default", node_id="n0", config=STORAGE)
-    log.close()
+        run_node(config, fails(BrokenPipeError("stdout is closed")))
+    CommitLog.open(config.store_path("default"), group="default", node_id="n0", config=STORAGE).close()
 
 
 async def test_node_in_library_does_not_freeze_garbage_collector(tmp_path):
@@ -119,26 +99,15 @@ async def test_stop_during_start_ends_it(tmp_path):
     assert not config.store_path("b").exists()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_even_number_of_nodes_is_warned_about(tmp_path, caplog, count):
-    async def main():
-        node = NodeServer(config_of(tmp_path, nodes=count))
+@pytest.mark.parametrize(("count", "advice"), [(1, ""), (2, "use 1 or 3"), (3, ""), (4, "use 3 or 5"), (5, "")])
+async def test_even_number_of_nodes_is_warned_about(tmp_path, caplog, count, advice):
+    node = NodeServer(config_of(tmp_path, nodes=count))
+    with caplog.at_level(logging.WARNING, "dledger_core.server.node"):
         await node.start()
         await node.close()
-
-    with caplog.at_level(logging.WARNING, "dledger_core.server.node"):
-        run(main())
     warnings = [record.getMessage() for record in caplog.records if "survives the failure" in record.getMessage()]
-    assert warnings == {
-        2: [
-            "a group of 2 nodes survives the failure of none of them, no more than 1 node would; use 1 or 3",
-        ],
-        4: ["a group of 4 nodes survives the failure of 1 of them, no more than 3 nodes would; use 3 or 5"],
-    }.get(count, [])
-    assert (even_group_warning(count) is None) == (count % 2 == 1)
-
-
-# --- many groups --------------------------------------------------------------------------------------------------
+    assert len(warnings) == bool(advice)
+    assert all(advice in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("name_length", [4, 30, 127])
@@ -170,106 +139,118 @@ async def test_nodes_with_many_long_group_names_connect(tmp_path):
         assert channel.is_open
 
 
-# --- real processes -----------------------------------------------------------------------------------------------
+# --- a group's life -------------------------------------------------------------------------------------------------
 
 
-def spawn(directory, peers, self_id="n0", groups=("default",), **popen):
-    command = [sys.executable, "-m", "dledger_core.cli", "serve", "--self-id", self_id, "--dir", str(directory)]
-    command += ["--peers", format_peers(peers), "--data-segment-bytes", "1MiB", "--index-segment-bytes", "32KiB"]
-    for group in groups:
-        command += ["--group", group]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, **popen)
+def break_invariant(cluster, node_id, group):
+    replica = cluster.hosted(node_id, group).replica
+    replica.observe(BrokenObserver())
+    replica.schedule()
 
 
-def ended(process):
-    """Returns exit code and stderr of a process that is about to end."""
-    try:
-        _, stderr = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        process.kill()  # tests that follow are not to blame
-        process.communicate()
-        raise
-    return process.returncode, stderr.decode()
+async def quarantined(cluster, node_id, group):
+    await eventually(lambda: cluster.nodes[node_id].groups[group].state is GroupState.QUARANTINED)
 
 
-@pytest.mark.integration
-def test_sigterm_during_start_damages_nothing(tmp_path):
-    groups = tuple(f"group-{number}" for number in range(60))
-    peers = free_peers(1)
-    process = spawn(tmp_path, peers, groups=groups)
-    stores = [tmp_path / group / "dledger-n0" for group in groups]
-    soon(lambda: (stores[2] / "currterm").exists() or (stores[2] / "meta" / "log.json").exists(), every_s=0.002)
-    process.send_signal(signal.SIGTERM)
-    code, stderr = ended(process)
-    assert code == 0, stderr
-    assert "Traceback" not in stderr
-    assert not stores[-1].exists(), "it was not stopped during its start"
-    made = [store for store in stores if store.exists()]
-    assert made
-    for store in made:
-        CommitLog.open(store, group=store.parent.name, node_id="n0").close()
+async def test_broken_invariant_quarantines_its_group_and_others_continue(tmp_path):
+    async with ServerGroup(tmp_path, groups=GROUPS) as cluster:
+        node_id = await cluster.leader("a")
+        waiting = RawClient(await cluster.channel(node_id), "a")
+        watch = asyncio.ensure_future(waiting.ask(Type.WATCH, wait=60_000, seen=None))
+        await watch
+        break_invariant(cluster, node_id, "a")
+        await quarantined(cluster, node_id, "a")
+        with pytest.raises(UnreachableError) as refused:
+            await waiting.ask(Type.METADATA)
+        assert refused.value.values["state"] == "quarantined"
+        for group in GROUPS:  # the two other nodes continue with "a"
+            async with AsyncClient(format_peers(cluster.peers), group) as client:
+                assert (await client.append([b"x"])).last_index > 0
+        assert set(cluster.nodes[node_id].hosted) == {"b"}
+        assert cluster.hosted(node_id, "b").replica.readable_end > 0
 
 
-@pytest.mark.integration
-def test_sigterm_right_after_spawn_leaves_usable_directory(tmp_path):
-    peers = free_peers(1)
-    for delay_s in (0.0, 0.15, 0.3):
-        process = spawn(tmp_path, peers)
-        time.sleep(delay_s)  # wherever it has come to by then
-        process.send_signal(signal.SIGTERM)
-        code, stderr = ended(process)
-        # -15: the interpreter was not up yet; 130: interrupted before the node began; -2, which a shell calls 130
-        # too: interrupted within an exec() of an import, after which CPython ends so whatever was caught.
-        assert code in (0, 130, -signal.SIGINT, -signal.SIGTERM), stderr
-    process = spawn(tmp_path, peers)
-    assert b"listening" in process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    assert ended(process)[0] == 0
+@pytest.mark.parametrize("role", ["leader", "follower"])
+async def test_clients_of_quarantined_group_get_response(tmp_path, role):
+    async with ServerGroup(tmp_path, groups=GROUPS) as cluster:
+        leader = await cluster.leader("a")
+        node_id = leader if role == "leader" else (await cluster.followers("a"))[0]
+        client = RawClient(await cluster.channel(node_id), "a")
+        roles = cluster.hosted(node_id, "a").roles
+        watch = asyncio.ensure_future(client.ask(Type.WATCH, wait=60_000, seen=roles.current.state))
+        await eventually(lambda: len(roles.changes))
+        break_invariant(cluster, node_id, "a")
+        header = (await watch).header
+        assert (header["role"], header["leader"], header["broker"]) == ("follower", None, "slave")
+        assert cluster.nodes[node_id].budget.taken_bytes == 0
 
 
-@pytest.mark.integration
-def test_frozen_node_stops_cleanly():
-    with LocalCluster(1, **SMALL) as cluster:
-        process = cluster._processes["n0"]
-        cluster.pause("n0")
-        cluster.stop("n0")
-        assert process.returncode == 0
+async def test_store_of_quarantined_group_is_verified_at_next_start(tmp_path):
+    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        await cluster.leader("a")
+        await RawClient(await cluster.channel("n0"), "a").append([b"kept"])
+        break_invariant(cluster, "n0", "a")
+        await quarantined(cluster, "n0", "a")
+        layout = Layout(cluster.config("n0").store_path("a"))
+        await eventually(lambda: verification_reason(OsFiles(), layout))
+        await cluster.stop("n0")
+        await cluster.start("n0")
+        await eventually(lambda: "a" in cluster.nodes["n0"].hosted)
+        assert verification_reason(OsFiles(), layout) is None
+        await cluster.leader("a")
+        _, rows = await RawClient(await cluster.channel("n0"), "a").read(0, 9)
+        assert b"kept" in [body for _, _, body in rows]
 
 
-@pytest.mark.integration
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit")
-def test_failed_write_ends_node_with_exit_code_4():
-    with LocalCluster(1, **SMALL) as cluster, Client(cluster.peers, timeout_ms=2000) as client:
-        kept = client.append([b"kept"]).last_index
-        process, store = cluster._processes["n0"], cluster.store_path("n0")
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
-        with pytest.raises(DLedgerError):
-            client.append([b"x" * 100_000] * 4)
-        assert process.wait(120) == 4
-        printed = cluster.log_path("n0").read_text()
-        assert "DISK_FAILED" in printed
-        assert "Traceback" not in printed
-        cluster._reap("n0")
-        assert open_store(store).read(kept, kept + 1)["body"].to_pylist() == [b"kept"]
+async def test_node_ends_when_its_last_group_is_quarantined(tmp_path):
+    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        node = cluster.nodes["n0"]
+        for group in GROUPS:
+            await cluster.leader(group)
+        break_invariant(cluster, "n0", "a")
+        await quarantined(cluster, "n0", "a")
+        break_invariant(cluster, "n0", "b")
+        with pytest.raises(InvariantViolationError):
+            await node.wait()
 
 
-@pytest.mark.integration
-def test_store_of_another_log_does_not_join(tmp_path):
-    with LocalCluster(1, tmp_path / "other", **SMALL) as other, Client(other.peers) as client:
-        client.append([b"of another log"])
-    foreign = other.store_path("n0")
-    with LocalCluster(3, tmp_path / "ours", **SMALL) as cluster, Client(cluster.peers) as client:
-        before = client.append([b"ours"]).last_index
-        cluster.stop("n0")
-        cluster.store_path("n0").rename(tmp_path / "away")
-        foreign.rename(cluster.store_path("n0"))
-        identity = (cluster.store_path("n0") / "meta" / "log.json").read_text()
-        cluster.restart("n0")
-        soon(lambda: "STORE_MISMATCH" in cluster.log_path("n0").read_text())
-        cluster.leader()
-        assert client.append([b"without it"]).last_index > before
-        cluster.stop("n0")
-        assert (cluster.store_path("n0") / "meta" / "log.json").read_text() == identity
-        bodies = [row for row in open_store(cluster.store_path("n0")).read(0, 99)["body"].to_pylist() if row]
-        assert b"of another log" in bodies
-        assert b"ours" not in bodies
+async def test_node_ends_when_its_disk_fails(tmp_path):
+    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        await cluster.leader("a")
+        cluster.hosted("n0", "a").replica.run_on_disk(fails(DiskFailedError("no disk")))
+        with pytest.raises(DiskFailedError):
+            await cluster.nodes["n0"].wait()
+
+
+async def test_error_in_checkpoint_concerns_its_group_only(tmp_path):
+    async with ServerGroup(tmp_path, 1, groups=GROUPS) as cluster:
+        for group in GROUPS:
+            await cluster.leader(group)
+        cluster.hosted("n0", "a").replica.save_checkpoint = fails(RuntimeError("broken on purpose"))
+        await quarantined(cluster, "n0", "a")
+        await RawClient(await cluster.channel("n0"), "b").append([b"x"])
+
+
+# --- members --------------------------------------------------------------------------------------------------------
+
+
+async def test_links_follow_change_of_members(tmp_path):
+    async with ServerGroup(tmp_path) as cluster:
+        node = cluster.nodes["n0"]
+        await eventually(lambda: sorted(node.links.connected()) == ["n1", "n2"])
+        node.members.replace(cluster.peers[:2])
+        node.links.update()
+        assert node.links.connected() == ["n1"]
+        header = (await RawClient(await cluster.channel("n0")).ask(Type.METADATA)).header
+        assert header["peers"] == format_peers(cluster.peers[:2])
+        node.members.replace(cluster.peers)
+        node.links.update()
+        await eventually(lambda: sorted(node.links.connected()) == ["n1", "n2"])
+
+
+def test_members_reject_node_that_is_listed_twice():
+    peers = free_peers(2)
+    members = Members(peers[0].node_id, peers)
+    assert members.others == peers[1:]
+    with pytest.raises(InvariantViolationError):
+        members.replace((*peers, peers[0]))

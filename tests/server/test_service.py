@@ -349,7 +349,7 @@ async def test_describe_returns_long_tables_in_pages(tmp_path):
         assert [row["position"] for row in segments] == [number << 16 for number in range(4)]
 
 
-async def test_groups_are_listed_to_client_of_unknown_group(tmp_path):
+async def test_groups_have_separate_logs_and_are_listed_to_client_of_unknown_group(tmp_path):
     async with ServerGroup(tmp_path, 1, groups=("a", "b")) as group:
         await group.leader("a")
         await group.leader("b")
@@ -357,6 +357,11 @@ async def test_groups_are_listed_to_client_of_unknown_group(tmp_path):
             uuids = {name: group.hosted("n0", name).replica.log_uuid for name in "ab"}
             assert await client.groups() == uuids
             assert len(set(uuids.values())) == 2
+        channel = await group.channel("n0")
+        for name in "ab":
+            await RawClient(channel, name).append([name.encode()])
+            assert (await RawClient(channel, name).read(0, 9))[1][-1][2] == name.encode()
+            assert group.hosted("n0", name).replica.log.last_index() == 1
 
 
 async def test_metadata_has_time_of_last_entry_and_orphaned_space_on_request(tmp_path):
