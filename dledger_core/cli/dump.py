@@ -15,7 +15,7 @@ from dledger_core.cli.help import command, examples, option
 from dledger_core.cli.options import EXISTING_DIRECTORY, opaque_option
 from dledger_core.cli.output import Progress, say
 from dledger_core.errors import ConfigError
-from dledger_core.rocketmq import LogDirectory, Span, open_log_directory
+from dledger_core.rocketmq import Damaged, LogDirectory, Span, open_log_directory
 
 _END: Final = (1 << 63) - 1
 """A position after every CommitLog."""
@@ -61,7 +61,8 @@ def dump(
     SOURCE is a store (the directory with data/ and index/) of this project or of Java DLedger, a classic CommitLog, or
     a broker's directory with one or both. Nothing is written there, and a node may be running on it. Control entries
     are included. A @POSITION may be inside an entry: --from starts with that entry, so a RocketMQ offset finds its
-    message. Entries without an append time are found by the store time of their message.
+    message. Entries without an append time are found by the store time of their message. Damage is named between the
+    entries around it, and the exit code is 4.
     """
     _check_order(start, end)
     with open_log_directory(source, commitlog, opaque=opaque) as opened, Progress("searching", bar=False) as progress:
@@ -73,6 +74,9 @@ def dump(
         printer = output.printer(messages=bool(columns), kinds=True)
         searched = printed = 0
         for batch in opened.batches(_span(opened, start, end), records=output.needs_records):
+            if isinstance(batch, Damaged):
+                progress.say(f"--- {batch} ---")
+                continue
             before = printed
             for shown in view.of(batch):
                 printer.write(shown)
@@ -81,7 +85,10 @@ def dump(
             if printed == before:
                 progress.update(searched, detail=f"{printed:,} printed")
             if view.full:
-                return
+                break
+        opened.check_read()
+        if view.full:
+            return
         note = opened.check_end() if end is None or end.kind == "end" else None
         if note:
             say(f"note: {note}")

@@ -32,7 +32,7 @@ from dledger_core.rocketmq.store.consume_queue import (
     queue_statistics,
 )
 from dledger_core.rocketmq.store.directory import COMMITLOG_DIRECTORY, Location, locate
-from dledger_core.rocketmq.store.log_directory import LogDirectory, Span, open_log_directory
+from dledger_core.rocketmq.store.log_directory import Damaged, LogDirectory, Span, open_log_directory
 from dledger_core.rocketmq.store.log_end import CommitLogEnd, end_of
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "ClassicCommitLog",
     "CommitLogEnd",
     "CommitLogFile",
+    "Damaged",
     "FileStop",
     "Location",
     "LogDirectory",

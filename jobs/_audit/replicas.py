@@ -202,7 +202,9 @@ def _store_replica(name: str, path: Path) -> AuditedReplica:
     try:
         with open_store(path) as reader:
             log_end = end_of(reader)
-            damaged, committed = log_end.damaged, log_end.committed_end
+            committed = log_end.committed_end
+            # Damage before other entries is found by reading; only damage at the end looks like a shorter log.
+            damaged = None if reader.damaged else log_end.damaged
             last = int(reader.last_index) if damaged is None else min(int(reader.last_index), damaged[0] - 1)
             return AuditedReplica(
                 group=reader.group or STORE_GROUP,

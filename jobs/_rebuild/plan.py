@@ -273,7 +273,8 @@ def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until
     if commitlog and reader.meta is not None and reader.meta.first_position == 0:
         raise ConfigError("the store does not start after a --commitlog", store, "leave the option out")
     first, visible = max(0, int(reader.first_index)), reader.visibility(until)
-    end = max(first, int(visible.end))
+    lost = end_of(reader).lost
+    end = max(first, min(int(visible.end), lost[0] if lost is not None else int(visible.end)))
     broker_end = broker_end_of(reader, reader.meta)
     if plan.checkpoint and broker_end is None:
         raise ConfigError("--checkpoint: a broker's store needs a full rebuild", "", "leave it out")
@@ -291,7 +292,7 @@ def _of_store(plan: RebuildPlan, store: str, commitlog: str | None, until: Until
         ranges={group: (first, end)},
         rules=rules,
         classic=_preceding(commitlog, reader) if commitlog else (),
-        lost=end_of(reader).lost,
+        lost=lost,
         log_end=_log_end(reader, store, end) if plan.compared else None,
     )
 

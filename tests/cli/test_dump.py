@@ -272,7 +272,7 @@ Edit = Callable[[bytearray, int], bytes]
     ("number", "edit", "code", "named"),
     [
         (-1, lambda data, at: data[: at + 8] + bytes([data[at + 8] ^ 1]) + data[at + 9 :], 0, "bytes at position {at}"),
-        (100, lambda data, at: data[:at] + bytes(4) + data[at + 4 :], 4, "index=100 position={at} next_index=101"),
+        (100, lambda data, at: data[:at] + bytes(4) + data[at + 4 :], 4, "index=100 position={at}"),
         (-1, lambda data, at: data[: at + 20], 4, "position={at}"),
     ],
     ids=["index of last entry", "magic of entry 100", "truncated file"],
@@ -280,7 +280,7 @@ Edit = Callable[[bytearray, int], bytes]
 def test_damaged_java_store_shows_intact_entries_and_position(
     java: Path, tmp_path: Path, number: int, edit: Edit, code: int, named: str
 ) -> None:
-    """Java's own reader stops there without an error."""
+    """Java's own reader stops there without an error, and shows nothing after it."""
     store, _ = store_of(java, "n0")
     shutil.copytree(store, tmp_path / "s")
     everything = rows(store)
@@ -291,7 +291,9 @@ def test_damaged_java_store_shows_intact_entries_and_position(
     before = snapshot(tmp_path)
     result = run(tmp_path / "s", "--format", "json", code=code)
     assert snapshot(tmp_path) == before
-    assert [json.loads(line) for line in result.stdout.splitlines()] == everything[:number]
+    intact = everything[:number] + (everything[number + 1 :] if number > 0 else [])
+    assert [json.loads(line) for line in result.stdout.splitlines()] == intact
+    assert ("indexes 100 to 100 are damaged" in result.stderr) is (number == 100)
     assert named.format(at=at) in result.stderr.splitlines()[-1]
 
 

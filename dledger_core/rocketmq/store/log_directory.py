@@ -11,10 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from dledger_core.errors import CorruptRecordError
-from dledger_core.record import RECORD_SCHEMA, to_arrow
+from dledger_core.record import RECORD_SCHEMA, Records, to_arrow
 from dledger_core.rocketmq.message.bodies import MESSAGES
 from dledger_core.rocketmq.message.columns import binary_column
-from dledger_core.rocketmq.store.commit_log import CommitLogFile, FileStop, commit_log_files
+from dledger_core.rocketmq.store.commit_log import (
+    CommitLogFile,
+    FileStop,
+    commit_log_files,
+    fault_text,
+    message_faults,
+)
 from dledger_core.rocketmq.store.consume_queue import broker_end_of
 from dledger_core.rocketmq.store.directory import locate
 from dledger_core.rocketmq.store.log_end import end_of
@@ -32,6 +38,27 @@ class Span:
     log: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Entries that cannot be shown.
+
+    Attributes:
+        start: the first index; of a CommitLog the first position.
+        end: end (exclusive).
+        error: the damage, with the file.
+    """
+
+    start: int
+    end: int
+    error: CorruptRecordError
+
+    def __str__(self) -> str:
+        positions = "index" not in self.error.values
+        what = f"bytes {self.start} to {self.end - 1}" if positions else f"indexes {self.start} to {self.end - 1}"
+        named = "".join(f", {name} {self.error.values[name]}" for name in ("topic", "key") if name in self.error.values)
+        return f"{what} are damaged: {self.error.what} ({self.error.where}{named})"
+
+
 def open_log_directory(path: Path, commitlog: Path | None = None, *, opaque: bool = False) -> LogDirectory:
     """Open a directory that contains a log, to read it in batches.
 
@@ -47,17 +74,28 @@ def open_log_directory(path: Path, commitlog: Path | None = None, *, opaque: boo
     location = locate(path).after(commitlog)
     store, classic = location.store, location.commitlog
     files = commit_log_files(classic) if classic is not None else ()
-    return LogDirectory(path, None if store is None else open_store(store, bodies=None if opaque else MESSAGES), files)
+    log = None if store is None else open_store(store, bodies=None if opaque else MESSAGES)
+    return LogDirectory(path, log, files, opaque=opaque)
 
 
 class LogDirectory:
-    """Entries of a CommitLog and of the log after it, in order. Messages of a CommitLog have no index and no term."""
+    """Entries of a CommitLog and of the log after it, in order. Messages of a CommitLog have no index and no term.
 
-    def __init__(self, path: Path, log: StoreReader | None, classic: tuple[CommitLogFile, ...]) -> None:
+    Args:
+        path: the directory.
+        log: the store.
+        classic: the files of the CommitLog.
+        opaque: do not check messages.
+    """
+
+    def __init__(
+        self, path: Path, log: StoreReader | None, classic: tuple[CommitLogFile, ...], *, opaque: bool = False
+    ) -> None:
         self.path: Final = path
         self.log: Final = log
         self.classic: Final = classic
         self.damage: list[CorruptRecordError] = []
+        self._opaque = opaque
 
     @property
     def broker_end(self) -> int | None:
@@ -92,8 +130,8 @@ class LogDirectory:
             count -= found
         return 0
 
-    def batches(self, span: Span | None = None, *, records: bool = False) -> Iterator[pa.RecordBatch]:
-        """Yield entries with the columns of RECORD_SCHEMA.
+    def batches(self, span: Span | None = None, *, records: bool = False) -> Iterator[pa.RecordBatch | Damaged]:
+        """Yield entries with the columns of RECORD_SCHEMA, and the damage between them; it is in ``damage`` too.
 
         Args:
             span: the ranges; None = everything.
@@ -103,17 +141,23 @@ class LogDirectory:
         for file in self.classic:
             if file.end > span.classic[0] and file.position < span.classic[1]:
                 yield from self._classic(file, span.classic, records=records)
-        at, end = span.log
-        while self.log is not None and at < end:
-            found = self.log.records(at, end, _READ_BYTES)
-            at += found.count
+        for found in _readable(self.log, *span.log) if self.log is not None else ():
+            if isinstance(found, Damaged):
+                yield self._note(found)
+                continue
             batch = to_arrow(found, magic=True)
             yield batch.append_column("record", binary_column(found.data, found.sizes)) if records else batch
 
-    def _classic(self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool) -> Iterator[pa.RecordBatch]:
+    def _note(self, damaged: Damaged) -> Damaged:
+        self.damage.append(damaged.error)
+        return damaged
+
+    def _classic(
+        self, file: CommitLogFile, bounds: tuple[int, int], *, records: bool
+    ) -> Iterator[pa.RecordBatch | Damaged]:
         for found in file.scan(_READ_BYTES):
             if isinstance(found, FileStop):
-                self._note_stop(file, found)
+                yield from self._after(file, found)
                 return
             positions = np.asarray(found.column("position"))
             first = max(0, int(np.searchsorted(positions, bounds[0], side="right")) - 1)
@@ -121,30 +165,56 @@ class LogDirectory:
                 first += 1
             stop = int(np.searchsorted(positions, bounds[1]))
             if first < stop:
-                yield _entries(found.slice(first, stop - first), records=records)
+                yield from self._intact(file, found.slice(first, stop - first), records=records)
             if stop < len(positions):
                 return
 
-    def _note_stop(self, file: CommitLogFile, stop: FileStop) -> None:
+    def _intact(
+        self, file: CommitLogFile, messages: pa.RecordBatch, *, records: bool
+    ) -> Iterator[pa.RecordBatch | Damaged]:
+        """Yield the messages of a CommitLog around damaged ones."""
+        faults = np.zeros(messages.num_rows, np.uint8) if self._opaque else message_faults(messages)
+        at = 0
+        for row in [*np.flatnonzero(faults).tolist(), messages.num_rows]:
+            if at < row:
+                yield _entries(messages.slice(at, row - at), records=records)
+            if row < messages.num_rows:
+                position = messages.column("position")[row].as_py()
+                end = position + len(messages.column("body")[row].as_buffer())
+                error = CorruptRecordError(
+                    f"the message is damaged: {fault_text(int(faults[row]))}",
+                    file.path,
+                    "compare with a replica",
+                    {"position": position},
+                )
+                yield self._note(Damaged(position, end, error))
+            at = row + 1
+
+    def _after(self, file: CommitLogFile, stop: FileStop) -> Iterator[Damaged]:
+        """Yield the rest of a file where it should contain messages and does not."""
         if file.ends_at(stop, is_open=file is self.classic[-1] and self.log is None):
             return
         problem = "neither a message nor the end of the file at a message's start"
         remedy = "the rest of this file is not shown; compare with a replica"
-        self.damage.append(CorruptRecordError(problem, file.path, remedy, {"position": stop.position}))
+        error = CorruptRecordError(problem, file.path, remedy, {"position": stop.position})
+        yield self._note(Damaged(stop.position, file.end, error))
+
+    def check_read(self) -> None:
+        """Raise the first damage that ``batches`` has found."""
+        if self.damage:
+            raise self.damage[0]
 
     def check_end(self) -> str | None:
         """Return a warning about data after the last entry, or None. Call after reading everything.
 
         Raises:
-            CorruptRecordError: committed entries are missing, or a file is damaged.
+            CorruptRecordError: committed entries are missing, or the end is damaged.
         """
-        if self.damage:
-            raise self.damage[0]
         log = self.log
         if log is None:
             return None
         end = end_of(log)
-        if end.damaged is not None:
+        if end.damaged is not None and end.damaged not in log.damaged:
             raise CorruptRecordError(
                 "the log is damaged after the last entry shown",
                 str(end.path),
@@ -183,3 +253,22 @@ def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
     if records:
         columns["record"] = messages.column("body")
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged]:
+    """Yield the records of [at, end), and what is damaged between them."""
+    limit = end
+    while at < end:
+        try:
+            found = log.records(at, limit, _READ_BYTES)
+        except CorruptRecordError as error:
+            damaged = int(error.values.get("index", at))
+            if at < damaged < limit:
+                limit = damaged  # the entries before it first
+                continue
+            stop = min(int(log.damage_end(error)), end)
+            yield Damaged(at, stop, error)
+            at, limit = stop, end
+            continue
+        yield found
+        at, limit = at + found.count, end

@@ -1,8 +1,8 @@
 """End of the log of a store: complete entries, a torn tail, damage that only looks like the end, and lost entries.
 
 Java's recovery ends a log at the first bad record of its last files and deletes the rest. Its records carry no CRC, so
-damage there looks like the end. Four properties of the files distinguish them: complete records that follow, the term
-in the index row, the length of the last file (Java creates files at full size), and the end in the checkpoint.
+damage there may look like the end. Four properties of the files distinguish them: complete records that follow, the
+term in the index row, the length of the last file (Java creates files at full size), and the end in the checkpoint.
 In a native store the checkpoint alone decides (``storage/check``).
 """
 
@@ -31,8 +31,9 @@ class CommitLogEnd:
         end: index after the last complete entry.
         position: byte position after it.
         path: the file that contains ``position``.
-        damaged: entries [start, stop) of a Java store that are damaged at its end: complete entries follow, or the
-            last file is too short. They start after the last complete entry, or with it where its term is wrong.
+        damaged: the first entries [start, stop) of a Java store that are damaged in its last files: complete entries
+            follow, or the last file is too short. Without followers they start after the last complete entry, or with
+            it where its term is wrong.
         torn: whether bytes at ``position`` are neither preallocated nor the end of a segment.
         committed_end: end of the entries that the checkpoint records as committed; None if it records none.
         recorded_end: end of the log that a Java checkpoint records, committed or not; None if it records none.
@@ -57,7 +58,7 @@ class CommitLogEnd:
     def lost(self) -> tuple[int, int] | None:
         """Entries [start, stop) that the store contained once and that cannot be read: damaged, or recorded only."""
         start, stop = self.damaged or (self.end, self.end)
-        stop = max(stop, self.committed_end or 0, self.recorded_end or 0)
+        stop = max(stop, self.end, self.committed_end or 0, self.recorded_end or 0)
         return (start, stop) if start < stop else None
 
 
@@ -80,9 +81,9 @@ def end_of(store: StoreReader) -> CommitLogEnd:
 
 def _damaged(store: StoreReader, path: Path) -> tuple[int, int] | None:
     end = int(store.last_index) + 1
-    found = store.damaged_end()
-    if found is not None:
-        return int(found[0]), int(found[1])
+    if store.damaged:
+        start, stop = store.damaged[0]
+        return int(start), int(stop)
     if _has_other_term(store, path):
         return end - 1, end
     files = sorted(each for each in path.parent.iterdir() if is_segment_name(each.name))

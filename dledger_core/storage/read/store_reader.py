@@ -1,8 +1,9 @@
 """``open_store``: read-only access to a node's store, native or Java's of both generations, online or offline.
 
-No lock is taken and nothing is written, so it works on a running broker's own directory. The log ends where the
-writer's own recovery would end it: at the first bad record (in a native store, at the last complete batch). The view is
-fixed when the store is opened; open it again to see more.
+No lock is taken and nothing is written, so it works on a running broker's own directory. A native log ends at its last
+complete batch. A log of Java's ends at its last complete record: Java's recovery would end it at the first bad one and
+delete the rest, but what follows can still be read here. The view is fixed when the store is opened; open it again to
+see more.
 """
 
 from __future__ import annotations
@@ -35,7 +36,17 @@ from dledger_core.record import (
     to_arrow,
 )
 from dledger_core.storage.check.damage import next_record
-from dledger_core.storage.check.judge import JAVA_A, JAVA_B, BodyFormat, Rules, ScanCursor, complete_end, native_rules
+from dledger_core.storage.check.judge import (
+    JAVA_A,
+    JAVA_B,
+    BodyFormat,
+    Fault,
+    Rules,
+    ScanCursor,
+    ScanStop,
+    complete_end,
+    native_rules,
+)
 from dledger_core.storage.check.scan import Scanner
 from dledger_core.storage.check.verify import StoreReport, start_findings, verify_store
 from dledger_core.storage.files.file_system import Files, OsFiles
@@ -171,6 +182,8 @@ class StoreReader:
         self._outcomes: Outcomes | None = None if continued is None else continued._outcomes
         self._visibility: dict[Until, Visibility] = {}
         seen = None if continued is None else continued._seen_end()
+        known = () if continued is None or seen is None else continued.damaged
+        self._damaged = [each for each in known if each[1] <= (seen.index or 0)] if seen is not None else []
         self.last_index: Final = Index(self._scan_tail(seen))
 
     def _find_first(self, meta: LogMeta | None) -> int:
@@ -275,9 +288,17 @@ class StoreReader:
 
     def _scan_tail(self, seen: ScanCursor | None) -> int:
         """Scan the tail, keep the index rows that the files lack, and return the last entry's index."""
-        start = self._tail_start() if seen is None else seen
+        start: ScanCursor | None = self._tail_start() if seen is None else seen
+        assert start is not None
         last = (start.index if start.index is not None else self.first_index) - 1
-        scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, start)
+        while start is not None:
+            scanner = Scanner(self._reader.data, self._disk_index, self._origin.rules, start)
+            last = self._add_tail(scanner, last)
+            start = self._after_damage(scanner.stop, last + 1)
+        return last
+
+    def _add_tail(self, scanner: Scanner, last: int) -> int:
+        """Add the records of one scan, and return the last entry's index."""
         for block in scanner.blocks():
             rows = index_records(block.records)
             rows["position"] = block.positions
@@ -292,24 +313,48 @@ class StoreReader:
             at = complete_end(block.records)
             if at is not None:
                 last = block.first_index + at
-        self._stop = scanner.stop
         return last
 
-    def damaged_end(self) -> tuple[Index, Index] | None:
-        """Return the damaged entries [start, end) after the last one, if the log continues after them.
+    def _after_damage(self, stop: ScanStop | None, start: int) -> ScanCursor | None:
+        """Return the record of a Java log that follows a bad one, or None where the log ends; note what is damaged.
 
-        None if no record follows, or only older ones: Java does not remove the entries that it truncates.
+        Older records that follow are no part of the log: Java does not remove the entries that it truncates.
         """
-        stop, start = self._stop, self.last_index + 1
-        if stop is None or (stop.cursor.index or 0) != start:
+        if self._origin.meta is not None or stop is None or (stop.cursor.index or 0) != start:
             return None
         after = next_record(self._reader, self._disk_index, stop, start)
         if after is None or after.index is None or after.term < stop.cursor.term:
             return None
         again = Scanner(self._reader.data, self._disk_index, self._origin.rules, stop.cursor)
         if next(again.blocks(), None) is not None:  # the store has grown meanwhile
-            return None
-        return Index(start), Index(max(after.index, start + 1))
+            return stop.cursor
+        end = max(after.index, start + 1)
+        self._damaged.append((Index(start), Index(end)))
+        if self._index.first is not None:
+            self._index.extend(start, self._disk_index.read(start, end))
+        return ScanCursor(after.position, end, after.term)
+
+    @property
+    def damaged(self) -> tuple[tuple[Index, Index], ...]:
+        """Entries [start, end) in the last files of a Java store that are damaged, and that complete entries follow.
+
+        Reading them raises CorruptRecordError. In other files damage is found by reading.
+        """
+        return tuple(self._damaged)
+
+    def damage_end(self, error: CorruptRecordError) -> Index:
+        """Return the next entry after a damaged one that can be found, or ``last_index + 1``.
+
+        Args:
+            error: raised by a read; names the damaged entry.
+        """
+        start, position = int(error.values["index"]), int(error.values["position"])
+        for low, high in self._damaged:
+            if low <= start < high:
+                return high
+        stop = ScanStop(Fault.HEADER, ScanCursor(position, start))
+        after = next_record(self._reader, self._index, stop, start, end=self.last_index + 1)
+        return Index(self.last_index + 1 if after is None or after.index is None else max(after.index, start + 1))
 
     def _tail_start(self) -> ScanCursor:
         """Return the start of the tail: after the checkpoint, or a segment whose first record has an index row."""
