@@ -18,7 +18,7 @@ _I64 = npt.NDArray[np.int64]
 
 
 class MessageBodies:
-    """Implements ``storage.BodyFormat``; bodies that are no messages pass."""
+    """Implements ``storage.BodyFormat``; other bodies pass."""
 
     def damaged(self, records: Records) -> _I64:
         """Return the rows whose body is a message that is damaged.

@@ -256,7 +256,7 @@ def _entries(messages: pa.RecordBatch, *, records: bool) -> pa.RecordBatch:
 
 
 def _readable(log: StoreReader, at: int, end: int) -> Iterator[Records | Damaged]:
-    """Yield the records of [at, end), and what is damaged between them."""
+    """Yield the records of [at, end), and the damage between them."""
     limit = end
     while at < end:
         try:

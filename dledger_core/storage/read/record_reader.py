@@ -161,7 +161,7 @@ class RecordReader:
                 "repair the store from a peer",
                 {"index": start, "position": position},
             )
-        raise corrupt(self.data, stop)
+        raise corrupt(self.data, stop, start if stop.cursor.index is None else None)
 
     def check_blanks(self, records: Records, following: int) -> None:
         """Check the BLANK after the last record of a segment, which no read by the index touches.

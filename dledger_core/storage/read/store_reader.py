@@ -316,7 +316,7 @@ class StoreReader:
         return last
 
     def _after_damage(self, stop: ScanStop | None, start: int) -> ScanCursor | None:
-        """Return the record of a Java log that follows a bad one, or None where the log ends; note what is damaged.
+        """Return the record of a Java log that follows a bad one, or None where the log ends; note the damage.
 
         Older records that follow are no part of the log: Java does not remove the entries that it truncates.
         """

@@ -179,7 +179,7 @@ def test_damage_that_looks_like_end_is_rejected(tmp_path: Path, at: int, field: 
     path.write_bytes(content)
     with pytest.raises(CorruptRecordError) as caught:
         converted(source, tmp_path / "new", dry_run=True)
-    assert field == 8 or caught.value.values["start"] == at
+    assert field == 8 or caught.value.values.get("start", caught.value.values.get("index")) == at
     if (at, field) == (266, 0):
         report = converted(source, tmp_path / "new", cut_tail=True)
         assert report.last_index == 265
