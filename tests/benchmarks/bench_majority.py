@@ -1,6 +1,6 @@
 """The cost of a majority's acknowledgement, compared with weaker guarantees on the same machine.
 
-Method: clusters of real processes on loopback, all stores on one disk (``--directory``), measured with
+Method: clusters of real processes on loopback, all stores on one disk (``TMPDIR`` names it), measured with
 ``dledger perf append``: requests of one entry, one at a time, for the time until an acknowledgement (p50); requests
 of 1 MiB, six at a time, for throughput. Four clusters: three nodes and one node, each with ``durability`` fsync and
 page-cache (Java DLedger's). All run at the same time and are loaded in turns; each number is the median of
@@ -52,11 +52,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", default=None)
     options = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {name: {figure: [] for figure in LOADS} for name in CLUSTERS}
     with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory)))
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         peers = {
             name: stack.enter_context(LocalCluster(nodes, root / name, durability=durability)).peers
             for name, (nodes, durability) in CLUSTERS.items()

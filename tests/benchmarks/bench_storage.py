@@ -1,6 +1,6 @@
 """How fast a commit log takes and gives entries, on the machine at hand.
 
-Method: one thread, one store in a temporary folder (``--directory`` names another disk), random bodies of one size,
+Method: one thread, one store in a temporary folder (``TMPDIR`` names another disk), random bodies of one size,
 batches of about 1 MiB of records. Each figure is the best of ``--rounds`` rounds, because on a shared machine the
 best round is the one least disturbed; every round appends ``--megabytes`` of records to a new store and reads them
 back warm.
@@ -31,6 +31,7 @@ from dledger_core.ids import Index, Term
 from dledger_core.raft.ready import HardState
 from dledger_core.record import Columns, ProposedBatch
 from dledger_core.storage import CommitLog, open_store
+from tests.benchmarks.timing import seconds
 
 MIB = 1 << 20
 
@@ -38,12 +39,6 @@ MIB = 1 << 20
 def _open(path: Path, durability: str = "fsync") -> CommitLog:
     config = StorageConfig(durability=durability)
     return CommitLog.open(path, group="bench", node_id="n0", config=config)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def _read(read: Callable[[int, int, int], object], end: int) -> None:
@@ -81,16 +76,16 @@ def one_round(directory: Path, body_bytes: int, megabytes: int) -> dict[str, flo
     path = directory / "cached"
     log = _write(path, columns, megabytes, "page-cache", took)
     end = log.last_index() + 1
-    took["read"] = _seconds(lambda: _read(log.read, end))
-    took["raw"] = _seconds(lambda: _read(log.read_raw, end))
-    took["batches"] = _seconds(lambda: _read_batches(log, end))
+    took["read"] = seconds(lambda: _read(log.read, end))
+    took["raw"] = seconds(lambda: _read(log.read_raw, end))
+    took["batches"] = seconds(lambda: _read_batches(log, end))
     log.close(end - 1)
-    took["verify"] = _seconds(lambda: open_store(path).verify())
+    took["verify"] = seconds(lambda: open_store(path).verify())
     (path / "meta" / "checkpoint").unlink()
-    took["recover"] = _seconds(lambda: _open(path).close())
+    took["recover"] = seconds(lambda: _open(path).close())
     (path / "meta" / "checkpoint").unlink()
     shutil.rmtree(path / "index")
-    took["reindex"] = _seconds(lambda: _open(path).close())
+    took["reindex"] = seconds(lambda: _open(path).close())
     took["entries"] = end
     return took
 
@@ -101,21 +96,20 @@ def main() -> None:
     parser.add_argument("--body-bytes", type=int, nargs="*", default=[100, 1000, 10_000])
     parser.add_argument("--megabytes", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", default=None)
     options = parser.parse_args()
     for body_bytes in options.body_bytes:
         best: dict[str, float] = {}
         for _ in range(options.rounds):
-            with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+            with tempfile.TemporaryDirectory() as directory:
                 for phase, value in one_round(Path(directory), body_bytes, options.megabytes).items():
                     best[phase] = min(value, best.get(phase, value))
         entries = best.pop("entries")
         rates = {
             phase: {
-                "entries_per_s": round(entries / seconds),
-                "mb_per_s": round(entries * (body_bytes + 48) / seconds / 1e6),
+                "entries_per_s": round(entries / took),
+                "mb_per_s": round(entries * (body_bytes + 48) / took / 1e6),
             }
-            for phase, seconds in best.items()
+            for phase, took in best.items()
         }
         sys.stdout.write(json.dumps({"body_bytes": body_bytes, "entries": int(entries), **rates}) + "\n")
 

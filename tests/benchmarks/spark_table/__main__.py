@@ -6,7 +6,7 @@ default) with Spark's own connector at its best settings (minPartitions = cores,
 machine, all in one run, in turn. Kafka and its connector are fetched by Maven on first use; without a JDK or Maven it
 is left out, which the report mentions. This is not a test: absolute numbers depend on the machine, so read the ratios.
 
-    python -m tests.benchmarks.spark_table --report build/spark-speed.json
+    python -m tests.benchmarks.spark_table --report build/spark-speed.md
     python -m tests.benchmarks.spark_table --quick --only read sink --without-kafka
 """
 
@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,11 @@ from jobs._session import spark_session
 from spark_connector import register
 from tests.benchmarks.spark_table import brokers
 from tests.benchmarks.spark_table.kafka import Kafka
-from tests.benchmarks.spark_table.measures import BATCH_TARGETS, STREAM_TARGETS, Bench
+from tests.benchmarks.spark_table.measures import TO_REACH, Bench
 from tests.benchmarks.spark_table.memory_source import MemorySource
-from tests.benchmarks.spark_table.report import Line, Report
+from tests.benchmarks.spark_table.report import Line, markdown
 from tests.benchmarks.spark_table.systems import Ledger, Memory, System
 from tests.benchmarks.spark_table.trickle import trickle_lines
-from tests.benchmarks.spark_table.worker_memory import memory_line
 
 KINDS = ("read", "stream", "stream-noop", "start", "sink", "memory", "decode", "trickle")
 SETTINGS = {
@@ -49,7 +48,6 @@ def main() -> None:
     """Runs and writes."""
     options = parse_arguments()
     rows = {100: options.rows, 1024: options.rows // 5}
-    rows = {size: count for size, count in rows.items() if size in options.sizes}
     left_out: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         kafka = None
@@ -57,7 +55,7 @@ def main() -> None:
             left_out["Kafka"] = "--without-kafka"
         else:
             try:
-                jars = brokers.fetch(options.cache)
+                jars = brokers.fetch()
                 folder = tempfile.TemporaryDirectory(prefix="dledger-kafka-", ignore_cleanup_errors=True)
                 kafka = stack.enter_context(brokers.Brokers(jars, Path(stack.enter_context(folder))))
             except brokers.MissingError as error:
@@ -73,33 +71,35 @@ def main() -> None:
         systems: list[System] = [ledger, Memory(spark, rows)]
         if kafka:
             systems.append(Kafka(spark, kafka, rows))
-        report = Report(facts(spark, options), [], left_out)
-        measure(Bench(spark, systems, rows, options.rounds), ledger, options, report)
-    sys.stdout.write(report.markdown())
+        about, lines = facts(spark, options), list[Line]()
+        for _ in measure(Bench(spark, systems, rows, options.rounds), ledger, options, lines, left_out):
+            about["load"] = f"{os.getloadavg()[0]:.1f} at the end, of {os.cpu_count()} cores"
+            if options.report:
+                options.report.parent.mkdir(parents=True, exist_ok=True)
+                options.report.write_text(markdown(about, lines, left_out))
+    sys.stdout.write(markdown(about, lines, left_out))
 
 
 def parse_arguments() -> argparse.Namespace:
     """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, help="file of the report as JSON; the Markdown is next to it")
+    parser.add_argument("--report", type=Path, help="file of the table; it grows with each part")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each system, after a warm-up (default 5)")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of 100 B; a fifth of them of 1 KB (5000000)")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[100, 1024], choices=[100, 1024], help="body bytes")
-    parser.add_argument("--trickle-seconds", type=float, default=40.0, help="length of each trickle (default 40)")
     parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS, help="only these parts of the table")
     parser.add_argument("--quick", action="store_true", help="a try: 2 rounds, a fifth of the rows, short trickles")
     parser.add_argument("--without-kafka", action="store_true", help="leave Kafka out")
-    parser.add_argument(
-        "--cache", type=Path, default=brokers.CACHE, help=f"where Kafka's jars are kept ({brokers.CACHE})"
-    )
     options = parser.parse_args()
+    options.trickle_seconds = 40.0
     if options.quick:
         options.rounds, options.rows, options.trickle_seconds = 2, options.rows // 5, 10.0
     return options
 
 
-def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: Report) -> None:
-    """Fills the logs and measures the chosen parts; one that fails is left out, and the report grows with each."""
+def measure(
+    bench: Bench, ledger: Ledger, options: argparse.Namespace, lines: list[Line], left_out: dict[str, str]
+) -> Iterator[None]:
+    """Fill the logs and measure the chosen parts; one that fails is left out. Yields after each."""
     sizes = list(bench.rows)
     if {"read", "stream", "stream-noop", "memory", "start"} & set(options.only):
         for system in bench.systems:
@@ -109,25 +109,23 @@ def measure(bench: Bench, ledger: Ledger, options: argparse.Namespace, report: R
     for size, rows in decoded.items():
         ledger.fill_messages(rows, size)
     parts: dict[str, list[Callable[[], list[Line]]]] = {
-        "read": [lambda size=size: [bench.batch_read(size, BATCH_TARGETS[size])] for size in sizes],
-        "stream": [lambda size=size: [bench.stream_to_delta(size, STREAM_TARGETS[size])] for size in sizes],
+        "read": [lambda size=size: [bench.batch_read(size, TO_REACH["read"][size])] for size in sizes],
+        "stream": [lambda size=size: [bench.stream_to_delta(size, TO_REACH["stream"][size])] for size in sizes],
         "stream-noop": [lambda size=size: [bench.stream_to_noop(size)] for size in sizes],
         "start": [lambda: [bench.fixed_start()]],
         "sink": [lambda: [bench.sink(options.rows * 4 // 5, ledger)]],
         "trickle": [lambda: trickle_lines(list(bench.systems), options.rounds, options.trickle_seconds)],
-        "memory": [lambda size=size: [memory_line(bench, ledger, size)] for size in sizes],
+        "memory": [lambda size=size: [bench.worker_memory(ledger, size)] for size in sizes],
         "decode": [lambda size=size: [bench.decode(ledger, decoded[size], size)] for size in sizes],
     }
     for kind in KINDS:
         for part in parts[kind] if kind in options.only else []:
             say(f"\n{kind} ")
             try:
-                report.lines.extend(part())
+                lines.extend(part())
             except Exception as error:  # noqa: BLE001 - an hour of figures shall not be lost with the last of them
-                report.left_out[kind] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-            report.about["load"] = f"{os.getloadavg()[0]:.1f} at the end, of {os.cpu_count()} cores"
-            if options.report:
-                report.write(options.report)
+                left_out[kind] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            yield
     say("\n")
 
 

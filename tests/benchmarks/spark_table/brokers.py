@@ -15,8 +15,6 @@ from dledger_core import find_java
 from dledger_core.cluster import free_ports
 from dledger_core.errors import ConfigError
 
-__all__ = ["CACHE", "Brokers", "Jars", "MissingError", "fetch"]
-
 CACHE = Path.home() / ".cache" / "dledger-kafka"
 # Versions as of 2026-11. Spark's connector 4.2.0 needs a token provider that is not published everywhere in 4.2.0;
 # that module holds delegation tokens only, nothing that a record passes.
@@ -65,8 +63,8 @@ class Jars:
     spark: tuple[Path, ...]
 
 
-def fetch(cache: Path) -> Jars:
-    """Returns the jars, fetched by Maven if they are not in ``cache`` yet.
+def fetch() -> Jars:
+    """Return the jars, fetched by Maven if they are not in ``CACHE`` yet.
 
     Raises:
         MissingError: there is no Java or no Maven, or Maven cannot fetch them.
@@ -75,18 +73,14 @@ def fetch(cache: Path) -> Jars:
         find_java()
     except ConfigError as error:
         raise MissingError(str(error)) from None
-    for name, artifacts, alone in (("server", SERVER, False), ("spark", SPARK, True)):
-        folder = cache / f"{name}-{'-'.join(version for _, _, version in artifacts)}"
-        if not folder.is_dir():
-            _resolve(folder, artifacts, alone=alone)
-    server, spark = (
-        cache / f"{name}-{'-'.join(version for _, _, version in artifacts)}"
-        for name, artifacts in (("server", SERVER), ("spark", SPARK))
-    )
-    return Jars(server, tuple(sorted(spark.glob("*.jar"))))
+    server = _resolve("server", SERVER, alone=False)
+    return Jars(server, tuple(sorted(_resolve("spark", SPARK, alone=True).glob("*.jar"))))
 
 
-def _resolve(folder: Path, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool) -> None:
+def _resolve(kind: str, artifacts: tuple[tuple[str, str, str], ...], *, alone: bool) -> Path:
+    folder = CACHE / f"{kind}-{'-'.join(version for _, _, version in artifacts)}"
+    if folder.is_dir():
+        return folder
     maven = shutil.which("mvn")
     if maven is None:
         raise MissingError("no Maven on PATH to fetch Kafka with (Debian, Ubuntu: apt-get install maven)")
@@ -109,7 +103,7 @@ def _resolve(folder: Path, artifacts: tuple[tuple[str, str, str], ...], *, alone
     if done.returncode:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stderr.strip())
         raise MissingError(f"Maven cannot fetch Kafka: {reason[:300]}")
-    partial.rename(folder)
+    return partial.rename(folder)
 
 
 class Brokers:
@@ -126,11 +120,6 @@ class Brokers:
     def address(self) -> str:
         """The address for clients."""
         return ",".join(f"127.0.0.1:{port}" for port in self._ports)
-
-    @property
-    def pids(self) -> list[int]:
-        """The brokers' processes."""
-        return [process.pid for process in self._processes]
 
     def __enter__(self) -> Brokers:
         (self._folder / "log4j2.properties").write_text(LOGGING)

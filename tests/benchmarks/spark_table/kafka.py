@@ -68,6 +68,3 @@ class Kafka(System):
         how = ["--throughput", f"{rate:g}", "--producer-props", f"bootstrap.servers={self._brokers.address}"]
         tool = "org.apache.kafka.tools.ProducerPerformance"
         return frame, self._brokers.start(tool, *what, *how, "acks=all", "linger.ms=0")
-
-    def pids(self) -> list[int]:
-        return self._brokers.pids

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
+from dledger_core.rocketmq import encode_messages
 from spark_connector.columns import ENTRY_SCHEMA, MESSAGE_SCHEMA, ddl_of, decoded
-from tests.benchmarks.spark_table.bodies import random_messages
 
 BATCH_BYTES = 4 << 20
 RECORD_OVERHEAD = 48
@@ -41,15 +41,25 @@ ARROW = pa.schema(
 )
 
 
+def random_bodies(rows: int, size: int) -> pa.Array:
+    """Return random bodies as large_binary."""
+    offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int64) * size)
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), rows, [None, offsets, pa.py_buffer(os.urandom(rows * size))]
+    )
+
+
+def random_messages(rows: int, size: int) -> pa.Array:
+    """Return RocketMQ messages with bodies of ``size`` bytes."""
+    keys = pa.array(np.arange(rows)).cast(pa.string())
+    return encode_messages(topic=pa.repeat("orders", rows), queue_id=0, keys=keys, body=random_bodies(rows, size))
+
+
 @cache
 def constant_columns(size: int) -> tuple[int, tuple[pa.Array, ...]]:
     """Returns the rows of a batch and what is made only once: group, term, timestamp and four columns of bodies."""
     rows = BATCH_BYTES // (size + RECORD_OVERHEAD)
-    offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * np.int32(size))
-    bodies = [
-        pa.Array.from_buffers(pa.binary(), rows, [None, offsets, pa.py_buffer(os.urandom(rows * size))])
-        for _ in range(4)
-    ]
+    bodies = [random_bodies(rows, size).cast(pa.binary()) for _ in range(4)]
     times = pa.array(np.full(rows, 1_700_000_000_000_000)).cast(pa.timestamp("us", tz="UTC"))
     return rows, (pa.repeat("default", rows), pa.array(np.full(rows, 7)), times, *bodies)
 

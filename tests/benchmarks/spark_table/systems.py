@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dledger_core import Client, LocalCluster
-from tests.benchmarks.spark_table.bodies import random_bodies, random_messages
+from tests.benchmarks.spark_table.memory_source import random_bodies, random_messages
 from tests.benchmarks.spark_table.report import DLEDGER, MEMORY
 
 APPEND_BYTES = 1 << 20
@@ -60,9 +60,6 @@ class System(Protocol):
 
     def trickle(self, rate: float, seconds: float) -> tuple[Any, subprocess.Popen[bytes] | None]:
         """Returns a stream over a new log, and the process that appends to it from now on."""
-
-    def pids(self) -> list[int]:
-        """Returns the servers' processes."""
 
 
 class Ledger(System):
@@ -137,9 +134,6 @@ class Ledger(System):
         frame = frame.withColumn("sent_ms", _clock_in("body"))
         return frame, subprocess.Popen(command)
 
-    def pids(self) -> list[int]:
-        return [self._cluster.pid(node) for node in self._cluster.node_ids]
-
 
 class Memory(System):
     """No log at all."""
@@ -167,9 +161,6 @@ class Memory(System):
 
     def trickle(self, rate: float, seconds: float) -> tuple[Any, subprocess.Popen[bytes] | None]:
         return self._spark.readStream.format("memory").options(perSecond=rate, bytes=100).load(), None
-
-    def pids(self) -> list[int]:
-        return []
 
 
 def _clock_in(column: str) -> Any:
