@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -48,12 +49,11 @@ def java(tmp_path: Path) -> Callable[..., Path]:
     """Make the home of a Java that prints a version."""
 
     def make(name: str, version: str, *, status: int = 0) -> Path:
-        home = tmp_path / name
-        (home / "bin").mkdir(parents=True)
-        script = home / "bin" / "java"
+        script = tmp_path / name / "bin" / "java"
+        script.parent.mkdir(parents=True)
         script.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-01' >&2\nexit {status}\n")
         script.chmod(0o755)
-        return home
+        return tmp_path / name
 
     return make
 
@@ -135,22 +135,15 @@ def test_java_is_only_a_note_without_spark(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def stranger() -> Iterator[int]:
     """A port with a program that is not a node."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+    class Other(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 @pytest.mark.integration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -13,14 +12,13 @@ import pytest
 
 from dledger_core import Client
 from dledger_core.cli.settings import read_settings
-from dledger_core.cluster import LocalCluster, free_ports
-from dledger_core.config import StorageConfig, parse_peers
+from dledger_core.cluster import free_ports
+from dledger_core.config import parse_peers
 from dledger_core.errors import ConfigError
 from dledger_core.rocketmq.store.broker_conf import read_broker_conf
 from dledger_core.server.config import ServerConfig, spread_leaders
 from dledger_core.server.maintenance.retention import RetentionPolicy
-from dledger_core.storage import CommitLog
-from tests.cli.command import DLEDGER, error_of, run, run_process
+from tests.cli.command import DLEDGER, error_of, run
 from tests.rocketmq.golden import MIXED, extract, members
 
 PEERS = "n2-h:3;n0-h:1;n1-h:2"
@@ -44,13 +42,12 @@ def test_options_override_file(tmp_path: Path) -> None:
 
 
 def test_retention_is_off_and_quarter_gibibyte_stays_free_by_default() -> None:
-    assert config().retention == RetentionPolicy()
     assert not config().retention.enabled
     assert config().reserve_bytes == 256 << 20
     assert config(disk_full_bytes="0").reserve_bytes == 0
 
 
-def test_retention_options_equal_those_of_file(tmp_path: Path) -> None:
+def test_options_equal_those_of_file(tmp_path: Path) -> None:
     flags = {
         "file_reserved_hours": "72",
         "delete_when": "04;16",
@@ -59,6 +56,7 @@ def test_retention_options_equal_those_of_file(tmp_path: Path) -> None:
         "disk_space_ratio_to_check_expired": "0.6",
         "disk_space_ratio_to_force_clean": "0.9",
         "disk_full_bytes": "1GiB",
+        "on_role_change": "true 'two words'",
     }
     found = config(**flags)
     assert found.retention == RetentionPolicy(
@@ -69,7 +67,7 @@ def test_retention_options_equal_those_of_file(tmp_path: Path) -> None:
         check_ratio=0.6,
         clean_ratio=0.9,
     )
-    assert found.reserve_bytes == 1 << 30
+    assert (found.reserve_bytes, found.role_command) == (1 << 30, ("true", "two words"))
     lines = [f'{name.replace("_", "-")} = "{value}"' for name, value in (BASE | flags).items()]
     (tmp_path / "n0.toml").write_text("\n".join(lines))
     assert read_settings(tmp_path / "n0.toml", {}).server_config() == found
@@ -114,12 +112,6 @@ def test_preferred_leaders_apply_per_group(
 ) -> None:
     found = config(group=groups, preferred_leaders=lines)
     assert {group: found.preferred(group) for group in groups} == expected
-
-
-def test_role_command_of_file_is_split_into_words(tmp_path: Path) -> None:
-    file = tmp_path / "n0.toml"
-    file.write_text(f'peers = "{PEERS}"\nself-id = "n0"\non-role-change = "true \'two words\'"\n')
-    assert read_settings(file, {}).server_config().role_command == ("true", "two words")
 
 
 @pytest.mark.parametrize("groups", [2, 3, 7, 30])
@@ -180,46 +172,3 @@ def test_wrong_broker_file_is_reported_with_its_line(tmp_path: Path) -> None:
     line = error_of("serve", "--broker-conf", tmp_path / "b.conf")
     assert "dLegerSelfId = 'n7'" in line
     assert f"{tmp_path / 'b.conf'} line 3" in line
-
-
-def failed_start(*options: object) -> str:
-    """Return the error of a node that does not start."""
-    done = run_process("serve", "--self-id", "n0", *options, code=3)
-    (line,) = done.stderr.strip().splitlines()
-    assert done.stdout == ""
-    return line
-
-
-@pytest.mark.integration
-def test_start_in_unwritable_directory_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    line = failed_start("--peers", f"n0-127.0.0.1:{free_ports(1)[0]}", "--dir", tmp_path / "file")
-    assert str(tmp_path / "file") in line
-    assert (tmp_path / "file").read_text() == ""
-
-
-@pytest.mark.integration
-def test_start_on_port_in_use_writes_nothing(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert str(port) in failed_start("--peers", f"n0-127.0.0.1:{port}", "--dir", tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.integration
-def test_start_with_foreign_store_writes_nothing_for_any_group(tmp_path: Path) -> None:
-    CommitLog.open(tmp_path / "b" / "dledger-n0", group="else", node_id="n0").close()
-    line = failed_start("--peers", f"n0-127.0.0.1:{free_ports(1)[0]}", "--dir", tmp_path, "--group", "a,b")
-    assert "[STORE_MISMATCH]" in line
-    assert str(tmp_path / "b" / "dledger-n0") in line
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]
-
-
-@pytest.mark.integration
-def test_log_keeps_its_profile_whatever_the_option(tmp_path: Path) -> None:
-    small = StorageConfig(profile="A", data_segment_bytes=1 << 20, index_segment_bytes=1 << 15)
-    CommitLog.open(tmp_path / "default" / "dledger-n0", group="default", node_id="n0", config=small).close()
-    with LocalCluster(1, tmp_path) as cluster, Client(cluster.peers) as client:
-        assert client.append([b"x"]).first_index == 0

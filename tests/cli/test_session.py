@@ -15,6 +15,7 @@ from dledger_core import Client
 from dledger_core.cluster import LocalCluster
 from dledger_core.control import TransactionId
 from tests.cli.command import DLEDGER, error_of, result_of, rows_of, run
+from tests.support.soon import soon
 
 pytestmark = pytest.mark.integration
 
@@ -66,12 +67,16 @@ def test_append_of_empty_stdin_appends_nothing(cluster: LocalCluster) -> None:
     assert rows_of("tail", "--peers", cluster.peers, "--group", "empty", "--no-follow") == []
 
 
-def test_get_after_end_is_one_line(cluster: LocalCluster) -> None:
-    assert "[INDEX_OUT_OF_RANGE]" in error_of("get", "--peers", cluster.peers, 123456789)
-
-
-def test_append_to_unknown_group_is_one_line(cluster: LocalCluster) -> None:
-    assert "[UNKNOWN_GROUP]" in error_of("append", "--peers", cluster.peers, "--group", "other", "x")
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("get 123456789", "INDEX_OUT_OF_RANGE"),
+        ("append --group other x", "UNKNOWN_GROUP"),
+        ("status --watch --group nowhere", "UNKNOWN_GROUP"),
+    ],
+)
+def test_rejected_request_is_one_line(cluster: LocalCluster, command: str, error: str) -> None:
+    assert f"[{error}]" in error_of(*command.split(), "--peers", cluster.peers)
 
 
 def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster) -> None:
@@ -88,7 +93,8 @@ def test_status_shows_leader_transfer_and_orphaned_entries(cluster: LocalCluster
     with Client(cluster.peers) as client:
         client.append_attempt([b"row"] * 3, transaction=transaction, attempt="5f0c1d3e-8a52-4c55-9d61-9a8f5c2f0e10")
         client.abort_transaction(transaction)
-    assert "lost entries" in run("status", *peers).stdout
+    # The leader counts them once its own disk has them, perhaps after the commit.
+    soon(lambda: "lost entries" in run("status", *peers).stdout)
 
 
 def test_status_exits_1_if_node_is_missing(cluster: LocalCluster) -> None:
@@ -130,12 +136,6 @@ def test_perf_reports_rates_and_latencies(cluster: LocalCluster) -> None:
     found = result_of("perf", "append", "--peers", cluster.peers, "--group", "empty", "--seconds", "0.5")
     assert found["entries"] > 0
     assert found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-
-
-def test_doctor_checks_port_and_peers(cluster: LocalCluster) -> None:
-    checks = result_of("doctor", "--peers", cluster.peers, "--self-id", "n0", code=1)
-    results = {row["what"]: row["result"] for row in checks}
-    assert (results["port of n0"], results["peer n1"], results["peer n2"]) == ("wrong", "ok", "ok")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

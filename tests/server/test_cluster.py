@@ -289,6 +289,20 @@ def test_start_with_port_in_use_writes_nothing(tmp_path):
     assert not (tmp_path / "d").exists()
 
 
+def test_start_in_unwritable_directory_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in refusal(tmp_path / "file", format_peers(free_peers(1)))
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_start_with_foreign_store_writes_nothing_for_any_group(tmp_path):
+    CommitLog.open(tmp_path / "b" / "dledger-n0", group="else", node_id="n0").close()
+    line = refusal(tmp_path, format_peers(free_peers(1)), groups=["a", "b"])
+    assert "[STORE_MISMATCH]" in line
+    assert str(tmp_path / "b" / "dledger-n0") in line
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
 def test_start_rejects_store_in_use(cluster):
     moved = f"n0-127.0.0.1:{free_ports(1)[0]};{cluster.peers.split(';', 1)[1]}"
     assert "another process" in refusal(cluster.directory, moved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +79,13 @@ def test_error_after_start_closes_stores(tmp_path):
     with pytest.raises(BrokenPipeError):
         run_node(config, fails(BrokenPipeError("stdout is closed")))
     CommitLog.open(config.store_path("default"), group="default", node_id="n0", config=STORAGE).close()
+
+
+async def test_log_keeps_its_profile_whatever_the_option(tmp_path):
+    storage = replace(STORAGE, profile="A")
+    CommitLog.open(tmp_path / "default" / "dledger-n0", group="default", node_id="n0", config=storage).close()
+    async with ServerGroup(tmp_path, 1) as cluster:
+        assert (await (await cluster.client()).append([b"no no-op before it"]))[0] == 0
 
 
 async def test_node_in_library_does_not_freeze_garbage_collector(tmp_path):
