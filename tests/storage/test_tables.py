@@ -1,0 +1,333 @@
+"""The tables of producers and transactions decide the same way on every replica."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dledger_core import control
+from dledger_core.checksum import crc32
+from dledger_core.control import Part, TransactionId
+from dledger_core.errors import (
+    DLedgerError,
+    FencedError,
+    ProducerUnknownError,
+    SequenceConflictError,
+    SequenceGapError,
+    TransactionError,
+)
+from dledger_core.storage.read.visibility import Visibility
+from dledger_core.storage.tables.producers import EXPIRY_MS, ProducerTable
+from dledger_core.storage.tables.tables import LogTables
+from dledger_core.storage.tables.transactions import COMMITTED_REMEMBERED, TransactionTable
+
+# --- producers ------------------------------------------------------------------------------------------------------
+
+
+def applied(*appends: tuple[str, int, int, int]) -> ProducerTable:
+    """A table after appends of one entry (producer, epoch, sequence, crc), 100 indexes and 1 ms apart."""
+    table = ProducerTable()
+    for at, (producer, epoch, sequence, crc) in enumerate(appends):
+        table.apply({"p": producer, "e": epoch, "s": sequence, "n": 1, "c": crc}, at * 100, at)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("producer", "epoch", "sequence", "crc", "error"),
+    [
+        ("q", 0, 1, 1, ProducerUnknownError),
+        ("p", 0, 0, 1, FencedError),
+        ("p", 1, 3, 1, SequenceGapError),
+        ("p", 2, 1, 1, SequenceGapError),
+        ("p", 1, 1, 99, SequenceConflictError),
+    ],
+)
+def test_check_rejects_append_that_breaks_the_sequence(
+    producer: str, epoch: int, sequence: int, crc: int, error: type[DLedgerError]
+) -> None:
+    table = applied(("p", 0, 0, 7), ("p", 1, 0, 8), ("p", 1, 1, 9))
+    with pytest.raises(error):
+        table.check(producer, epoch, sequence, crc)
+
+
+def test_only_the_newest_sixteen_are_comparable() -> None:
+    table = applied(*[("p", 0, sequence, sequence) for sequence in range(20)])
+    assert table.check("p", 0, 4, 4) is not None
+    with pytest.raises(SequenceConflictError):
+        table.check("p", 0, 3, 3)
+
+
+def test_inactive_producers_expire_by_log_time() -> None:
+    table = applied(("p", 0, 0, 1))
+    table.apply({"p": "q", "e": 0, "s": 0, "n": 1, "c": 1}, 100, EXPIRY_MS + 1)
+    assert list(table.entries) == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("appends", "epoch", "sequences"),
+    [
+        ([(0, 0), (0, 1)], 0, [0, 1]),
+        ([(0, 0), (1, 0)], 1, [0]),
+        ([(0, 0), (1, 0), (0, 1)], 1, [0]),
+        ([(1, 0), (0, 0), (1, 1)], 1, [0, 1]),
+        ([(0, 0), (0, 1), (0, 0)], 0, [0, 1]),
+        ([(0, 0), (0, 1), (0, 1), (0, 2)], 0, [0, 1, 2]),
+        ([(3, 0), (5, 0), (4, 0), (5, 1), (3, 1)], 5, [0, 1]),
+        ([(0, 0), (2, 0), (2, 1), (1, 2), (2, 2)], 2, [0, 1, 2]),
+        ([(0, 7)], 0, [7]),
+    ],
+)
+def test_newest_epoch_and_first_of_each_sequence_count(
+    appends: list[tuple[int, int]], epoch: int, sequences: list[int]
+) -> None:
+    """Whatever order the log holds: an older epoch never enters a newer one's entry, a repeat never replaces."""
+    table = applied(*[("p", e, s, 1000 * e + 10 * s + at) for at, (e, s) in enumerate(appends)])
+    entry = table.get("p")
+    assert entry is not None
+    firsts = [appends.index((epoch, sequence)) for sequence in sequences]
+    assert entry.epoch == epoch
+    assert [(a.sequence, a.first_index, a.crc) for a in entry.appends] == [
+        (s, at * 100 + 1, 1000 * epoch + 10 * s + at) for s, at in zip(sequences, firsts, strict=True)
+    ]
+    assert table.check("p", epoch, sequences[-1] + 1, 0) is None
+    for older in range(epoch):
+        with pytest.raises(FencedError):
+            table.check("p", older, 0, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
+def test_accepted_appends_are_in_the_table(tries: list[tuple[int, int]]) -> None:
+    """A leader that asks ``check`` before each append: accepted appends, and only they, are in the table after it."""
+    table, accepted = ProducerTable(), {}
+    for at, (epoch, sequence) in enumerate(tries):
+        try:
+            found = table.check("p", epoch, sequence, crc=sequence)
+        except (FencedError, SequenceGapError, ProducerUnknownError):
+            continue
+        if found is not None:
+            assert (found.first_index, found.last_index) == accepted[epoch, sequence]
+            continue
+        assert (epoch, sequence) not in accepted
+        table.apply({"p": "p", "e": epoch, "s": sequence, "n": 2, "c": sequence}, at * 10, at)
+        accepted[epoch, sequence] = (at * 10 + 1, at * 10 + 2)
+        entry = table.get("p")
+        assert entry is not None
+        assert (entry.epoch, entry.next_sequence - 1) == max(accepted) == (epoch, sequence)
+
+
+# --- transactions ---------------------------------------------------------------------------------------------------
+
+T0 = TransactionId("q", 0, "run1")
+NEWER = T0._replace(run_id="run2")
+
+
+@pytest.fixture
+def table() -> TransactionTable:
+    return TransactionTable()
+
+
+def attempt(table: TransactionTable, index: int, rows: int = 5, key: TransactionId = T0) -> Part:
+    fields = {"q": key.query_id, "b": key.batch_id, "r": key.run_id, "a": "u", "n": rows, "c": 5}
+    table.apply_attempt(fields, index, 1000 + index)
+    return Part(index + 1, index + rows, rows, 5)
+
+
+def commit(table: TransactionTable, parts: list[Part], key: TransactionId = T0, **more: str) -> None:
+    fields = {"q": key.query_id, "b": key.batch_id, "r": key.run_id, "parts": [list(part) for part in parts]}
+    table.apply_commit(fields | more)
+
+
+def abort(table: TransactionTable, run: str = "") -> None:
+    table.apply_abort({"q": "q", "b": 0, "r": run})
+
+
+def visible_end(table: TransactionTable) -> int:
+    return Visibility.of(table, 100).end
+
+
+def test_commit_shows_winners_and_orphans_all_other_attempts(table: TransactionTable) -> None:
+    assert visible_end(table) == 100
+    won = [attempt(table, 10)]
+    attempt(table, 20)
+    assert (visible_end(table), table.state(T0)[0]) == (10, "open")
+    won.append(attempt(table, 30, 2))
+    assert table.check_commit(T0, won) is False
+    commit(table, won)
+    attempt(table, 40, 3)  # was in flight when the commit was appended
+    assert (visible_end(table), table.state(T0)) == (100, ("committed", won))
+    assert table.orphaned_ranges == [(21, 26), (41, 44)]
+    assert Visibility.of(table, 100).orphaned(22, 23) == [(21, 26)]
+    assert Visibility.of(table, 100).orphaned(26, 41) == []
+    assert table.check_commit(T0, won) is True, "a repeat of what took effect"
+    for check in (lambda: table.check_commit(T0, won[:1]), lambda: table.check_attempt(T0)):
+        with pytest.raises(TransactionError):
+            check()
+
+
+def test_empty_micro_batch_commits(table: TransactionTable) -> None:
+    assert table.check_commit(T0, []) is False
+    commit(table, [])
+    assert table.state(T0) == ("committed", [])
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["with an attempt", "before any attempt"])
+def test_abort_orphans_all_parts_until_a_newer_run_writes(table: TransactionTable, begun: bool) -> None:
+    parts = [attempt(table, 10)] if begun else []
+    abort(table, "" if begun else T0.run_id)
+    assert table.state(T0)[0] == "aborted"
+    with pytest.raises(TransactionError, match="aborted"):
+        table.check_attempt(T0)
+    late = attempt(table, 20)  # was in flight when the abort was appended
+    with pytest.raises(TransactionError):
+        table.check_commit(T0, [*parts, late])
+    commit(table, [*parts, late])
+    assert (visible_end(table), table.state(T0)[0]) == (100, "aborted")
+    assert table.orphaned_ranges == [(part.first, part.last + 1) for part in (*parts, late)]
+    table.check_attempt(NEWER)
+    assert table.state(NEWER)[0] == "unknown"
+    won = attempt(table, 60, 5, NEWER)
+    commit(table, [won], NEWER)
+    abort(table, NEWER.run_id)
+    assert table.state(NEWER) == ("committed", [won])
+
+
+def test_new_run_retires_the_old_one_and_orphans_its_attempts(table: TransactionTable) -> None:
+    old = attempt(table, 10)
+    attempt(table, 20, 5, T0._replace(query_id="another query"))
+    next_batch = NEWER._replace(batch_id=1)
+    part = attempt(table, 30, 5, next_batch)
+    attempt(table, 40)  # the old run's, in flight
+    assert sorted(table.open) == [("another query", 0), ("q", 1)]
+    assert (visible_end(table), table.orphaned_ranges) == (20, [(11, 16), (41, 46)])
+    for check in (lambda: table.check_attempt(T0), lambda: table.check_commit(T0, []), lambda: table.check_run(T0)):
+        with pytest.raises(FencedError):
+            check()
+    assert isinstance(table.fenced(T0), FencedError)
+    assert table.fenced(NEWER) is None
+    assert table.fenced(T0._replace(query_id="other")) is None
+    commit(table, [old])
+    commit(table, [part], T0._replace(batch_id=1))
+    assert table.state(next_batch) == ("open", [part])
+
+
+def test_retired_run_may_only_repeat_a_commit(table: TransactionTable) -> None:
+    attempt(table, 10)
+    won = attempt(table, 20, 5, NEWER)
+    commit(table, [won], NEWER)
+    assert table.check_commit(T0, [won]) is True
+    with pytest.raises(FencedError):
+        table.check_commit(T0, [Part(11, 15, 5, 5)])
+
+
+def test_late_abort_of_an_old_run_changes_nothing(table: TransactionTable) -> None:
+    attempt(table, 10)
+    part = attempt(table, 20, 5, NEWER)
+    abort(table, T0.run_id)
+    assert table.state(T0) == ("open", [part])
+    abort(table, NEWER.run_id)
+    assert table.open == {}
+
+
+def test_attempt_before_the_newest_committed_micro_batch_is_fenced(table: TransactionTable) -> None:
+    fourth = T0._replace(batch_id=4)
+    commit(table, [attempt(table, 10, 5, fourth)], fourth)
+    with pytest.raises(FencedError) as caught:
+        table.check_attempt(T0)
+    assert caught.value.values["newest"] == 4
+    attempt(table, 20, 5, NEWER)  # was in flight
+    assert (visible_end(table), table.orphaned_ranges) == (100, [(21, 26)])
+    table.check_attempt(T0._replace(batch_id=5))
+
+
+def test_older_open_transaction_may_continue_and_commit(table: TransactionTable) -> None:
+    first = attempt(table, 10)
+    fourth = T0._replace(batch_id=4)
+    commit(table, [attempt(table, 20, 5, fourth)], fourth)
+    table.check_attempt(T0)
+    both = [first, attempt(table, 30)]
+    assert table.check_commit(T0, both) is False
+    commit(table, both)
+    assert (visible_end(table), table.committed_input(T0)[0]) == (100, 4)
+
+
+def test_input_of_a_committed_transaction_is_remembered(table: TransactionTable) -> None:
+    assert table.committed_input(T0) == (-1, "")
+    commit(table, [attempt(table, 10)], i="digest")
+    commit(table, [], T0._replace(batch_id=1))
+    assert table.committed_input(T0) == (1, "digest")
+    assert table.committed_input(T0._replace(batch_id=1)) == (1, "")
+    for batch_id in range(2, 2 + COMMITTED_REMEMBERED):
+        commit(table, [], T0._replace(batch_id=batch_id))
+    assert table.committed_input(T0) == (1 + COMMITTED_REMEMBERED, "")
+    assert table.state(T0)[0] == "unknown"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["attempt", "attempt", "attempt", "commit", "abort"])), max_size=60
+    )
+)
+def test_orphaned_ranges_are_those_without_a_commit_in_any_order(steps: list[tuple[int, str]]) -> None:
+    """Attempts of four queries one after another; commits name every other part; what is open loses at the end."""
+    table, index, opened, lost = TransactionTable(), 0, dict[int, list[Part]](), set[int]()
+    numbers = dict.fromkeys(range(4), 0)
+    for query, kind in [*steps, *((query, "abort") for query in range(4))]:
+        key = TransactionId(str(query), numbers[query], "run")
+        if kind == "attempt":
+            opened.setdefault(query, []).append(attempt(table, index, 1 + index % 3, key))
+            index += 2 + index % 3
+            continue
+        parts = opened.pop(query, [])
+        won = parts[::2] if kind == "commit" else []
+        if kind == "commit":
+            commit(table, won, key)
+        else:
+            table.apply_abort({"q": key.query_id, "b": key.batch_id, "r": key.run_id})
+        lost.update(at for part in parts if part not in won for at in range(part.first, part.last + 1))
+        numbers[query] += 1
+    found = table.orphaned_ranges
+    assert [at for start, stop in found for at in range(start, stop)] == sorted(lost)
+    assert all(before[1] < after[0] for before, after in pairwise(found))
+
+
+# --- both tables ----------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_the_same_from_a_snapshot_and_the_tail() -> None:
+    entries = [
+        (0, {"k": "log", "u": "abc"}),
+        (1, {"k": "producer", "p": "p", "e": 0, "s": 0, "n": 2, "c": 1}),
+        (4, {"k": "attempt", "q": "q", "b": 0, "r": "r", "a": "u", "n": 2, "c": 3}),
+        (7, {"k": "commit", "q": "q", "b": 0, "r": "r", "parts": [[5, 6, 2, 3]], "i": "digest"}),
+        (8, {"k": "attempt", "q": "q", "b": 1, "r": "r", "a": "u", "n": 2, "c": 3}),
+        (11, {"k": "some later version's kind"}),
+        (12, {"k": "abort", "q": "q", "b": 1}),
+        (13, {"k": "attempt", "q": "q", "b": 1, "r": "r", "a": "u", "n": 2, "c": 3}),
+        (16, {"k": "producer", "p": "other", "e": 4, "s": 0, "n": 1, "c": 9}),
+        (18, {"k": "producer", "p": "p", "e": 0, "s": 1, "n": 1, "c": 2}),
+    ]
+
+    def apply(tables: LogTables, count: int = len(entries)) -> LogTables:
+        for index, fields in entries[:count]:
+            tables.apply(index, 1000 + index, control.pack(fields))
+        return tables
+
+    whole = apply(LogTables())
+    for cut in range(len(entries) + 1):
+        restored = LogTables.restore(apply(LogTables(), cut).snapshot())
+        assert apply(restored).snapshot() == whole.snapshot(), "repeats are ignored"
+    assert whole.log_uuid == "abc"
+    assert LogTables.restore(b"\0" + whole.snapshot()[1:]).applied_index == -1
+
+
+@pytest.mark.parametrize(
+    "queries", [[[]], [["q"]], [["q", "r", [], [[]]]], [["q", "r", [], [[0]]]], [["q", "r", [], [], [[]]]]]
+)
+def test_malformed_snapshot_is_none(queries: list[object]) -> None:
+    fields = {"version": 1, "applied": 0, "log": None, "producers": LogTables().producers.snapshot()}
+    packed = control.pack(fields | {"transactions": {"open": [], "queries": queries, "orphaned": []}})
+    assert LogTables.parse(crc32(packed).to_bytes(4, "big") + packed) is None
