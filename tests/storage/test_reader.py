@@ -7,13 +7,15 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfRangeError, StoreMismatchError
+from dledger_core.errors import BadRequestError, CorruptRecordError, IndexOutOfRangeError
 from dledger_core.record import RECORD_SCHEMA
 from dledger_core.storage import StoreReader, open_store
 from dledger_core.storage.files.file_system import OsFiles
@@ -21,241 +23,138 @@ from tests.spark_connector.store_writer import StoreWriter
 from tests.storage.conftest import GOLDEN
 from tests.support.growing_store import GrowingStore, everything
 
-CASES = [(name, node) for name in GOLDEN for node in ("n0", "n1", "n2") if name.endswith(("three", "diverged"))] + [
-    (name, None) for name in GOLDEN if name.endswith(("single", "rejoined"))
-]
+SINGLE = [name for name in GOLDEN if name.endswith("single")]
+THREE = ["dledger-0.3.1.2-three", "dledger-0.4.0-three"]
+GENERATION_B = "dledger-0.4.0-single"
 
 
-def store_of(golden: Path, name: str, node: str | None) -> tuple[Path, str]:
-    path = next(p for p in sorted((golden / name).glob("dledger-*")) if node in (None, p.name.removeprefix("dledger-")))
-    return path, path.name.removeprefix("dledger-")
+@dataclass(frozen=True)
+class JavaStore:
+    """A store, and Java's account of it: ``lines`` has one map per entry."""
+
+    path: Path
+    node: str
+    lines: list[dict[str, Any]]
+    info: dict[str, Any]
+
+    def overwrite(self, position: int, data: bytes) -> str:
+        """Write into a data file; return its path."""
+        file = self.path / "data" / f"{position - position % 65536:020d}"
+        content = bytearray(file.read_bytes())
+        content[position % 65536 : position % 65536 + len(data)] = data
+        file.write_bytes(content)
+        return str(file)
+
+    def flip(self, position: int, bit: int = 0) -> str:
+        file = self.path / "data" / f"{position - position % 65536:020d}"
+        return self.overwrite(position, bytes([file.read_bytes()[position % 65536] ^ 1 << bit]))
+
+    def lines_of(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return read entries in the form of ``lines``."""
+        names = ("index", "term", "magic", "position", "body")
+        return [
+            {"n": self.node, "i": i, "t": t, "m": m, "p": p, "s": len(body) + 48, "h": hashlib.sha256(body).hexdigest()}
+            for i, t, m, p, body in zip(*(batch[name].to_pylist() for name in names), strict=True)
+        ]
 
 
-def manifest(golden: Path, name: str, node: str) -> list[dict[str, Any]]:
-    with gzip.open(golden / name / "manifest.jsonl.gz") as file:
-        return [line for line in map(json.loads, file) if line["n"] == node]
+def source_of(golden: Path, name: str, node: str | None = None) -> Path:
+    return next(p for p in sorted((golden / name).glob("dledger-*")) if node in (None, p.name.removeprefix("dledger-")))
 
 
-def as_manifest(batch: pa.RecordBatch, node: str) -> list[dict[str, Any]]:
-    columns = batch.to_pydict()
-    names = ("index", "term", "magic", "position", "body")
-    return [
-        {"n": node, "i": i, "t": t, "m": m, "p": p, "s": len(body) + 48, "h": hashlib.sha256(body).hexdigest()}
-        for i, t, m, p, body in zip(*(columns[name] for name in names), strict=True)
-    ]
+Copied = Callable[..., JavaStore]
 
 
-def overwrite(path: Path, position: int, data: bytes) -> None:
-    with (path / "data" / f"{position - position % 65536:020d}").open("r+b") as file:
-        file.seek(position % 65536)
-        file.write(data)
+@pytest.fixture
+def copied(golden: Path, tmp_path: Path) -> Copied:
+    """Returns a copy of one of Java's stores."""
+
+    def copy(name: str, node: str | None = None) -> JavaStore:
+        source = source_of(golden, name, node)
+        node = source.name.removeprefix("dledger-")
+        with gzip.open(golden / name / "manifest.jsonl.gz") as file:
+            lines = [line for line in map(json.loads, file) if line["n"] == node]
+        info = json.loads((golden / name / "info.json").read_text())["nodes"][node]
+        return JavaStore(Path(shutil.copytree(source, tmp_path / source.name)), node, lines, info)
+
+    return copy
 
 
-@pytest.mark.parametrize(("name", "node"), CASES)
-def test_java_store_entry_by_entry(golden: Path, name: str, node: str | None) -> None:
-    path, node = store_of(golden, name, node)
-    info = json.loads((golden / name / "info.json").read_text())["nodes"][node]
-    reader = open_store(path)
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [(name, node) for name in GOLDEN for node in ("n0", "n1", "n2") if name.endswith(("three", "diverged"))]
+    + [(name, None) for name in GOLDEN if name.endswith(("single", "rejoined"))],
+)
+def test_java_store_entry_by_entry(copied: Copied, name: str, node: str | None) -> None:
+    store = copied(name, node)
+    reader = open_store(store.path)
+    ends = (store.info["begin"], store.info["end"])
     assert reader.writer == ("java-a" if "0.3.1.2" in name else "java-b")
-    assert (reader.node_id, reader.group, reader.log_uuid) == (node, None, None)
-    assert (reader.first_index, reader.last_index) == (info["begin"], info["end"])
+    assert (reader.node_id, reader.group, reader.log_uuid) == (store.node, None, None)
+    assert (reader.first_index, reader.last_index) == ends
     batch = reader.read(reader.first_index, reader.last_index + 1, max_bytes=1 << 30)
     assert batch.schema == RECORD_SCHEMA
     assert batch.column("timestamp").null_count == batch.num_rows
-    assert as_manifest(batch, node) == manifest(golden, name, node)
-    assert [(run.term, run.first_index) for run in reader.term_ranges()] == [
-        (t, first) for t, first, _ in info["terms"]
-    ]
-    committed = info["committed_after_recover"]
-    assert reader.commit_index == (None if "0.4.0" in name else committed)
+    assert store.lines_of(batch) == store.lines
+    assert [[found.term, found.first_index] for found in reader.term_ranges()] == [t[:2] for t in store.info["terms"]]
+    committed = None if "0.4.0" in name else store.info["committed_after_recover"]
+    assert reader.commit_index == committed
+    assert reader.visible_end == (reader.last_index if committed is None else committed) + 1
+    assert reader.committed_end("end") == reader.last_index + 1
     report = reader.verify()
-    assert (report.first_index, report.last_index) == (info["begin"], info["end"])
-    assert report.findings == ()
+    assert (report.first_index, report.last_index, report.findings) == (*ends, ())
     assert reader.damaged == ()
+    with pytest.raises(BadRequestError):
+        reader.index_at_time(0)
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
+@pytest.mark.parametrize("name", SINGLE)
 @pytest.mark.parametrize("lost", ["index", "index files", "first index file", "index tail"])
-def test_java_store_is_read_without_its_index(golden: Path, tmp_path: Path, name: str, lost: str) -> None:
-    source, node = store_of(golden, name, None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    files = sorted((path / "index").iterdir())
+def test_java_store_is_read_without_its_index(copied: Copied, name: str, lost: str) -> None:
+    store = copied(name)
+    files = sorted((store.path / "index").iterdir())
     if lost == "index":
-        shutil.rmtree(path / "index")
-    elif lost == "index files":
-        for file in files:
-            file.unlink()
-    elif lost == "first index file":
-        files[0].unlink()
-    else:
+        shutil.rmtree(store.path / "index")
+    elif lost == "index tail":
         files[-1].write_bytes(bytes(4096))
-    reader = open_store(path)
-    batches, at = [], int(reader.first_index)
+    else:
+        for file in files[: 1 if lost == "first index file" else None]:
+            file.unlink()
+    reader = open_store(store.path)
+    lines, at = [], int(reader.first_index)
     while at <= reader.last_index:
         batch = reader.read(at, reader.last_index + 1, max_bytes=20_000)
-        batches += as_manifest(batch, node)
+        lines += store.lines_of(batch)
         at += batch.num_rows
-    assert batches == manifest(golden, name, node)
+    assert lines == store.lines
     assert {finding.kind for finding in reader.verify().findings} == {"INDEX_MISMATCH"}
-    expected = range(890, 900) if lost.startswith("index") and lost != "index tail" else ()
+    expected = range(890, 900) if lost in ("index", "index files") else ()
     assert reader.index_mismatches(reader.records(890, 900)) == list(expected)
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
-def test_java_store_with_its_first_files_deleted(golden: Path, tmp_path: Path, name: str) -> None:
-    source, node = store_of(golden, name, None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    for file in sorted((path / "data").iterdir())[:2]:
+@pytest.mark.parametrize("name", SINGLE)
+def test_java_store_with_its_first_files_deleted(copied: Copied, name: str) -> None:
+    store = copied(name)
+    for file in sorted((store.path / "data").iterdir())[:2]:
         file.unlink()
-    expected = [line for line in manifest(golden, name, node) if line["p"] >= 2 * 65536]
-    reader = open_store(path)
-    assert reader.first_index == expected[0]["i"]
-    assert as_manifest(reader.read(reader.first_index, 1 << 40, max_bytes=1 << 30), node) == expected
+    expected = [line for line in store.lines if line["p"] >= 2 * 65536]
+    reader = open_store(store.path)
+    assert store.lines_of(reader.read(reader.first_index, 1 << 40, max_bytes=1 << 30)) == expected
     assert reader.verify().findings == ()
     with pytest.raises(IndexOutOfRangeError) as caught:
         reader.read(0, 1)
     assert caught.value.values == {"first_index": expected[0]["i"], "last_index": expected[-1]["i"]}
 
 
-def test_generation_b_store_may_start_with_a_blank(golden: Path, tmp_path: Path) -> None:
-    source, node = store_of(golden, "dledger-0.4.0-single", None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    lines = manifest(golden, "dledger-0.4.0-single", node)
-    start = lines[40]["p"]
-    data, index = path / "data" / ("0" * 20), path / "index" / ("0" * 20)
-    with data.open("r+b") as file:
-        file.write(b"\xff\xff\xff\xff" + start.to_bytes(4, "big") + bytes(start - 8))
-    with index.open("r+b") as file:
-        file.write(b"\xff\xff\xff\xff" + (40 * 32).to_bytes(4, "big") + bytes(40 * 32 - 8))
-    reader = open_store(path)
+def test_generation_b_store_may_start_with_a_blank(copied: Copied) -> None:
+    store = copied(GENERATION_B)
+    for directory, size in (("data", store.lines[40]["p"]), ("index", 40 * 32)):
+        with (store.path / directory / ("0" * 20)).open("r+b") as file:
+            file.write(b"\xff\xff\xff\xff" + size.to_bytes(4, "big") + bytes(size - 8))
+    reader = open_store(store.path)
     assert reader.first_index == 40
-    assert as_manifest(reader.read(40, 1 << 40, max_bytes=1 << 30), node) == lines[40:]
+    assert store.lines_of(reader.read(40, 1 << 40, max_bytes=1 << 30)) == store.lines[40:]
     assert reader.verify().findings == ()
-
-
-@pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
-def test_torn_java_tail_ends_the_log(golden: Path, tmp_path: Path, name: str) -> None:
-    source, node = store_of(golden, name, "n0")
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    last = manifest(golden, name, node)[-1]
-    file = path / "data" / f"{last['p'] - last['p'] % 65536:020d}"
-    content = bytearray(file.read_bytes())
-    content[last["p"] % 65536 + 16] = 0x80  # a negative term
-    file.write_bytes(content)
-    reader = open_store(path)
-    assert reader.last_index == last["i"] - 1
-    report = reader.verify()
-    assert report.last_index == last["i"] - 1
-    assert [finding.kind for finding in report.findings] == ["TORN_TAIL"]
-
-
-@pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
-@pytest.mark.parametrize(("at", "kind"), [(100, "CORRUPT"), (500, "CORRUPT"), (880, "CORRUPT"), (300, "TERM")])
-def test_verify_reports_a_damaged_header_and_continues(
-    golden: Path, tmp_path: Path, name: str, at: int, kind: str
-) -> None:
-    source, node = store_of(golden, name, None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    line = manifest(golden, name, node)[at]
-    file = path / "data" / f"{line['p'] - line['p'] % 65536:020d}"
-    content = bytearray(file.read_bytes())
-    content[line["p"] % 65536 + (23 if kind == "TERM" else 4)] ^= 1
-    file.write_bytes(content)
-    report = open_store(path).verify()
-    found = [(f.kind, f.start, f.end, f.position) for f in report.findings if f.kind != "INDEX_MISMATCH"]
-    assert found == [("CORRUPT", at, at + 1, line["p"])]
-    assert report.last_index == 899
-    assert next(f.path for f in report.findings if f.kind == "CORRUPT") == str(file)
-
-
-@pytest.mark.parametrize("name", ["dledger-0.3.1.2-single", "dledger-0.4.0-single"])
-def test_read_never_returns_a_record_with_a_damaged_header(golden: Path, tmp_path: Path, name: str) -> None:
-    source, node = store_of(golden, name, None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    line = manifest(golden, name, node)[100]
-    file = path / "data" / f"{line['p'] - line['p'] % 65536:020d}"
-    content = bytearray(file.read_bytes())
-    content[line["p"] % 65536 + 4] ^= 1
-    file.write_bytes(content)
-    reader = open_store(path)
-    assert reader.last_index == 899
-    assert reader.read(0, 100, max_bytes=1 << 30).num_rows == 100
-    assert reader.read(101, 200, max_bytes=1 << 30).num_rows == 99
-    for start, end in ((100, 101), (50, 150)):
-        with pytest.raises(CorruptRecordError) as caught:
-            reader.read(start, end, max_bytes=1 << 30)
-        assert caught.value.values == {"index": 100, "position": line["p"]}
-        assert caught.value.where == str(file)
-
-
-@pytest.mark.parametrize("name", ["dledger-0.3.1.2-three", "dledger-0.4.0-three"])
-@pytest.mark.parametrize(("offset", "bit"), [(0, 6), (4, 0), (8, 0), (14, 0), (44, 2)])
-def test_entries_after_a_damaged_header_of_java_are_read(
-    golden: Path, tmp_path: Path, name: str, offset: int, bit: int
-) -> None:
-    """In the last files Java's recovery reads record by record, and would delete all after the damaged one."""
-    source, node = store_of(golden, name, "n1")
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    line = manifest(golden, name, node)[100]
-    at = line["p"] + offset
-    byte = (path / "data" / f"{at - at % 65536:020d}").read_bytes()[at % 65536]
-    overwrite(path, at, bytes([byte ^ 1 << bit]))
-    reader = open_store(path)
-    intact = open_store(source)
-    assert (reader.last_index, reader.damaged) == (intact.last_index, ((100, 101),))
-    assert reader.read(99, 101, max_bytes=1) == intact.read(99, 100)
-    assert reader.read(101, intact.last_index + 1) == intact.read(101, intact.last_index + 1)
-    with pytest.raises(CorruptRecordError) as caught:
-        reader.read(98, 103)
-    assert caught.value.values["index"] == 100
-    assert reader.damage_end(caught.value) == 101
-    assert reader.checkpoint_commit_index == (266 if "0.3.1.2" in name else None)
-
-
-def test_entries_that_java_truncated_are_not_damage(golden: Path, tmp_path: Path) -> None:
-    source, node = store_of(golden, "dledger-0.4.0-three", "n1")
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    lines = manifest(golden, "dledger-0.4.0-three", node)
-    at = next(i for i, line in enumerate(lines) if i and line["t"] > lines[i - 1]["t"])
-    overwrite(path, lines[at + 1]["p"], b"\1")  # a new term's first entry, and behind it nothing but what is older
-    for line in lines[at + 2 :]:
-        overwrite(path, line["p"] + 16, bytes(8))
-    reader = open_store(path)
-    assert (reader.last_index, reader.damaged) == (at, ())
-
-
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
-def test_reader_invents_no_bytes_after_a_short_file(golden: Path, tmp_path: Path, name: str) -> None:
-    """Java's records carry no CRC: zeros after a shortened body would be served, and converted, as the body."""
-    source, node = store_of(golden, name, None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    last = sorted((path / "data").iterdir())[-1]
-    inside = [line for line in manifest(golden, name, node) if line["p"] >= int(last.name)]
-    for line in reversed(inside):
-        os.truncate(last, line["p"] - int(last.name) + line["s"] - 1)
-        reader = open_store(path)
-        assert reader.last_index == line["i"] - 1
-        found = [(finding.kind, finding.severity) for finding in reader.verify().findings]
-        assert ("CORRUPT", "error") in found
-        assert reader.checkpoint_commit_index in (899, None)
-        assert reader.commit_index in (reader.last_index, None)
-
-
-def test_remaining_checkpoint_copy_is_read(golden: Path, tmp_path: Path) -> None:
-    source, _ = store_of(golden, "dledger-0.3.1.2-single", None)
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    (path / "checkpoint").rename(path / "checkpoint.bak")
-    assert open_store(path).commit_index == 899
-
-
-@pytest.mark.parametrize("make", [[], ["index"], ["data.txt"]])
-def test_open_store_rejects_a_directory_without_data(tmp_path: Path, make: list[str]) -> None:
-    for name in make:
-        (tmp_path / name).mkdir()
-    with pytest.raises(StoreMismatchError) as caught:
-        open_store(tmp_path)
-    assert caught.value.where == str(tmp_path)
-    assert caught.value.exit_code == 3
 
 
 def test_empty_java_store_has_no_entries(tmp_path: Path) -> None:
@@ -267,9 +166,97 @@ def test_empty_java_store_has_no_entries(tmp_path: Path) -> None:
         reader.read(0, 1)
 
 
-# --- a store that is opened again while it grows ------------------------------------------------------------------
+def test_remaining_checkpoint_copy_is_read(copied: Copied) -> None:
+    store = copied("dledger-0.3.1.2-single")
+    (store.path / "checkpoint").rename(store.path / "checkpoint.bak")
+    assert open_store(store.path).commit_index == 899
 
-SINGLE = [name for name in GOLDEN if name.endswith("single")]
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", THREE)
+def test_torn_java_tail_ends_the_log(copied: Copied, name: str) -> None:
+    store = copied(name, "n0")
+    store.overwrite(store.lines[-1]["p"] + 16, b"\x80")  # a negative term
+    reader = open_store(store.path)
+    report = reader.verify()
+    assert reader.last_index == report.last_index == store.lines[-1]["i"] - 1
+    assert [finding.kind for finding in report.findings] == ["TORN_TAIL"]
+
+
+@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize(
+    ("at", "byte", "found_by_read"),
+    [(100, 4, True), (500, 4, False), (880, 4, False), (300, 23, False)],
+    ids=["size", "size in the middle", "size in the tail", "term above the next"],
+)
+def test_damaged_header_is_reported_and_never_returned(
+    copied: Copied, name: str, at: int, byte: int, found_by_read: bool
+) -> None:
+    store = copied(name)
+    position = store.lines[at]["p"]
+    file = store.flip(position + byte)
+    reader = open_store(store.path)
+    report = reader.verify()
+    found = [(f.kind, f.start, f.end, f.position, f.path) for f in report.findings if f.kind != "INDEX_MISMATCH"]
+    assert found == [("CORRUPT", at, at + 1, position, file)]
+    assert report.last_index == 899
+    assert reader.read(0, at, max_bytes=1 << 30).num_rows == at
+    if not found_by_read:
+        return
+    assert (reader.last_index, reader.read(at + 1, at + 10).num_rows) == (899, 9)
+    for start, end in ((at, at + 1), (at - 50, at + 50)):
+        with pytest.raises(CorruptRecordError) as caught:
+            reader.read(start, end, max_bytes=1 << 30)
+        assert (caught.value.where, caught.value.values) == (file, {"index": at, "position": position})
+
+
+@pytest.mark.parametrize("name", THREE)
+@pytest.mark.parametrize(("offset", "bit"), [(0, 6), (4, 0), (8, 0), (14, 0), (44, 2)])
+def test_entries_after_a_damaged_header_of_java_are_read(
+    golden: Path, copied: Copied, name: str, offset: int, bit: int
+) -> None:
+    """In the last files Java's recovery reads record by record, and would delete all after the damaged one."""
+    store = copied(name, "n1")
+    store.flip(store.lines[100]["p"] + offset, bit)
+    reader, intact = open_store(store.path), open_store(source_of(golden, name, "n1"))
+    assert (reader.last_index, reader.damaged) == (intact.last_index, ((100, 101),))
+    assert reader.read(99, 101, max_bytes=1) == intact.read(99, 100)
+    assert reader.read(101, intact.last_index + 1) == intact.read(101, intact.last_index + 1)
+    with pytest.raises(CorruptRecordError) as caught:
+        reader.read(98, 103)
+    assert caught.value.values["index"] == 100
+    assert reader.damage_end(caught.value) == 101
+    assert reader.checkpoint_commit_index == (266 if "0.3.1.2" in name else None)
+
+
+def test_entries_that_java_truncated_are_not_damage(copied: Copied) -> None:
+    store = copied("dledger-0.4.0-three", "n1")
+    lines = store.lines
+    at = next(i for i, line in enumerate(lines) if i and line["t"] > lines[i - 1]["t"])
+    store.overwrite(lines[at + 1]["p"], b"\1")  # after a new term's first entry only older ones
+    for line in lines[at + 2 :]:
+        store.overwrite(line["p"] + 16, bytes(8))
+    reader = open_store(store.path)
+    assert (reader.last_index, reader.damaged) == (at, ())
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_reader_invents_no_bytes_after_a_short_file(copied: Copied, name: str) -> None:
+    """Java's records carry no CRC: zeros after a shortened body would be served, and converted, as the body."""
+    store = copied(name)
+    last = max((store.path / "data").iterdir())
+    for line in reversed([line for line in store.lines if line["p"] >= int(last.name)]):
+        os.truncate(last, line["p"] - int(last.name) + line["s"] - 1)
+        reader = open_store(store.path)
+        assert reader.last_index == line["i"] - 1
+        assert ("CORRUPT", "error") in [(finding.kind, finding.severity) for finding in reader.verify().findings]
+        assert reader.checkpoint_commit_index in (899, None)
+        assert reader.commit_index in (reader.last_index, None)
+
+
+# --- a store that is opened again while it grows --------------------------------------------------------------------
 
 
 class CountingFiles(OsFiles):
@@ -299,40 +286,25 @@ class CountingFiles(OsFiles):
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize("name", SINGLE)
 def test_refreshed_view_equals_a_new_one(golden: Path, tmp_path: Path, name: str, with_index: bool) -> None:
-    source = next((golden / name).glob("dledger-*"))
-    store = GrowingStore(source, tmp_path / source.name, with_index=with_index)
+    store = GrowingStore(source_of(golden, name), tmp_path / "dledger-n0", with_index=with_index)
     total = len(store.rows)
     view: StoreReader | None = None
-    for count in (1, 2, total // 3, total // 3, total // 2, total - 1, total):
+    for count in (1, 2, total // 3, total // 3, total // 2, total - 1, total, total // 2):  # at last a shorter log
         store.hold(count)
         view = open_store(store.path, since=view)
         assert view.last_index + 1 - view.first_index == count
         assert everything(view) == store.rows[:count]
-    assert view is not None
-    assert view.term_ranges() == open_store(store.path).term_ranges()
+        assert view.term_ranges() == open_store(store.path).term_ranges()
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_refreshed_view_reads_little_if_nothing_is_new(golden: Path, tmp_path: Path, name: str) -> None:
-    source = next((golden / name).glob("dledger-*"))
-    path = Path(shutil.copytree(source, tmp_path / source.name))
-    first, again = CountingFiles(), CountingFiles()
-    view = open_store(path, files=first)
-    open_store(path, files=again, since=view)
+def test_refreshed_view_reads_little_if_nothing_is_new(golden: Path, name: str) -> None:
+    path, first, again = source_of(golden, name), CountingFiles(), CountingFiles()
+    open_store(path, files=again, since=open_store(path, files=first))
     assert again.nbytes < first.nbytes / 2
 
 
-@pytest.mark.parametrize("name", SINGLE)
-def test_refreshed_view_of_a_shorter_log_is_scanned_again(golden: Path, tmp_path: Path, name: str) -> None:
-    source = next((golden / name).glob("dledger-*"))
-    store = GrowingStore(source, tmp_path / source.name, with_index=True)
-    view = open_store(store.path)
-    store.hold(len(store.rows) // 2)
-    shorter = open_store(store.path, since=view)
-    assert everything(shorter) == store.rows[: len(store.rows) // 2]
-
-
-# --- search by time and position ----------------------------------------------------------------------------------
+# --- search by time and position ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -350,18 +322,11 @@ def test_index_at_time_returns_the_first_entry_at_or_after_it(tmp_path: Path, wi
     assert view.index_at_time(0) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
-def test_index_at_time_rejects_a_java_store(golden: Path, name: str) -> None:
-    with pytest.raises(BadRequestError):
-        open_store(next((golden / name).glob("dledger-*"))).index_at_time(0)
-
-
 def test_index_at_position_returns_the_entry_that_contains_it(tmp_path: Path) -> None:
     with StoreWriter(tmp_path, segment_bytes=1 << 12) as store:
         store.append([bytes(1000)] * 8)  # each segment ends with a BLANK
     view = open_store(store.path)
     positions = view.read(0, 8)["position"].to_pylist()
-    assert [view.index_at_position(position) for position in positions] == list(range(8))
-    assert [view.index_at_position(position + 1047) for position in positions] == list(range(8))
-    assert [view.index_at_position(position + 1048) for position in positions] == list(range(1, 9))
+    for offset, expected in ((0, range(8)), (1047, range(8)), (1048, range(1, 9))):
+        assert [view.index_at_position(position + offset) for position in positions] == list(expected)
     assert view.index_at_position((1 << 12) - 1) == 3, "a BLANK belongs to no entry"

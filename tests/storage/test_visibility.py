@@ -21,7 +21,6 @@ from dledger_core.storage.files.layout import Layout
 from dledger_core.storage.files.meta_files import Checkpoint, save_checkpoint
 from dledger_core.storage.read.visibility import SKIPPED_MIN
 from tests.spark_connector.store_writer import StoreWriter
-from tests.storage.conftest import GOLDEN
 
 
 def shown(view: StoreReader, start: int = 0) -> list[int]:
@@ -81,14 +80,6 @@ def test_outcomes_after_the_committed_end_decide_nothing(tmp_path: Path) -> None
     assert (view.committed_end("end"), view.visibility("end").end) == (end, end), "taken for committed"
     assert indexes(view.fetch(0, end, max_bytes=1 << 20)) == list(range(10))
     assert indexes(view.fetch(0, end, max_bytes=1 << 20, until="end")) == [*range(10), *range(11, 16), 17]
-
-
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name.endswith("single")])
-def test_store_without_commit_index_shows_all_entries(golden: Path, name: str) -> None:
-    view = open_store(next((golden / name).glob("dledger-*")))
-    recorded = view.commit_index
-    assert view.committed_end("end") == view.last_index + 1
-    assert view.committed_end() == view.visible_end == (view.last_index if recorded is None else recorded) + 1
 
 
 def test_fetch_returns_its_start_where_the_view_ends(tmp_path: Path) -> None:
