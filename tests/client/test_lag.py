@@ -1,4 +1,4 @@
-"""Rules of a returning reader as plain functions: whether its position still fits its log, and how far it lags."""
+"""Rules of a returning reader as plain functions: whether its position still fits its log, and its lag."""
 
 from __future__ import annotations
 

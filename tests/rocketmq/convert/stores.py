@@ -1,12 +1,16 @@
-"""Requests and golden stores that the tests of conversions share."""
+"""Requests, golden stores and damage that the tests of conversions share."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +50,18 @@ def manifest(folder: Path, node: str) -> list[tuple[int, int, int, str]]:
     return [(line["i"], line["t"], line["m"], line["h"]) for line in lines]
 
 
-def entries(path: Path) -> list[tuple[int, int, int, str]]:
-    """The same of a store, read by us."""
-    with open_store(path) as reader:
-        found: list[tuple[int, int, int, str]] = []
-        at = int(reader.first_index)
-        while at <= reader.last_index:
-            columns = reader.read(at, reader.last_index + 1).to_pydict()
-            names = ("index", "term", "magic", "body")
-            rows = zip(*(columns[name] for name in names), strict=True)
-            found += [(i, t, m, hashlib.sha256(body).hexdigest()) for i, t, m, body in rows]
-            at = found[-1][0] + 1
-        return found
+def rows_of(store: Path) -> list[dict[str, Any]]:
+    """All entries of a store without damage."""
+    with open_store(store) as reader:
+        assert reader.verify().findings == ()
+        if reader.last_index < reader.first_index:
+            return []
+        return reader.read(reader.first_index, reader.last_index + 1, max_bytes=1 << 30).to_pylist()
+
+
+def entries(store: Path) -> list[tuple[int, int, int, str]]:
+    """The entries of a store without damage, as in ``manifest``."""
+    return [(r["index"], r["term"], r["magic"], hashlib.sha256(r["body"]).hexdigest()) for r in rows_of(store)]
 
 
 def request(source: Path, destination: Path, **changes: Any) -> ConvertRequest:
@@ -69,16 +73,51 @@ def converted(source: Path, destination: Path, **changes: Any) -> Report:
     return convert(request(source, destination, **changes))
 
 
-def snapshot(directory: Path) -> dict[str, tuple[int, int, str]]:
-    """Length, time of change and content of every file below a folder."""
-    found = {}
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+def snapshot(directory: Path) -> dict[str, tuple[int, int, str] | None]:
+    """Length, time of change and content of every file below a folder; None for a folder."""
+    found: dict[str, tuple[int, int, str] | None] = {}
+    for path in sorted(directory.rglob("*")):
         stat = os.stat(path)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        found[str(path.relative_to(directory))] = (stat.st_size, stat.st_mtime_ns, digest)
+        described = (
+            (stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else None
+        )
+        found[str(path.relative_to(directory))] = described
     return found
 
 
 def files_of(store: Path) -> dict[str, bytes]:
     """Data and index files of a store."""
     return {f"{p.parent.name}/{p.name}": p.read_bytes() for sub in ("data", "index") for p in (store / sub).iterdir()}
+
+
+def place_of(store: Path, index: int) -> tuple[Path, int]:
+    """The data file of an entry, and the entry's offset there."""
+    with open_store(store) as reader:
+        position, size = int(reader.records(index, index + 1, 1).headers["position"][0]), reader.segment_bytes[0]
+    return store / "data" / f"{position - position % size:020d}", position % size
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def flip(path: Path, offset: int, bits: int = 0x40) -> None:
+    overwrite(path, offset, bytes([path.read_bytes()[offset] ^ bits]))
+
+
+_BROKER = (
+    "import fcntl, sys; f = open(sys.argv[1], 'w+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1); print(flush=True); input()"
+)
+
+
+@contextlib.contextmanager
+def running_broker(directory: Path) -> Iterator[None]:
+    """Lock the first byte of the file ``lock``, as a broker does while it runs (Java's FileChannel.tryLock)."""
+    command = [sys.executable, "-c", _BROKER, str(directory / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        assert broker.stdout is not None
+        broker.stdout.readline()
+        yield
+        broker.communicate(b"\n")

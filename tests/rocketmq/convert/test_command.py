@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from dledger_core.cli import convert as command
 from dledger_core.cli import main
-from dledger_core.rocketmq.convert import ConvertRequest, Report, Step, store_directory
+from dledger_core.rocketmq.convert import ConvertRequest, Report, Step
 from dledger_core.storage import open_store
-from tests.rocketmq.convert.stores import PEERS, store_of, unpacked
+from tests.rocketmq.convert.stores import PEERS
 
 
 def run(*arguments: object) -> Result:
@@ -23,12 +23,19 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return store_of(unpacked("dledger-0.3.1.2-three", tmp_path), "n1")[0]
+def source(three: Path) -> Path:
+    return three.with_name("dledger-n1")
+
+
+OPTIONS = {"--group": "orders", "--self-id": "n1", "--peers": PEERS}
+
+
+def words(options: dict[str, str]) -> list[str]:
+    return [word for pair in options.items() for word in pair]
 
 
 def test_convert_prints_json_report(tmp_path: Path, source: Path) -> None:
-    options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
+    options = words(OPTIONS | {"--format": "json"})
     planned = run(source, tmp_path / "dir", *options, "--dry-run")
     assert (planned.exit_code, planned.stderr) == (0, "")
     assert not (tmp_path / "dir").exists()
@@ -43,7 +50,7 @@ def test_convert_prints_json_report(tmp_path: Path, source: Path) -> None:
 
 
 def test_convert_prints_table_and_index_map(tmp_path: Path, source: Path) -> None:
-    options = ("--group", "g", "--self-id", "n1", "--peers", PEERS, "--profile", "A", "--data-segment-bytes", "32KiB")
+    options = words(OPTIONS | {"--profile": "A", "--data-segment-bytes": "32KiB"})
     done = run(source, tmp_path / "x" / "dledger-n1", *options)
     assert done.exit_code == 0, done.output
     assert "converted and verified" in done.stdout
@@ -73,21 +80,10 @@ def test_convert_prints_table_and_index_map(tmp_path: Path, source: Path) -> Non
 def test_convert_rejects_wrong_options_in_one_line(
     tmp_path: Path, source: Path, changes: dict[str, str], name: str
 ) -> None:
-    options = {"--group": "g", "--self-id": "n1", "--peers": PEERS} | changes
-    done = run(source, tmp_path / "dir", *[word for pair in options.items() for word in pair])
+    done = run(source, tmp_path / "dir", *words(OPTIONS | changes))
     assert (done.exit_code, done.stdout) == (3, ""), done.output
     assert name in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_convert_of_damaged_source_exits_4(tmp_path: Path, source: Path) -> None:
-    path = min((source / "data").iterdir())
-    content = bytearray(path.read_bytes())
-    content[0:4] = b"\x00\x00\x00\x09"
-    path.write_bytes(content)
-    done = run(source, tmp_path / "dir", "--group", "g", "--self-id", "n1", "--peers", PEERS)
-    assert done.exit_code == 4, done.output
-    assert str(path) in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -104,16 +100,10 @@ def test_convert_stops_between_steps_on_signal_and_continues(
 
         return real(request, step)
 
-    options = ("--group", "orders", "--self-id", "n1", "--peers", PEERS, "--format", "json")
+    options = words(OPTIONS | {"--format": "json"})
     with monkeypatch.context() as patch:
         patch.setattr(command, "run_conversion", signalled)
         stopped = run(source, tmp_path / "dir", *options)
     assert (stopped.exit_code, stopped.stdout) == (130, "")
     done = run(source, tmp_path / "dir", *options)
     assert (done.exit_code, json.loads(done.stdout)["resumed"]) == (0, True)
-
-
-def test_store_directory_below_destination() -> None:
-    assert store_directory(Path("d"), "g", "n0") == Path("d/g/dledger-n0")
-    assert store_directory(Path("d/dledger-n0"), "g", "n0") == Path("d/dledger-n0")
-    assert store_directory(Path("d/dledger-n1"), "g", "n0") == Path("d/dledger-n1/g/dledger-n0")

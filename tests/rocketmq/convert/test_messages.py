@@ -30,12 +30,10 @@ BODY = st.one_of(st.binary(max_size=120), MESSAGE, MESSAGE)
 
 def encoded(rows: list[bytes | dict]) -> list[bytes]:
     """Bodies: the dicts as message records, the rest as they are."""
-    messages = [row for row in rows if isinstance(row, dict)]
-    done = iter(())
-    if messages:
-        columns = {name: [message[name] for message in messages] for name in messages[0]}
-        done = iter(encode_messages(**columns).to_pylist())
-    return [row if isinstance(row, bytes) else next(done) for row in rows]
+    return [
+        row if isinstance(row, bytes) else encode_messages(**{n: [v] for n, v in row.items()})[0].as_py()
+        for row in rows
+    ]
 
 
 def with_own_crc(record: bytes) -> bytes:

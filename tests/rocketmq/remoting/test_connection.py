@@ -18,7 +18,7 @@ from dledger_core.config import parse_peers
 from dledger_core.connect import AsyncClient, JavaOptions
 from dledger_core.errors import IndexOutOfRangeError, StoreMismatchError
 from dledger_core.net.hello import Hello
-from dledger_core.net.transport import connect, serve
+from dledger_core.net.transport import connect
 from dledger_core.rocketmq.client import JavaClient
 from dledger_core.rocketmq.remoting.frame import FrameDecoder, RemotingFrame, encode_frame
 from dledger_core.rocketmq.remoting.messages import (
@@ -29,7 +29,7 @@ from dledger_core.rocketmq.remoting.messages import (
     decode_response,
     encode_request,
 )
-from tests.rocketmq.remoting.fake_nodes import HELLO, NAME, Nothing, RunningGroup
+from tests.rocketmq.remoting.fake_nodes import NAME, Nothing, RunningGroup
 
 
 def client_of(running: RunningGroup) -> AsyncClient:
@@ -73,6 +73,15 @@ async def responses(reader: asyncio.StreamReader, count: int) -> list[RemotingFr
     return found
 
 
+async def closed(reader: asyncio.StreamReader) -> None:
+    """Wait until the node has closed the connection without a response."""
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+
+
+METADATA = MetadataRequest(group=NAME, remote_id="n0")
+
+
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_both_protocols_share_one_port(loop: Any) -> None:
     async def test(running: RunningGroup) -> None:
@@ -89,23 +98,10 @@ def test_both_protocols_share_one_port(loop: Any) -> None:
     run(test, loop)
 
 
-def test_port_without_remoting_rejects_remoting() -> None:
-    async def main() -> None:
-        server = await serve("127.0.0.1", 0, accept=lambda _: HELLO, handler_for=lambda _: Nothing())
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(encode_frame(RemotingFrame(code=50000, opaque=1)))
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
-        await server.close()
-
-    asyncio.run(main())
-
-
 @on_nodes()
 async def test_request_arrives_byte_by_byte(running: RunningGroup) -> None:
     async with running.raw() as (reader, writer):
-        for byte in encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1)):
+        for byte in encode_frame(encode_request(METADATA, 1)):
             writer.write(bytes([byte]))
             await writer.drain()
         [frame] = await responses(reader, 1)
@@ -118,7 +114,7 @@ async def test_responses_leave_when_ready(running: RunningGroup) -> None:
     async with running.raw() as (reader, writer):
         append = AppendRequest(group=NAME, remote_id="n0", bodies=(b"x",))
         writer.write(encode_frame(encode_request(append, 1)))
-        writer.write(encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 2)))
+        writer.write(encode_frame(encode_request(METADATA, 2)))
         assert [frame.opaque for frame in await responses(reader, 1)] == [2]
         running.group.gate.set()
         assert [frame.opaque for frame in await responses(reader, 1)] == [1]
@@ -140,8 +136,7 @@ async def test_malformed_input_closes_only_its_connection(running: RunningGroup,
         await client.append([b"x"])
         async with running.raw() as (reader, writer):
             writer.write(data)
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
+            await closed(reader)
         assert (await client.get(0)).body == b"x"
 
 
@@ -149,22 +144,20 @@ async def test_malformed_input_closes_only_its_connection(running: RunningGroup,
 async def test_connection_without_request_is_closed(running: RunningGroup) -> None:
     async with running.raw() as (reader, writer):
         writer.write(b"\0")
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
+        await closed(reader)
 
 
 @on_nodes(rest_of_request_s=0.2)
 async def test_connection_with_partial_request_is_closed(running: RunningGroup) -> None:
-    whole = encode_frame(encode_request(MetadataRequest(group=NAME, remote_id="n0"), 1))
+    whole = encode_frame(encode_request(METADATA, 1))
     async with running.raw() as (reader, writer), running.raw() as (other_reader, other):
-        for sender, sent in ((writer, whole + whole[:9]), (other, whole + whole[:9])):
-            sender.write(sent)
+        for sender in (writer, other):
+            sender.write(whole + whole[:9])
         other.write(whole[9:])
         assert len(await responses(other_reader, 2)) == 2
         [answer] = await responses(reader, 1)
         assert answer.opaque == 1
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
+        await closed(reader)
         other.write(whole)
         assert len(await responses(other_reader, 1)) == 1
 

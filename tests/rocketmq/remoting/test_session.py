@@ -138,19 +138,15 @@ def test_requests_for_other_node_or_group_are_rejected(group: FakeGroup, request
     assert group.entries == []
 
 
-@pytest.mark.parametrize("request_", REQUESTS[1:3], ids=["append", "get"])
-def test_follower_names_leader(group: FakeGroup, request_: Request) -> None:
-    response = ask(group, replace(request_, remote_id="n0"), Response, node="n0")
-    assert (response.code, response.leader_id, response.remote_id) == (404, "n1", "n0")
-    group.leader_id = None
-    response = ask(group, replace(request_, remote_id="n0"), Response, node="n0")
-    assert (response.code, response.leader_id) == (404, None)
-
-
-def test_metadata_without_a_leader(group: FakeGroup) -> None:
-    group.leader_id = None
-    response = ask(group, MetadataRequest(**BASE), MetadataResponse)
-    assert (response.code, response.leader_id, response.peers) == (200, None, PEERS)
+@pytest.mark.parametrize(
+    ("request_", "codes"), [(REQUESTS[0], (200, 200)), (REQUESTS[1], (404, 404)), (REQUESTS[2], (404, 404))]
+)
+def test_follower_names_leader(group: FakeGroup, request_: Request, codes: tuple[int, int]) -> None:
+    for leader, code in zip(("n1", None), codes, strict=True):
+        group.leader_id = leader
+        response = ask(group, replace(request_, remote_id="n0"), Response, node="n0")
+        assert (response.code, response.leader_id) == (code, leader)
+        assert response.remote_id == ("n0" if code == 404 else None)
 
 
 def test_deleted_and_future_index_have_own_codes(group: FakeGroup) -> None:
@@ -211,10 +207,7 @@ def test_oneway_request_and_response_get_no_response(group: FakeGroup) -> None:
     assert [entry.body for entry in group.entries] == [b"x"]
 
 
-def test_empty_batch_is_rejected(group: FakeGroup) -> None:
+def test_wrong_append_is_rejected_and_malformed_one_ends_connection(group: FakeGroup) -> None:
     assert ask(group, AppendRequest(**BASE, bodies=(), is_batch=True), AppendResponse).code == 420
-
-
-def test_malformed_body_ends_connection(group: FakeGroup) -> None:
     with pytest.raises(ProtocolError):
         exchange(group, RemotingFrame(code=RequestCode.APPEND, opaque=1, body=b"{"))
