@@ -1,7 +1,6 @@
 """The Raft algorithm alone: messages, ticks and proposals in, ``Ready`` out. No clock, randomness, I/O or threads."""
 
-from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, Payload, Proposal, TermRange
-from dledger_core.raft.chunks import SnapshotPayloads
+from dledger_core.raft.batch import BATCHES_MAX, Batch, LogStore, Payload, Proposal, SnapshotPayloads, TermRange
 from dledger_core.raft.messages import (
     AppendEntries,
     AppendEntriesResponse,

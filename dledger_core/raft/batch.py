@@ -1,4 +1,4 @@
-"""Entries as the core sees them: proposed batches, placed batches, and the log that stores them."""
+"""Entries as the core sees them, proposed and placed, and what it needs from its replica: a store, snapshots."""
 
 from __future__ import annotations
 
@@ -123,3 +123,17 @@ class LogStore(Protocol):
 
     def stage_truncate(self, index: Index) -> None:
         """Remove the entries from ``index`` on."""
+
+
+class SnapshotPayloads(Protocol):
+    """The state of trimmed entries that a log which starts later still needs. Called within the core."""
+
+    def pack(self, first_index: Index) -> bytes:
+        """Return the state of all committed entries before ``first_index``, perhaps of later ones too."""
+
+    def install(self, first_index: Index, previous_term: Term, data: bytes) -> object:
+        """Restart the staged log at ``first_index``; return the replica's own object for ``Ready.restart``.
+
+        Raises:
+            ProtocolError: ``data`` is not usable; nothing changed.
+        """

@@ -9,8 +9,7 @@ from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import NO_INDEX, Index, MemberId, Term
 from dledger_core.raft import election, leadership, raft, replication
-from dledger_core.raft.batch import Batch, LogStore, Proposal
-from dledger_core.raft.chunks import SnapshotPayloads
+from dledger_core.raft.batch import Batch, LogStore, Proposal, SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
 from dledger_core.raft.pointers import LogPointers
@@ -22,11 +21,7 @@ from dledger_core.raft.state import Noop, RaftState
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """A leader's view of one member.
-
-    Attributes:
-        needs_snapshot: it needs entries that the leader has deleted; the leader sends a snapshot.
-    """
+    """A leader's view of one member."""
 
     match_index: Index
     next_index: Index
@@ -34,11 +29,6 @@ class ProgressStatus:
     active: bool
     inflight_messages: int
     inflight_bytes: int
-
-    @property
-    def needs_snapshot(self) -> bool:
-        """Whether the member cannot catch up from this leader's log alone."""
-        return self.state is ProgressState.NEEDS_SNAPSHOT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +138,6 @@ class RawNode:
     def campaign(self) -> None:
         """Start an election now; do nothing on a leader or a learner."""
         election.campaign(self._state)
-
-    def step_down(self) -> None:
-        """Stop leading or campaigning, in the same term."""
-        if self._state.role not in (Role.FOLLOWER, Role.LEARNER):
-            self._state.become_follower(self._state.term, None)
 
     def report_unreachable(self, member: MemberId) -> None:
         """Record that the connection to a member was lost, perhaps with messages in flight."""

@@ -7,12 +7,12 @@ full of entries after a wrong ``next_index`` would be rejected as a whole.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum
 
 from dledger_core.config import RaftConfig
 from dledger_core.errors import invariant
-from dledger_core.ids import NO_INDEX, Index
-from dledger_core.raft.chunks import OutgoingSnapshot
+from dledger_core.ids import NO_INDEX, Index, Term
 
 
 class ProgressState(Enum):
@@ -24,6 +24,31 @@ class ProgressState(Enum):
     """Several in flight."""
     NEEDS_SNAPSHOT = "needs-snapshot"
     """The leader has deleted entries that it needs."""
+
+
+@dataclass(slots=True)
+class OutgoingSnapshot:
+    """One transfer as the leader sees it.
+
+    Attributes:
+        number: distinguishes it from others of the same leader and term.
+        first_index: index at which the follower restarts its log.
+        previous_term: term of the entry before; NO_TERM if unknown.
+        data: the packed state.
+        offset: bytes that the follower is known to have.
+        sent: the chunk at ``offset`` is in flight.
+        ask_due: ask how much has arrived.
+        asked: such a query is in flight.
+    """
+
+    number: int
+    first_index: Index
+    previous_term: Term
+    data: bytes
+    offset: int = 0
+    sent: bool = False
+    ask_due: bool = False
+    asked: bool = False
 
 
 class Progress:

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dledger_core.errors import ProtocolError, invariant
 from dledger_core.ids import NO_TERM, Index, MemberId
 from dledger_core.raft import following
-from dledger_core.raft.chunks import IncomingSnapshot, OutgoingSnapshot
 from dledger_core.raft.messages import InstallSnapshot, InstallSnapshotResponse
-from dledger_core.raft.progress import Progress
+from dledger_core.raft.progress import OutgoingSnapshot, Progress
 from dledger_core.raft.ready import LogRestart
-from dledger_core.raft.state import RaftState
+from dledger_core.raft.state import IncomingSnapshot, RaftState
 
 
 def check_snapshot(message: InstallSnapshot) -> None:

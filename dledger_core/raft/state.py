@@ -7,13 +7,13 @@ the next Ready shows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dledger_core.config import RaftConfig, RandomSource
 from dledger_core.errors import invariant
 from dledger_core.ids import Index, MemberId, Term
-from dledger_core.raft.batch import Proposal
-from dledger_core.raft.chunks import IncomingSnapshot, SnapshotPayloads
+from dledger_core.raft.batch import Proposal, SnapshotPayloads
 from dledger_core.raft.log import RaftLog
 from dledger_core.raft.messages import Message
 from dledger_core.raft.progress import Progress
@@ -23,6 +23,27 @@ from dledger_core.raft.ready import HardState, LogRestart, Role
 
 Noop: TypeAlias = Callable[[Index], Proposal]
 """Makes the no-op of a new leader at an index."""
+
+
+@dataclass(slots=True)
+class IncomingSnapshot:
+    """One transfer as the follower sees it."""
+
+    sender: MemberId
+    term: Term
+    number: int
+    nbytes: int = 0
+    chunks: list[bytes] = field(default_factory=list)
+
+    def belongs_to(self, sender: MemberId, term: Term, number: int) -> bool:
+        """Whether it is the transfer with this number."""
+        return (self.sender, self.term, self.number) == (sender, term, number)
+
+    def add(self, offset: int, data: bytes) -> None:
+        """Add a chunk if it is the next one."""
+        if data and offset == self.nbytes:
+            self.chunks.append(bytes(data))
+            self.nbytes += len(data)
 
 
 class RaftState:

@@ -10,9 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dledger_core.errors import InvariantViolationError
 from dledger_core.ids import NO_INDEX, NO_TERM, Index, Term
 from dledger_core.raft import BATCHES_MAX, Batch, Ready, TermRange, check_pointers
-from dledger_core.raft.log import RaftLog
-from dledger_core.raft.recent import BATCH_OVERHEAD_BYTES, BATCHES_KEPT_MAX, RecentBatches
-from dledger_core.raft.term_ranges import TermRanges
+from dledger_core.raft.log import BATCH_OVERHEAD_BYTES, BATCHES_KEPT_MAX, RaftLog, RecentBatches, TermRanges
 from tests.support.memory_store import MemoryStore, log_of
 
 BIG = 1 << 20
@@ -38,30 +36,19 @@ def test_log_knows_the_term_of_each_entry(index: int, term: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last_term", "last_index", "up_to_date"),
-    [(3, 0, True), (2, 2, True), (2, 3, True), (2, 1, False), (1, 9, False), (NO_TERM, NO_INDEX, False)],
+    ("prev_index", "prev_term", "commit_index", "matches"),
+    [
+        (-1, NO_TERM, -1, True),
+        (2, 2, -1, True),
+        (2, 1, -1, False),
+        (3, 3, -1, True),
+        (3, 2, -1, False),
+        (4, 3, -1, False),
+        pytest.param(1, NO_TERM, 2, True, id="a committed index matches any term"),
+    ],
 )
-def test_log_compares_the_last_term_then_the_last_index(last_term: int, last_index: int, up_to_date: bool) -> None:
-    assert log_with(1, 1, 2).is_up_to_date(Index(last_index), Term(last_term)) is up_to_date
-
-
-@pytest.mark.parametrize(
-    ("prev_index", "prev_term", "matches"),
-    [(-1, NO_TERM, True), (2, 2, True), (2, 1, False), (3, 3, True), (3, 2, False), (4, 3, False)],
-)
-def test_log_matches_an_index_with_its_term(prev_index: int, prev_term: int, matches: bool) -> None:
-    assert log_with(1, 1, 2, 3).matches(Index(prev_index), Term(prev_term)) is matches
-
-
-def test_committed_index_matches_any_term() -> None:
-    assert log_with(1, 1, 2, 3, commit_index=2).matches(Index(1), NO_TERM)
-
-
-@pytest.mark.parametrize(
-    ("prev_index", "hint_term", "hint_first_index"), [(9, NO_TERM, 5), (4, 4, 3), (3, 4, 3), (2, 2, 1), (0, 1, 0)]
-)
-def test_conflict_hint_names_the_term_range(prev_index: int, hint_term: int, hint_first_index: int) -> None:
-    assert log_with(1, 2, 2, 4, 4).conflict_hint(Index(prev_index)) == (hint_term, hint_first_index)
+def test_log_matches_an_index_with_its_term(prev_index: int, prev_term: int, commit_index: int, matches: bool) -> None:
+    assert log_with(1, 1, 2, 3, commit_index=commit_index).matches(Index(prev_index), Term(prev_term)) is matches
 
 
 @pytest.mark.parametrize(("term", "last_index"), [(1, 0), (2, 2), (3, None), (4, 4), (5, None), (0, None)])
@@ -88,16 +75,12 @@ def test_merge_truncates_only_at_a_conflict(incoming: list[Batch], terms: list[i
     assert log.take_output(1)[0] == truncate_from
 
 
-def test_merge_never_truncates_committed_entries() -> None:
+@pytest.mark.parametrize("incoming", [batch(1, 1, 2), batch(2, 3, 1)], ids=["committed conflict", "known in part"])
+def test_merge_rejects_a_batch_that_breaks_the_log(incoming: Batch) -> None:
     log = log_with(1, 1, 1, commit_index=1)
     with pytest.raises(InvariantViolationError):
-        log.merge((batch(1, 1, 2),))
+        log.merge((incoming,))
     assert terms_of(log) == [1, 1, 1]
-
-
-def test_merge_rejects_a_batch_that_the_log_contains_in_part() -> None:
-    with pytest.raises(InvariantViolationError):
-        log_with(1, 1, 1).merge((batch(2, 3, 1),))
 
 
 def test_truncation_of_entries_without_a_ready_does_not_reach_the_disk() -> None:

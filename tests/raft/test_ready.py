@@ -38,10 +38,6 @@ def reads(member: Member) -> list[tuple[int, int | None]]:
 # --- before and after the disk ------------------------------------------------------------------------------------
 
 
-def test_new_member_has_no_output() -> None:
-    assert not Member().raw.has_ready()
-
-
 def test_readys_are_numbered_and_committed_ranges_are_consecutive() -> None:
     group = Group(3)
     leader = group.elect(N0)
@@ -120,14 +116,14 @@ def test_leader_counts_itself_with_the_ready_that_contained_the_entries() -> Non
 def test_acknowledgement_of_an_earlier_term_does_not_count() -> None:
     """The member may have truncated the entries since, even those of this leader."""
     leader = led()
-    leader.raw.step_down()
+    leader.step(vote(2, granted=False))
     leader.tick(CONFIG.election_ticks_max)
-    leader.step(vote(2, pre=True))
-    leader.step(vote(2))
-    assert (leader.role, leader.term) == (Role.LEADER, 2)
+    leader.step(vote(3, pre=True))
+    leader.step(vote(3))
+    assert (leader.role, leader.term) == (Role.LEADER, 3)
     leader.step(ack(N1, 1, term=1))
     assert leader.commit_index == 0
-    leader.step(ack(N1, 1, term=2))
+    leader.step(ack(N1, 1, term=3))
     assert leader.commit_index == 1
 
 

@@ -14,6 +14,7 @@ from dledger_core.raft import (
     InstallSnapshot,
     InstallSnapshotResponse,
     Message,
+    ProgressState,
 )
 from tests.raft.messages import append, config, heartbeat, one, snapshot
 from tests.support.group import CONFIG, N0, N1, N2, Group, Member, Snapshots, only
@@ -64,7 +65,7 @@ def test_follower_restarts_at_the_leaders_first_index(nbytes: int, chunks: int) 
     status = group[N2].raw.status()
     assert (status.first_index, status.last_index, status.commit_index) == (4, 6, 6)
     assert (group[N2].log_terms(), group[N2].store.first_index()) == (leader.log_terms(), 4)
-    assert not leader.raw.status().progress[N2].needs_snapshot
+    assert leader.raw.status().progress[N2].state is ProgressState.REPLICATE
     restarted = next(at for at, ready in enumerate(group[N2].readys) if ready.restart)
     committed = [ready.committed for ready in group[N2].readys[restarted:] if ready.committed]
     assert (committed[0][0], committed[-1][1]) == (4, 7), "no commit of skipped entries"
@@ -141,7 +142,7 @@ def test_installed_follower_can_lead() -> None:
 def test_without_snapshot_payloads_followers_wait() -> None:
     group, leader = trimmed(nbytes=None)
     group.tick(6 * CONFIG.heartbeat_ticks)
-    assert leader.raw.status().progress[N2].needs_snapshot
+    assert leader.raw.status().progress[N2].state is ProgressState.NEEDS_SNAPSHOT
     with pytest.raises(ProtocolError):
         Member(term=3).raw.step(snapshot())
 

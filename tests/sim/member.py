@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from dledger_core.errors import DLedgerError
-from dledger_core.ids import NO_INDEX, Index, NodeId
-from dledger_core.raft import Batch, Configuration, LogPointers, Message, RawNode, Ready, Role
+from dledger_core.ids import NO_INDEX, Index, NodeId, Term
+from dledger_core.raft import Batch, Configuration, LogPointers, Message, RawNode, Ready, RequestVoteResponse, Role
 from tests.sim.safety import check
 from tests.support.group import Snapshots
 from tests.support.memory_store import MemoryStore, Proposal, writes_of
@@ -124,7 +124,7 @@ class CoreMember(Member):
     (hard state, truncation, batch, batch, ...), possibly none, and never a part of a batch. No confirmed write is lost.
     """
 
-    fault_kinds = ("late_output", "campaign", "step_down", "trim")
+    fault_kinds = ("late_output", "campaign", "depose", "trim")
 
     def __init__(self, sim: Simulator, node_id: NodeId, seed: int) -> None:
         del seed
@@ -245,9 +245,15 @@ class CoreMember(Member):
         del random
         self.input(self.core.campaign)
 
-    def step_down(self, random: Random) -> None:
-        del random
-        self.input(self.core.step_down)
+    def depose(self, random: Random) -> None:
+        """Receive a vote of another member that is a term ahead."""
+        other = random.choice([node for node in self.sim.members if node != self.node_id])
+        term = Term(self.core.status().term + 1)
+        self.input(
+            lambda: self.core.step(
+                RequestVoteResponse(sender=other, target=self.node_id, term=term, granted=False, pre=False)
+            )
+        )
 
     def trim(self, random: Random) -> None:
         """Delete committed entries of the disk, also such that another member still needs."""

@@ -105,7 +105,7 @@ def draw_mix(source: random.Random, *, whole: bool) -> Mix:
             "disk_stall": sometimes(source, 0.02),
             "late_output": sometimes(source, 0.6),
             "campaign": 0.02,
-            "step_down": 0.01,
+            "depose": 0.01,
             "trim": (sometimes(source, 0.6) if whole else choice((0.0, 0.0, 0.12))),
             "transfer": 0.02,
             "clock_jump": choice((0.0, 0.05)),
