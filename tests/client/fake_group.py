@@ -27,11 +27,6 @@ SHORT_MS = 500
 """For calls that are to run out of time: soon over, yet long enough to find a leader on a stalled machine."""
 
 
-def run(main):
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
-
-
 def node_client(peers, group="default", *, timeout_ms=10_000, retry_timeout_ms=None, connect_timeout_ms=None):
     """The implementation behind AsyncClient, which counts its work in flight."""
     timeouts = Timeouts.of(timeout_ms, retry_timeout_ms, connect_timeout_ms)
@@ -73,19 +68,15 @@ def on_group(*, leader="n1", first=0, epoch=0, is_filled=False, **options):
         given = [name for name in ("group", "client", "log") if name in parameters]
 
         @functools.wraps(test)
-        def call(**values):
-            async def main():
-                async with FakeGroup(leader, first, epoch) as group:
-                    if is_filled:
-                        filled(group)
-                    log = node_client(group.peers, **options)
-                    async with AsyncLogClient(log) as client:
-                        named = {"group": group, "client": client, "log": log}
-                        await test(**{name: named[name] for name in given}, **values)
+        async def call(**values):
+            async with FakeGroup(leader, first, epoch) as group:
+                if is_filled:
+                    filled(group)
+                log = node_client(group.peers, **options)
+                async with AsyncLogClient(log) as client:
+                    named = {"group": group, "client": client, "log": log}
+                    await test(**{name: named[name] for name in given}, **values)
 
-            run(main())
-
-        del call.__wrapped__  # pytest would take it for a coroutine function
         call.__signature__ = inspect.Signature([p for name, p in parameters.items() if name not in given])
         return call
 

@@ -22,7 +22,7 @@ from dledger_core.connect import AsyncClient, Client
 from dledger_core.control import TransactionId
 from dledger_core.errors import ConfigError, RequestTimedOutError, UnreachableError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import SHORT_MS, node_client, on_group, run, running_group
+from tests.client.fake_group import SHORT_MS, node_client, on_group, running_group
 from tests.support.server_group import eventually
 from tests.support.soon import soon
 
@@ -144,7 +144,7 @@ def test_async_client_belongs_to_one_loop():
 
     for error in (UnreachableError, ConfigError):
         with pytest.raises(error):
-            run(use())
+            asyncio.run(use())
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dledger_core import (
 )
 from dledger_core.client.routing.retry import Retry, Timeouts
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import answering, on_group, run
+from tests.client.fake_group import answering, on_group
 
 DELETED = {"first_index": 5, "last_index": 9}
 
@@ -121,16 +121,13 @@ async def test_query_of_all_nodes_is_retried_only_with_timeout(group, client, me
         assert await asking
 
 
-def test_wrong_peers_are_reported_within_connect_timeout():
-    async def main():
-        began = time.monotonic()
-        async with AsyncClient("n0-127.0.0.1:1", retry_timeout_ms=60_000, connect_timeout_ms=300) as client:
-            for call in (client.metadata(), client.read(0, 1), client.producer("p")):
-                with pytest.raises(UnreachableError):
-                    await call
-        assert time.monotonic() - began < 10
-
-    run(main())
+async def test_wrong_peers_are_reported_within_connect_timeout():
+    began = time.monotonic()
+    async with AsyncClient("n0-127.0.0.1:1", retry_timeout_ms=60_000, connect_timeout_ms=300) as client:
+        for call in (client.metadata(), client.read(0, 1), client.producer("p")):
+            with pytest.raises(UnreachableError):
+                await call
+    assert time.monotonic() - began < 10
 
 
 @on_group(is_filled=True, retry_timeout_ms=30_000, connect_timeout_ms=200)
@@ -234,17 +231,14 @@ async def test_unresponsive_node_delays_metadata_once(group, client):
     assert all(node.reachable for node in (await client.metadata()).nodes), "full timeout without others"
 
 
-def test_attempt_timeouts_grow_to_request_timeout():
-    async def main():
-        retrying = Retry(Timeouts(10.0, 60.0), idempotent=True)
-        found = []
-        for _ in range(3):
-            found.append(round(retrying.attempt_s, 1))
-            await retrying.failed(RequestTimedOutError("slow"))
-        assert found == [2.5, 5.0, 10.0]
-        within = Retry(Timeouts(10.0), idempotent=True)
-        await within.failed(RequestTimedOutError("slow"))
-        assert round(within.attempt_s, 1) == 2.5, "without a retry timeout four attempts fit"
-        assert round(Retry(Timeouts(10.0, 60.0), idempotent=False).attempt_s, 1) == 10.0
-
-    run(main())
+async def test_attempt_timeouts_grow_to_request_timeout():
+    retrying = Retry(Timeouts(10.0, 60.0), idempotent=True)
+    found = []
+    for _ in range(3):
+        found.append(round(retrying.attempt_s, 1))
+        await retrying.failed(RequestTimedOutError("slow"))
+    assert found == [2.5, 5.0, 10.0]
+    within = Retry(Timeouts(10.0), idempotent=True)
+    await within.failed(RequestTimedOutError("slow"))
+    assert round(within.attempt_s, 1) == 2.5, "without a retry timeout four attempts fit"
+    assert round(Retry(Timeouts(10.0, 60.0), idempotent=False).attempt_s, 1) == 10.0

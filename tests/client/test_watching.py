@@ -14,7 +14,7 @@ from dledger_core.config import format_peers, parse_peers
 from dledger_core.connect import AsyncClient
 from dledger_core.errors import ConfigError
 from dledger_core.net.protocol import Type
-from tests.client.fake_group import FakeGroup, answering, node_client, on_group, run, running_group
+from tests.client.fake_group import FakeGroup, answering, node_client, on_group, running_group
 from tests.support.server_group import ServerGroup
 from tests.support.soon import soon
 
@@ -40,63 +40,54 @@ def leads(node):
     return lambda nodes: node in nodes and nodes[node].broker_role == "master"
 
 
-def test_role_changes_yield_roles_and_changes(tmp_path):
-    async def main():
-        async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
-            leader = await cluster.leader()
-            target, other = (node for node in cluster.nodes if node != leader)
-            seen = Seen(client.role_changes())
-            await seen.until(lambda nodes: len(nodes) == 3 and all(n.leader_id == leader for n in nodes.values()))
-            assert seen.nodes[leader].role == "leader"
-            assert (seen.nodes[other].role, seen.nodes[other].broker_role) == ("follower", "slave")
-            term = seen.nodes[leader].term
-            await client.transfer_leadership(target)
-            await seen.until(lambda nodes: all(n.leader_id == target for n in nodes.values()))
-            assert leads(target)(seen.nodes)
-            assert seen.nodes[target].term > term
-            await cluster.stop(other)
-            await seen.until(lambda nodes: nodes[other].role == "unreachable")
-            assert (seen.nodes[other].broker_role, seen.nodes[other].term) == (None, -1)
-            assert seen.nodes[other].reason
-            await cluster.start(other)
-            await seen.until(lambda nodes: nodes[other].leader_id is not None)
-            await seen.changes.aclose()
-            assert [task for task in asyncio.all_tasks() if task.get_name().startswith("watch-")] == []
-
-    run(main())
+async def test_role_changes_yield_roles_and_changes(tmp_path):
+    async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
+        leader = await cluster.leader()
+        target, other = (node for node in cluster.nodes if node != leader)
+        seen = Seen(client.role_changes())
+        await seen.until(lambda nodes: len(nodes) == 3 and all(n.leader_id == leader for n in nodes.values()))
+        assert seen.nodes[leader].role == "leader"
+        assert (seen.nodes[other].role, seen.nodes[other].broker_role) == ("follower", "slave")
+        term = seen.nodes[leader].term
+        await client.transfer_leadership(target)
+        await seen.until(lambda nodes: all(n.leader_id == target for n in nodes.values()))
+        assert leads(target)(seen.nodes)
+        assert seen.nodes[target].term > term
+        await cluster.stop(other)
+        await seen.until(lambda nodes: nodes[other].role == "unreachable")
+        assert (seen.nodes[other].broker_role, seen.nodes[other].term) == (None, -1)
+        assert seen.nodes[other].reason
+        await cluster.start(other)
+        await seen.until(lambda nodes: nodes[other].leader_id is not None)
+        await seen.changes.aclose()
+        assert [task for task in asyncio.all_tasks() if task.get_name().startswith("watch-")] == []
 
 
-def test_slow_consumer_gets_latest_roles_only(tmp_path):
-    async def main():
-        async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
-            seen = Seen(client.role_changes())
-            await seen.until(lambda nodes: any(n.broker_role == "master" for n in nodes.values()))
-            for _ in range(3):
-                followers = await cluster.followers()
-                await client.transfer_leadership(followers[0])
-            leader = await cluster.leader()
-            await asyncio.sleep(0.5)  # time for the watch to learn of each change
-            seen.all.clear()
-            await seen.until(leads(leader))
-            assert len(seen.all) <= 3, "one change per node, no queue"
-            await seen.changes.aclose()
-
-    run(main())
+async def test_slow_consumer_gets_latest_roles_only(tmp_path):
+    async with ServerGroup(tmp_path) as cluster, AsyncClient(format_peers(cluster.peers)) as client:
+        seen = Seen(client.role_changes())
+        await seen.until(lambda nodes: any(n.broker_role == "master" for n in nodes.values()))
+        for _ in range(3):
+            followers = await cluster.followers()
+            await client.transfer_leadership(followers[0])
+        leader = await cluster.leader()
+        await asyncio.sleep(0.5)  # time for the watch to learn of each change
+        seen.all.clear()
+        await seen.until(leads(leader))
+        assert len(seen.all) <= 3, "one change per node, no queue"
+        await seen.changes.aclose()
 
 
-def test_unresponsive_node_is_unreachable():
-    async def main():
-        async with FakeGroup() as group:
-            group.always(Type.WATCH, "ignore")
-            pool = ChannelPool(parse_peers(group.peers))
-            seen = Seen(RoleWatch(pool, "default", wait_s=0.1, response_s=0.2).changes())
-            await seen.until(lambda nodes: len(nodes) == 3)
-            assert {change.role for change in seen.all} == {"unreachable"}
-            assert "[TIMED_OUT]" in seen.all[0].reason
-            await seen.changes.aclose()
-            await pool.close()
-
-    run(main())
+async def test_unresponsive_node_is_unreachable():
+    async with FakeGroup() as group:
+        group.always(Type.WATCH, "ignore")
+        pool = ChannelPool(parse_peers(group.peers))
+        seen = Seen(RoleWatch(pool, "default", wait_s=0.1, response_s=0.2).changes())
+        await seen.until(lambda nodes: len(nodes) == 3)
+        assert {change.role for change in seen.all} == {"unreachable"}
+        assert "[TIMED_OUT]" in seen.all[0].reason
+        await seen.changes.aclose()
+        await pool.close()
 
 
 @pytest.mark.parametrize("wrong", [{"leader": 5, "broker": "master"}, {"leader": None, "broker": "king"}], ids=str)

@@ -26,7 +26,7 @@ from dledger_core.server.services.positions import Positions
 from dledger_core.storage.tables.tables import TablesSnapshot
 from tests.rocketmq.golden import MIXED, extract, messages
 from tests.rocketmq.node_group import PARTS, rocketmq_group
-from tests.support.server_group import ServerGroup, eventually, run
+from tests.support.server_group import ServerGroup, eventually
 
 FILE_BYTES = 131_072
 END = 2 * FILE_BYTES
@@ -61,29 +61,26 @@ class Apart(ServerGroup):
         return super().config(node_id, directory=self.directory / node_id, **options)
 
 
-def test_every_position_leads_to_its_entry_or_the_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with rocketmq_group(tmp_path, 1, storage=STORAGE) as group:
-            client = await group.client()
-            _, last, _ = await client.append(BODIES)
-            log = group.hosted("n0").replica.log
-            starts = [(index, int(log.position_of(index))) for index in range(last + 2)]
+async def test_every_position_leads_to_its_entry_or_the_next(tmp_path: Path) -> None:
+    async with rocketmq_group(tmp_path, 1, storage=STORAGE) as group:
+        client = await group.client()
+        _, last, _ = await client.append(BODIES)
+        log = group.hosted("n0").replica.log
+        starts = [(index, int(log.position_of(index))) for index in range(last + 2)]
 
-            async def at(position: int) -> int:
-                return (await client.ask(Type.AT, position=position, max=1)).header["index"]
+        async def at(position: int) -> int:
+            return (await client.ask(Type.AT, position=position, max=1)).header["index"]
 
-            blanks = 0
-            for (index, begin), (_, following) in pairwise(starts):
-                end = begin + int(log.read_raw(index, index + 1, 1).sizes[0])
-                for position in (begin, begin + 47, (begin + end) // 2, end - 1):
-                    assert await at(position) == index, position
-                if end < following:
-                    blanks += 1
-                    assert [await at(end), await at(following - 1)] == [index + 1] * 2
-            assert blanks >= 3, "the log must have several files"
-            assert [await at(starts[-1][1]), await at((1 << 63) - 1)] == [last + 1] * 2
-
-    run(main())
+        blanks = 0
+        for (index, begin), (_, following) in pairwise(starts):
+            end = begin + int(log.read_raw(index, index + 1, 1).sizes[0])
+            for position in (begin, begin + 47, (begin + end) // 2, end - 1):
+                assert await at(position) == index, position
+            if end < following:
+                blanks += 1
+                assert [await at(end), await at(following - 1)] == [index + 1] * 2
+        assert blanks >= 3, "the log must have several files"
+        assert [await at(starts[-1][1]), await at((1 << 63) - 1)] == [last + 1] * 2
 
 
 async def read_on(client: AsyncClient, position: int, max_bytes: int) -> tuple[list[int], pa.Table]:
@@ -105,110 +102,92 @@ async def read_on(client: AsyncClient, position: int, max_bytes: int) -> tuple[l
 
 
 @pytest.mark.parametrize("max_bytes", [1, 5000, 8 << 20])
-def test_positions_lead_through_prefix_into_log(tmp_path: Path, golden: Path, max_bytes: int) -> None:
+async def test_positions_lead_through_prefix_into_log(tmp_path: Path, golden: Path, max_bytes: int) -> None:
     create_prefix(golden, tmp_path)
-
-    async def main() -> None:
-        async with one_node(tmp_path) as (_group, client):
-            await client.append(BODIES)
-            counts, table = await read_on(client, 0, max_bytes)
-            rows = table.to_pylist()
-            prefix, new = rows[: len(PREFIX)], rows[len(PREFIX) :]
-            assert {row["position"]: row["body"] for row in prefix} == PREFIX
-            assert {(row["index"], row["term"], row["timestamp"]) for row in prefix} == {(None, None, None)}
-            assert [row["body"] for row in new] == BODIES
-            assert new[0]["position"] >= END
-            assert (max(counts[:50]) == 1) == (max_bytes == 1)
-            near = max(PREFIX)
-            assert (await client.read_at(near)).column("position").to_pylist() == [near]
-            inside = await client.read_at(new[3]["position"] + 48, max_bytes=1)
-            assert inside.column("body").to_pylist() == [BODIES[3]]
-            with pytest.raises(IndexOutOfRangeError):
-                await client.read_at(1)
-            end = new[-1]["position"] + 48 + len(BODIES[-1])
-            assert [(await client.read_at(at)).num_rows for at in (end, 1 << 60)] == [0, 0]
-
-    run(main())
+    async with one_node(tmp_path) as (_group, client):
+        await client.append(BODIES)
+        counts, table = await read_on(client, 0, max_bytes)
+        rows = table.to_pylist()
+        prefix, new = rows[: len(PREFIX)], rows[len(PREFIX) :]
+        assert {row["position"]: row["body"] for row in prefix} == PREFIX
+        assert {(row["index"], row["term"], row["timestamp"]) for row in prefix} == {(None, None, None)}
+        assert [row["body"] for row in new] == BODIES
+        assert new[0]["position"] >= END
+        assert (max(counts[:50]) == 1) == (max_bytes == 1)
+        near = max(PREFIX)
+        assert (await client.read_at(near)).column("position").to_pylist() == [near]
+        inside = await client.read_at(new[3]["position"] + 48, max_bytes=1)
+        assert inside.column("body").to_pylist() == [BODIES[3]]
+        with pytest.raises(IndexOutOfRangeError):
+            await client.read_at(1)
+        end = new[-1]["position"] + 48 + len(BODIES[-1])
+        assert [(await client.read_at(at)).num_rows for at in (end, 1 << 60)] == [0, 0]
 
 
-def test_position_before_log_is_out_of_range_without_prefix(tmp_path: Path, golden: Path) -> None:
+async def test_position_before_log_is_out_of_range_without_prefix(tmp_path: Path, golden: Path) -> None:
     shutil.rmtree(create_prefix(golden, tmp_path))
-
-    async def main() -> None:
-        async with one_node(tmp_path) as (_group, client):
-            await client.append([b"first"])
-            with pytest.raises(IndexOutOfRangeError) as found:
-                await client.read_at(max(PREFIX))
-            assert found.value.values["first_position"] == END
-            assert (await client.read_at(END)).column("body").to_pylist() == [b"first"]
-
-    run(main())
+    async with one_node(tmp_path) as (_group, client):
+        await client.append([b"first"])
+        with pytest.raises(IndexOutOfRangeError) as found:
+            await client.read_at(max(PREFIX))
+        assert found.value.values["first_position"] == END
+        assert (await client.read_at(END)).column("body").to_pylist() == [b"first"]
 
 
-def test_directory_next_to_log_without_prefix_is_not_read(tmp_path: Path, golden: Path) -> None:
-    async def main() -> None:
-        async with one_node(tmp_path) as (group, client):
-            shutil.copytree(golden, tmp_path / "default" / COMMITLOG_DIRECTORY)
-            await client.append(BODIES)
-            replica = group.hosted("n0").replica
-            segments = replica.log.segment_summaries()
-            replica.trim(Index(segments[1].first_index))
-            await eventually(lambda: replica.log.first_index() > 0)
-            with pytest.raises(IndexOutOfRangeError):
-                await client.read_at(0)
-
-    run(main())
+async def test_directory_next_to_log_without_prefix_is_not_read(tmp_path: Path, golden: Path) -> None:
+    async with one_node(tmp_path) as (group, client):
+        shutil.copytree(golden, tmp_path / "default" / COMMITLOG_DIRECTORY)
+        await client.append(BODIES)
+        replica = group.hosted("n0").replica
+        segments = replica.log.segment_summaries()
+        replica.trim(Index(segments[1].first_index))
+        await eventually(lambda: replica.log.first_index() > 0)
+        with pytest.raises(IndexOutOfRangeError):
+            await client.read_at(0)
 
 
 @pytest.mark.parametrize("moment", ["first_index", "position_of"])
-def test_read_by_position_survives_concurrent_trim(
+async def test_read_by_position_survives_concurrent_trim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """The head of the log is trimmed after the read got the first index, or before it finds the entry."""
+    async with one_node(tmp_path) as (group, client):
+        await client.append(BODIES)
+        replica = group.hosted("n0").replica
+        log, segments = replica.log, replica.log.segment_summaries()
+        original, left = getattr(log, moment), [1]
 
-    async def main() -> None:
-        async with one_node(tmp_path) as (group, client):
-            await client.append(BODIES)
-            replica = group.hosted("n0").replica
-            log, segments = replica.log, replica.log.segment_summaries()
-            original, left = getattr(log, moment), [1]
+        def interrupted(*arguments: int) -> int:
+            found = original(*arguments)
+            if left and left.pop():
+                log.trim(segments[1].first_index, TablesSnapshot.of(replica.tables), replica.commit_index)
+            return int(found)
 
-            def interrupted(*arguments: int) -> int:
-                found = original(*arguments)
-                if left and left.pop():
-                    log.trim(segments[1].first_index, TablesSnapshot.of(replica.tables), replica.commit_index)
-                return int(found)
-
-            monkeypatch.setattr(log, moment, interrupted)
-            position = int(log.position_of(segments[1].first_index + 1)) if moment == "first_index" else None
-            left[:] = [1]
-            positions = Positions(replica, ThreadPoolExecutor(1))
-            if position is not None:
-                assert await positions.at(position, 1) == segments[1].first_index + 1
-            else:
-                with pytest.raises(IndexOutOfRangeError):
-                    await positions.at(0, 1)
-            assert not left
-
-    run(main())
-
-
-def test_read_during_snapshot_install_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with rocketmq_group(tmp_path, 1, storage=STORAGE) as group:
-            client = await group.client()
-            await client.append(BODIES)
-            replica = group.hosted("n0").replica
-            log, positions = replica.log, Positions(replica, ThreadPoolExecutor(1))
-            monkeypatch.setattr(log, "first_index", lambda: 58)  # as in the middle of a snapshot install
-            monkeypatch.setattr(log, "last_index", lambda: 57)
-            with pytest.raises(BehindError):
+        monkeypatch.setattr(log, moment, interrupted)
+        position = int(log.position_of(segments[1].first_index + 1)) if moment == "first_index" else None
+        left[:] = [1]
+        positions = Positions(replica, ThreadPoolExecutor(1))
+        if position is not None:
+            assert await positions.at(position, 1) == segments[1].first_index + 1
+        else:
+            with pytest.raises(IndexOutOfRangeError):
                 await positions.at(0, 1)
+        assert not left
 
-    run(main())
+
+async def test_read_during_snapshot_install_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rocketmq_group(tmp_path, 1, storage=STORAGE) as group:
+        client = await group.client()
+        await client.append(BODIES)
+        replica = group.hosted("n0").replica
+        log, positions = replica.log, Positions(replica, ThreadPoolExecutor(1))
+        monkeypatch.setattr(log, "first_index", lambda: 58)  # as in the middle of a snapshot install
+        monkeypatch.setattr(log, "last_index", lambda: 57)
+        with pytest.raises(BehindError):
+            await positions.at(0, 1)
 
 
-def test_damaged_prefix_message_fails_over(tmp_path: Path, golden: Path) -> None:
+async def test_damaged_prefix_message_fails_over(tmp_path: Path, golden: Path) -> None:
     damaged = sorted(PREFIX)[7]
     for node_id in ("n0", "n1", "n2"):
         path = create_prefix(golden, tmp_path / node_id, node_id) / f"{0:020}"
@@ -217,36 +196,28 @@ def test_damaged_prefix_message_fails_over(tmp_path: Path, golden: Path) -> None
             data[damaged + 100] ^= 1
             path.unlink()  # it is a link to the golden file
             path.write_bytes(data)
-
-    async def main() -> None:
-        async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
-            await client.append([b"first"])
-            results = await asyncio.gather(*(client.read_at(damaged, max_bytes=1) for _ in range(6)))
-            assert {tuple(batch.column("body").to_pylist()) for batch in results} == {(PREFIX[damaged],)}
-            for node in ("n0", "n1"):
-                with pytest.raises(CorruptRecordError):
-                    await client.read_at(damaged, node=node)
-                before = await client.fetch_at(0, node=node)
-                assert (before.batch.num_rows, before.next_position) == (7, damaged)
-
-    run(main())
+    async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
+        await client.append([b"first"])
+        results = await asyncio.gather(*(client.read_at(damaged, max_bytes=1) for _ in range(6)))
+        assert {tuple(batch.column("body").to_pylist()) for batch in results} == {(PREFIX[damaged],)}
+        for node in ("n0", "n1"):
+            with pytest.raises(CorruptRecordError):
+                await client.read_at(damaged, node=node)
+            before = await client.fetch_at(0, node=node)
+            assert (before.batch.num_rows, before.next_position) == (7, damaged)
 
 
-def test_node_with_shorter_prefix_joins(tmp_path: Path, golden: Path) -> None:
+async def test_node_with_shorter_prefix_joins(tmp_path: Path, golden: Path) -> None:
     """Its fingerprint starts later and ends at the same position."""
     for node_id in ("n0", "n1"):
         create_prefix(golden, tmp_path / node_id, node_id)
     later = shutil.copytree(golden, tmp_path / "later")
     (later / f"{0:020}").unlink()
     create_prefix(later, tmp_path / "n2", "n2")
-
-    async def main() -> None:
-        async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
-            last = (await client.append([b"first"])).last_index
-            await eventually(lambda: group.hosted("n2").replica.log.last_index() >= last)
-            assert (await client.read_at(max(PREFIX), node="n2")).column("body").to_pylist() == [PREFIX[max(PREFIX)]]
-            with pytest.raises(IndexOutOfRangeError):
-                await client.read_at(0, node="n2")
-            assert (await client.read_at(0, max_bytes=1)).column("body").to_pylist() == [PREFIX[0]]
-
-    run(main())
+    async with Apart(tmp_path, 3, storage=STORAGE, **PARTS) as group, AsyncClient(group.peers) as client:
+        last = (await client.append([b"first"])).last_index
+        await eventually(lambda: group.hosted("n2").replica.log.last_index() >= last)
+        assert (await client.read_at(max(PREFIX), node="n2")).column("body").to_pylist() == [PREFIX[max(PREFIX)]]
+        with pytest.raises(IndexOutOfRangeError):
+            await client.read_at(0, node="n2")
+        assert (await client.read_at(0, max_bytes=1)).column("body").to_pylist() == [PREFIX[0]]
