@@ -32,11 +32,18 @@ from dledger_core.client import (
     record_at,
 )
 from dledger_core.cluster import LocalCluster
-from dledger_core.config import RECORD_BYTES_MAX, Peer, check_group_name, format_peers, parse_groups, parse_peers
+from dledger_core.config import (
+    RECORD_BYTES_MAX,
+    Peer,
+    check_group_name,
+    format_peers,
+    parse_duration,
+    parse_groups,
+    parse_peers,
+)
 from dledger_core.connect import AsyncClient, Client, JavaOptions, connect, open_store
 from dledger_core.control import PARTS_MAX, Part, TransactionId
 from dledger_core.digest import RangeDigest, RangeHasher
-from dledger_core.durations import parse_duration
 from dledger_core.environment import DELTA_VERSION, JAVA_VERSIONS, SPARK_VERSION, find_java, java_version
 from dledger_core.errors import (
     BadRequestError,

@@ -13,9 +13,8 @@ from pydantic import ByteSize, TypeAdapter
 
 from dledger_core.cli.help import option
 from dledger_core.cli.output import say
-from dledger_core.config import check_group_name, parse_groups, parse_peers
+from dledger_core.config import check_group_name, parse_duration, parse_groups, parse_peers
 from dledger_core.connect import PROTOCOLS, Client, JavaOptions
-from dledger_core.durations import parse_duration
 from dledger_core.errors import ConfigError
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -37,7 +37,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def markdown(about: Mapping[str, Any], lines: Sequence[Line], left_out: Mapping[str, str]) -> str:
-    """Return the table below what its numbers depend on and what is missing."""
+    """Return the table, after the facts that its numbers depend on and the parts that are left out."""
     head = ["# Speed of the Spark connector", "", *(f"- {name}: {value}" for name, value in about.items())]
     head += [f"- left out: {what}: {why}" for what, why in left_out.items()]
     head += ["", f"| | {' | '.join(SYSTEMS)} | ratio | to reach |", "|---" * (len(SYSTEMS) + 3) + "|"]
